@@ -1,0 +1,73 @@
+# One command per habit. Each makes the virtual environment when it is missing or out of date.
+
+VENV ?= .venv
+PY := $(VENV)/bin/python
+ARGS ?=
+
+.PHONY: help run test setup style types format bench torture docs clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make run      start a server on loopback (ARGS='--durability written' passes flags on)"
+	@echo "make test     run every test (ARGS='-k figg' passes flags on)"
+	@echo "make setup    only make the virtual environment, with all that tests need"
+	@echo "make style    check format and lint        make types    check types"
+	@echo "make format   mend format and lint         make docs     write docs/configuration.md anew"
+	@echo "make bench    measure against the peers    make torture  kill the server 200 times under load"
+	@echo "make clean    delete the virtual environment and caches (never a data directory)"
+
+# Only the ready line may reach standard output here.
+run: $(VENV)/.run-installed
+	@{ echo; \
+	   echo "A server starts on loopback, with its data in ./headrace-data; Ctrl-C stops it."; \
+	   echo "To try in a second terminal:"; \
+	   echo "  $(VENV)/bin/headrace subscribe greetings --from-start"; \
+	   echo "and in a third:"; \
+	   echo "  $(VENV)/bin/headrace publish greetings 'hello, log'"; \
+	   echo "  $(VENV)/bin/headrace topics"; \
+	   echo; } >&2
+	@exec $(PY) -m headrace serve $(ARGS)
+
+test: $(VENV)/.dev-installed
+	$(PY) -m pytest $(ARGS)
+
+setup: $(VENV)/.dev-installed
+
+style: $(VENV)/.dev-installed
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+
+format: $(VENV)/.dev-installed
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+types: $(VENV)/.dev-installed
+	$(PY) -m mypy
+
+bench: $(VENV)/.dev-installed
+	$(PY) -m bench $(ARGS)
+
+torture: $(VENV)/.dev-installed
+	HEADRACE_TORTURE=$${HEADRACE_TORTURE:-200} $(PY) -m pytest --timeout 14400 tests/system/test_kill.py tests/system/test_damage.py $(ARGS)
+
+docs: $(VENV)/.dev-installed
+	$(PY) -m headrace config --markdown > docs/configuration.md
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# setuptools comes from the constraints too: without build isolation an install is repeatable.
+PIP = $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+$(VENV)/.run-installed: pyproject.toml constraints.txt
+	@VENV=$(VENV) .ci/venv >&2
+	@echo "installing Headrace into $(VENV) ..." >&2
+	@$(PIP) setuptools >&2
+	@$(PIP) --no-build-isolation -e . >&2
+	@touch $@
+
+$(VENV)/.dev-installed: $(VENV)/.run-installed
+	@echo "installing what tests need into $(VENV) ..." >&2
+	@$(PIP) --no-build-isolation -e '.[dev]' >&2
+	@touch $@

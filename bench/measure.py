@@ -1,0 +1,193 @@
+"""What is measured around a load, and how repeats become one figure. Starts nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bench.process import TICKS_PER_S, Server
+
+
+@dataclass
+class Run:
+    """One measurement of one server. Times are per message, all processes of the server counted."""
+
+    label: str
+    messages: int
+    seconds: float = 0.0
+    cpu_us: float = 0.0  # until the background work was done too
+    cpu_during_us: float = 0.0  # until the last acknowledgement and delivery only
+    settle_s: float = 0.0
+    ack_p50_ms: float = 0.0
+    ack_p99_ms: float = 0.0
+    memory_peak: int = 0
+    client_cpu_us: float = 0.0
+    client_busy: float = 0.0  # share of the clock's time that the load generator was on a CPU
+    other_busy: float = 0.0  # share of the machine used by anything else during the clock
+    extra: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        return self.messages / self.seconds if self.seconds else 0.0
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self) | {"rate": self.rate}
+
+
+@dataclass
+class Check:
+    """A target, what was reached, and whether that is enough."""
+
+    part: str
+    claim: str
+    value: float
+    limit: float
+    at_least: bool
+    unit: str = "×"
+    spread: tuple[float, float] | None = None
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self) | {"met": self.met}
+
+
+@dataclass
+class Part:
+    """The result of one part: rows for the table, checks against the targets, everything else."""
+
+    name: str
+    title: str
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    facts: dict[str, object] = field(default_factory=dict)
+
+    def add(self, run: Run) -> None:
+        self.runs.setdefault(run.label, []).append(run)
+
+    def compare(
+        self,
+        claim: str,
+        ours: str,
+        theirs: str,
+        value: Callable[[Run], float],
+        limit: float,
+        at_least: bool,
+    ) -> None:
+        """A check of the ratio: of runs that followed each other, then the median of the pairs."""
+        if ours not in self.runs or theirs not in self.runs:
+            self.notes.append(f"not checked, a side is missing: {claim}")
+            return
+        pairs = zip(self.runs[ours], self.runs[theirs], strict=True)
+        ratios = [value(one) / value(other) for one, other in pairs]
+        spread = (min(ratios), max(ratios))
+        middle = statistics.median(ratios)
+        self.checks.append(Check(self.name, claim, middle, limit, at_least=at_least, spread=spread))
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "title": self.title,
+            "runs": {label: [run.as_json() for run in runs] for label, runs in self.runs.items()},
+            "checks": [check.as_json() for check in self.checks],
+            "notes": self.notes,
+            "facts": self.facts,
+        }
+
+
+@contextlib.contextmanager
+def measured(server: Server, run: Run, deliveries: int | None = None) -> Iterator[None]:
+    """Fills in CPU, memory and what else the machine did; the body sets `run.seconds`."""
+    per = deliveries or run.messages
+    cpu, client, busy, began = server.cpu_s(), time.process_time(), _machine_s(), time.monotonic()
+    yield
+    during = server.cpu_s() - cpu
+    client_s = time.process_time() - client
+    wall = time.monotonic() - began
+    other = _machine_s() - busy - during - client_s
+    server.alive()
+    run.settle_s = server.settle()
+    run.cpu_us = (server.cpu_s() - cpu) / per * 1e6
+    run.cpu_during_us = during / per * 1e6
+    run.client_cpu_us = client_s / per * 1e6
+    run.client_busy = client_s / wall
+    run.other_busy = max(0.0, other / wall / (os.cpu_count() or 1))
+    run.memory_peak = server.memory_peak()
+
+
+def percentile_ms(seconds: Sequence[float], share: float) -> float:
+    ordered = sorted(seconds)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1e3 if ordered else 0.0
+
+
+def middle(runs: Sequence[Run], value: Callable[[Run], float]) -> tuple[float, float, float]:
+    """Median, least and greatest."""
+    values = [value(run) for run in runs]
+    return statistics.median(values), min(values), max(values)
+
+
+def machine(data_dir: Path) -> dict[str, object]:
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "kernel": platform.release(),
+        "python": sys.version.split()[0],
+        "load_average": os.getloadavg(),
+        "data_dir": str(data_dir),
+        "file_system": _output("stat", "-f", "-c", "%T", str(data_dir)),
+        "fdatasync_4k_ms": _fdatasync_ms(data_dir),
+        "redis": _output("redis-server", "--version"),
+        "nats": _output("nats-server", "--version"),
+        "commit": _output("git", "rev-parse", "HEAD"),
+    }
+
+
+def _machine_s() -> float:
+    """CPU seconds used by all processes and the kernel; idle, waiting and stolen left out."""
+    fields = Path("/proc/stat").read_text().split(maxsplit=9)
+    user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[1:8])
+    return (user + nice + system + irq + softirq) / TICKS_PER_S
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _fdatasync_ms(directory: Path) -> float:
+    path = directory / "fdatasync"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    times = []
+    os.pwrite(descriptor, bytes(1 << 20), 0)
+    os.fsync(descriptor)
+    for index in range(50):
+        began = time.perf_counter()
+        os.pwrite(descriptor, b"x" * 4096, index * 4096)
+        os.fdatasync(descriptor)
+        times.append(time.perf_counter() - began)
+    os.close(descriptor)
+    path.unlink()
+    return statistics.median(times) * 1e3
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

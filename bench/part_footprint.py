@@ -1,0 +1,197 @@
+"""Footprint: memory of an idle connection and of an idle topic, and the time to start."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import load, load_figg
+from bench.measure import Check, Part
+from bench.options import Options
+from bench.process import Headrace
+
+NAME = "footprint"
+CONNECTIONS, CONNECTIONS_WARM = 2000, 500
+TOPICS, TOPIC_BATCHES = 10_000, 3  # the first batch is the warm-up, the others are measured
+LOG_BYTES, LOG_BYTES_QUICK, LOG_TOPICS = 5_000_000_000, 500_000_000, 1000
+BURST_BYTES = 256 << 20  # published just before the SIGKILL
+JOURNAL_BYTES_PER_S = 64 << 20
+RECORD_BYTES = 1024
+ROUNDS_IN_FLIGHT = 8  # of one record for each topic
+
+
+def run(options: Options, say: Callable[[str], None]) -> Part:
+    part = Part(NAME, "footprint: memory when idle, start-up time")
+    say("idle connections")
+    _connections(part, options)
+    say("idle topics")
+    _topics(part, options)
+    _start_up(part, options, say)
+    return part
+
+
+def _connections(part: Part, options: Options) -> None:
+    with Headrace(options.dir) as server:
+        server.start()
+        warm = _connect_many(server, CONNECTIONS_WARM)
+        time.sleep(2)
+        before = server.memory_now()
+        socks = _connect_many(server, CONNECTIONS)
+        time.sleep(2)
+        each = (server.memory_now() - before) / CONNECTIONS / 1024
+        for sock in warm + socks:
+            sock.close()
+    part.facts["connection_kib"] = each
+    part.checks.append(Check(NAME, "an idle connection", each, 6, at_least=False, unit="KiB"))
+
+
+def _connect_many(server: Headrace, count: int) -> list[socket.socket]:
+    socks = [load.connect(server.host, server.port) for _ in range(count)]
+    for index, sock in enumerate(socks):
+        load_figg.ping(sock, index)
+    return socks
+
+
+def _topics(part: Part, options: Options) -> None:
+    readings = []
+    with Headrace(options.dir) as server:
+        server.start()
+        for batch in range(TOPIC_BATCHES):
+            names = [b"idle/%d/%05d" % (batch, index) for index in range(TOPICS)]
+            frames = load_figg.publish_frames(load.payloads(TOPICS), names)
+            with load.connect(server.host, server.port) as sock:
+                _publish_all(sock, b"".join(frames), TOPICS)
+            server.settle()
+            readings.append(server.memory_now())
+        records = load_figg.topic_records((server.host, server.http_port), "idle/")
+        assert sum(records.values()) == TOPICS * TOPIC_BATCHES, "a topic is missing"
+    each = (readings[-1] - readings[0]) / TOPICS / (TOPIC_BATCHES - 1) / 1024
+    part.facts["topic_kib"] = each
+    part.facts["topic_memory_readings"] = readings
+    part.checks.append(Check(NAME, "an idle topic", each, 1, at_least=False, unit="KiB"))
+
+
+def _publish_all(sock: socket.socket, data: bytes, count: int) -> None:
+    sock.settimeout(60)
+    acks = load_figg.FiggAcks()
+    sock.sendall(data)
+    while acks.acked < count:
+        acks.feed(_some(sock))
+
+
+def _start_up(part: Part, options: Options, say: Callable[[str], None]) -> None:
+    log_bytes = LOG_BYTES_QUICK if options.quick else LOG_BYTES
+    say("start-up of an empty server")
+    new, empty = _starts_empty(options)
+    clean: list[float] = []
+    crashed: list[float] = []
+    journals: list[int] = []
+    with Headrace(options.dir) as server:
+        server.start()
+        say(f"publishing {log_bytes / 1e9:g} GB to {LOG_TOPICS:,} topics")
+        began = time.monotonic()
+        published = _fill(server, log_bytes)
+        fill_s = time.monotonic() - began
+        stop_s = server.terminate()
+        for _ in range(options.repeat):
+            say("start-up after a clean stop")
+            server.start()
+            clean.append(server.start_s)
+            server.terminate()
+        for _ in range(options.repeat):
+            say("start-up after SIGKILL")
+            server.start()
+            burst = _fill(server, min(BURST_BYTES, log_bytes))
+            server.kill()
+            journals.append(min(burst, _journal_bytes(server.dir)))
+            server.start()
+            crashed.append(server.start_s)
+            server.terminate()
+        server.start()
+        found = load_figg.topic_records((server.host, server.http_port), "log/")
+        stored = sum(found.values()) * (RECORD_BYTES + 4)
+        expected = published + options.repeat * burst
+        assert stored >= expected, f"{stored} bytes of {expected} are there"
+    part.facts |= {
+        "start_new_s": new,
+        "start_empty_s": empty,
+        "start_clean_s": clean,
+        "start_crashed_s": crashed,
+        "journal_bytes_at_crash": journals,
+        "log_bytes": published,
+        "fill_bytes_per_s": published / fill_s,
+        "stop_s": stop_s,
+    }
+    base = statistics.median(empty)
+    limit = 2 * base + 1
+    part.notes.append(
+        f"start-up: new directory {statistics.median(new):.2f} s, empty {base:.2f} s; "
+        f"{published / 1e9:.2f} GB published at {published / fill_s / 1e6:.0f} MB/s; "
+        f"journal at the crash at most {max(journals) >> 20} MiB"
+    )
+    _start_check(part, f"start-up, {published / 1e9:.1f} GB, after a clean stop", clean, limit)
+    allowed = limit + min(journals) / JOURNAL_BYTES_PER_S
+    _start_check(part, f"start-up, {published / 1e9:.1f} GB, after SIGKILL", crashed, allowed)
+
+
+def _start_check(part: Part, claim: str, times: list[float], limit: float) -> None:
+    spread = (min(times), max(times))
+    value = statistics.median(times)
+    part.checks.append(Check(NAME, claim, value, limit, at_least=False, unit="s", spread=spread))
+
+
+def _starts_empty(options: Options) -> tuple[list[float], list[float]]:
+    """Starts in a new directory, and again in the same one, still empty."""
+    new: list[float] = []
+    again: list[float] = []
+    for _ in range(options.repeat):
+        with Headrace(options.dir) as server:
+            server.start()
+            new.append(server.start_s)
+            server.terminate()
+            server.start()
+            again.append(server.start_s)
+            server.terminate()
+    return new, again
+
+
+def _fill(server: Headrace, size: int) -> int:
+    """Publishes about that many bytes of log, one record per topic in turn; how many it were."""
+    payload = load.payloads(1)[0].ljust(RECORD_BYTES, b".")
+    names = [b"log/%04d" % index for index in range(LOG_TOPICS)]
+    one = bytearray(b"".join(load_figg.publish_frames([payload] * LOG_TOPICS, names)))
+    stride = len(one) // LOG_TOPICS
+    number_at = 8 + 4 + len(names[0])
+    pack_into = struct.Struct(">Q").pack_into
+    acks = load_figg.FiggAcks()
+    rounds = max(size // (LOG_TOPICS * (RECORD_BYTES + 4)), 1)
+    with load.connect(server.host, server.port) as sock:
+        sock.settimeout(120)
+        for turn in range(rounds):
+            for index in range(LOG_TOPICS):
+                pack_into(one, index * stride + number_at, turn * LOG_TOPICS + index)
+            while acks.acked < (turn - ROUNDS_IN_FLIGHT) * LOG_TOPICS:
+                acks.feed(_some(sock))
+            sock.sendall(one)
+        while acks.acked < rounds * LOG_TOPICS:
+            acks.feed(_some(sock))
+    return rounds * LOG_TOPICS * (RECORD_BYTES + 4)
+
+
+def _some(sock: socket.socket) -> bytes:
+    more = sock.recv(1 << 16)
+    if not more:
+        raise ConnectionError("the server closed the publisher's connection")
+    return more
+
+
+def _journal_bytes(directory: Path) -> int:
+    """Size of the journal's files: with recycling, an upper bound of what must be read again."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return sum(
+        path.stat().st_size for path in files if "journal" in str(path.relative_to(directory))
+    )

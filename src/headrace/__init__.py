@@ -1,0 +1,19 @@
+"""Headrace, one durable, ordered, resumable message log: the names an application uses."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.client import connect as connect
+    from headrace.client import connect_blocking as connect_blocking
+
+__all__ = ["__version__", "connect", "connect_blocking"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    # On first use: the server imports this package too, and has no need of the client.
+    if name in ("connect", "connect_blocking"):
+        from headrace import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

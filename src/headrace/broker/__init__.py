@@ -1,0 +1,1 @@
+"""Topics and who follows them: publishing, subscriptions, positions. No sockets, no frames."""

@@ -1,0 +1,201 @@
+"""The broker: joins publishers and subscriptions through the store. Decides nothing about bytes on a wire.
+
+Batches cross it, records do not: a publish is everything one read brought, a delivery everything one commit
+made visible on one topic, encoded once per protocol for all who are live.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+
+from headrace.broker.subscription import Encode, Sink, Slice, State, Subscription
+from headrace.log.records import split_records
+from headrace.log.runner import Runner
+from headrace.log.segment import ColdError
+from headrace.log.store import Appended, Store, Topic
+
+logger = logging.getLogger(__name__)
+
+SLICE_BYTES_MAX = 1 << 18
+"""How much is encoded and handed on at once: more would keep other answers waiting behind it."""
+
+RESERVED_PREFIXES = ("logux/", "channel/")
+"""Name spaces whose records have an envelope: only their own protocols write there."""
+
+_Live = dict[Encode, dict[Subscription, None]]
+
+
+class Broker:
+    """Implements the store's `Listener`."""
+
+    def __init__(self, store: Store, runner: Runner, on_failure: Callable[[str], None]) -> None:
+        self.store = store
+        self._runner = runner
+        self._on_failure = on_failure
+        self._live: dict[Topic, _Live] = {}
+        self._subscriptions: dict[Topic, dict[Subscription, None]] = {}
+        self._prepared: dict[tuple[Topic, int, Encode], list[Slice]] = {}
+        store.listener = self
+
+    # Publishing
+
+    def publish(self, records: dict[str, list[bytes]], done: Callable[[], None]) -> None:
+        """Append to every topic; `done` is called once, when all of it is durable."""
+        store = self.store
+        if len(records) == 1:
+            for name, batch in records.items():
+                store.append(store.topic(name), batch, done)
+            return
+        waiting = len(records)
+
+        def one_done() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                done()
+
+        for name, batch in records.items():
+            store.append(store.topic(name), batch, one_done)
+
+    # Subscribing
+
+    def subscribe(self, sink: Sink, name: str, offset: int | None, encode: Encode) -> Subscription:
+        """Follow a topic from an offset, or from its end. Makes nothing on disk."""
+        topic = self.store.topic(name)
+        subscription = Subscription(topic, sink, encode)
+        self._subscriptions.setdefault(topic, {})[subscription] = None
+        self._locate(subscription, offset)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        if subscription.state is State.LIVE:
+            self._leave_live(subscription)
+        subscription.state = State.CLOSED
+        subscription.reader = None
+        topic = subscription.topic
+        others = self._subscriptions[topic]
+        del others[subscription]
+        if not others:
+            del self._subscriptions[topic]
+            self.store.forget(topic)
+
+    def subscriptions(self, topic: Topic) -> list[Subscription]:
+        return list(self._subscriptions.get(topic, ()))
+
+    def pull(self, subscription: Subscription) -> bytes:
+        """The next records for a resuming subscription; empty when it has become live or must wait."""
+        if subscription.state is not State.RESUMING:
+            return b""
+        topic = subscription.topic
+        if subscription.reader is None:
+            subscription.reader = self.store.reader(topic)
+        while subscription.offset < topic.end_offset:
+            try:
+                chunk = subscription.reader.read(subscription.offset, SLICE_BYTES_MAX)
+            except ColdError as cold:
+                self._warm(subscription, cold)
+                return b""
+            frames = []
+            for run in chunk.runs:
+                records = split_records(run.data, run.record_count)
+                frames.append(subscription.encode(topic.name, run.offset, records))
+            subscription.offset = max(chunk.next_offset, subscription.offset)
+            if frames:
+                return b"".join(frames)
+        self._go_live(subscription)
+        return b""
+
+    def _locate(self, subscription: Subscription, offset: int | None) -> None:
+        topic = subscription.topic
+        if offset is None:
+            found = topic.end_offset
+        else:
+            try:
+                found = self.store.locate_offset(topic, offset).offset
+            except ColdError as cold:
+                self._runner.background(
+                    cold.warm,
+                    lambda _: (
+                        self._locate(subscription, offset)
+                        if subscription.state is State.LOCATING
+                        else None
+                    ),
+                )
+                return
+        subscription.offset = found
+        subscription.state = State.RESUMING
+        subscription.sink.attached(subscription, found)
+        if found >= topic.end_offset:
+            self._go_live(subscription)
+        else:
+            subscription.sink.ready(subscription)
+
+    def _warm(self, subscription: Subscription, cold: ColdError) -> None:
+        def warmed(_: object) -> None:
+            if subscription.state is State.RESUMING:
+                subscription.sink.ready(subscription)
+
+        self._runner.background(cold.warm, warmed)
+
+    def _go_live(self, subscription: Subscription) -> None:
+        subscription.state = State.LIVE
+        subscription.reader = None
+        subscription.offset = max(subscription.offset, subscription.topic.end_offset)
+        live = self._live.setdefault(subscription.topic, {})
+        live.setdefault(subscription.encode, {})[subscription] = None
+
+    def _leave_live(self, subscription: Subscription) -> None:
+        live = self._live[subscription.topic]
+        group = live[subscription.encode]
+        del group[subscription]
+        if not group:
+            del live[subscription.encode]
+            if not live:
+                del self._live[subscription.topic]
+
+    # What the store says
+
+    def prepare(self, appended: Sequence[Appended]) -> None:
+        """Encode while the disk is busy."""
+        live = self._live
+        for one in appended:
+            if one.topic in live:
+                for encode in live[one.topic]:
+                    self._prepared[one.topic, one.offset, encode] = list(_slices(one, encode))
+
+    def committed(self, appended: Sequence[Appended]) -> None:
+        prepared = self._prepared
+        for one in appended:
+            live = self._live.get(one.topic)
+            if live:
+                for encode, group in list(live.items()):
+                    slices = prepared.pop((one.topic, one.offset, encode), None)
+                    self._deliver(one, list(group), slices or list(_slices(one, encode)))
+        prepared.clear()
+
+    def _deliver(self, one: Appended, group: list[Subscription], slices: list[Slice]) -> None:
+        for subscription in group:
+            # One that caught up inside this very step has these already.
+            if subscription.state is not State.LIVE or subscription.offset != one.offset:
+                continue
+            if not subscription.sink.deliver(subscription, slices):
+                self._leave_live(subscription)
+                subscription.state = State.RESUMING
+                subscription.sink.ready(subscription)
+
+    def failed(self, reason: str) -> None:
+        self._on_failure(reason)
+
+
+def _slices(one: Appended, encode: Encode) -> Iterator[Slice]:
+    """A commit's records of one topic, encoded in portions."""
+    name, records = one.topic.name, one.records
+    ends = list(accumulate(map(len, records), initial=one.offset))
+    if ends[-1] - one.offset <= SLICE_BYTES_MAX:
+        yield Slice(ends[-1], encode(name, one.offset, records))
+        return
+    first = 0
+    for number in range(1, len(records) + 1):
+        if number == len(records) or ends[number + 1] - ends[first] > SLICE_BYTES_MAX:
+            yield Slice(ends[number], encode(name, ends[first], records[first:number]))
+            first = number

@@ -1,0 +1,61 @@
+"""A subscription: a reader that sometimes waits. Its states and its sink; the broker moves it.
+
+    locating ──position known──▶ resuming ⇄ live        any ──▶ closed
+
+*Resuming*: behind the end, reads from the log as fast as its sink takes. *Live*: at the end, is handed each
+commit as it becomes visible. From one to the other in one step of the loop, so nothing falls between. A
+live one whose sink is full falls back to resuming: late, bounded in memory, and without loss.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from headrace.log.store import Reader, Topic
+
+Encode = Callable[[str, int, Sequence[bytes]], bytes]
+"""A protocol's frames for records of a topic, the first of which begins at the offset."""
+
+
+class State(Enum):
+    LOCATING = "locating"
+    RESUMING = "resuming"
+    LIVE = "live"
+    CLOSED = "closed"
+
+
+class Slice(NamedTuple):
+    """Encoded records, shared by every live subscription of a protocol."""
+
+    end: int
+    """The offset just past them."""
+    data: bytes
+
+
+class Sink(Protocol):
+    """Where a subscription's records go: a connection."""
+
+    peer: str
+    protocol: str
+
+    def attached(self, subscription: "Subscription", offset: int) -> None:
+        """It starts here."""
+
+    def deliver(self, subscription: "Subscription", slices: Sequence[Slice]) -> bool:
+        """Take live records; False when full, and the subscription falls back from where it is."""
+
+    def ready(self, subscription: "Subscription") -> None:
+        """There is something to pull."""
+
+
+class Subscription:
+    __slots__ = ("encode", "offset", "reader", "sink", "state", "topic")
+
+    def __init__(self, topic: Topic, sink: Sink, encode: Encode) -> None:
+        self.topic = topic
+        self.sink = sink
+        self.encode = encode
+        self.offset = 0
+        """Where the next record for the sink begins."""
+        self.state = State.LOCATING
+        self.reader: Reader | None = None

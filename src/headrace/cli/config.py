@@ -1,0 +1,209 @@
+"""`headrace config`: what is in force and where each value came from, and the reference page."""
+
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from headrace.cli import options
+from headrace.cli.output import console
+from headrace.config import BUILT_IN_RULES, Config, PrefixRule
+from headrace.settings import RULE_SETTINGS, SETTINGS, Loaded, Setting, allowed
+
+
+def config(
+    data_dir: options.DataDir = None,
+    figg: options.Figg = None,
+    ws: options.Ws = None,
+    http: options.ListenHttp = None,
+    durability: options.Durability = None,
+    config_file: options.ConfigFile = None,
+    log_format: options.LogFormat = None,
+    log_level: options.LogLevel = None,
+    others: options.Set = None,
+    as_json: options.Json = False,
+    as_toml: Annotated[
+        bool, typer.Option("--toml", help="Print a complete, commented TOML file.")
+    ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the reference page of all settings.")
+    ] = False,
+) -> None:
+    """Show the settings in force.
+
+    Each value that `headrace serve` would use with the same flags, and where it comes from.
+
+    \b
+    headrace config --config headrace.toml
+    headrace config --toml > headrace.toml
+    """
+    options.only_one(json=as_json, toml=as_toml, markdown=as_markdown)
+    loaded = options.load_settings(
+        config_file=config_file,
+        data_dir=data_dir,
+        figg=figg,
+        ws=ws,
+        http=http,
+        durability=durability,
+        log_format=log_format,
+        log_level=log_level,
+        others=others,
+    )
+    if as_json:
+        typer.echo(_to_json(loaded))
+    elif as_toml:
+        typer.echo(_to_toml(loaded), nl=False)
+    elif as_markdown:
+        typer.echo(to_markdown(), nl=False)
+    else:
+        _print_table(loaded)
+
+
+def value_of(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _print_table(loaded: Loaded) -> None:
+    table = Table("setting", "value", "from", box=None, pad_edge=False)
+    for key in SETTINGS:
+        table.add_row(key, str(value_of(loaded.config, key)), loaded.origins[key])
+    for rule, origin in _rules(loaded):
+        changes = ", ".join(f"{key} = {_literal(value)}" for key, value in _set_in(rule))
+        table.add_row(f"topics {rule.prefix!r}", changes, origin)
+    console().print(table)
+
+
+def _to_json(loaded: Loaded) -> str:
+    return json.dumps(
+        {
+            "settings": {
+                key: {
+                    "value": _plain(value_of(loaded.config, key)),
+                    "from": loaded.origins[key],
+                    "unit": setting.unit or None,
+                }
+                for key, setting in SETTINGS.items()
+            },
+            "topics": [
+                {"prefix": rule.prefix, "from": origin, **dict(_set_in(rule))}
+                for rule, origin in _rules(loaded)
+            ],
+        },
+        indent=2,
+    )
+
+
+def _to_toml(loaded: Loaded) -> str:
+    lines = ["# Every setting with the value in force. Flags and HEADRACE_... go before this file."]
+    for section, settings in _sections():
+        lines += ["", f"[{section}]"] if section else []
+        for setting in settings:
+            unit = f" ({setting.unit})" if setting.unit else ""
+            name = setting.key.rpartition(".")[2]
+            lines += [
+                f"# {setting.doc}{unit} Must be {allowed(setting)}.",
+                f"{name} = {_literal(value_of(loaded.config, setting.key))}",
+            ]
+    lines += [
+        "",
+        "# What differs by the beginning of a topic's name; the longest prefix wins.",
+    ]
+    for rule in loaded.config.topics:
+        lines += ["[[topics]]", f"prefix = {_literal(rule.prefix)}"]
+        lines += [f"{key} = {_literal(value)}" for key, value in _set_in(rule)]
+    for rule in BUILT_IN_RULES:
+        lines += ["# built in:", "# [[topics]]", f"# prefix = {_literal(rule.prefix)}"]
+        lines += [f"# {key} = {_literal(value)}" for key, value in _set_in(rule)]
+    return "\n".join(lines) + "\n"
+
+
+def to_markdown() -> str:
+    """The text of docs/configuration.md."""
+    parts = [_MARKDOWN_HEAD]
+    for section, settings in _sections():
+        parts.append(f"## [{section}]\n" if section else "## Top level\n")
+        parts.append(_markdown_table(settings))
+    parts.append(_MARKDOWN_RULES)
+    parts.append(_markdown_table(RULE_SETTINGS.values()))
+    parts.append("Built in, below rules of yours with the same prefix:\n\n```toml")
+    rules = [
+        "\n".join(
+            ["[[topics]]", f"prefix = {_literal(rule.prefix)}"]
+            + [f"{key} = {_literal(value)}" for key, value in _set_in(rule)]
+        )
+        for rule in BUILT_IN_RULES
+    ]
+    return "\n".join(parts) + "\n" + "\n\n".join(rules) + "\n```\n"
+
+
+_MARKDOWN_HEAD = """\
+# Configuration
+
+Written by `make docs` from `src/headrace/config.py`; a test checks that it is up to date.
+
+A value comes from a flag of `headrace serve`, else from the environment, else from the one TOML
+file named by `--config` or `HEADRACE_CONFIG`, else it is the default. Settings without a flag of
+their own take `--set KEY=VALUE`, such as `--set journal.files=8`. The variable of a setting is
+`HEADRACE_` and its key in capitals with `_` for the dot: `journal.files` is
+`HEADRACE_JOURNAL_FILES`. Unknown keys and variables are refused.
+
+`headrace config` shows each value in force and where it came from; `headrace config --toml` prints
+a complete file to start from.
+
+The other commands read `HEADRACE_URL` (where Figg answers, default `figg://127.0.0.1:8119`) and
+`HEADRACE_HTTP` (where the HTTP API answers, default `127.0.0.1:8121`). Variables that Kubernetes
+sets for a service called `headrace` are left alone.
+"""
+
+_MARKDOWN_RULES = """\
+## [[topics]]
+
+What differs for topics by the beginning of their name; only in the file. Each value is taken from
+the longest matching prefix that sets it, and from the settings above where none does.
+"""
+
+
+def _markdown_table(settings: Any) -> str:
+    rows = ["| key | default | unit | meaning |", "|---|---|---|---|"]
+    for setting in settings:
+        name = setting.key.rpartition(".")[2]
+        meaning = f"{setting.doc} Must be {allowed(setting)}."
+        meaning += f" Flag `{setting.flag}`." if setting.flag else ""
+        default = "" if setting.default in (None, _REQUIRED) else f"`{_literal(setting.default)}`"
+        rows.append(f"| `{name}` | {default} | {setting.unit} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+_REQUIRED = RULE_SETTINGS["prefix"].default
+
+
+def _sections() -> Iterator[tuple[str, Iterator[Setting]]]:
+    return groupby(SETTINGS.values(), key=lambda setting: setting.key.rpartition(".")[0])
+
+
+def _rules(loaded: Loaded) -> Iterator[tuple[PrefixRule, str]]:
+    yield from ((rule, loaded.origins["topics"]) for rule in loaded.config.topics)
+    yield from ((rule, "built in") for rule in BUILT_IN_RULES)
+
+
+def _set_in(rule: PrefixRule) -> Iterator[tuple[str, Any]]:
+    for key in RULE_SETTINGS:
+        if key != "prefix" and (value := getattr(rule, key)) is not None:
+            yield key, _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float) else str(value)
+
+
+def _literal(value: Any) -> str:
+    """The value as TOML, whose strings are JSON's when nothing is escaped as a surrogate pair."""
+    if isinstance(value, int | float):
+        return repr(value)
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

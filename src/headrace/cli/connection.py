@@ -1,0 +1,75 @@
+"""A client for the length of one command, which fails when no server can be reached."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import typer
+
+from headrace.cli.failure import CommandError
+from headrace.cli.options import url_or_default
+
+if TYPE_CHECKING:
+    from headrace.client import Client
+
+Work = Callable[["Client"], Awaitable[None]]
+
+
+def run_with_client(
+    url: str | None, timeout_s: float, work: Work, *, patient: bool = False
+) -> None:
+    """Run `work`; CommandError after `timeout_s` without connection, only at first if `patient`."""
+    import uvloop
+
+    uvloop.run(_run(url_or_default(url), timeout_s, work, patient))
+
+
+async def _run(url: str, timeout_s: float, work: Work, patient: bool) -> None:
+    from headrace.client import connect
+
+    async with connect(url, connect_timeout_s=timeout_s) as client:
+        watch = _Watch(client, timeout_s, patient)
+        working = asyncio.ensure_future(work(client))
+        try:
+            await asyncio.wait([working, watch.lost], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                watch.lost.result()
+            await working
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+
+class _Watch:
+    """Says when the connection is lost, and finishes `lost` when it stays so for too long."""
+
+    def __init__(self, client: "Client", timeout_s: float, patient: bool) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._client = client
+        self._timeout_s = timeout_s
+        self._patient = patient
+        self._timer: asyncio.TimerHandle | None = None
+        self._down = False
+        client.on("state", self._changed)
+
+    def _changed(self, state: str) -> None:
+        if state == "connected":
+            self._down = False
+            if self._timer is not None:
+                self._timer.cancel()
+        elif state == "disconnected" and not self._down:
+            self._down = True
+            reason = self._client.last_error or "connection lost"
+            typer.echo(f"headrace: {reason}; trying again", err=True)
+            if not self._patient:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(self._timeout_s, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self.lost.done():
+            self.lost.set_exception(
+                CommandError(
+                    f"no connection to {self._client.url} for {self._timeout_s:g} s: "
+                    + (self._client.last_error or "no answer")
+                )
+            )

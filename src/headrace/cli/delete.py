@@ -1,0 +1,30 @@
+"""`headrace delete`: destroys a topic on a running server."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.failure import UsageError
+from headrace.cli.http_api import request
+
+
+def delete(
+    topic: options.Topic,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    http: options.Http = None,
+) -> None:
+    """Destroy a topic and all its records.
+
+    A later topic of the same name goes on at the offset where this one ended.
+
+    \b
+    headrace delete greetings --yes
+    """
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("delete destroys every record of the topic: add --yes")
+        typer.confirm(f"Destroy every record of {topic!r}?", abort=True, err=True)
+    answer = request(options.http_or_default(http), "DELETE", "/v1/topic", name=topic)
+    typer.echo(f"deleted {topic}, which ended at offset {answer['end']['offset']}", err=True)

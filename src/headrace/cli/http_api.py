@@ -1,0 +1,55 @@
+"""One request to the server's HTTP API and its JSON answer, or one clear sentence. No retries."""
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from headrace.cli.failure import CommandError, UsageError
+
+_TIMEOUT_S = 30.0
+_ANSWER_BYTES_MAX = 256 * 1024 * 1024
+
+
+class UnreachableError(CommandError):
+    """No server answers at the address: start one, or name the right address."""
+
+
+class NotFoundError(CommandError):
+    """The server answers that there is no such thing."""
+
+
+def request(base: str, method: str, path: str, **query: object) -> Any:
+    """Send one request to `base` (`http://host:port`); query values of None are left out."""
+    parts = urlsplit(base)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme != "http" or not parts.hostname or port == -1:
+        raise UsageError(f"--http takes HOST:PORT or http://HOST:PORT, not {base!r}")
+    text = urlencode({name: value for name, value in query.items() if value is not None})
+    connection = http.client.HTTPConnection(parts.hostname, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request(method, f"{path}?{text}" if text else path)
+        response = connection.getresponse()
+        status, body = response.status, response.read(_ANSWER_BYTES_MAX)
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UnreachableError(f"no answer from {base}: {reason}") from None
+    finally:
+        connection.close()
+    return _answer(base, status, body)
+
+
+def _answer(base: str, status: int, body: bytes) -> Any:
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        raise CommandError(
+            f"{base} answers {status} without JSON: is it Headrace's HTTP address?"
+        ) from None
+    if status == 200:
+        return answer
+    reason = answer.get("error", body.decode()) if isinstance(answer, dict) else body.decode()
+    raise (NotFoundError if status == 404 else CommandError)(str(reason))

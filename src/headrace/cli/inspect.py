@@ -1,0 +1,111 @@
+"""`headrace inspect`: one topic in full, from a running server or else from its data directory."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from headrace.cli import options
+from headrace.cli.http_api import UnreachableError, request
+from headrace.cli.output import console, moment, size
+from headrace.cli.topics import printable
+
+
+def inspect(
+    topic: options.Topic,
+    data_dir: options.DataDir = None,
+    http: options.Http = None,
+    config_file: options.ConfigFile = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show one topic in full.
+
+    Its epoch, range, segments with offsets, ordinals and times, and subscribers. Asks the server at
+    --http. With --data-dir, or where no server answers at the default address, reads the data
+    directory without changing it; the newest seconds and the subscribers are then missing.
+
+    \b
+    headrace inspect greetings
+    headrace inspect greetings --data-dir /var/lib/headrace --json
+    """
+    options.only_one(data_dir=data_dir is not None, http=http is not None)
+    found = _find(topic, data_dir, http, config_file)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        _print(found)
+
+
+def _find(
+    topic: str, data_dir: str | None, http: str | None, config_file: Path | None
+) -> dict[str, Any]:
+    if data_dir is None:
+        try:
+            answer: dict[str, Any] = request(
+                options.http_or_default(http), "GET", "/v1/topic", name=topic
+            )
+        except UnreachableError:
+            if http is not None:
+                raise
+        else:
+            return answer
+    from headrace.log.inspect import inspect_topic
+
+    directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
+    return inspect_topic(directory, topic)
+
+
+def _print(topic: dict[str, Any]) -> None:
+    out = console()
+    facts = Table(box=None, pad_edge=False, show_header=False)
+    start, end = topic["start"], topic["end"]
+    facts.add_row("topic", printable(topic["name"]))
+    facts.add_row("epoch", str(topic["epoch"]))
+    facts.add_row("durability", str(topic["durability"]))
+    facts.add_row("offsets", f"{start['offset']} to {end['offset']} ({size(topic['bytes'])})")
+    facts.add_row(
+        "ordinals", f"{start['ordinal']} to {end['ordinal']} ({topic['records']:,} records)"
+    )
+    facts.add_row("last record", moment(topic["last_ms"]))
+    out.print(facts)
+    if topic["segments"]:
+        out.print()
+        out.print(_segments(topic["segments"]))
+    if topic.get("subscriptions"):
+        out.print()
+        out.print(_subscriptions(topic["subscriptions"]))
+
+
+def _segments(segments: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("segment", "end", "first ordinal", "records", "size"):
+        table.add_column(heading, justify="right")
+    for heading in ("first record", "last record"):
+        table.add_column(heading)
+    for segment in segments:
+        table.add_row(
+            str(segment["base"]),
+            str(segment["end"]),
+            str(segment["first_ordinal"]),
+            f"{segment['records']:,}",
+            size(segment["bytes"]),
+            moment(segment["first_ms"]),
+            moment(segment["last_ms"]),
+        )
+    return table
+
+
+def _subscriptions(subscriptions: list[dict[str, Any]]) -> Table:
+    table = Table("subscriber", "protocol", box=None, pad_edge=False)
+    table.add_column("offset", justify="right")
+    table.add_column("behind", justify="right")
+    for subscription in subscriptions:
+        table.add_row(
+            subscription["peer"],
+            subscription["protocol"],
+            str(subscription["offset"]),
+            "live" if subscription["live"] else size(subscription["lag_bytes"]),
+        )
+    return table

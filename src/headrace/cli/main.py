@@ -1,0 +1,98 @@
+"""The command `headrace`: gathers the commands; every error becomes one line and an exit code."""
+
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+from headrace import __version__
+from headrace.cli import config, delete, inspect, publish, serve, subscribe, topics, verify
+from headrace.cli.output import discard_output
+from headrace.errors import BadTopicNameError, ConfigError, HeadraceError
+
+app = typer.Typer(
+    name="headrace",
+    add_completion=False,
+    rich_markup_mode=None,  # help texts hold brackets that are not markup
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command("serve")(serve.serve)
+app.command("publish")(publish.publish)
+app.command("subscribe")(subscribe.subscribe)
+app.command("topics")(topics.topics)
+app.command("inspect")(inspect.inspect)
+app.command("delete")(delete.delete)
+app.command("verify")(verify.verify)
+app.command("config")(config.config)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """A durable, ordered, resumable message log.
+
+    \b
+    headrace serve                                   start a server on loopback
+    headrace publish greetings "hello, log"          append a record
+    headrace subscribe greetings --from-start        read it, and wait for more
+    """
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run one command and exit: 0 done, 1 failed, 2 not understood, 130 interrupted."""
+    args = sys.argv[1:] if args is None else args
+    if not args:
+        args = ["--help"]
+    debug = "--debug" in args
+    # It may stand anywhere on the line, as people add it to the end of what failed.
+    args = [arg for arg in args if arg != "--debug"]
+    try:
+        code: Any = app(args, prog_name="headrace", standalone_mode=False)
+    except BaseException as error:  # noqa: BLE001 - the last place that can still say it in one line
+        if debug:
+            traceback.print_exc()
+        code = _explain(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: BaseException) -> int:
+    if isinstance(error, TyperException):
+        context = getattr(error, "ctx", None)
+        hint = f" (see `{context.command_path} --help`)" if context else ""
+        if message := error.format_message().strip():
+            _say(message.rstrip(".") + hint)
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt | Abort):
+        return 130
+    if isinstance(error, BrokenPipeError):
+        discard_output()
+        return 1
+    if isinstance(error, ConfigError | BadTopicNameError):
+        _say(str(error))
+        return 2
+    if isinstance(error, HeadraceError | OSError):
+        _say(str(error))
+        return 1
+    if isinstance(error, SystemExit):
+        raise error
+    _say(f"a fault of our own, {type(error).__name__}: {error} (--debug shows where)")
+    return 1
+
+
+def _say(message: str) -> None:
+    typer.echo("headrace: " + " ".join(message.split()), err=True)

@@ -1,0 +1,128 @@
+"""Options that several commands share, and what their values mean."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.cli.failure import UsageError
+from headrace.config import Listen
+from headrace.settings import SETTINGS, Loaded, load
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="The server's protocol address.  [env HEADRACE_URL, else figg://127.0.0.1:8119]",
+    ),
+]
+Http = Annotated[
+    str | None,
+    typer.Option(
+        "--http",
+        metavar="HOST:PORT",
+        help="The server's HTTP address.  [env HEADRACE_HTTP, else 127.0.0.1:8121]",
+    ),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        help="How long to try to reach a server.  [default 5]",
+        min=0.1,
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="A TOML file of settings.  [env HEADRACE_CONFIG]"
+    ),
+]
+DataDir = Annotated[
+    str | None, typer.Option("--data-dir", metavar="DIR", help=SETTINGS["data_dir"].doc)
+]
+Figg = Annotated[
+    str | None,
+    typer.Option(
+        "--figg", metavar="HOST:PORT", help="Where Figg answers; port 0 takes a free one."
+    ),
+]
+Ws = Annotated[
+    str | None,
+    typer.Option("--ws", metavar="HOST:PORT", help="Where the WebSocket protocols answer."),
+]
+ListenHttp = Annotated[
+    str | None, typer.Option("--http", metavar="HOST:PORT", help="Where the HTTP API answers.")
+]
+Durability = Annotated[
+    str | None, typer.Option("--durability", metavar="NAME", help="synced, written or memory.")
+]
+LogFormat = Annotated[
+    str | None, typer.Option("--log-format", metavar="NAME", help="human or json.")
+]
+LogLevel = Annotated[
+    str | None, typer.Option("--log-level", metavar="NAME", help="debug, info, warning or error.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any other setting, such as journal.files=8; may be repeated.",
+    ),
+]
+
+
+def url_or_default(url: str | None) -> str:
+    return url or os.environ.get("HEADRACE_URL") or f"figg://{Listen().figg}"
+
+
+def http_or_default(http: str | None) -> str:
+    """The base address of the HTTP API, as `http://host:port`."""
+    address = http or os.environ.get("HEADRACE_HTTP") or str(Listen().http)
+    return address.rstrip("/") if "://" in address else f"http://{address}"
+
+
+def load_settings(
+    *,
+    config_file: Path | None,
+    data_dir: str | None = None,
+    figg: str | None = None,
+    ws: str | None = None,
+    http: str | None = None,
+    durability: str | None = None,
+    log_format: str | None = None,
+    log_level: str | None = None,
+    others: list[str] | None = None,
+) -> Loaded:
+    flags: dict[str, object] = {
+        "data_dir": data_dir,
+        "listen.figg": figg,
+        "listen.ws": ws,
+        "listen.http": http,
+        "durability": durability,
+        "log_format": log_format,
+        "log_level": log_level,
+    }
+    for assignment in others or []:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise UsageError(f"--set takes KEY=VALUE, not {assignment!r}")
+        if flags.get(key) is not None:
+            raise UsageError(f"{key} is given twice on the command line")
+        flags[key] = value
+    return load(flags, os.environ, config_file)
+
+
+def only_one(**given: bool) -> None:
+    """Refuse options that exclude each other; names are those of the options, without dashes."""
+    names = ["--" + name.replace("_", "-") for name, used in given.items() if used]
+    if len(names) > 1:
+        raise UsageError(f"{' and '.join(names)} exclude each other")

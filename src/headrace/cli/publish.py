@@ -1,0 +1,136 @@
+"""`headrace publish`: appends records from the command line, a file or standard input."""
+
+import asyncio
+import os
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.connection import run_with_client
+from headrace.cli.failure import CommandError, UsageError
+from headrace.cli.lines import LineTooLongError, read_lines
+from headrace.cli.output import ProgressBar, size
+from headrace.errors import WindowFullError
+from headrace.model import PAYLOAD_BYTES_MAX, check_topic_name
+
+if TYPE_CHECKING:
+    from headrace.client import Client
+
+
+def publish(
+    topic: options.Topic,
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA",
+            help="One record; `-` or nothing reads standard input, each line a record.",
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="Read this file, each line a record."),
+    ] = None,
+    url: options.Url = None,
+    timeout_s: options.Timeout = 5.0,
+) -> None:
+    """Append records to a topic.
+
+    Ends when the server has acknowledged every one of them; exit code 1 if it has not.
+
+    \b
+    headrace publish greetings "hello, log"
+    headrace publish events --file events.jsonl
+    tail -f app.log | headrace publish app-log
+    """
+    if data is not None and file is not None:
+        raise UsageError("DATA and --file exclude each other")
+    check_topic_name(topic)
+    if data is not None and data != "-":
+        batches = _single(os.fsencode(data))
+        fd = None
+    else:
+        fd = _open(file)
+        batches = read_lines(fd, PAYLOAD_BYTES_MAX)
+    publisher = _Publisher(topic, ProgressBar(_bytes_of(fd)))
+    try:
+        run_with_client(url, timeout_s, lambda client: publisher.publish_all(client, batches))
+    finally:
+        publisher.summarise()
+    if not publisher.published:
+        typer.echo("published nothing: there was no input", err=True)
+
+
+class _Publisher:
+    def __init__(self, topic: str, bar: ProgressBar) -> None:
+        self._topic = topic
+        self._bar = bar
+        self._started = time.monotonic()
+        self.published = 0
+        self._acknowledged = 0
+        self._bytes = 0
+
+    async def publish_all(self, client: "Client", batches: AsyncIterator[list[bytes]]) -> None:
+        with self._bar:
+            try:
+                async for batch in batches:
+                    await self._publish_batch(client, batch)
+            except LineTooLongError as error:
+                await client.flush()
+                raise CommandError(f"{error}, the most a record can hold") from None
+            await client.flush()
+
+    async def _publish_batch(self, client: "Client", batch: list[bytes]) -> None:
+        for payload in batch:
+            while True:
+                try:
+                    acknowledgement = client.publish_nowait(self._topic, payload)
+                    break
+                except WindowFullError:
+                    await client.window()
+            acknowledgement.add_done_callback(self._count)
+            self.published += 1
+            self._bytes += len(payload)
+        self._bar.advance_to(self._bytes + self.published)  # and a newline each
+
+    def _count(self, acknowledgement: asyncio.Future[None]) -> None:
+        if not acknowledgement.cancelled() and acknowledgement.exception() is None:
+            self._acknowledged += 1
+
+    def summarise(self) -> None:
+        if not self.published:
+            return
+        records = f"{self.published:,} record{'s' if self.published > 1 else ''}"
+        if self._acknowledged < self.published:
+            typer.echo(f"only {self._acknowledged:,} of {records} acknowledged", err=True)
+            return
+        elapsed_s = time.monotonic() - self._started
+        typer.echo(f"published {records} ({size(self._bytes)}) in {elapsed_s:.2f} s", err=True)
+
+
+async def _single(payload: bytes) -> AsyncIterator[list[bytes]]:
+    yield [payload]
+
+
+def _open(file: Path | None) -> int:
+    if file is not None:
+        try:
+            return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise CommandError(f"cannot read {file}: {error.strerror}") from None
+    if sys.stdin.isatty():
+        typer.echo("each line is a record; Ctrl-D ends", err=True)
+    return sys.stdin.fileno()
+
+
+def _bytes_of(fd: int | None) -> int | None:
+    """How much there is to read, where that is known."""
+    if fd is None:
+        return None
+    status = os.fstat(fd)
+    return status.st_size if stat.S_ISREG(status.st_mode) else None

@@ -1,0 +1,44 @@
+"""`headrace serve`: the server, with the configuration in force. What it does is in `server/`."""
+
+import typer
+
+from headrace.cli import options
+
+
+def serve(
+    data_dir: options.DataDir = None,
+    figg: options.Figg = None,
+    ws: options.Ws = None,
+    http: options.ListenHttp = None,
+    durability: options.Durability = None,
+    config_file: options.ConfigFile = None,
+    log_format: options.LogFormat = None,
+    log_level: options.LogLevel = None,
+    others: options.Set = None,
+) -> None:
+    """Start a server.
+
+    Prints one line to standard output when every listener is open; SIGTERM and Ctrl-C stop it
+    without losing anything. Settings come from these flags,
+    over the environment (HEADRACE_...), over the --config file: see `headrace config`.
+
+    \b
+    headrace serve --data-dir /var/lib/headrace
+    headrace serve --figg 0.0.0.0:8119 --durability written
+    headrace serve --config headrace.toml --set retention.age_s=86400
+    """
+    loaded = options.load_settings(
+        config_file=config_file,
+        data_dir=data_dir,
+        figg=figg,
+        ws=ws,
+        http=http,
+        durability=durability,
+        log_format=log_format,
+        log_level=log_level,
+        others=others,
+    )
+    # Here and not above: the other commands have no need of the server.
+    from headrace.server.server import run
+
+    raise typer.Exit(run(loaded.config))

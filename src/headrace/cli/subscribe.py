@@ -1,0 +1,170 @@
+"""`headrace subscribe`: prints the records of a topic as they come, from a given position on."""
+
+import asyncio
+import base64
+import json
+import os
+import stat
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.connection import run_with_client
+from headrace.cli.failure import CommandError, UsageError
+from headrace.cli.http_api import NotFoundError, request
+from headrace.cli.moment import MOMENT_HELP, parse_moment
+from headrace.cli.output import discard_output
+from headrace.model import check_topic_name
+
+if TYPE_CHECKING:
+    from headrace.client import Client, Message, Missed
+
+
+def subscribe(
+    topic: options.Topic,
+    from_offset: Annotated[
+        int | None,
+        typer.Option(
+            "--from-offset", metavar="N", min=0, max=2**64 - 1, help="Begin at this offset."
+        ),
+    ] = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Begin with the oldest record kept.")
+    ] = False,
+    last: Annotated[
+        int | None,
+        typer.Option("--last", metavar="N", min=0, help="Begin this many records before the end."),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help=f"Begin at a time: {MOMENT_HELP}.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", metavar="N", min=1, help="End after this many records.")
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one object per line: topic, offset, payload."),
+    ] = False,
+    url: options.Url = None,
+    http: options.Http = None,
+    timeout_s: options.Timeout = 5.0,
+) -> None:
+    """Print records of a topic, and wait for more.
+
+    Each record is followed by a newline; Ctrl-C ends. Begins with the next record published, unless
+    an option says where. --last and --since ask the
+    server's HTTP address for the position. The offset of a record, as --json prints it, is the
+    place just past it: begin there to go on after it. A payload that is not UTF-8 is printed as
+    payload_base64 by --json.
+
+    \b
+    headrace subscribe greetings --from-start
+    headrace subscribe greetings --last 10 --json
+    headrace subscribe greetings --since 2h | grep error
+    """
+    options.only_one(
+        from_offset=from_offset is not None,
+        from_start=from_start,
+        last=last is not None,
+        since=since is not None,
+    )
+    check_topic_name(topic)
+    if from_start:
+        from_offset = 0
+    elif last is not None:
+        from_offset = _look_up(http, topic, last=last)
+    elif since is not None:
+        from_offset = _look_up(http, topic, time=_moment(since))
+    printer = _Printer(topic, from_offset, count, as_json=as_json, quiet=from_start)
+    try:
+        run_with_client(url, timeout_s, printer.print_all, patient=True)
+    except KeyboardInterrupt:
+        pass  # how a user says that it is enough
+    except BrokenPipeError:
+        discard_output()  # how a program says so
+
+
+class _Printer:
+    def __init__(
+        self, topic: str, offset: int | None, count: int | None, *, as_json: bool, quiet: bool
+    ) -> None:
+        self._topic = topic
+        self._offset = offset
+        self._left = count
+        self._as_json = as_json
+        self._quiet = quiet
+        self._out = sys.stdout.buffer
+
+    async def print_all(self, client: "Client") -> None:
+        client.on("missed", self._report_missed)
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        _watch_output(gone)
+        printing = asyncio.ensure_future(self._print_messages(client))
+        await asyncio.wait([printing, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not printing.done():
+            printing.cancel()
+            raise BrokenPipeError
+        await printing
+
+    async def _print_messages(self, client: "Client") -> None:
+        async for batch in client.subscribe(self._topic, offset=self._offset).batches():
+            wanted = batch[: self._left]
+            self._out.write(b"".join(map(self._line, wanted)))
+            self._out.flush()
+            if self._left is not None:
+                self._left -= len(wanted)
+                if self._left == 0:
+                    return
+        raise CommandError("the subscription ended: " + (client.last_error or "the client closed"))
+
+    def _line(self, message: "Message") -> bytes:
+        if not self._as_json:
+            return bytes(message.payload) + b"\n"
+        line: dict[str, object] = {"topic": message.topic, "offset": message.offset}
+        try:
+            line["payload"] = bytes(message.payload).decode()
+        except UnicodeDecodeError:
+            line["payload_base64"] = base64.b64encode(message.payload).decode()
+        return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+
+    def _report_missed(self, missed: "Missed") -> None:
+        if self._quiet and missed.asked == 0:
+            return
+        if missed.got > missed.asked:
+            text = f"offset {missed.asked} is no longer kept; going on at {missed.got}"
+        else:
+            text = f"offset {missed.asked} is past the end; going on at {missed.got}"
+        typer.echo(f"headrace: missed on {missed.topic}: {text}", err=True)
+
+
+def _watch_output(gone: asyncio.Future[None]) -> None:
+    """Finish `gone` when nobody reads our output, which a pipe shows without a write."""
+    loop = asyncio.get_running_loop()
+    fd = sys.stdout.fileno()
+
+    def finish() -> None:
+        loop.remove_reader(fd)
+        if not gone.done():
+            gone.set_result(None)
+
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        loop.add_reader(fd, finish)
+
+
+def _look_up(http: str | None, topic: str, **query: object) -> int:
+    try:
+        answer = request(options.http_or_default(http), "GET", "/v1/position", topic=topic, **query)
+    except NotFoundError:
+        return 0  # whatever comes into a topic that is not there yet, is wanted
+    offset: int = answer["offset"]
+    return offset
+
+
+def _moment(text: str) -> int:
+    try:
+        return parse_moment(text, datetime.now().astimezone())
+    except (ValueError, OverflowError):
+        raise UsageError(f"--since takes {MOMENT_HELP}, not {text!r}") from None

@@ -1,0 +1,365 @@
+"""The blocking twin of the client, for scripts and threads: the same client in a thread of its own.
+
+Publishes are handed over through a queue, so that many cost one wake-up of that thread. Every
+method may be called from any thread. Handlers run in the client's thread and must not block it.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, overload
+
+from headrace.client.client import Client, Payload
+from headrace.client.events import ConnectionState, Message, Missed
+from headrace.client.subscription import Subscription
+from headrace.errors import ClientClosedError, UnacknowledgedError, WindowFullError
+from headrace.model import check_topic_name
+from headrace.session.client import check_payload
+
+T = TypeVar("T")
+
+
+class BlockingClient:
+    """A client whose methods wait. `timeout_s` is in seconds everywhere; None waits for ever."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        # Guards what follows, and tells of progress.
+        self._lock = threading.Condition()
+        self._closed = False
+        self._queue: deque[tuple[str, bytes, Future[None]]] = deque()
+        self._drain_scheduled = False
+        self._published = 0
+        self._acknowledged = 0
+        self._in_flight_bytes = 0
+
+        self._loop = _new_event_loop()
+        self._stop = asyncio.Event()
+        entered: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(entered,), name=f"headrace {client.url}", daemon=True
+        )
+        self._thread.start()
+        try:
+            entered.result()
+        except BaseException:
+            self._closed = True
+            if entered.done():
+                self._thread.join()
+            else:  # interrupted: the thread ends when its attempt does
+                self._loop.call_soon_threadsafe(self._stop.set)
+            raise
+
+    @property
+    def state(self) -> ConnectionState:
+        return self._client.state
+
+    @property
+    def latency_s(self) -> float | None:
+        """Round trip to the server, from the last answered ping; None before the first."""
+        return self._client.latency_s
+
+    @property
+    def last_error(self) -> str:
+        """Why the last connection, or attempt at one, ended; empty if none has."""
+        return self._client.last_error
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many publishes wait for their acknowledgement."""
+        return self._published - self._acknowledged
+
+    def publish(self, topic: str, payload: Payload, timeout_s: float | None = None) -> None:
+        """Publish and wait until the server has acknowledged it.
+
+        After a TimeoutError the message may still be published, unless there was no room for it.
+        """
+        deadline = _deadline(timeout_s)
+        while True:
+            try:
+                future = self.publish_nowait(topic, payload)
+                break
+            except WindowFullError:
+                self.window(_left(deadline))
+        future.result(_left(deadline))
+
+    def publish_nowait(self, topic: str, payload: Payload) -> "Future[None]":
+        """Publish and return a future that the acknowledgement resolves. It need not be waited for.
+
+        Raises WindowFullError when too much is unacknowledged: call `window` first.
+        """
+        payload = bytes(memoryview(payload))
+        check_topic_name(topic)
+        check_payload(payload)
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # a publish cannot be taken back
+        with self._lock:
+            self._check_open()
+            if not self._has_room():
+                raise WindowFullError(f"{self.unacknowledged} publishes are unacknowledged")
+            self._published += 1
+            self._in_flight_bytes += len(payload)
+            self._queue.append((topic, payload, future))
+            if not self._drain_scheduled:
+                self._drain_scheduled = True
+                self._loop.call_soon_threadsafe(self._drain)
+        return future
+
+    def window(self, timeout_s: float | None = None) -> None:
+        """Wait until `publish_nowait` has room."""
+        self._wait(self._has_room, timeout_s, "room in the window")
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything published so far, by any thread, is acknowledged."""
+        until = self._published
+        self._wait(lambda: self._acknowledged >= until, timeout_s, "acknowledgements")
+
+    def subscribe(
+        self, topic: str, offset: int | None = None, timeout_s: float | None = None
+    ) -> "BlockingSubscription":
+        """Subscribe from an offset (0: from the oldest message kept), or from now on.
+
+        With `timeout_s` the iteration ends when no message has come for so long.
+        """
+
+        async def subscribe() -> Subscription:
+            return self._client.subscribe(topic, offset)
+
+        return BlockingSubscription(self, self.call(subscribe), timeout_s)
+
+    def unsubscribe(self, topic: str) -> None:
+        """End the subscription of a topic; without one, do nothing."""
+        self.call(lambda: self._client.unsubscribe(topic))
+
+    @overload
+    def on(
+        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
+    ) -> Callable[[], None]: ...
+    @overload
+    def on(
+        self, event: Literal["missed"], handler: Callable[[Missed], object]
+    ) -> Callable[[], None]: ...
+    def on(self, event: Any, handler: Callable[[Any], object]) -> Callable[[], None]:
+        """Call `handler`, in the client's thread, with every event of a kind, as `Client.on`."""
+        return self._client.on(event, handler)
+
+    def close(self, flush_s: float | None = None) -> None:
+        """Wait up to `flush_s` (default `flush_timeout_s`) for acknowledgements, then disconnect.
+
+        Raises UnacknowledgedError when they did not all come; with 0 nothing is waited for and
+        nothing raised.
+        """
+        flush_s = self._client.options.flush_timeout_s if flush_s is None else flush_s
+        try:
+            if flush_s > 0 and not self._closed:
+                self.flush(flush_s)
+        except TimeoutError:
+            raise UnacknowledgedError(self.unacknowledged) from None
+        finally:
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(flush_s=None if error is None else 0)
+
+    def call(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine in the client's thread and wait for it."""
+        with self._lock:
+            self._check_open()
+            future = asyncio.run_coroutine_threadsafe(function(), self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise ClientClosedError("the client is closed") from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError("the client is closed")
+
+    def _has_room(self) -> bool:
+        options = self._client.options
+        return (
+            self.unacknowledged < options.window_max
+            and self._in_flight_bytes < options.window_bytes_max
+        )
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float | None, what: str) -> None:
+        with self._lock:
+            self._check_open()
+            if not self._lock.wait_for(lambda: done() or self._closed, timeout_s):
+                raise TimeoutError(f"no {what} within {timeout_s} s")
+            if not done():
+                self._check_open()
+
+    def _end(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._lock.notify_all()
+                self._loop.call_soon_threadsafe(self._stop.set)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # The client's thread.
+
+    def _run(self, entered: "Future[None]") -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._main(entered))
+
+    async def _main(self, entered: "Future[None]") -> None:
+        self._client.on("state", self._state_changed)
+        try:
+            await self._client
+        except BaseException as error:  # noqa: BLE001  # raised again where the client was made
+            entered.set_exception(error)
+            return
+        entered.set_result(None)
+        await self._stop.wait()
+        await self._client.close(flush_s=0)
+        closed = ClientClosedError("the client is closed")
+        for _, _, future in self._queue:
+            future.set_exception(closed)
+
+    def _state_changed(self, state: ConnectionState) -> None:
+        if state is ConnectionState.CLOSED:  # also when the client failed on its own
+            self._stop.set()
+            with self._lock:
+                self._closed = True
+                self._lock.notify_all()
+
+    def _drain(self) -> None:
+        with self._lock:
+            self._drain_scheduled = False
+        while self._queue:
+            topic, payload, future = self._queue[0]
+            try:
+                taken = self._client.publish_nowait(topic, payload)
+            except WindowFullError:
+                return  # the next acknowledgement comes back here
+            except ClientClosedError:
+                return
+            self._queue.popleft()
+            taken.add_done_callback(_Transfer(self, future, len(payload)))
+
+    def acknowledged(self, payload_bytes: int) -> None:
+        with self._lock:
+            self._acknowledged += 1
+            self._in_flight_bytes -= payload_bytes
+            self._lock.notify_all()
+        if self._queue:
+            self._drain()
+
+
+class BlockingSubscription:
+    """An iterator over the messages of one topic; it ends when unsubscribed, closed or timed out.
+
+    After a time-out it can be iterated again. As a context manager it unsubscribes on leaving.
+    """
+
+    def __init__(
+        self, client: BlockingClient, subscription: Subscription, timeout_s: float | None
+    ) -> None:
+        self.topic = subscription.topic
+        self.timeout_s = timeout_s
+        self._client = client
+        self._subscription = subscription
+        self._offset: int | None = None
+        # Filled by the client's thread: what comes after a wait was given up is not lost.
+        self._ready: deque[Message] = deque()
+
+    @property
+    def offset(self) -> int | None:
+        """Just past the last message taken, or where delivery began."""
+        return self._subscription.offset if self._offset is None else self._offset
+
+    def attached(self) -> int:
+        """Wait until the server delivers this topic, and return the offset it began from."""
+        return self._client.call(self._subscription.attached)
+
+    def unsubscribe(self) -> None:
+        """End this subscription."""
+        self._client.call(self._subscription.unsubscribe)
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        while True:
+            try:
+                message = self._ready.popleft()
+            except IndexError:
+                if not self._fetch():
+                    raise StopIteration from None
+            else:
+                self._offset = message.offset
+                return message
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with suppress(ClientClosedError):  # then it has ended with the client
+            self.unsubscribe()
+
+    def _fetch(self) -> bool:
+        async def fetch() -> bool:
+            async with asyncio.timeout(self.timeout_s):
+                batch = await self._subscription.batch()
+            self._ready.extend(batch)
+            return bool(batch)
+
+        try:
+            return self._client.call(fetch)
+        except (TimeoutError, ClientClosedError):
+            return False
+
+
+class _Transfer:
+    """Carries the outcome of a publish from the loop's future to the thread's."""
+
+    __slots__ = ("_client", "_future", "_payload_bytes")
+
+    def __init__(self, client: BlockingClient, future: "Future[None]", payload_bytes: int) -> None:
+        self._client = client
+        self._future = future
+        self._payload_bytes = payload_bytes
+
+    def __call__(self, done: "asyncio.Future[None]") -> None:
+        if (error := done.exception()) is not None:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(None)
+            self._client.acknowledged(self._payload_bytes)
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # not on every system; slower without it, and the same otherwise
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _deadline(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,0 +1,334 @@
+"""The client an application uses, whatever the protocol. Frames, sockets and retries are elsewhere.
+
+`Client` joins a session (what the protocol says), a link (connections and time) and a flow (what a
+slow subscription does), and keeps what belongs to the application: futures, subscriptions and
+handlers. It belongs to one event loop and is not safe to use from other threads; `blocking.py` is.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+from headrace.client.events import Handlers
+from headrace.client.flow import Flow
+from headrace.client.link import Dial, Link
+from headrace.client.options import Options
+from headrace.client.subscription import Subscription
+from headrace.errors import (
+    ClientClosedError,
+    ConnectTimeoutError,
+    LocalProtocolError,
+    UnacknowledgedError,
+)
+from headrace.session.client import (
+    Acknowledged,
+    Attached,
+    ClientSession,
+    ConnectionState,
+    Detached,
+    Event,
+    Messages,
+    Missed,
+)
+
+Payload = bytes | bytearray | memoryview
+
+
+class Client:
+    """Publishes to and subscribes to topics of one server, over as many connections as it takes.
+
+    Use `async with connect(url) as client`, or `client = await connect(url)` and `client.close()`.
+    """
+
+    def __init__(self, url: str, session: ClientSession, dial: Dial, options: Options) -> None:
+        self.url = url
+        self.options = options
+        self._session = session
+        self._dial = dial
+        self._handlers = Handlers()
+        self._subscriptions: dict[str, Subscription] = {}
+        self._detaching: set[str] = set()
+        # One per unacknowledged publish, in the session's order.
+        self._publishes: deque[asyncio.Future[None]] = deque()
+        self._published = 0
+        self._acknowledged = 0
+        self._closed: ClientClosedError | None = None
+        # Both are only ever set and cleared at once: they wake all who wait, to look again.
+        self._acks = asyncio.Event()
+        self._changes = asyncio.Event()
+        self._link: Link | None = None
+        self._flow: Flow | None = None
+
+    @property
+    def state(self) -> ConnectionState:
+        return self._session.state
+
+    @property
+    def latency_s(self) -> float | None:
+        """Round trip to the server, from the last answered ping; None before the first."""
+        return self._session.latency_s
+
+    @property
+    def last_error(self) -> str:
+        """Why the last connection, or attempt at one, ended; empty if none has."""
+        return self._link.last_error if self._link is not None else ""
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many publishes wait for their acknowledgement."""
+        return self._session.unacknowledged
+
+    async def publish(self, topic: str, payload: Payload) -> None:
+        """Publish and wait until the server has acknowledged it.
+
+        Waits for room in the window first; cancelled there, nothing is published. Cancelled later,
+        the message is published all the same and only nobody waits for it.
+        """
+        await self.window()
+        await self.publish_nowait(topic, payload)
+
+    def publish_nowait(self, topic: str, payload: Payload) -> "asyncio.Future[None]":
+        """Publish and return a future that the acknowledgement resolves. It need not be awaited.
+
+        What is published in one step of the event loop is sent together, in order. Raises
+        WindowFullError when too much is unacknowledged: `await client.window()` first.
+        """
+        link = self._link
+        if link is None or self._closed is not None:
+            link = self._running()[0]
+        if type(payload) is not bytes:
+            payload = bytes(memoryview(payload))
+        self._session.publish(topic, payload)
+        future = link.loop.create_future()
+        self._publishes.append(future)
+        self._published += 1
+        link.send_soon()
+        if not link.reading:
+            self._step_aside()
+        return future
+
+    async def window(self) -> None:
+        """Wait until `publish_nowait` has room."""
+        self._running()
+        while not self._session.has_room:
+            await self._acks.wait()
+            self._running()
+
+    async def flush(self) -> None:
+        """Wait until everything published so far is acknowledged."""
+        self._running()
+        until = self._published
+        while self._acknowledged < until:
+            await self._acks.wait()
+            self._running()
+
+    def subscribe(self, topic: str, offset: int | None = None) -> Subscription:
+        """Subscribe from an offset (0: from the oldest message kept), or from now on.
+
+        After a lost connection it goes on where it stopped. Where the server cannot start at the
+        offset, the `missed` event tells. One subscription per topic: LocalProtocolError otherwise.
+        """
+        link, _ = self._running()
+        if topic in self._subscriptions:
+            raise LocalProtocolError(f"{topic!r} is already subscribed on this client")
+        self._session.attach(topic, offset)
+        link.send_soon()
+        if topic in self._detaching:
+            self._detaching.discard(topic)
+            _wake(self._changes)
+        subscription = Subscription(self, topic, offset, self.options.receive_bytes_max)
+        self._subscriptions[topic] = subscription
+        return subscription
+
+    async def unsubscribe(self, topic: str) -> None:
+        """End the subscription of a topic at once; without one, do nothing.
+
+        Returns when the server has confirmed it, or there is no connection to hear it from.
+        """
+        link, flow = self._running()
+        subscription = self._subscriptions.pop(topic, None)
+        if subscription is not None:
+            flow.forget(subscription)
+            subscription.end()
+            if self._session.detach(topic):
+                self._detaching.add(topic)
+            link.send_soon()
+        while topic in self._detaching:
+            await self._changes.wait()
+
+    @overload
+    def on(
+        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
+    ) -> Callable[[], None]: ...
+    @overload
+    def on(
+        self, event: Literal["missed"], handler: Callable[[Missed], object]
+    ) -> Callable[[], None]: ...
+    def on(self, event: str, handler: Callable[[Any], object]) -> Callable[[], None]:
+        """Call `handler` with every event of a kind; returns a function that ends that.
+
+        `state`: a ConnectionState, at every change. `missed`: a Missed, when messages of a topic
+        did not and will not come.
+        """
+        return self._handlers.add(event, handler)
+
+    async def connected(self) -> None:
+        """Wait until there is a connection."""
+        self._running()
+        while self.state is not ConnectionState.CONNECTED:
+            await self._changes.wait()
+            self._running()
+
+    async def close(self, flush_s: float | None = None) -> None:
+        """Wait up to `flush_s` (default `flush_timeout_s`) for acknowledgements, then disconnect.
+
+        Raises UnacknowledgedError when they did not all come; with 0 nothing is waited for and
+        nothing raised. Iterations end; futures and waiting calls get ClientClosedError.
+        """
+        if self._link is None or self._closed is not None:
+            self._shut(ClientClosedError("the client is closed"))
+            return
+        flush_s = self.options.flush_timeout_s if flush_s is None else flush_s
+        try:
+            if flush_s > 0 and self.unacknowledged:
+                async with asyncio.timeout(flush_s):
+                    await self.flush()
+        except TimeoutError:
+            raise UnacknowledgedError(self.unacknowledged) from None
+        finally:
+            aborting = self.unacknowledged > 0
+            self._shut(ClientClosedError("the client is closed"))
+            await self._link.stop(abort=aborting)
+            self._session.close()
+            self._handlers.tell("state", ConnectionState.CLOSED)
+
+    async def __aenter__(self) -> Self:
+        self._start()
+        timeout_s = self.options.connect_timeout_s
+        if timeout_s is None:
+            return self
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.connected()
+        except TimeoutError:
+            reason = self.last_error or "no answer"
+            await self.close(flush_s=0)
+            raise ConnectTimeoutError(
+                f"no connection to {self.url} within {timeout_s:g} s: {reason}"
+            ) from None
+        except BaseException:
+            await self.close(flush_s=0)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # With an error on its way out, waiting would delay it and a second error would hide it.
+        await self.close(flush_s=None if error is None else 0)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
+
+    def caught_up(self, subscription: Subscription) -> None:
+        """For subscriptions: one that was over its bound has room again."""
+        if self._flow is not None:
+            self._flow.caught_up(subscription)
+
+    def _start(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+        if self._link is None:
+            self._link = Link(
+                self._session,
+                self._dial,
+                self.options,
+                handle=self._handle,
+                changed=self._state_changed,
+                failed=self._failed,
+            )
+            self._flow = Flow(self._link, self._session, self.options.receive_pause_s)
+
+    def _running(self) -> tuple[Link, Flow]:
+        if self._closed is not None:
+            raise self._closed
+        if self._link is None or self._flow is None:
+            raise LocalProtocolError("enter the client first: `async with` or `await` it")
+        return self._link, self._flow
+
+    def _handle(self, events: list[Event]) -> None:
+        if self._closed is not None:
+            return
+        for event in events:
+            if isinstance(event, Messages):
+                self._messages(event)
+            elif isinstance(event, Acknowledged):
+                self._acknowledge(event.publishes)
+            elif isinstance(event, Missed):
+                self._handlers.tell("missed", event)
+            elif isinstance(event, Attached):
+                self._subscriptions[event.topic].begin(event.offset)
+            elif isinstance(event, Detached):
+                self._detaching.discard(event.topic)
+                _wake(self._changes)
+
+    def _messages(self, event: Messages) -> None:
+        subscription = self._subscriptions[event.topic]
+        if not subscription.deliver(event.messages) and self._flow is not None:
+            self._flow.over(subscription)
+
+    def _acknowledge(self, publishes: int) -> None:
+        self._acknowledged += publishes
+        for _ in range(publishes):
+            future = self._publishes.popleft()
+            if not future.done():
+                future.set_result(None)
+        _wake(self._acks)
+
+    def _state_changed(self, state: ConnectionState) -> None:
+        if state is ConnectionState.DISCONNECTED:
+            self._detaching.clear()
+            if self._flow is not None:
+                self._flow.disconnected()
+        _wake(self._changes)
+        self._handlers.tell("state", state)
+
+    def _failed(self, error: BaseException) -> None:
+        closed = ClientClosedError(f"the client failed: {error!r}")
+        closed.__cause__ = error
+        self._shut(closed)
+        self._session.close()
+        self._handlers.tell("state", ConnectionState.CLOSED)
+
+    def _step_aside(self) -> None:
+        # Reading is paused for a slow subscription, and an acknowledgement is now waited for.
+        if self._flow is not None:
+            self._flow.step_aside()
+
+    def _shut(self, error: ClientClosedError) -> None:
+        """Refuse everything from now on, and let everyone who waits know."""
+        if self._closed is not None:
+            return
+        self._closed = error
+        if self._flow is not None:
+            self._flow.stop()
+        for subscription in self._subscriptions.values():
+            subscription.end()
+        for future in self._publishes:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # a future nobody awaits is no reason for a warning
+        self._publishes.clear()
+        self._detaching.clear()
+        _wake(self._acks)
+        _wake(self._changes)
+
+
+def _wake(event: asyncio.Event) -> None:
+    event.set()
+    event.clear()

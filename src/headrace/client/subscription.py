@@ -1,0 +1,151 @@
+"""What one topic brings, for the application to iterate over. Buffers; knows no protocol."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from types import TracebackType
+from typing import Protocol, Self
+
+from headrace.client.events import Message
+from headrace.errors import ClientError
+
+MESSAGE_OVERHEAD_BYTES = 128
+"""What a received message takes in memory beside its payload, for the bound on buffering."""
+
+Batch = list[tuple[int, bytes]]
+
+
+class Subscriber(Protocol):
+    """The client, as its subscriptions see it."""
+
+    def caught_up(self, subscription: "Subscription") -> None:
+        """A subscription that was over its bound has room again."""
+
+    def unsubscribe(self, topic: str) -> Awaitable[None]: ...
+
+
+class Subscription:
+    """An async iterator over the messages of one topic; it ends when unsubscribed or closed.
+
+    Use it as a context manager to unsubscribe on leaving. Several tasks may iterate over it; each
+    message goes to one of them.
+    """
+
+    def __init__(
+        self, client: Subscriber, topic: str, offset: int | None, receive_bytes_max: int
+    ) -> None:
+        self.topic = topic
+        self.offset = offset
+        """Just past the last message taken, or where delivery began: store it to resume later.
+        None while the server has not said where the topic ends."""
+        self.received = offset
+        """The same for the last message received, taken or not."""
+        self.ended = False
+        self._client = client
+        self._attached_at: int | None = None
+        self._receive_bytes_max = receive_bytes_max
+        self._batches: deque[Batch] = deque()
+        self._batches_bytes = 0
+        self._over = False
+        self._current: Iterator[tuple[int, bytes]] = iter(())
+        self._news = asyncio.Event()
+
+    async def attached(self) -> int:
+        """Wait until the server delivers this topic, and return the offset it began from."""
+        while self._attached_at is None:
+            if self.ended:
+                raise ClientError(f"the subscription of {self.topic!r} ended before it began")
+            await self._news.wait()
+        return self._attached_at
+
+    async def batch(self) -> list[Message]:
+        """Wait for messages and take all that came together: the cheapest way to take many.
+
+        Empty only when the subscription has ended. Cancelling it loses nothing.
+        """
+        pairs = list(self._current) or await self._next()
+        if pairs:
+            self.offset = pairs[-1][0]
+        topic = self.topic
+        return [Message(topic, offset, payload) for offset, payload in pairs]
+
+    async def batches(self) -> AsyncIterator[list[Message]]:
+        """Iterate over batches instead of messages."""
+        while batch := await self.batch():
+            yield batch
+
+    async def unsubscribe(self) -> None:
+        """End this subscription, as `client.unsubscribe` does."""
+        if not self.ended:
+            await self._client.unsubscribe(self.topic)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        pair = next(self._current, None)
+        if pair is None:
+            batch = await self._next()
+            if not batch:
+                raise StopAsyncIteration
+            self._current = iter(batch)
+            pair = next(self._current)
+        self.offset = pair[0]
+        return Message(self.topic, pair[0], pair[1])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.unsubscribe()
+
+    def begin(self, offset: int) -> None:
+        """The server has attached the topic; also called for every later connection."""
+        if self._attached_at is None:
+            self._attached_at = offset
+        if self.offset is None:
+            self.offset = offset
+        self.received = offset
+        self._wake()
+
+    def deliver(self, batch: Batch) -> bool:
+        """Buffer messages. False asks to hold back until `caught_up`."""
+        self.received = batch[-1][0]
+        self._batches.append(batch)
+        self._batches_bytes += _size(batch)
+        self._wake()
+        self._over = self._over or self._batches_bytes > self._receive_bytes_max
+        return not self._over
+
+    def end(self) -> None:
+        """Let the iteration end at once; what was not taken is dropped."""
+        self.ended = True
+        self._batches.clear()
+        self._current = iter(())
+        self._wake()
+
+    async def _next(self) -> Batch:
+        while not self._batches:
+            if self.ended:
+                return []
+            await self._news.wait()
+        batch = self._batches.popleft()
+        self._batches_bytes -= _size(batch)
+        if self._over and self._batches_bytes <= self._receive_bytes_max // 2:
+            self._over = False
+            self._client.caught_up(self)
+        return batch
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news.clear()
+
+
+def _size(batch: Batch) -> int:
+    # Offsets are byte positions: their difference is the payloads' bytes, without adding them up.
+    return batch[-1][0] - batch[0][0] + len(batch[0][1]) + MESSAGE_OVERHEAD_BYTES * len(batch)

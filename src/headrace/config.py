@@ -1,0 +1,295 @@
+"""The configuration: each setting with its meaning, unit, bounds and default, but not its origin.
+
+Made once at the edge and passed down. The annotations here are the one source of validation, of
+`headrace config` and of `docs/configuration.md`.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NamedTuple, Self, TypeVar
+
+from msgspec import Meta, Struct
+
+from headrace.model import Durability
+
+T = TypeVar("T")
+
+NUMBER_MAX = 2**62  # offsets and sizes stay well inside what files and SQLite can count
+
+
+def _setting(
+    doc: str,
+    unit: str = "",
+    *,
+    flag: str = "",
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+) -> Meta:
+    extra = {"unit": unit, "flag": flag}
+    if gt is not None:
+        return Meta(description=doc, gt=gt, le=le, extra=extra)
+    return Meta(description=doc, ge=ge, le=le, extra=extra)
+
+
+class LogFormat(StrEnum):
+    HUMAN = "human"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Address(NamedTuple):
+    """Where a listener opens; port 0 takes a free one."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        host, colon, port = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise ValueError("an IPv6 address needs brackets")
+        if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65536):
+            raise ValueError("not HOST:PORT")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class _Section(Struct, frozen=True, kw_only=True):
+    pass
+
+
+class Listen(_Section, frozen=True):
+    figg: Annotated[Address, _setting("Figg over TCP.", flag="--figg")] = Address("127.0.0.1", 8119)
+    ws: Annotated[
+        Address,
+        _setting("WebSocket protocols (nothing answers here yet).", flag="--ws"),
+    ] = Address("127.0.0.1", 8120)
+    http: Annotated[Address, _setting("The HTTP API, health and metrics.", flag="--http")] = (
+        Address("127.0.0.1", 8121)
+    )
+
+
+class Limits(_Section, frozen=True):
+    connections_max: Annotated[
+        int,
+        _setting(
+            "Open connections; further ones are closed at once.", "connections", ge=1, le=1_000_000
+        ),
+    ] = 10_000
+    topics_attached_max: Annotated[
+        int,
+        _setting("Topics that one connection may be attached to.", "topics", ge=1, le=1_000_000),
+    ] = 1_000
+    output_bytes_max: Annotated[
+        int,
+        _setting(
+            "Queued for one connection; above it a live subscriber goes back to reading the log.",
+            "bytes",
+            ge=4096,
+            le=NUMBER_MAX,
+        ),
+    ] = 1024 * 1024
+    publish_bytes_max: Annotated[
+        int,
+        _setting(
+            "Received and not yet committed, of all connections; above it publishers wait.",
+            "bytes",
+            ge=4096,
+            le=NUMBER_MAX,
+        ),
+    ] = 64 * 1024 * 1024
+    memory_topic_bytes_max: Annotated[
+        int,
+        _setting(
+            "Kept of each `memory` topic; the oldest records go first.",
+            "bytes",
+            ge=64,
+            le=NUMBER_MAX,
+        ),
+    ] = 64 * 1024 * 1024
+
+
+class Journal(_Section, frozen=True):
+    file_bytes: Annotated[
+        int, _setting("Size of one journal file.", "bytes", ge=16_384, le=2**40)
+    ] = 64 * 1024 * 1024
+    files: Annotated[
+        int,
+        _setting(
+            "Journal files made ahead and recycled; commits wait when none is free.",
+            "files",
+            ge=2,
+            le=1024,
+        ),
+    ] = 4
+    rotate_s: Annotated[
+        float,
+        _setting(
+            "Age at which a journal file is closed and handed to the applier.",
+            "seconds",
+            gt=0,
+            le=3600,
+        ),
+    ] = 2.0
+    commit_bytes_max: Annotated[
+        int,
+        _setting(
+            "Gathered into one commit, that is one synchronous write.", "bytes", ge=4096, le=2**30
+        ),
+    ] = 1024 * 1024
+    fsync_s: Annotated[
+        float,
+        _setting("How often data of `written` topics is synced to disk.", "seconds", gt=0, le=3600),
+    ] = 1.0
+
+
+class Segment(_Section, frozen=True):
+    bytes: Annotated[
+        int,
+        _setting(
+            "Size at which a topic's segment file is closed and the next begins.",
+            "bytes",
+            ge=64,
+            le=NUMBER_MAX,
+        ),
+    ] = 1024 * 1024 * 1024
+    open_files_max: Annotated[
+        int, _setting("Segment and index files kept open for reading.", "files", ge=2, le=1_000_000)
+    ] = 512
+
+
+class Retention(_Section, frozen=True):
+    age_s: Annotated[
+        float,
+        _setting(
+            "How long records are kept; 0 keeps them for ever.",
+            "seconds",
+            ge=0,
+            le=NUMBER_MAX,
+        ),
+    ] = 604_800.0
+    bytes: Annotated[
+        int,
+        _setting(
+            "How much of each topic is kept; 0 sets no limit.",
+            "bytes",
+            ge=0,
+            le=NUMBER_MAX,
+        ),
+    ] = 0
+    check_s: Annotated[
+        float, _setting("How often expired segments are looked for.", "seconds", gt=0, le=86_400)
+    ] = 60.0
+    clock_jump_s: Annotated[
+        float,
+        _setting(
+            "A check is skipped when the wall clock jumped by more than this since the last one.",
+            "seconds",
+            gt=0,
+            le=NUMBER_MAX,
+        ),
+    ] = 3600.0
+
+
+class PrefixRule(Struct, frozen=True, kw_only=True):
+    """What differs for topics whose name begins with `prefix`; None leaves it to shorter ones."""
+
+    prefix: Annotated[str, _setting("Where the names of these topics begin.")]
+    durability: Annotated[Durability | None, _setting("As `durability`, for these topics.")] = None
+    retention_age_s: Annotated[
+        float | None,
+        _setting("As `retention.age_s`, for these topics.", "seconds", ge=0, le=NUMBER_MAX),
+    ] = None
+    retention_bytes: Annotated[
+        int | None,
+        _setting("As `retention.bytes`, for these topics.", "bytes", ge=0, le=NUMBER_MAX),
+    ] = None
+    segment_bytes: Annotated[
+        int | None, _setting("As `segment.bytes`, for these topics.", "bytes", ge=64, le=NUMBER_MAX)
+    ] = None
+
+
+# These name spaces trim by rules of their own: age and size must never take a record from them.
+BUILT_IN_RULES = (
+    PrefixRule(prefix="channel/", retention_age_s=0, retention_bytes=0),
+    PrefixRule(prefix="logux/", retention_age_s=0, retention_bytes=0),
+)
+
+
+class TopicRule(NamedTuple):
+    """What holds for one topic, with every value resolved."""
+
+    durability: Durability
+    retention_age_s: float
+    retention_bytes: int
+    segment_bytes: int
+
+
+class Config(_Section, frozen=True):
+    data_dir: Annotated[
+        Path,
+        _setting(
+            "Directory of the log; made when missing, relative to where the server starts.",
+            flag="--data-dir",
+        ),
+    ] = Path("headrace-data")
+    durability: Annotated[
+        Durability,
+        _setting(
+            "When a record counts as published: on disk, handed to the system, or in memory.",
+            flag="--durability",
+        ),
+    ] = Durability.SYNCED
+    log_format: Annotated[
+        LogFormat,
+        _setting(
+            "Diagnostics on standard error, for people or as JSON lines.", flag="--log-format"
+        ),
+    ] = LogFormat.HUMAN
+    log_level: Annotated[
+        LogLevel, _setting("The least important diagnostics shown.", flag="--log-level")
+    ] = LogLevel.INFO
+    listen: Annotated[Listen, _setting("Where the server answers.")] = Listen()
+    limits: Annotated[Limits, _setting("What bounds memory.")] = Limits()
+    journal: Annotated[Journal, _setting("Where commits are written first.")] = Journal()
+    segment: Annotated[Segment, _setting("Where records are kept.")] = Segment()
+    retention: Annotated[
+        Retention, _setting("When records are deleted, whole segments at a time.")
+    ] = Retention()
+    topics: Annotated[
+        tuple[PrefixRule, ...], _setting("What differs by prefix of the topic's name.")
+    ] = ()
+
+    def rule(self, topic: str) -> TopicRule:
+        """What holds for `topic`: each value from the longest matching prefix that sets it."""
+        # The sort is stable: a rule of the user comes before the built-in one of the same prefix.
+        matching = sorted(
+            (rule for rule in self.topics + BUILT_IN_RULES if topic.startswith(rule.prefix)),
+            key=lambda rule: -len(rule.prefix),
+        )
+        return TopicRule(
+            durability=_first((rule.durability for rule in matching), self.durability),
+            retention_age_s=_first(
+                (rule.retention_age_s for rule in matching), self.retention.age_s
+            ),
+            retention_bytes=_first(
+                (rule.retention_bytes for rule in matching), self.retention.bytes
+            ),
+            segment_bytes=_first((rule.segment_bytes for rule in matching), self.segment.bytes),
+        )
+
+
+def _first(values: Iterable[T | None], otherwise: T) -> T:
+    return next((value for value in values if value is not None), otherwise)

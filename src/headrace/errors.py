@@ -1,0 +1,69 @@
+"""The one tree of errors. Each says who is wrong and what to do next, and carries the facts."""
+
+
+class HeadraceError(Exception):
+    """Anything Headrace raises on purpose."""
+
+
+class ConfigError(HeadraceError):
+    """The configuration is wrong: correct the named key and start again."""
+
+
+class BadTopicNameError(HeadraceError, ValueError):
+    """The caller named a topic that cannot exist: use 1 to 255 bytes of UTF-8."""
+
+
+class PayloadTooLargeError(HeadraceError, ValueError):
+    """The caller's payload is over the limit: split it."""
+
+
+class RemoteProtocolError(HeadraceError):
+    """The peer broke the protocol: close the connection, keep what it had sent before."""
+
+
+class LocalProtocolError(HeadraceError):
+    """The caller asked for something the protocol does not allow in this state."""
+
+
+class StoreError(HeadraceError):
+    """The log cannot do what was asked of it."""
+
+
+class DataDirectoryError(StoreError):
+    """The data directory cannot be used: the message says why and what to change."""
+
+
+class DataDirectoryLockedError(DataDirectoryError):
+    """Another server uses the data directory: stop it, or choose another directory."""
+
+
+class StoreFailedError(StoreError):
+    """A write or fsync of the journal failed. Nothing more is accepted; restart when the disk is well."""
+
+
+class UnknownTopicError(StoreError):
+    """There is no topic of this name."""
+
+
+class ClientError(HeadraceError):
+    """The client cannot do what was asked of it."""
+
+
+class ClientClosedError(ClientError):
+    """The client was closed: make a new one."""
+
+
+class ConnectTimeoutError(ClientError, TimeoutError):
+    """No server answered in time: check the address, or wait longer (`connect_timeout_s`)."""
+
+
+class UnacknowledgedError(ClientError):
+    """The client closed before every publish was acknowledged: those may or may not be in the log."""
+
+    def __init__(self, publishes: int) -> None:
+        super().__init__(f"{publishes} publishes were not acknowledged before the client closed")
+        self.publishes = publishes
+
+
+class WindowFullError(ClientError):
+    """Too many publishes are unacknowledged: await `client.window()` and publish again."""

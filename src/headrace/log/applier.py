@@ -1,0 +1,381 @@
+"""Turns entries of the journal into segments, index rows and catalogue. Recovery is the same function.
+
+One call takes any stretch of the journal and leaves the directory as if nothing else had ever happened:
+
+1. gather the entries by topic;
+2. cut each touched file to where the catalogue says it ends, write the new bytes, then their index rows;
+3. sync them, and the directories of new files;
+4. one transaction of the catalogue says all of it is so, and up to which commit;
+5. delete the files that no longer have a name in it.
+
+A crash before 4 leaves bytes past the catalogue's ends, which the next attempt cuts off; a crash after it
+leaves files nobody names, which the next start sweeps. Entries hold absolute values: what is already
+applied is recognised by its offset and skipped.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.config import TopicRule
+from headrace.log import journal
+from headrace.log.catalogue import (
+    TOMBSTONES_MAX,
+    Catalogue,
+    CursorRow,
+    Meta,
+    ProducerRow,
+    SegmentRow,
+    TombstoneRow,
+    TopicRow,
+)
+from headrace.log.disk import Disk
+from headrace.log.entries import RECENT_MAX, Create, Cursor, Destroy, Producer, Recent
+from headrace.log.index import HEADER_BYTES, Header, Piece, encode_header, encode_row, join_runs
+from headrace.log.layout import Layout
+
+SYNC_EACH_MAX = 64
+"""With more files than this, one sync of the whole file system is cheaper than one for each."""
+
+SEGMENT_SHARE = 0.1
+"""How much of a topic's retention one segment may hold: whole segments are forgotten, so no record
+outlives its window, and no topic its size, by more."""
+
+HOLE_BYTES_MAX = 4 << 20
+"""A longer stretch without records starts a new segment instead of a hole in the file."""
+
+
+class Damage(NamedTuple):
+    """Records that were stored and cannot be read any more."""
+
+    topic: str
+    offset: int
+    end: int
+    ordinal: int
+    end_ordinal: int
+    reason: str
+
+    def __str__(self) -> str:
+        records = self.end_ordinal - self.ordinal
+        return (
+            f"topic {self.topic!r}: {records} records from offset {self.offset} to {self.end} "
+            f"are lost: {self.reason}"
+        )
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What will become of one topic."""
+
+    row: TopicRow
+    pieces: list[Piece] = field(default_factory=list)
+    segment: SegmentRow | None = None
+    """The one being appended to."""
+    changed: list[SegmentRow] = field(default_factory=list)
+    created: bool = False
+    destroyed: bool = False
+    trimmed: bool = False
+
+
+@dataclass(slots=True)
+class _Writes:
+    """The bytes for one segment and its index."""
+
+    segment: SegmentRow
+    new: bool
+    cut_to: int
+    rows_before: int
+    stretches: list[tuple[int, list[bytes]]] = field(default_factory=list)
+    rows: list[bytes] = field(default_factory=list)
+
+
+class Applier:
+    def __init__(
+        self,
+        disk: Disk,
+        layout: Layout,
+        catalogue: Catalogue,
+        rule: Callable[[str], TopicRule],
+    ) -> None:
+        self._disk = disk
+        self._layout = layout
+        self._catalogue = catalogue
+        self._rule = rule
+
+    def apply(self, entries: Iterable[journal.Entry], applied: int) -> list[Damage]:
+        """Make the entries part of the log; `applied` is the last commit they belong to."""
+        meta = self._catalogue.meta()
+        batch = _Batch(self._catalogue)
+        for entry in entries:
+            batch.add(entry)
+        self._write(batch.plans.values())
+        dropped = self._record(batch, meta, applied)
+        for path in dropped:
+            self._disk.unlink(path)
+        return batch.damages
+
+    def _write(self, plans: Iterable[_Plan]) -> None:
+        """Steps 2 and 3."""
+        writes: list[tuple[_Plan, _Writes]] = []
+        for plan in plans:
+            if plan.pieces and not plan.destroyed:
+                writes.extend((plan, one) for one in self._layout_runs(plan))
+        each = 2 * len(writes) <= SYNC_EACH_MAX
+        directories: set[Path] = set()
+        last: int | None = None
+        for plan, one in writes:
+            for fd in self._write_segment(plan.row, one):
+                if each:
+                    self._disk.sync(fd)
+                    self._disk.close(fd)
+                else:
+                    if last is not None:
+                        self._disk.close(last)
+                    last = fd
+            if one.new:
+                directories.add(self._layout.segment(plan.row.id, one.segment.base).parent)
+        if last is not None:
+            self._disk.sync_file_system(last)
+            self._disk.close(last)
+        else:
+            for directory in directories:
+                self._disk.sync_directory(directory)
+
+    def _layout_runs(self, plan: _Plan) -> list[_Writes]:
+        """Divide a topic's new records over segments."""
+        rule = self._rule(plan.row.name.decode())
+        age_ms_max = rule.retention_age_s * 1000 * SEGMENT_SHARE
+        bytes_max = rule.segment_bytes
+        if rule.retention_bytes:
+            bytes_max = min(bytes_max, int(rule.retention_bytes * SEGMENT_SHARE))
+        current = plan.segment = self._catalogue.last_segment(plan.row.id)
+        writes: list[_Writes] = []
+        one: _Writes | None = None
+        for row, parts in join_runs(plan.pieces):
+            new = (
+                current is None
+                or current.end - current.base >= bytes_max
+                or row.offset - current.end > HOLE_BYTES_MAX
+                or (age_ms_max > 0 and row.ms - current.first_ms > age_ms_max)
+            )
+            if new or current is None:
+                current = SegmentRow(
+                    plan.row.id, row.offset, row.offset, 0, row.ordinal, row.ordinal, row.ms, row.ms
+                )
+                one = None
+            if one is None:
+                one = _Writes(current, new, current.end - current.base, current.rows)
+                writes.append(one)
+            at = row.offset - current.base
+            if one.stretches and row.offset == current.end:
+                one.stretches[-1][1].extend(parts)
+            else:
+                one.stretches.append((at, parts))
+            one.rows.append(encode_row(row))
+            current = one.segment = current._replace(
+                end=row.end,
+                rows=current.rows + 1,
+                end_ordinal=row.ordinal + row.record_count,
+                last_ms=row.ms,
+            )
+        plan.changed = [one.segment for one in writes]
+        return writes
+
+    def _write_segment(self, topic: TopicRow, one: _Writes) -> tuple[int, int]:
+        path = self._layout.segment(topic.id, one.segment.base)
+        segment = self._disk.open(path, create=one.new)
+        self._disk.cut(segment, one.cut_to)
+        for at, parts in one.stretches:
+            self._disk.write(segment, parts, at)
+        index = self._disk.open(path.with_suffix(".idx"), create=one.new)
+        position = HEADER_BYTES + one.rows_before * len(one.rows[0])
+        if one.new:
+            header = Header(
+                topic.id,
+                topic.epoch,
+                one.segment.base,
+                one.segment.first_ordinal,
+                topic.name.decode(),
+            )
+            self._disk.cut(index, 0)
+            self._disk.write(index, [encode_header(header), *one.rows], 0)
+        else:
+            self._disk.cut(index, position)
+            self._disk.write(index, one.rows, position)
+        return segment, index
+
+    def _record(self, batch: "_Batch", meta: Meta, applied: int) -> list[Path]:
+        """Step 4; returns the files that have lost their names."""
+        catalogue = self._catalogue
+        dropped: list[Path] = []
+        with catalogue.transaction():
+            for plan in batch.plans.values():
+                if plan.destroyed:
+                    for segment in catalogue.segments(plan.row.id):
+                        dropped += self._paths(segment)
+                    catalogue.drop_topic(plan.row.id)
+                    continue
+                catalogue.put(plan.changed)
+                if plan.trimmed:
+                    for segment in catalogue.segments(plan.row.id):
+                        if segment.end <= plan.row.start_offset:
+                            catalogue.drop_segment(plan.row.id, segment.base)
+                            dropped += self._paths(segment)
+            live = [plan.row for plan in batch.plans.values() if not plan.destroyed]
+            catalogue.put(live)
+            for plan in batch.plans.values():
+                if plan.created and not plan.destroyed:
+                    catalogue.drop_tombstone(plan.row.name)
+            catalogue.put(batch.tombstones.values())
+            catalogue.put(batch.cursors.values())
+            catalogue.put(batch.producers.values())
+            if batch.tombstones:
+                meta = self._fold_tombstones(meta)
+            next_id = max([meta.next_topic_id, *(topic_id + 1 for topic_id in batch.plans)])
+            catalogue.put_meta(
+                msgspec.structs.replace(
+                    meta, applied=max(applied, meta.applied), next_topic_id=next_id
+                )
+            )
+        return dropped
+
+    def _fold_tombstones(self, meta: Meta) -> Meta:
+        """Keep the floor above every tombstone that is forgotten."""
+        tombstones = list(self._catalogue.tombstones())
+        for row in tombstones[: max(0, len(tombstones) - TOMBSTONES_MAX)]:
+            self._catalogue.drop_tombstone(row.name)
+            meta = msgspec.structs.replace(
+                meta,
+                floor_offset=max(meta.floor_offset, row.end_offset),
+                floor_ordinal=max(meta.floor_ordinal, row.end_ordinal),
+                floor_epoch=max(meta.floor_epoch, row.epoch),
+            )
+        return meta
+
+    def _paths(self, segment: SegmentRow) -> tuple[Path, Path]:
+        path = self._layout.segment(segment.topic_id, segment.base)
+        return path, path.with_suffix(".idx")
+
+
+class _Batch:
+    """Entries gathered by topic: step 1."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self.plans: dict[int, _Plan] = {}
+        self.tombstones: dict[bytes, TombstoneRow] = {}
+        self.cursors: dict[tuple[bytes, bytes], CursorRow] = {}
+        self.producers: dict[tuple[bytes, bytes], ProducerRow] = {}
+        self.damages: list[Damage] = []
+
+    def add(self, entry: journal.Entry) -> None:
+        if entry.kind == journal.APPEND:
+            self._append(entry)
+        elif entry.kind == journal.CREATE:
+            self._create(entry)
+        elif entry.kind == journal.LOST:
+            self._lost(entry)
+        elif entry.kind == journal.TRIM:
+            self._trim(entry)
+        elif entry.kind == journal.DESTROY:
+            self._destroy(entry)
+        elif entry.kind == journal.CURSOR:
+            cursor = msgspec.msgpack.decode(entry.extra, type=Cursor)
+            self.cursors[cursor.topic, cursor.reader] = CursorRow(
+                cursor.topic, cursor.reader, cursor.epoch, entry.offset, entry.ordinal, entry.ms
+            )
+
+    def _plan(self, topic_id: int) -> _Plan | None:
+        plan = self.plans.get(topic_id)
+        if plan is None:
+            row = self._catalogue.topic_by_id(topic_id)
+            if row is None:
+                return None
+            plan = self.plans[topic_id] = _Plan(row)
+        return None if plan.destroyed else plan
+
+    def _create(self, entry: journal.Entry) -> None:
+        create = msgspec.msgpack.decode(entry.extra, type=Create)
+        plan = self._plan(entry.topic_id)
+        if plan is not None:
+            plan.row = plan.row._replace(durability=create.durability)
+            return
+        row = TopicRow(
+            entry.topic_id,
+            create.name,
+            create.epoch,
+            create.durability,
+            entry.offset,
+            entry.ordinal,
+            entry.offset,
+            entry.ordinal,
+            entry.ms,
+        )
+        self.plans[entry.topic_id] = _Plan(row, created=True)
+        self.tombstones.pop(create.name, None)
+
+    def _append(self, entry: journal.Entry) -> None:
+        plan = self._plan(entry.topic_id)
+        if plan is None or entry.end <= plan.row.end_offset:
+            return
+        row = plan.row
+        if entry.offset > row.end_offset:
+            self._damage(row, entry.offset, entry.ordinal)
+        plan.pieces.append(
+            Piece(entry.offset, entry.ordinal, entry.record_count, entry.ms, entry.data)
+        )
+        plan.row = row._replace(
+            end_offset=entry.end, end_ordinal=entry.ordinal + entry.record_count, last_ms=entry.ms
+        )
+        if entry.extra:
+            self._produced(row.name, entry)
+
+    def _lost(self, entry: journal.Entry) -> None:
+        """Go on behind what is lost: its offsets were given out and must not come to mean other bytes."""
+        plan = self._plan(entry.topic_id)
+        if plan is None or entry.end <= plan.row.end_offset:
+            return
+        end_ordinal = entry.ordinal + entry.record_count
+        self._damage(plan.row, entry.end, end_ordinal)
+        plan.row = plan.row._replace(end_offset=entry.end, end_ordinal=end_ordinal)
+
+    def _damage(self, row: TopicRow, end: int, end_ordinal: int) -> None:
+        self.damages.append(
+            Damage(
+                row.name.decode(),
+                row.end_offset,
+                end,
+                row.end_ordinal,
+                end_ordinal,
+                "the journal is damaged there",
+            )
+        )
+
+    def _produced(self, topic: bytes, entry: journal.Entry) -> None:
+        producer = msgspec.msgpack.decode(entry.extra, type=Producer)
+        key = (topic, producer.name)
+        known = self.producers.get(key) or self._catalogue.producer(*key)
+        recent = msgspec.msgpack.decode(known.recent, type=Recent) if known else []
+        recent = [*recent, (producer.number, entry.end)][-RECENT_MAX:]
+        self.producers[key] = ProducerRow(
+            *key, producer.number, msgspec.msgpack.encode(recent), entry.ms
+        )
+
+    def _trim(self, entry: journal.Entry) -> None:
+        plan = self._plan(entry.topic_id)
+        if plan is not None and entry.offset > plan.row.start_offset:
+            plan.row = plan.row._replace(start_offset=entry.offset, start_ordinal=entry.ordinal)
+            plan.trimmed = True
+
+    def _destroy(self, entry: journal.Entry) -> None:
+        plan = self._plan(entry.topic_id)
+        if plan is None:
+            return
+        plan.destroyed = True
+        destroy = msgspec.msgpack.decode(entry.extra, type=Destroy)
+        self.tombstones[plan.row.name] = TombstoneRow(
+            plan.row.name, destroy.epoch, entry.offset, entry.ordinal, entry.ms
+        )

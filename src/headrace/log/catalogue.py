@@ -1,0 +1,333 @@
+"""The catalogue: what topics there are and how far they reach, in one SQLite file beside the segments.
+
+Written by the applier only, one transaction per journal file; read by anyone. Every row carries a checksum,
+so that a damaged one is noticed and not believed. What rows mean is `applier.py`'s business.
+"""
+
+import sqlite3
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeVar
+
+import msgspec
+from crc32c import crc32c
+
+from headrace.errors import DataDirectoryError
+from headrace.model import TOPIC_BYTES_MAX
+
+FILE_NAME = "catalogue.sqlite"
+BACKUP_NAME = "catalogue.backup.sqlite"
+
+INTEGER_MAX = (1 << 63) - 1
+"""The largest number SQLite holds; an offset on the wire may be larger and then lies past every end."""
+
+TOMBSTONES_MAX = 10_000
+"""Destroyed names remembered one by one; older ones fold into the floor."""
+
+_FORMAT = 1
+
+_SCHEMA = """
+CREATE TABLE meta (key BLOB PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE topics (
+  id INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, epoch INTEGER NOT NULL, durability BLOB NOT NULL,
+  start_offset INTEGER NOT NULL, start_ordinal INTEGER NOT NULL,
+  end_offset INTEGER NOT NULL, end_ordinal INTEGER NOT NULL, last_ms INTEGER NOT NULL,
+  crc INTEGER NOT NULL);
+CREATE TABLE segments (
+  topic_id INTEGER NOT NULL, base INTEGER NOT NULL, end INTEGER NOT NULL, rows INTEGER NOT NULL,
+  first_ordinal INTEGER NOT NULL, end_ordinal INTEGER NOT NULL,
+  first_ms INTEGER NOT NULL, last_ms INTEGER NOT NULL,
+  crc INTEGER NOT NULL, PRIMARY KEY (topic_id, base)) WITHOUT ROWID;
+CREATE INDEX segments_by_age ON segments (last_ms);
+CREATE TABLE tombstones (
+  name BLOB PRIMARY KEY, epoch INTEGER NOT NULL, end_offset INTEGER NOT NULL,
+  end_ordinal INTEGER NOT NULL, ms INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE cursors (
+  name BLOB NOT NULL, reader BLOB NOT NULL, epoch INTEGER NOT NULL, offset INTEGER NOT NULL,
+  ordinal INTEGER NOT NULL, ms INTEGER NOT NULL, crc INTEGER NOT NULL,
+  PRIMARY KEY (name, reader)) WITHOUT ROWID;
+CREATE TABLE producers (
+  name BLOB NOT NULL, producer BLOB NOT NULL, last INTEGER NOT NULL, recent BLOB NOT NULL,
+  ms INTEGER NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (name, producer)) WITHOUT ROWID;
+"""
+
+
+class TopicRow(NamedTuple):
+    id: int
+    name: bytes
+    epoch: int
+    durability: bytes
+    start_offset: int
+    start_ordinal: int
+    end_offset: int
+    end_ordinal: int
+    last_ms: int
+
+
+class SegmentRow(NamedTuple):
+    topic_id: int
+    base: int
+    end: int
+    rows: int
+    first_ordinal: int
+    end_ordinal: int
+    first_ms: int
+    last_ms: int
+
+
+class TombstoneRow(NamedTuple):
+    name: bytes
+    epoch: int
+    end_offset: int
+    end_ordinal: int
+    ms: int
+
+
+class CursorRow(NamedTuple):
+    name: bytes
+    reader: bytes
+    epoch: int
+    offset: int
+    ordinal: int
+    ms: int
+
+
+class ProducerRow(NamedTuple):
+    """The last number of a producer, and where its last few went: MessagePack of (number, offset)."""
+
+    name: bytes
+    producer: bytes
+    last: int
+    recent: bytes
+    ms: int
+
+
+class MetaRow(NamedTuple):
+    key: bytes
+    value: bytes
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """What is known of the whole directory."""
+
+    applied: int = 0
+    """The last commit of the journal that segments and catalogue hold."""
+    next_topic_id: int = 1
+    floor_offset: int = 0
+    floor_ordinal: int = 0
+    floor_epoch: int = 0
+    """Where a name nobody remembers starts."""
+    clean: bool = True
+    """Whether the last server stopped with everything applied."""
+    format: int = _FORMAT
+
+
+_TABLES: dict[type[Any], str] = {
+    TopicRow: "topics",
+    SegmentRow: "segments",
+    TombstoneRow: "tombstones",
+    CursorRow: "cursors",
+    ProducerRow: "producers",
+    MetaRow: "meta",
+}
+_encode = msgspec.msgpack.encode
+
+R = TypeVar("R", TopicRow, SegmentRow, TombstoneRow, CursorRow, ProducerRow, MetaRow)
+
+
+class DamagedCatalogueError(DataDirectoryError):
+    """The catalogue cannot be believed: it is rebuilt from the index files and the last backup."""
+
+
+class Catalogue:
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._db = connection
+        self.path = path
+
+    @classmethod
+    def create(cls, directory: Path) -> Self:
+        """A new, empty catalogue."""
+        catalogue = cls.open(directory)
+        with catalogue.transaction():
+            for statement in _SCHEMA.split(";"):
+                catalogue._db.execute(statement)
+            catalogue.put_meta(Meta())
+        return catalogue
+
+    @classmethod
+    def open(cls, directory: Path, *, name: str = FILE_NAME) -> Self:
+        """Open for writing."""
+        path = directory / name
+        try:
+            db = sqlite3.connect(path, isolation_level=None, timeout=30)
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=FULL")
+        except sqlite3.DatabaseError as error:
+            raise DamagedCatalogueError(f"{path}: {error}") from error
+        return cls(db, path)
+
+    @classmethod
+    def open_for_reading(cls, directory: Path, *, name: str = FILE_NAME) -> Self:
+        """Open without changing anything, also in a directory that may not be written to."""
+        path = directory / name
+        if not path.exists():
+            raise DataDirectoryError(f"{directory} holds no Headrace log: there is no {name}")
+        uri = path.resolve().as_uri()
+        try:
+            db = sqlite3.connect(f"{uri}?mode=ro", uri=True, isolation_level=None, timeout=30)
+            try:
+                db.execute("SELECT 1 FROM meta").fetchone()
+            except sqlite3.OperationalError:
+                # A read-only directory without the write-ahead log's shared memory file.
+                db.close()
+                db = sqlite3.connect(f"{uri}?immutable=1", uri=True, isolation_level=None)
+                db.execute("SELECT 1 FROM meta").fetchone()
+        except sqlite3.DatabaseError as error:
+            raise DamagedCatalogueError(f"{path}: {error}") from error
+        return cls(db, path)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def transaction(self) -> "_Transaction":
+        return _Transaction(self._db)
+
+    def meta(self) -> Meta:
+        row = self._one(MetaRow, "WHERE key = ?", b"meta")
+        if row is None:
+            raise DamagedCatalogueError(f"{self.path}: the row of the whole is missing")
+        meta = msgspec.msgpack.decode(row.value, type=Meta)
+        if meta.format != _FORMAT:
+            raise DataDirectoryError(
+                f"{self.path} has format {meta.format}, this version reads {_FORMAT}"
+            )
+        return meta
+
+    def put_meta(self, meta: Meta) -> None:
+        self.put([MetaRow(b"meta", _encode(meta))])
+
+    def put(self, rows: Collection[R]) -> None:
+        """Insert or replace rows of one kind."""
+        values: list[tuple[object, ...]] = [tuple(row) + (_checksum(row),) for row in rows]
+        if values:
+            marks = ",".join("?" * len(values[0]))
+            table = _TABLES[type(next(iter(rows)))]
+            self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)
+
+    def topic(self, name: bytes) -> TopicRow | None:
+        return self._one(TopicRow, "WHERE name = ?", name)
+
+    def topic_by_id(self, topic_id: int) -> TopicRow | None:
+        return self._one(TopicRow, "WHERE id = ?", topic_id)
+
+    def topics(self, prefix: bytes = b"", after: bytes = b"", limit: int = -1) -> Iterator[TopicRow]:
+        """Topics in the order of their names."""
+        where = "WHERE name >= ? AND name > ? AND name < ? ORDER BY name LIMIT ?"
+        past = prefix + b"\xff" * TOPIC_BYTES_MAX  # no UTF-8 contains this byte
+        return self._all(TopicRow, where, prefix, after, past, limit)
+
+    def segments(self, topic_id: int) -> list[SegmentRow]:
+        return list(self._all(SegmentRow, "WHERE topic_id = ? ORDER BY base", topic_id))
+
+    def last_segment(self, topic_id: int) -> SegmentRow | None:
+        return self._one(SegmentRow, "WHERE topic_id = ? ORDER BY base DESC LIMIT 1", topic_id)
+
+    def all_segments(self) -> Iterator[SegmentRow]:
+        return self._all(SegmentRow, "")
+
+    def segments_older_than(self, ms: int) -> Iterator[SegmentRow]:
+        return self._all(SegmentRow, "WHERE last_ms < ? ORDER BY last_ms", ms)
+
+    def tombstone(self, name: bytes) -> TombstoneRow | None:
+        return self._one(TombstoneRow, "WHERE name = ?", name)
+
+    def tombstones(self) -> Iterator[TombstoneRow]:
+        return self._all(TombstoneRow, "ORDER BY ms")
+
+    def cursors(self, name: bytes | None = None) -> Iterator[CursorRow]:
+        if name is None:
+            return self._all(CursorRow, "")
+        return self._all(CursorRow, "WHERE name = ?", name)
+
+    def producer(self, name: bytes, producer: bytes) -> ProducerRow | None:
+        return self._one(ProducerRow, "WHERE name = ? AND producer = ?", name, producer)
+
+    def producers(self) -> Iterator[ProducerRow]:
+        return self._all(ProducerRow, "")
+
+    def drop_topic(self, topic_id: int) -> None:
+        self._db.execute("DELETE FROM topics WHERE id = ?", (topic_id,))
+        self._db.execute("DELETE FROM segments WHERE topic_id = ?", (topic_id,))
+
+    def drop_segment(self, topic_id: int, base: int) -> None:
+        self._db.execute("DELETE FROM segments WHERE topic_id = ? AND base = ?", (topic_id, base))
+
+    def drop_tombstone(self, name: bytes) -> None:
+        self._db.execute("DELETE FROM tombstones WHERE name = ?", (name,))
+
+    def drop_producers_before(self, ms: int) -> None:
+        self._db.execute("DELETE FROM producers WHERE ms < ?", (ms,))
+
+    def check(self) -> None:
+        """Read the whole catalogue; raise DamagedCatalogueError when anything in it is not right."""
+        try:
+            (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise DamagedCatalogueError(f"{self.path}: {verdict}")
+            for kind in _TABLES:
+                for _ in self._all(kind, ""):
+                    pass
+            self.meta()
+        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+            raise DamagedCatalogueError(f"{self.path}: {error}") from error
+
+    def salvage(self, kind: type[R]) -> list[R]:
+        """The rows of a kind whose checksum holds, as far as the file can be read."""
+        rows: list[R] = []
+        try:
+            for values in self._db.execute(f"SELECT * FROM {_TABLES[kind]}"):
+                row = kind(*values[:-1])
+                if _checksum(row) == values[-1]:
+                    rows.append(row)
+        except (sqlite3.DatabaseError, TypeError):
+            pass
+        return rows
+
+    def back_up(self, path: Path) -> None:
+        """Copy everything into a new file at `path`."""
+        path.unlink(missing_ok=True)
+        copy = sqlite3.connect(path)
+        try:
+            self._db.backup(copy)
+        finally:
+            copy.close()
+
+    def _one(self, kind: type[R], where: str, *values: object) -> R | None:
+        for row in self._all(kind, where, *values):
+            return row
+        return None
+
+    def _all(self, kind: type[R], where: str, *values: object) -> Iterator[R]:
+        table = _TABLES[kind]
+        for found in self._db.execute(f"SELECT * FROM {table} {where}", values):
+            row = kind(*found[:-1])
+            if _checksum(row) != found[-1]:
+                raise DamagedCatalogueError(f"{self.path}: a row of {table} is damaged")
+            yield row
+
+
+class _Transaction:
+    """All or nothing: SQLite's own, with the commit as the only exit that keeps anything."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._db.execute("ROLLBACK" if kind else "COMMIT")
+
+
+def _checksum(row: tuple[object, ...]) -> int:
+    return crc32c(_encode(row))

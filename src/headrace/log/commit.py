@@ -1,0 +1,182 @@
+"""One group commit: what is gathered for it, and the journal entries it becomes. Writes nothing itself."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.log import journal
+from headrace.log.entries import Create, Destroy, Producer
+from headrace.log.index import RUN_BYTES_MAX, RUN_MS_MAX, RUN_RECORDS_MAX
+from headrace.log.store import Appended, Topic
+from headrace.model import Durability, Position
+
+_pack = msgspec.msgpack.encode
+
+
+class Once(NamedTuple):
+    """An append that carries its producer's number."""
+
+    topic: Topic
+    records: list[bytes]
+    producer: str
+    number: int
+
+
+class Trim(NamedTuple):
+    topic: Topic
+    position: Position
+
+
+class Commit:
+    """Everything that waits for the same write."""
+
+    __slots__ = ("appends", "bytes", "destroyed", "onces", "trims", "waiters")
+
+    def __init__(self) -> None:
+        self.appends: dict[Topic, list[bytes]] = {}
+        self.onces: list[Once] = []
+        self.trims: list[Trim] = []
+        self.destroyed: list[Topic] = []
+        self.waiters: list[Callable[[], None]] = []
+        self.bytes = 0
+
+
+class Encoded(NamedTuple):
+    """A commit ready to be written."""
+
+    commit: Commit
+    entries: list[bytes]
+    """In the order in which they must be applied."""
+    body_bytes: int
+    appended: list[Appended]
+    tails: list[tuple[Topic, bytes, int]]
+    """The entries each topic's tail gets, with the number of records in them."""
+    sync: bool
+
+
+class Encoder:
+    """Gives offsets, ordinals, times and topic numbers."""
+
+    def __init__(self, next_topic_id: int) -> None:
+        self._next_topic_id = next_topic_id
+
+    def encode(self, commit: Commit, now_ms: int) -> Encoded:
+        entries: list[bytes] = []
+        appended: list[Appended] = []
+        tails: list[tuple[Topic, bytes, int]] = []
+        sync = False
+        for topic, records in commit.appends.items():
+            if topic.id == 0:
+                entries.append(self.create(topic, now_ms))
+                sync = True
+            elif topic.durability is Durability.SYNCED:
+                sync = True
+            last = topic.last_ms
+            # One time for a run of records: what the index will say is what was said from the start.
+            ms = last if now_ms - last < RUN_MS_MAX else now_ms
+            appended.append(
+                Appended(topic, topic.end_offset, topic.end_ordinal, ms, records)
+            )
+            if len(records) == 1:
+                entry = journal.encode_entry(
+                    journal.APPEND,
+                    topic.id,
+                    topic.end_offset,
+                    topic.end_ordinal,
+                    1,
+                    ms,
+                    b"",
+                    records[0],
+                )
+                entries.append(entry)
+                tails.append((topic, entry, 1))
+            else:
+                self._append(appended[-1], b"", entries, tails)
+        for once in commit.onces:
+            sync |= self._once(once, now_ms, entries, appended, tails)
+        for topic, position in commit.trims:
+            entries.append(_control(journal.TRIM, topic, position, now_ms, b""))
+        for topic in commit.destroyed:
+            extra = _pack(Destroy(topic.epoch))
+            # Appends of the same commit come first, so the end is past them.
+            offset, ordinal = _end(topic, appended)
+            at = Position(topic.epoch, offset, ordinal)
+            entries.append(_control(journal.DESTROY, topic, at, now_ms, extra))
+            sync = True
+        return Encoded(commit, entries, sum(map(len, entries)), appended, tails, sync)
+
+    def create(self, topic: Topic, now_ms: int) -> bytes:
+        """The entry that makes a topic, and its number and epoch from now on."""
+        topic.id = self._next_topic_id
+        self._next_topic_id += 1
+        topic.epoch = max(topic.epoch + 1, now_ms)
+        extra = _pack(Create(topic.name.encode(), topic.epoch, topic.durability.value.encode()))
+        return _control(journal.CREATE, topic, topic.end, now_ms, extra)
+
+    def _append(
+        self,
+        appended: Appended,
+        extra: bytes,
+        entries: list[bytes],
+        tails: list[tuple[Topic, bytes, int]],
+    ) -> None:
+        topic, offset, ordinal, ms, records = appended
+        for piece in _pieces(records):
+            data = b"".join(piece)
+            entry = journal.encode_entry(
+                journal.APPEND, topic.id, offset, ordinal, len(piece), ms, extra, data
+            )
+            entries.append(entry)
+            tails.append((topic, entry, len(piece)))
+            offset += len(data)
+            ordinal += len(piece)
+
+    def _once(
+        self,
+        once: Once,
+        now_ms: int,
+        entries: list[bytes],
+        appended: list[Appended],
+        tails: list[tuple[Topic, bytes, int]],
+    ) -> bool:
+        topic = once.topic
+        made = topic.id == 0
+        if made:
+            entries.append(self.create(topic, now_ms))
+        offset, ordinal = _end(topic, appended)
+        ms = topic.last_ms if now_ms - topic.last_ms < RUN_MS_MAX else now_ms
+        one = Appended(topic, offset, ordinal, ms, once.records)
+        appended.append(one)
+        self._append(one, _pack(Producer(once.producer.encode(), once.number)), entries, tails)
+        return made or topic.durability is Durability.SYNCED
+
+
+def _end(topic: Topic, appended: list[Appended]) -> tuple[int, int]:
+    """Where the topic ends after what this commit has given it so far."""
+    for one in reversed(appended):
+        if one.topic is topic:
+            return one.end, one.ordinal + len(one.records)
+    return topic.end_offset, topic.end_ordinal
+
+
+def _pieces(records: list[bytes]) -> Iterator[list[bytes]]:
+    """Stretches that are no longer than a run may be."""
+    for first in range(0, len(records), RUN_RECORDS_MAX):
+        stretch = records[first : first + RUN_RECORDS_MAX]
+        if sum(map(len, stretch)) <= RUN_BYTES_MAX:
+            yield stretch
+            continue
+        piece: list[bytes] = []
+        size = 0
+        for record in stretch:
+            if piece and size + len(record) > RUN_BYTES_MAX:
+                yield piece
+                piece, size = [], 0
+            piece.append(record)
+            size += len(record)
+        yield piece
+
+
+def _control(kind: int, topic: Topic, at: Position, now_ms: int, extra: bytes) -> bytes:
+    return journal.encode_entry(kind, topic.id, at.offset, at.ordinal, 0, now_ms, extra, b"")

@@ -1,0 +1,70 @@
+"""Every change the log makes to files, in one place, so that tests can record and break them.
+
+Knows nothing of formats. Reading is not here: a crash cannot spoil a read.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+_IOV_MAX = 1024
+"""More buffers than this in one system call are refused by Linux."""
+
+
+class Disk:
+    """The real file system."""
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return os.open(path, flags, 0o640)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def write(
+        self, fd: int, parts: Sequence[bytes], position: int, *, synced: bool = False
+    ) -> None:
+        """Write everything at `position`; with `synced` it is on disk when this returns."""
+        buffers = parts if len(parts) <= _IOV_MAX else [b"".join(parts)]
+        total = sum(map(len, buffers))
+        flags = os.RWF_DSYNC if synced else 0
+        done = os.pwritev(fd, buffers, position, flags)
+        if done < total:
+            # A signal or a nearly full disk cut it short: the next call goes on or says why not.
+            rest = memoryview(b"".join(buffers))
+            while done < total:
+                done += os.pwritev(fd, [rest[done:]], position + done, flags)
+
+    def sync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def sync_file_system(self, fd: int) -> None:
+        """Everything on the file system of `fd`: cheaper than one sync each for very many files."""
+        if _libc.syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def cut(self, fd: int, size: int) -> None:
+        """Drop what lies past `size`; a shorter file stays as it is."""
+        if os.fstat(fd).st_size > size:
+            os.ftruncate(fd, size)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.replace(old, new)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(mode=0o750, exist_ok=True)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)

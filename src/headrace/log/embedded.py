@@ -1,0 +1,585 @@
+"""The embedded store: topics in one data directory of this machine, through a journal.
+
+Theory of operation. `append` gathers records in a commit. One commit is written at a time, by the runner's
+thread, as one frame of the journal; meanwhile the next one gathers. When the write returns, the records are
+visible: topics' ends move, entries join their topics' tails, the listener and the waiting callers hear of it.
+A journal file that is full or old goes to the applier, and when it is applied, tails give up what segments
+now hold. Reads take from the tail what is there and the rest from segments.
+
+    gathering ──begin──▶ encoded ──file has room──▶ being written ──▶ committed ──▶ applied
+                            └─ no free file: held back until the applier frees one
+
+What is not here: formats (`journal.py`, `index.py`), applying (`applier.py`), start-up (`recovery.py`).
+"""
+
+import logging
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import cast
+
+from headrace.config import Config
+from headrace.errors import StoreFailedError
+from headrace.log.catalogue import INTEGER_MAX, Catalogue, SegmentRow, TopicRow
+from headrace.log.commit import Commit, Encoded, Encoder, Once, Trim
+from headrace.log.disk import Disk
+from headrace.log.layout import Layout
+from headrace.log.producers import Producers
+from headrace.log.ring import ApplierLink, Ring
+from headrace.log.runner import Runner
+from headrace.log.segment import DamagedRun, Run, Segments
+from headrace.log.store import Chunk, Listener, SegmentInfo, Stored, Topic
+from headrace.log.tails import (
+    drop_tail,
+    locate_ordinal,
+    locate_time,
+    position_in,
+    read_tail,
+    tail_start,
+)
+from headrace.model import Durability, Position
+
+logger = logging.getLogger(__name__)
+
+
+class EmbeddedStore:
+    """Implements `store.Store`. Recovery has run before, and the applier writes what this one reads."""
+
+    listener: Listener
+
+    def __init__(
+        self,
+        config: Config,
+        layout: Layout,
+        disk: Disk,
+        runner: Runner,
+        applier: ApplierLink,
+        *,
+        next_sequence: int,
+        boot_id: bytes,
+        clock_ms: Callable[[], int],
+        wait_for_disk: bool = True,
+    ) -> None:
+        self._config = config
+        self._runner = runner
+        self._applier = applier
+        self._clock_ms = clock_ms
+        self._catalogue = Catalogue.open_for_reading(layout.root)
+        meta = self._catalogue.meta()
+        self._floor = Position(meta.floor_epoch, meta.floor_offset, meta.floor_ordinal)
+        self._encoder = Encoder(meta.next_topic_id)
+        self._ring = Ring(disk, config.journal.file_bytes, boot_id)
+        self._files = Segments(layout, config.segment.open_files_max, wait_for_disk=wait_for_disk)
+        self._producers = Producers(self._catalogue)
+        self._topics: dict[str, Topic] = {}
+        self._sequence = next_sequence - 1
+        self._synced = next_sequence - 1
+        self._gathering = Commit()
+        self._sealed: deque[Commit] = deque()
+        self._encoded: Encoded | None = None
+        self._writing = False
+        self._begin_soon = False
+        self._memory: list[tuple[Topic, list[bytes], Callable[[], None]]] = []
+        self._pending_bytes = 0
+        self._applying: dict[Path, int] = {}
+        self._trouble = ""
+        self._failure = ""
+        self._idle_waiters: list[Callable[[], None]] = []
+        self._damage_seen: set[tuple[Path, int]] = set()
+
+    # Topics
+
+    def topic(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            rule = self._config.rule(name)
+            topic = Topic(name, rule.durability)
+            encoded = name.encode()
+            row = self._catalogue.topic(encoded)
+            if row is not None:
+                _fill(topic, row)
+            else:
+                grave = self._catalogue.tombstone(encoded)
+                start = self._floor
+                if grave is not None:
+                    start = Position(grave.epoch, grave.end_offset, grave.end_ordinal)
+                topic.epoch = start.epoch
+                topic.start_offset = topic.end_offset = start.offset
+                topic.start_ordinal = topic.end_ordinal = start.ordinal
+            self._topics[name] = topic
+        return topic
+
+    def forget(self, topic: Topic) -> None:
+        """Drop a handle nobody holds any more of a topic that was never made."""
+        if not topic.exists and topic not in self._gathering.appends:
+            self._topics.pop(topic.name, None)
+
+    def topics(self, prefix: str, after: str, limit: int) -> list[Topic]:
+        found = {row.name: row for row in self._catalogue.topics(prefix.encode(), after.encode(), limit)}
+        names = {name.decode() for name in found}
+        names.update(
+            name
+            for name, topic in self._topics.items()
+            if topic.exists and name.startswith(prefix) and name.encode() > after.encode()
+        )
+        chosen = sorted(names, key=str.encode)[:limit]
+        topics = []
+        for name in chosen:
+            topic = self._topics.get(name)
+            if topic is None:
+                # Looking at a topic does not keep it in memory.
+                topic = Topic(name, self._config.rule(name).durability)
+                _fill(topic, found[name.encode()])
+            if topic.exists:
+                topics.append(topic)
+        return topics
+
+    # Appending
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._pending_bytes
+
+    @property
+    def held_back(self) -> str:
+        if self._failure:
+            return self._failure
+        if self._encoded is not None:
+            return self._trouble or "the journal is full until the applier has caught up"
+        return ""
+
+    def append(self, topic: Topic, records: list[bytes], done: Callable[[], None]) -> None:
+        size = sum(map(len, records))
+        if topic.durability is Durability.MEMORY:
+            self._memory.append((topic, records, done))
+        else:
+            commit = self._room(size)
+            known = commit.appends.get(topic)
+            if known is None:
+                commit.appends[topic] = records
+            else:
+                known += records
+            commit.waiters.append(done)
+        if not self._begin_soon:
+            self._begin_soon = True
+            self._runner.soon(self._begin)
+
+    def append_once(
+        self,
+        topic: Topic,
+        records: list[bytes],
+        producer: str,
+        number: int,
+        done: Callable[[Stored], None],
+    ) -> None:
+        if self._producers.is_waiting(topic, producer, number):
+            # The first attempt is on its way: this one is answered when that one is.
+            self._producers.wait(topic, producer, number, done)
+            return
+        known = self._producers.known(topic, producer, number)
+        if known is not None:
+            self._runner.soon(lambda: done(known))
+            return
+        commit = self._room(sum(map(len, records)))
+        commit.onces.append(Once(topic, records, producer, number))
+        self._producers.wait(topic, producer, number, done)
+        self._begin_later()
+
+    def trim(self, topic: Topic, position: Position, done: Callable[[], None]) -> None:
+        assert topic.exists and position.offset <= topic.end_offset
+        commit = self._room(0)
+        commit.trims.append(Trim(topic, position))
+        commit.waiters.append(done)
+        self._begin_later()
+
+    def destroy(self, topic: Topic, done: Callable[[], None]) -> None:
+        assert topic.exists
+        commit = self._room(0)
+        commit.destroyed.append(topic)
+        commit.waiters.append(done)
+        # What comes after belongs to the next life.
+        self._seal()
+        self._begin_later()
+
+    def _room(self, size: int) -> Commit:
+        """The commit that takes `size` more bytes."""
+        if self._failure:
+            raise StoreFailedError(self._failure)
+        commit = self._gathering
+        if commit.bytes + size > self._config.journal.commit_bytes_max and commit.bytes:
+            self._seal()
+            commit = self._gathering
+        commit.bytes += size
+        self._pending_bytes += size
+        return commit
+
+    def _seal(self) -> None:
+        self._sealed.append(self._gathering)
+        self._gathering = Commit()
+
+    def _begin_later(self) -> None:
+        if not self._begin_soon:
+            self._begin_soon = True
+            self._runner.soon(self._begin)
+
+    def _begin(self) -> None:
+        """Start the next commit if there is one, the last is done, and the journal has room."""
+        self._begin_soon = False
+        if self._memory:
+            self._commit_memory()
+        if self._writing or self._failure:
+            return
+        encoded = self._encoded
+        if encoded is None:
+            if self._sealed:
+                commit = self._sealed.popleft()
+            elif self._gathering.waiters or self._gathering.onces:
+                commit = self._gathering
+                self._gathering = Commit()
+            else:
+                self._tell_idle()
+                return
+            encoded = self._encoder.encode(commit, self._clock_ms())
+        self._encoded = encoded
+        if not self._find_room(encoded.body_bytes):
+            return
+        self._encoded = None
+        self._write(encoded)
+
+    def _find_room(self, body_bytes: int) -> bool:
+        ring = self._ring
+        if ring.current is not None and not ring.current.fits(body_bytes):
+            self._close_file()
+        return ring.current is not None or ring.open_next(self._sequence + 1, time.monotonic())
+
+    def _close_file(self) -> None:
+        closed = self._ring.close_current()
+        self._applying[closed.path] = closed.last
+        self._applier.apply(closed)
+
+    def _write(self, encoded: Encoded) -> None:
+        self._writing = True
+        self._sequence += 1
+        file = self._ring.current
+        assert file is not None
+        sequence, synced = self._sequence, self._synced
+        # With written commits before it, only a sync of the files covers them too.
+        older = self._ring.unsynced() if encoded.sync else []
+
+        def work() -> None:
+            file.write(sequence, synced, encoded.entries, sync=encoded.sync and not older)
+            if older:
+                self._ring.sync([*older, file.path])
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                self._fail(f"writing the journal failed: {error}")
+                return
+            if encoded.sync:
+                self._synced = sequence
+                self._ring.synced([*older, file.path])
+            self._committed(encoded)
+
+        self._runner.write(work, done)
+        if encoded.appended:
+            self.listener.prepare(encoded.appended)
+
+    def _committed(self, encoded: Encoded) -> None:
+        self._writing = False
+        commit = encoded.commit
+        self._pending_bytes -= commit.bytes
+        for topic, entry, _ in encoded.tails:
+            topic.tail.append(entry)
+            topic.tail_bytes += len(entry)
+        for one in encoded.appended:
+            topic = one.topic
+            topic.end_offset = one.end
+            topic.end_ordinal = one.ordinal + len(one.records)
+            topic.last_ms = one.ms
+        self._ring.wrote(
+            self._sequence, [one.topic for one in encoded.appended], synced=encoded.sync
+        )
+        for trim in commit.trims:
+            _trimmed(trim.topic, trim.position)
+        for topic in commit.destroyed:
+            _destroyed(topic)
+        self._begin_later()
+        for waiter in commit.waiters:
+            waiter()
+        for once, one in zip(commit.onces, encoded.appended[-len(commit.onces) or None :], strict=False):
+            self._producers.stored(once.topic, once.producer, once.number, one.end)
+        if encoded.appended:
+            self.listener.committed(encoded.appended)
+
+    def _commit_memory(self) -> None:
+        """Memory topics skip the journal: their records are visible at once, and the oldest give way."""
+        batch, self._memory = self._memory, []
+        commit = Commit()
+        for topic, records, done in batch:
+            known = commit.appends.get(topic)
+            if known is None:
+                commit.appends[topic] = records
+            else:
+                known += records
+            commit.waiters.append(done)
+        encoded = self._encoder.encode(commit, self._clock_ms())
+        for topic, entry, _ in encoded.tails:
+            topic.tail.append(entry)
+            topic.tail_bytes += len(entry)
+        for one in encoded.appended:
+            topic = one.topic
+            topic.end_offset = one.end
+            topic.end_ordinal = one.ordinal + len(one.records)
+            topic.last_ms = one.ms
+            self._bound_memory(topic)
+        self.listener.prepare(encoded.appended)
+        for waiter in commit.waiters:
+            waiter()
+        self.listener.committed(encoded.appended)
+
+    def _bound_memory(self, topic: Topic) -> None:
+        while topic.tail_bytes > self._config.limits.memory_topic_bytes_max and len(topic.tail) > 1:
+            topic.tail_bytes -= len(topic.tail.pop(0))
+            run = read_tail(topic, 0, 1)[0]
+            topic.start_offset, topic.start_ordinal = run.offset, run.ordinal
+
+    def _fail(self, reason: str) -> None:
+        """Nothing more is accepted: what a failed write left on disk is for recovery to find out."""
+        self._failure = reason
+        logger.critical("%s", reason)
+        self.listener.failed(reason)
+
+    # Time, the applier and the end
+
+    def tick(self, now_s: float) -> None:
+        """Called a few times a second: hands an old file to the applier, syncs written commits."""
+        ring = self._ring
+        if self._writing or self._failure:
+            return
+        if ring.used and now_s - ring.opened_s >= self._config.journal.rotate_s and ring.has_free:
+            self._close_file()
+
+    def sync_written(self, done: Callable[[], None]) -> None:
+        """Sync what `written` topics have in the journal."""
+        paths = self._ring.unsynced()
+        sequence = self._sequence if not self._writing else self._sequence - 1
+
+        def synced(result: object) -> None:
+            if isinstance(result, BaseException):
+                self._fail(f"syncing the journal failed: {result}")
+                return
+            if self._sequence == sequence and not self._writing:
+                self._ring.synced(paths)
+                self._synced = sequence
+            done()
+
+        if paths:
+            self._runner.background(lambda: self._ring.sync(paths), synced)
+        else:
+            self._runner.soon(done)
+
+    def file_is_free(self, path: Path) -> None:
+        """A journal file was prepared."""
+        self._ring.add_free(path)
+        self._begin_later()
+
+    def applied(self, path: Path) -> None:
+        """A journal file was applied: tails give up what is in segments now."""
+        del self._applying[path]
+        self._trouble = ""
+        for topic in self._ring.applied(path):
+            row = self._catalogue.topic_by_id(topic.id) if topic.exists else None
+            topic.segments = None
+            drop_tail(topic, row.end_offset if row is not None else topic.end_offset)
+        self._begin_later()
+
+    def applier_waits(self, reason: str) -> None:
+        """The applier cannot go on for now, for instance because the disk is full."""
+        self._trouble = reason
+
+    def settle(self, done: Callable[[], None]) -> None:
+        """Call `done` when everything gathered is committed and everything committed is applied."""
+        self._idle_waiters.append(done)
+        self._begin_later()
+
+    def _tell_idle(self) -> None:
+        if self._idle_waiters:
+            if self._ring.used and self._ring.current is not None:
+                self._close_file()
+            elif not self._applying:
+                waiters, self._idle_waiters = self._idle_waiters, []
+                for done in waiters:
+                    done()
+
+    def close(self) -> None:
+        self._ring.close()
+        self._files.close()
+        self._catalogue.close()
+
+    # Reading
+
+    def reader(self, topic: Topic) -> "EmbeddedReader":
+        return EmbeddedReader(self, topic)
+
+    def locate_offset(self, topic: Topic, offset: int) -> Position:
+        if offset <= topic.start_offset:
+            return topic.start
+        if offset >= topic.end_offset:
+            return topic.end
+        run = self._run_at(topic, offset)
+        if run is None:
+            return topic.end
+        return position_in(run, topic.epoch, offset=offset)
+
+    def locate_ordinal(self, topic: Topic, ordinal: int) -> Position:
+        if ordinal <= topic.start_ordinal:
+            return topic.start
+        if ordinal >= topic.end_ordinal:
+            return topic.end
+        found = locate_ordinal(topic, ordinal)
+        if found is not None:
+            return found
+        for segment in self._segment_rows(topic):
+            if segment.end_ordinal > ordinal:
+                row = self._files.row(
+                    segment,
+                    self._files.find(segment, lambda row: row.ordinal + row.record_count > ordinal),
+                )
+                run = self._run_at(topic, row.offset) if row is not None else None
+                if run is not None:
+                    return position_in(run, topic.epoch, ordinal=ordinal)
+        return Position(topic.epoch, tail_start(topic), topic.end_ordinal)
+
+    def locate_time(self, topic: Topic, ms: int) -> Position:
+        for segment in self._segment_rows(topic):
+            if segment.last_ms >= ms and segment.end > topic.start_offset:
+                row = self._files.row(segment, self._files.find(segment, lambda row: row.ms >= ms))
+                if row is not None:
+                    found = Position(topic.epoch, row.offset, row.ordinal)
+                    return found if found.offset > topic.start_offset else topic.start
+        return locate_time(topic, ms)
+
+    def segments(self, topic: Topic) -> list[SegmentInfo]:
+        return [
+            SegmentInfo(
+                row.base,
+                row.end,
+                row.first_ordinal,
+                row.end_ordinal - row.first_ordinal,
+                row.end - row.base,
+                row.first_ms,
+                row.last_ms,
+            )
+            for row in self._segment_rows(topic)
+        ]
+
+    def _segment_rows(self, topic: Topic) -> list[SegmentRow]:
+        if not topic.exists or topic.durability is Durability.MEMORY:
+            return []
+        if topic.segments is None:
+            topic.segments = cast(list[object], self._catalogue.segments(topic.id))
+        return cast(list[SegmentRow], topic.segments)
+
+    def _run_at(self, topic: Topic, offset: int) -> Run | None:
+        """The run that contains `offset`, or the next one that can be read."""
+        reader = EmbeddedReader(self, topic)
+        chunk = reader.read_runs(min(offset, INTEGER_MAX), 1)
+        return chunk.runs[0] if chunk.runs else None
+
+    def _damaged(self, topic: Topic, damaged: Sequence[DamagedRun]) -> None:
+        for one in damaged:
+            key = (one.segment, one.offset)
+            if key not in self._damage_seen:
+                self._damage_seen.add(key)
+                logger.error("topic %r: damage skipped: %s", topic.name, one)
+
+
+class EmbeddedReader:
+    """Implements `store.Reader`."""
+
+    __slots__ = ("_base", "_next", "_ordinal", "_row", "_store", "_topic")
+
+    def __init__(self, store: EmbeddedStore, topic: Topic) -> None:
+        self._store = store
+        self._topic = topic
+        self._base = self._row = self._next = -1
+        self._ordinal: int | None = None
+
+    def read(self, offset: int, bytes_max: int) -> Chunk:
+        chunk = self.read_runs(offset, bytes_max)
+        if chunk.runs:
+            first = chunk.runs[0]
+            if first.offset < offset:
+                at = position_in(first, 0, offset=offset)
+                passed = at.ordinal - first.ordinal
+                chunk.runs[0] = Run(
+                    at.offset,
+                    at.ordinal,
+                    first.record_count - passed,
+                    first.ms,
+                    first.data[at.offset - first.offset :],
+                )
+                if first.record_count == passed:
+                    del chunk.runs[0]
+        return chunk
+
+    def read_runs(self, offset: int, bytes_max: int) -> Chunk:
+        """Whole runs; the first may begin before `offset`."""
+        topic, store = self._topic, self._store
+        offset = max(offset, topic.start_offset)
+        while offset < topic.end_offset:
+            if topic.tail and offset >= tail_start(topic):
+                runs = read_tail(topic, offset, bytes_max)
+                return self._chunk(runs, runs[-1].end)
+            segments = store._segment_rows(topic)
+            number = bisect_right(segments, offset, key=attrgetter("end"))
+            if number == len(segments):
+                offset = tail_start(topic)
+                continue
+            segment = segments[number]
+            offset = max(offset, segment.base)
+            known = self._row if (self._base, self._next) == (segment.base, offset) else None
+            block = store._files.read(segment, offset, bytes_max, known)
+            self._base, self._next, self._row = segment.base, block.next_offset, block.row
+            if block.damaged:
+                store._damaged(topic, block.damaged)
+            if block.runs:
+                return self._chunk(block.runs, block.next_offset)
+            offset = max(block.next_offset, offset + 1)
+        return Chunk([], offset, 0)
+
+    def _chunk(self, runs: list[Run], next_offset: int) -> Chunk:
+        lost = runs[0].ordinal - self._ordinal if self._ordinal is not None else 0
+        for before, after in zip(runs, runs[1:], strict=False):
+            lost += after.ordinal - before.ordinal - before.record_count
+        self._ordinal = runs[-1].ordinal + runs[-1].record_count
+        return Chunk(runs, next_offset, max(0, lost))
+
+
+def _fill(topic: Topic, row: TopicRow) -> None:
+    topic.id = row.id
+    topic.epoch = row.epoch
+    topic.start_offset, topic.start_ordinal = row.start_offset, row.start_ordinal
+    topic.end_offset, topic.end_ordinal = row.end_offset, row.end_ordinal
+    topic.last_ms = row.last_ms
+    if topic.durability is Durability.MEMORY:
+        # It has a log on disk from before the rule: that is not given up silently.
+        topic.durability = Durability.WRITTEN
+
+
+def _trimmed(topic: Topic, position: Position) -> None:
+    if position.offset > topic.start_offset:
+        topic.start_offset, topic.start_ordinal = position.offset, position.ordinal
+
+
+def _destroyed(topic: Topic) -> None:
+    topic.id = 0
+    topic.start_offset, topic.start_ordinal = topic.end_offset, topic.end_ordinal
+    topic.tail.clear()
+    topic.tail_bytes = 0
+    topic.segments = None
+
+

@@ -1,0 +1,32 @@
+"""What the `extra` of each kind of journal entry holds, as MessagePack arrays."""
+
+import msgspec
+
+RECENT_MAX = 8
+"""How many of a producer's last numbers are kept with the offset they were stored at."""
+
+Recent = list[tuple[int, int]]
+"""(number, offset just past the record), oldest first."""
+
+
+class Create(msgspec.Struct, frozen=True, array_like=True):
+    name: bytes
+    epoch: int
+    durability: bytes
+
+
+class Destroy(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+
+
+class Producer(msgspec.Struct, frozen=True, array_like=True):
+    """Whose append it was, and its number: one that comes again is recognised by it."""
+
+    name: bytes
+    number: int
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True):
+    topic: bytes
+    reader: bytes
+    epoch: int

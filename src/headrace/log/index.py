@@ -1,0 +1,124 @@
+"""The index beside a segment: a header that names the topic, then one fixed-width row per run.
+
+A run is a stretch of records with one checksum and one time. Rows are only ever added. Readers trust rows
+alone: bytes of a segment that no row covers do not count.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from headrace.model import TOPIC_BYTES_MAX
+
+RUN_RECORDS_MAX = 500
+"""So that record boundaries inside a run are found quickly without a table of positions."""
+RUN_BYTES_MAX = 1 << 20
+RUN_MS_MAX = 100
+"""Records of one run share one time, which the journal's entries already carry: so coarse it may be."""
+
+_MAGIC = b"HRINDEX1"
+_HEADER = struct.Struct(f">8sQQQQH{TOPIC_BYTES_MAX}s")
+_CRC = struct.Struct(">I")
+_ROW = struct.Struct(">QIQIQI")
+HEADER_BYTES = _HEADER.size + 4
+ROW_BYTES = _ROW.size + 4
+
+
+class Header(NamedTuple):
+    topic_id: int
+    epoch: int
+    base: int
+    """The offset of the segment's first byte."""
+    first_ordinal: int
+    name: str
+
+
+class Row(NamedTuple):
+    offset: int
+    length: int
+    ordinal: int
+    record_count: int
+    ms: int
+    crc: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+def encode_header(header: Header) -> bytes:
+    name = header.name.encode()
+    packed = _HEADER.pack(
+        _MAGIC, header.topic_id, header.epoch, header.base, header.first_ordinal, len(name), name
+    )
+    return packed + _CRC.pack(crc32c(packed))
+
+
+def decode_header(data: bytes) -> Header | None:
+    """The header, or None when it is cut off or damaged."""
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, topic_id, epoch, base, first_ordinal, length, name = _HEADER.unpack_from(data)
+    (crc,) = _CRC.unpack_from(data, _HEADER.size)
+    if magic != _MAGIC or crc != crc32c(data[: _HEADER.size]):
+        return None
+    return Header(topic_id, epoch, base, first_ordinal, name[:length].decode())
+
+
+def encode_row(row: Row) -> bytes:
+    packed = _ROW.pack(*row)
+    return packed + _CRC.pack(crc32c(packed))
+
+
+def decode_row(data: bytes, at: int = 0) -> Row | None:
+    """The row at `at`, or None when it is damaged."""
+    (crc,) = _CRC.unpack_from(data, at + _ROW.size)
+    if crc != crc32c(data[at : at + _ROW.size]):
+        return None
+    return Row._make(_ROW.unpack_from(data, at))
+
+
+def decode_rows(data: bytes) -> Iterator[Row | None]:
+    """Every whole row of a block, None for a damaged one."""
+    for at in range(0, len(data) - ROW_BYTES + 1, ROW_BYTES):
+        yield decode_row(data, at)
+
+
+def row_position(number: int) -> int:
+    return HEADER_BYTES + number * ROW_BYTES
+
+
+class Piece(NamedTuple):
+    """Records that came in one journal entry: never split, but joined with their neighbours."""
+
+    offset: int
+    ordinal: int
+    record_count: int
+    ms: int
+    data: bytes
+
+
+def join_runs(pieces: Sequence[Piece]) -> Iterator[tuple[Row, list[bytes]]]:
+    """Pieces in order, as runs: each with its row and the bytes it covers."""
+    parts: list[bytes] = []
+    offset = ordinal = count = length = ms = crc = 0
+    for piece in pieces:
+        size = len(piece.data)
+        if parts and (
+            piece.offset != offset + length
+            or count + piece.record_count > RUN_RECORDS_MAX
+            or length + size > RUN_BYTES_MAX
+            or piece.ms != ms
+        ):
+            yield Row(offset, length, ordinal, count, ms, crc), parts
+            parts = []
+        if not parts:
+            offset, ordinal, count, length, ms, crc = piece.offset, piece.ordinal, 0, 0, piece.ms, 0
+        parts.append(piece.data)
+        count += piece.record_count
+        length += size
+        crc = crc32c(piece.data, crc)
+    if parts:
+        yield Row(offset, length, ordinal, count, ms, crc), parts

@@ -1,0 +1,324 @@
+"""The journal's format and its files: frames of checksummed entries, written one commit at a time.
+
+Leaves out what entries mean (`applier.py`) and when to commit (`embedded.py`).
+
+A journal file is written full of zeros ahead of its use and recycled after its entries were applied, so
+that a commit changes no metadata and one synchronous write is all it costs. It starts with a sector of
+header; every frame starts at a sector's beginning, so that no later write touches a sector of a commit
+that was acknowledged, and so that a reader can find the next frame behind a damaged one.
+
+    file   header sector, frames …, whatever an earlier use left there
+    frame  header (generation, sequence number, last synced number, length, crc), entries, padding
+    entry  header (kind, topic, offset, ordinal, count, ms, lengths, crc of the data; crc), extra, data
+
+A frame counts when its generation is its file's: a random number drawn each time a file is put to use, so
+that neither the frames of an earlier use nor a payload made to look like one are taken for it. `synced` in a frame names the last commit known to be
+on disk when it was written: a bad frame that a later one vouches for is damage; any other bad one is a
+write the machine did not finish, and nobody was told it was stored.
+"""
+
+import os
+import secrets
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from headrace.log.disk import Disk
+
+SECTOR_BYTES = 512
+
+CREATE, APPEND, TRIM, DESTROY, CURSOR = range(1, 6)
+LOST = 255
+"""Never written: stands for an append whose data is damaged when the journal is read back."""
+
+_FILE_MAGIC = b"HRJOURN1"
+_FILE_HEADER = struct.Struct(">8sQQ16s")
+_FRAME_MAGIC = 0x48524631
+_FRAME = struct.Struct(">IQQQI")
+FRAME_HEADER_BYTES = _FRAME.size + 4
+_ENTRY = struct.Struct(">BxHIQQQIQI")
+_CRC = struct.Struct(">I")
+ENTRY_HEADER_BYTES = _ENTRY.size + 4
+EXTRA_BYTES_MAX = 0xFFFF
+
+_ZEROS = bytes(SECTOR_BYTES)
+_FILL_BYTES = 1 << 20
+
+
+class Entry(NamedTuple):
+    """One change of one topic, in absolute values: applying it twice is harmless."""
+
+    kind: int
+    topic_id: int
+    offset: int
+    ordinal: int
+    record_count: int
+    ms: int
+    extra: bytes
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.data)
+
+
+class Frame(NamedTuple):
+    sequence: int
+    synced: int
+    entries: list[Entry]
+    problems: list["Problem"]
+
+
+class Problem(NamedTuple):
+    """Bytes of the journal that cannot be read."""
+
+    file: str
+    position: int
+    length: int
+    reason: str
+    entry: Entry | None
+    """What is known of the entry when only its data is bad."""
+
+
+def encode_entry(
+    kind: int,
+    topic_id: int,
+    offset: int,
+    ordinal: int,
+    count: int,
+    ms: int,
+    extra: bytes,
+    data: bytes,
+) -> bytes:
+    head = _ENTRY.pack(
+        kind, len(extra), len(data), topic_id, offset, ordinal, count, ms, crc32c(data)
+    )
+    return b"".join((head, _CRC.pack(crc32c(extra, crc32c(head))), extra, data))
+
+
+def decode_entry(encoded: bytes) -> Entry:
+    """An entry this process encoded itself: nothing is checked."""
+    kind, extra, length, topic_id, offset, ordinal, count, ms, _ = _ENTRY.unpack_from(encoded)
+    data_at = ENTRY_HEADER_BYTES + extra
+    return Entry(
+        kind,
+        topic_id,
+        offset,
+        ordinal,
+        count,
+        ms,
+        encoded[ENTRY_HEADER_BYTES:data_at],
+        encoded[data_at : data_at + length],
+    )
+
+
+def entry_end(encoded: bytes) -> int:
+    """The offset just past an append entry, without building the rest of it."""
+    fields = _ENTRY.unpack_from(encoded)
+    end: int = fields[4] + fields[2]
+    return end
+
+
+def encode_frame(generation: int, sequence: int, synced: int, entries: Sequence[bytes]) -> list[bytes]:
+    """The buffers of one commit, padded to whole sectors."""
+    length = sum(map(len, entries))
+    head = _FRAME.pack(_FRAME_MAGIC, generation, sequence, synced, length)
+    parts = [head, _CRC.pack(crc32c(head)), *entries]
+    padding = -(FRAME_HEADER_BYTES + length) % SECTOR_BYTES
+    if padding:
+        parts.append(_ZEROS[:padding])
+    return parts
+
+
+def frame_bytes(body: int) -> int:
+    """What a frame with `body` bytes of entries takes in the file."""
+    return -(-(FRAME_HEADER_BYTES + body) // SECTOR_BYTES) * SECTOR_BYTES
+
+
+def prepare_file(disk: Disk, path: Path, size: int) -> None:
+    """Make a journal file of `size` bytes of zeros, complete on disk before it has its name."""
+    made = path.with_suffix(".new")
+    disk.unlink(made)
+    fd = disk.open(made, create=True)
+    try:
+        for position in range(0, size, _FILL_BYTES):
+            disk.write(fd, [bytes(min(_FILL_BYTES, size - position))], position)
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(made, path)
+    disk.sync_directory(path.parent)
+
+
+class JournalFile:
+    """A prepared file that commits are being written to."""
+
+    def __init__(
+        self, disk: Disk, path: Path, size: int, first: int, boot_id: bytes
+    ) -> None:
+        self.path = path
+        self.generation = secrets.randbits(64)
+        self.position = SECTOR_BYTES
+        self._disk = disk
+        self._size = size
+        self._fd = disk.open(path)
+        header = _FILE_HEADER.pack(_FILE_MAGIC, self.generation, first, boot_id)
+        header += _CRC.pack(crc32c(header))
+        self._header: bytes | None = header.ljust(SECTOR_BYTES, b"\0")
+
+    def fits(self, body: int) -> bool:
+        return self.position + frame_bytes(body) <= self._size
+
+    def write(self, sequence: int, synced: int, entries: Sequence[bytes], *, sync: bool) -> None:
+        """Write one commit; with `sync` it is on disk when this returns."""
+        parts = encode_frame(self.generation, sequence, synced, entries)
+        length = sum(map(len, parts))
+        position = self.position
+        if self._header is not None:
+            # The header goes with the first commit: an unused file costs no write of its own.
+            parts.insert(0, self._header)
+            position = 0
+            self._header = None
+        self._disk.write(self._fd, parts, position, synced=sync)
+        self.position += length
+
+    def sync(self) -> None:
+        self._disk.sync(self._fd)
+
+    def close(self) -> None:
+        self._disk.close(self._fd)
+
+
+class JournalHeader(NamedTuple):
+    generation: int
+    first: int
+    boot_id: bytes
+
+
+def read_header(path: Path) -> JournalHeader | None:
+    """The file's header, or None when there is none that holds."""
+    with path.open("rb") as file:
+        sector = file.read(SECTOR_BYTES)
+    return _parse_header(sector)
+
+
+def read_frames(path: Path, until: int | None = None) -> Iterator[Frame | Problem]:
+    """Every frame of the file's generation in order, and a Problem where one should be but is not.
+
+    `until` is where the writer stood; without it reading ends where no valid frame follows.
+    """
+    data = path.read_bytes() if until is None else _read_part(path, until)
+    header = _parse_header(data[:SECTOR_BYTES])
+    name = path.name
+    generation = header.generation if header else None
+    if header is None and any(data[:SECTOR_BYTES]):
+        yield Problem(name, 0, SECTOR_BYTES, "the file's header is damaged", None)
+    position = SECTOR_BYTES
+    while position < len(data):
+        frame = _frame_at(data, position, generation)
+        if frame is None:
+            found = _next_frame(data, position + SECTOR_BYTES, generation)
+            if found is None:
+                if _looks_begun(data, position):
+                    yield Problem(name, position, SECTOR_BYTES, "an unfinished frame", None)
+                return
+            yield Problem(
+                name, position, found - position, "a frame's header is damaged", None
+            )
+            position = found
+            continue
+        generation, sequence, synced, length = frame
+        start = position + FRAME_HEADER_BYTES
+        entries, problems = _entries(name, data, start, min(start + length, len(data)), length)
+        yield Frame(sequence, synced, entries, problems)
+        position += frame_bytes(length)
+
+
+def _read_part(path: Path, until: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(until)
+
+
+def _parse_header(sector: bytes) -> JournalHeader | None:
+    if len(sector) < SECTOR_BYTES:
+        return None
+    magic, generation, first, boot_id = _FILE_HEADER.unpack_from(sector)
+    (crc,) = _CRC.unpack_from(sector, _FILE_HEADER.size)
+    if magic != _FILE_MAGIC or crc != crc32c(sector[: _FILE_HEADER.size]):
+        return None
+    return JournalHeader(generation, first, boot_id)
+
+
+def _frame_at(data: bytes, position: int, generation: int | None) -> tuple[int, int, int, int] | None:
+    if position + FRAME_HEADER_BYTES > len(data):
+        return None
+    magic, found, sequence, synced, length = _FRAME.unpack_from(data, position)
+    if magic != _FRAME_MAGIC or (generation is not None and found != generation):
+        return None
+    (crc,) = _CRC.unpack_from(data, position + _FRAME.size)
+    if crc != crc32c(data[position : position + _FRAME.size]):
+        return None
+    return found, sequence, synced, length
+
+
+def _looks_begun(data: bytes, position: int) -> bool:
+    """Whether entries stand here behind a header that does not hold: the header, then, is damaged.
+
+    What recycling left does not look so: either its header holds, or the place is inside its data.
+    """
+    return _frame_at(data, position, None) is None and bool(
+        _entries("", data, position + FRAME_HEADER_BYTES, len(data), 0)[0]
+    )
+
+
+def _next_frame(data: bytes, position: int, generation: int | None) -> int | None:
+    while position + FRAME_HEADER_BYTES <= len(data):
+        if _frame_at(data, position, generation) is not None:
+            return position
+        position += SECTOR_BYTES
+    return None
+
+
+def _entries(
+    name: str, data: bytes, start: int, stop: int, length: int
+) -> tuple[list[Entry], list[Problem]]:
+    entries: list[Entry] = []
+    problems: list[Problem] = []
+    position = start
+    while position < stop:
+        if position + ENTRY_HEADER_BYTES > stop:
+            break
+        head = data[position : position + _ENTRY.size]
+        kind, extra_bytes, data_bytes, topic_id, offset, ordinal, count, ms, crc = _ENTRY.unpack(head)
+        (head_crc,) = _CRC.unpack_from(data, position + _ENTRY.size)
+        extra_at = position + ENTRY_HEADER_BYTES
+        data_at = extra_at + extra_bytes
+        extra = data[extra_at:data_at]
+        if crc32c(extra, crc32c(head)) != head_crc:
+            break
+        body = data[data_at : data_at + data_bytes]
+        entry = Entry(kind, topic_id, offset, ordinal, count, ms, extra, body)
+        if len(body) < data_bytes or crc32c(body) != crc:
+            known = entry._replace(kind=LOST, data=bytes(data_bytes))
+            size = data_at + data_bytes - position
+            problems.append(Problem(name, position, size, "an entry's data is damaged", known))
+        else:
+            entries.append(entry)
+        position = data_at + data_bytes
+    if position < start + length and not (problems and position >= stop):
+        # Without its header nothing says how long an entry is: the rest of the frame goes with it.
+        rest = start + length - position
+        problems.append(Problem(name, position, rest, "an entry's header is damaged", None))
+    return entries, problems
+
+
+def boot_id() -> bytes:
+    """The identity of this start of the machine: data not synced before another one is lost."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return bytes.fromhex(text.replace("-", ""))
+    except (OSError, ValueError):
+        return os.urandom(16)

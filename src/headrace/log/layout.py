@@ -1,0 +1,93 @@
+"""Where things lie in a data directory. Names only: opens nothing but the lock."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.errors import DataDirectoryError, DataDirectoryLockedError
+
+SEGMENT_DIRECTORIES = 256
+"""Topics share a fixed number of directories: making one for each costs about a millisecond."""
+
+_LOCK_WAIT_S = 2.0
+"""A killed server's applier lets go of the lock a moment after it."""
+
+
+class SegmentFile(NamedTuple):
+    topic_id: int
+    base: int
+    path: Path
+
+
+class Layout:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.journal = root / "journal"
+        self.segments = root / "segments"
+        self.quarantine = root / "quarantine"
+
+    def journal_file(self, number: int) -> Path:
+        return self.journal / f"{number}.journal"
+
+    def journal_files(self) -> list[Path]:
+        return sorted(self.journal.glob("*.journal"))
+
+    def segment(self, topic_id: int, base: int) -> Path:
+        directory = f"{topic_id % SEGMENT_DIRECTORIES:02x}"
+        return self.segments / directory / f"{topic_id:x}-{base:020d}.log"
+
+    def index(self, topic_id: int, base: int) -> Path:
+        return self.segment(topic_id, base).with_suffix(".idx")
+
+    def files(self, suffix: str) -> Iterator[SegmentFile]:
+        """Every segment (`.log`) or index (`.idx`) file there is, known to the catalogue or not."""
+        for directory in sorted(self.segments.iterdir()):
+            for path in directory.iterdir():
+                if path.suffix == suffix:
+                    topic_id, _, base = path.stem.partition("-")
+                    yield SegmentFile(int(topic_id, 16), int(base), path)
+
+    def make(self) -> None:
+        """Make the directories that are missing."""
+        try:
+            self.root.mkdir(mode=0o750, parents=True, exist_ok=True)
+            self.journal.mkdir(exist_ok=True)
+            if not (self.segments / f"{SEGMENT_DIRECTORIES - 1:02x}").exists():
+                self.segments.mkdir(exist_ok=True)
+                for number in range(SEGMENT_DIRECTORIES):
+                    (self.segments / f"{number:02x}").mkdir(exist_ok=True)
+                os.sync()
+        except OSError as error:
+            raise DataDirectoryError(
+                f"the data directory {self.root} cannot be used: {error.strerror}"
+            ) from error
+
+    def lock(self) -> int:
+        """Take the directory for this process and those that inherit the returned file."""
+        path = self.root / "lock"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise DataDirectoryError(
+                f"the data directory {self.root} cannot be written to: {error.strerror}"
+            ) from error
+        deadline = time.monotonic() + _LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+                    os.close(fd)
+                    raise DataDirectoryLockedError(
+                        f"another server (process {holder}) uses the data directory {self.root}: "
+                        "stop it, or choose another with --data-dir"
+                    ) from None
+                time.sleep(0.02)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return fd

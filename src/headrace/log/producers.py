@@ -1,0 +1,69 @@
+"""Idempotence: who has appended which number, so that a repeated append is stored once.
+
+The truth is in the catalogue and, for commits not applied yet, here.
+"""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+
+import msgspec
+
+from headrace.log.catalogue import Catalogue
+from headrace.log.entries import RECENT_MAX, Recent
+from headrace.log.store import Stored, Topic
+
+CACHED_MAX = 100_000
+"""Producers remembered without asking the catalogue."""
+
+_Key = tuple[str, str]
+
+
+class Producers:
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._recent: OrderedDict[_Key, Recent] = OrderedDict()
+        self._waiting: dict[_Key, dict[int, list[Callable[[Stored], None]]]] = defaultdict(dict)
+
+    def known(self, topic: Topic, producer: str, number: int) -> Stored | None:
+        """The answer for a number that was stored before; None for a new one."""
+        recent = self._load((topic.name, producer))
+        highest = max(self._waiting.get((topic.name, producer), {}), default=-1)
+        if recent:
+            highest = max(highest, recent[-1][0])
+        if number > highest:
+            return None
+        return Stored(dict(recent).get(number), duplicate=True)
+
+    def is_waiting(self, topic: Topic, producer: str, number: int) -> bool:
+        return number in self._waiting.get((topic.name, producer), {})
+
+    def wait(
+        self, topic: Topic, producer: str, number: int, done: Callable[[Stored], None]
+    ) -> None:
+        self._waiting[topic.name, producer].setdefault(number, []).append(done)
+
+    def stored(self, topic: Topic, producer: str, number: int, end: int) -> None:
+        """The append is durable: answer everyone who waits for it."""
+        key = (topic.name, producer)
+        recent = self._load(key)
+        recent.append((number, end))
+        del recent[:-RECENT_MAX]
+        waiting = self._waiting[key].pop(number)
+        if not self._waiting[key]:
+            del self._waiting[key]
+        first, *repeats = waiting
+        first(Stored(end, duplicate=False))
+        for done in repeats:
+            done(Stored(end, duplicate=True))
+
+    def _load(self, key: _Key) -> Recent:
+        recent = self._recent.get(key)
+        if recent is None:
+            row = self._catalogue.producer(key[0].encode(), key[1].encode())
+            recent = msgspec.msgpack.decode(row.recent, type=Recent) if row is not None else []
+            self._recent[key] = recent
+            if len(self._recent) > CACHED_MAX:
+                self._recent.popitem(last=False)
+        else:
+            self._recent.move_to_end(key)
+        return recent

@@ -1,0 +1,74 @@
+"""Records in a block of bytes: where each begins and ends. `[uint32 size][payload]`, nothing else."""
+
+import struct
+from functools import lru_cache
+
+from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES
+
+_SIZE = struct.Struct(">I")
+
+
+def pack_record(payload: bytes) -> bytes:
+    return _SIZE.pack(len(payload)) + payload
+
+
+def split_records(data: bytes, count: int) -> list[bytes]:
+    """The `count` records that `data` consists of. Raises ValueError when it does not."""
+    if count > 1 and len(data) % count == 0 and _uniform(data, count):
+        return list(_uniform_struct(len(data) // count, count).unpack(data))
+    records = []
+    position, end = 0, len(data)
+    unpack = _SIZE.unpack_from
+    try:
+        while position < end:
+            stop = position + RECORD_HEADER_BYTES + unpack(data, position)[0]
+            records.append(data[position:stop])
+            position = stop
+    except struct.error:
+        raise ValueError("a record's size is cut off") from None
+    if position != end or len(records) != count:
+        raise ValueError(f"{len(records)} records, {count} expected")
+    return records
+
+
+def boundary(data: bytes, position: int) -> tuple[int, int]:
+    """The first record boundary at or after `position`, and how many records lie before it."""
+    at = passed = 0
+    while at < position:
+        at += RECORD_HEADER_BYTES + _SIZE.unpack_from(data, at)[0]
+        passed += 1
+    return at, passed
+
+
+def nth(data: bytes, count: int) -> int:
+    """Where the record with `count` others before it begins."""
+    at = 0
+    for _ in range(count):
+        at += RECORD_HEADER_BYTES + _SIZE.unpack_from(data, at)[0]
+    return at
+
+
+def walk(data: bytes, count_max: int) -> tuple[int, int]:
+    """How far `data` can be read as whole records, and how many they are."""
+    at = count = 0
+    while count < count_max and at + RECORD_HEADER_BYTES <= len(data):
+        size = _SIZE.unpack_from(data, at)[0]
+        stop = at + RECORD_HEADER_BYTES + size
+        if size > PAYLOAD_BYTES_MAX or stop > len(data):
+            break
+        at, count = stop, count + 1
+    return at, count
+
+
+def _uniform(data: bytes, count: int) -> bool:
+    """Whether every record has the same size: seen by comparing the size fields byte by column."""
+    stride = len(data) // count
+    if stride < RECORD_HEADER_BYTES:
+        return False
+    size = _SIZE.pack(stride - RECORD_HEADER_BYTES)
+    return all(data[column::stride].count(size[column]) == count for column in range(4))
+
+
+@lru_cache(maxsize=256)
+def _uniform_struct(stride: int, count: int) -> struct.Struct:
+    return struct.Struct(f"{stride}s" * count)

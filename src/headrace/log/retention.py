@@ -1,0 +1,117 @@
+"""Retention: finds what is too old or too much, a segment at a time, and has the store forget it."""
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from headrace.config import Config
+from headrace.log.catalogue import Catalogue, TopicRow
+from headrace.log.embedded import EmbeddedStore
+from headrace.log.layout import Layout
+from headrace.log.runner import Runner
+from headrace.model import Position
+
+logger = logging.getLogger(__name__)
+
+
+class Expired(NamedTuple):
+    """A topic whose records before this position are past their time, or too many."""
+
+    name: str
+    start: Position
+
+
+class Retention:
+    def __init__(
+        self, config: Config, layout: Layout, store: EmbeddedStore, runner: Runner
+    ) -> None:
+        self._config = config
+        self._layout = layout
+        self._store = store
+        self._runner = runner
+        self._checked: tuple[float, float] | None = None
+        self._running = False
+
+    def tick(self, wall_s: float, monotonic_s: float) -> None:
+        """Look for expired records when it is time to.
+
+        A tick in which the two clocks moved differently is skipped: someone set the time, and nothing is
+        deleted on the word of a clock that jumped.
+        """
+        if self._checked is None:
+            self._checked = (wall_s, monotonic_s)
+            return
+        passed_s = monotonic_s - self._checked[1]
+        if passed_s < self._config.retention.check_s or self._running:
+            return
+        jumped_s = abs(wall_s - self._checked[0] - passed_s)
+        self._checked = (wall_s, monotonic_s)
+        if jumped_s > self._config.retention.clock_jump_s:
+            logger.warning("the clock jumped by %.0f s: retention waits for the next check", jumped_s)
+            return
+        self._running = True
+        now_ms = int(wall_s * 1000)
+        self._runner.background(
+            lambda: find_expired(self._config, self._layout, now_ms), self._found
+        )
+
+    def _found(self, result: "list[Expired] | BaseException") -> None:
+        self._running = False
+        if isinstance(result, BaseException):
+            logger.error("retention: the catalogue could not be read: %s", result)
+            return
+        for expired in result:
+            topic = self._store.topic(expired.name)
+            start = expired.start
+            # Meanwhile the topic may have been destroyed, or made anew.
+            if topic.exists and topic.epoch == start.epoch and start.offset > topic.start_offset:
+                logger.info("topic %r: forgetting records before offset %d", topic.name, start.offset)
+                self._store.trim(topic, start, lambda: None)
+
+
+def find_expired(config: Config, layout: Layout, now_ms: int) -> list[Expired]:
+    """For a thread: reads the catalogue, changes nothing."""
+    catalogue = Catalogue.open_for_reading(layout.root)
+    try:
+        starts: dict[str, Position] = {}
+        for expired in (*_too_old(config, catalogue, now_ms), *_too_much(config, catalogue)):
+            known = starts.get(expired.name)
+            if known is None or known.offset < expired.start.offset:
+                starts[expired.name] = expired.start
+        return [Expired(name, start) for name, start in starts.items()]
+    finally:
+        catalogue.close()
+
+
+def _too_old(config: Config, catalogue: Catalogue, now_ms: int) -> Iterator[Expired]:
+    ages = [config.retention.age_s, *(rule.retention_age_s or 0.0 for rule in config.topics)]
+    shortest_s = min((age for age in ages if age > 0), default=0.0)
+    if not shortest_s:
+        return
+    topics: dict[int, TopicRow | None] = {}
+    for segment in catalogue.segments_older_than(now_ms - int(shortest_s * 1000)):
+        if segment.topic_id not in topics:
+            topics[segment.topic_id] = catalogue.topic_by_id(segment.topic_id)
+        row = topics[segment.topic_id]
+        if row is None or segment.end <= row.start_offset:
+            continue
+        name = row.name.decode()
+        age_ms = int(config.rule(name).retention_age_s * 1000)
+        if age_ms and segment.last_ms < now_ms - age_ms:
+            yield Expired(name, Position(row.epoch, segment.end, segment.end_ordinal))
+
+
+def _too_much(config: Config, catalogue: Catalogue) -> Iterator[Expired]:
+    prefixes = [rule.prefix for rule in config.topics if rule.retention_bytes]
+    if config.retention.bytes:
+        prefixes = [""]
+    for prefix in prefixes:
+        for row in catalogue.topics(prefix.encode()):
+            name = row.name.decode()
+            limit = config.rule(name).retention_bytes
+            if not limit or row.end_offset - row.start_offset <= limit:
+                continue
+            for segment in reversed(catalogue.segments(row.id)):
+                if row.end_offset - segment.end >= limit and segment.end > row.start_offset:
+                    yield Expired(name, Position(row.epoch, segment.end, segment.end_ordinal))
+                    break

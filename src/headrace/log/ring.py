@@ -1,0 +1,107 @@
+"""The ring of journal files: which one takes commits, which wait for the applier, which are free."""
+
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from headrace.log.disk import Disk
+from headrace.log.journal import JournalFile
+from headrace.log.store import Topic
+
+
+class ApplierLink(Protocol):
+    """The way to whoever applies closed journal files and prepares new ones."""
+
+    def apply(self, closed: "ClosedFile") -> None: ...
+
+
+class ClosedFile(NamedTuple):
+    path: Path
+    until: int
+    """Where its last frame ends."""
+    last: int
+    """The number of its last commit."""
+
+
+class Ring:
+    def __init__(self, disk: Disk, file_bytes: int, boot_id: bytes) -> None:
+        self._disk = disk
+        self._file_bytes = file_bytes
+        self._boot_id = boot_id
+        self._free: deque[Path] = deque()
+        self._unsynced: set[Path] = set()
+        self._touched: dict[Path, dict[Topic, None]] = {}
+        self.current: JournalFile | None = None
+        self.first = 0
+        self.opened_s = 0.0
+        self.last = 0
+
+    @property
+    def used(self) -> bool:
+        """Whether the current file holds any commit."""
+        return self.current is not None and self.last >= self.first
+
+    @property
+    def has_free(self) -> bool:
+        return bool(self._free)
+
+    @property
+    def has_unsynced(self) -> bool:
+        return bool(self._unsynced)
+
+    def add_free(self, path: Path) -> None:
+        self._free.append(path)
+
+    def open_next(self, first: int, now_s: float) -> bool:
+        """Go on in the next free file; False when there is none."""
+        if not self._free:
+            return False
+        path = self._free.popleft()
+        self.current = JournalFile(self._disk, path, self._file_bytes, first, self._boot_id)
+        self._touched[path] = {}
+        self.first, self.last, self.opened_s = first, first - 1, now_s
+        return True
+
+    def close_current(self) -> ClosedFile:
+        file = self.current
+        assert file is not None and self.used
+        self.current = None
+        file.close()
+        return ClosedFile(file.path, file.position, self.last)
+
+    def wrote(self, sequence: int, topics: list[Topic], *, synced: bool) -> None:
+        """Note a commit in the current file."""
+        file = self.current
+        assert file is not None
+        self.last = sequence
+        self._touched[file.path].update(dict.fromkeys(topics))
+        if not synced:
+            self._unsynced.add(file.path)
+
+    def unsynced(self) -> list[Path]:
+        """Files with commits that are written and not synced."""
+        return list(self._unsynced)
+
+    def sync(self, paths: list[Path]) -> None:
+        """Sync files, for any thread: opened anew, since a recycled one may be closed meanwhile."""
+        for path in paths:
+            fd = self._disk.open(path)
+            try:
+                self._disk.sync(fd)
+            finally:
+                self._disk.close(fd)
+
+    def synced(self, paths: list[Path]) -> None:
+        """Note that `sync` is done with these and nothing was written to them since it began."""
+        self._unsynced.difference_update(paths)
+
+    def applied(self, path: Path) -> dict[Topic, None]:
+        """The file is free again; returns the topics that it held commits of."""
+        self._unsynced.discard(path)  # its contents are synced as segments
+        self._free.append(path)
+        return self._touched.pop(path, {})
+
+    def close(self) -> None:
+        if self.current is not None:
+            self.current.close()
+        self.current = None

@@ -1,0 +1,70 @@
+"""How the store runs work elsewhere: later on the loop, or in a thread. Tests run it by hand."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Runner(Protocol):
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call it on the loop, after what is running now."""
+
+    def write(
+        self, work: Callable[[], None], done: Callable[[BaseException | None], None]
+    ) -> None:
+        """Run a commit's write in the one thread that does them, then `done` on the loop."""
+
+    def background(
+        self, work: Callable[[], T], done: Callable[[T | BaseException], None]
+    ) -> None:
+        """Run anything else that waits for the disk, in any thread, then `done` on the loop."""
+
+
+class StepRunner:
+    """Runs everything in this thread, one step at a time, when told to."""
+
+    def __init__(self) -> None:
+        self._steps: deque[Callable[[], None]] = deque()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._steps.append(call)
+
+    def write(
+        self, work: Callable[[], None], done: Callable[[BaseException | None], None]
+    ) -> None:
+        def step() -> None:
+            try:
+                work()
+            except OSError as error:
+                done(error)
+            else:
+                done(None)
+
+        self._steps.append(step)
+
+    def background(
+        self, work: Callable[[], T], done: Callable[[T | BaseException], None]
+    ) -> None:
+        def step() -> None:
+            result: T | BaseException
+            try:
+                result = work()
+            except OSError as error:
+                result = error
+            done(result)
+
+        self._steps.append(step)
+
+    def step(self) -> bool:
+        """Do the next thing; False when there is none."""
+        if not self._steps:
+            return False
+        self._steps.popleft()()
+        return True
+
+    def run(self) -> None:
+        """Do everything there is to do, and what comes of it."""
+        while self.step():
+            pass

@@ -1,0 +1,209 @@
+"""Reading segments: finds runs through the index, checks them, skips damaged ones. Writes nothing.
+
+Reads never wait for the disk in the event loop: bytes that are not in the page cache raise `ColdError`, whose
+`warm` brings them there in a thread, after which the same call succeeds.
+"""
+
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from headrace.errors import HeadraceError
+from headrace.log.catalogue import SegmentRow
+from headrace.log.index import ROW_BYTES, Row, decode_row, row_position
+from headrace.log.layout import Layout
+
+_ROWS_AT_ONCE = 128
+
+
+class Run(NamedTuple):
+    """Whole records, checked."""
+
+    offset: int
+    ordinal: int
+    record_count: int
+    ms: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.data)
+
+
+class DamagedRun(NamedTuple):
+    """A stretch of a segment that its index or its checksum does not vouch for."""
+
+    segment: Path
+    offset: int
+    end: int
+    ordinal: int
+    record_count: int
+    reason: str
+
+
+class Block(NamedTuple):
+    runs: list[Run]
+    next_offset: int
+    """Where to read on: the end of the last run, or of the damage behind it."""
+    row: int
+    """The number of the index row to read on from."""
+    damaged: list[DamagedRun]
+
+
+class ColdError(HeadraceError):
+    """The bytes are not in memory: call `warm` in a thread, then try again."""
+
+    def __init__(self, path: Path, position: int, length: int) -> None:
+        super().__init__(f"{length} bytes of {path} at {position} are not in memory")
+        self._path = path
+        self._position = position
+        self._length = length
+
+    def warm(self) -> None:
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return  # deleted meanwhile: the next attempt sees why
+        try:
+            os.pread(fd, self._length, self._position)
+        finally:
+            os.close(fd)
+
+
+class Segments:
+    """Open segment files, at most so many at a time."""
+
+    def __init__(self, layout: Layout, open_files_max: int, *, wait_for_disk: bool = True) -> None:
+        self._layout = layout
+        self._open: OrderedDict[Path, int] = OrderedDict()
+        self._open_max = max(2, open_files_max)
+        self._wait = wait_for_disk
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def forget(self, topic_id: int, base: int) -> None:
+        """Close a segment that was deleted, so that its space is given back."""
+        for path in (self._layout.segment(topic_id, base), self._layout.index(topic_id, base)):
+            fd = self._open.pop(path, None)
+            if fd is not None:
+                os.close(fd)
+
+    def read(self, segment: SegmentRow, offset: int, bytes_max: int, row: int | None = None) -> Block:
+        """Runs from the one that contains `offset`, at least one where there is any.
+
+        `row` is where an earlier block ended, which saves the search.
+        """
+        if row is None:
+            row = self.find(segment, lambda candidate: candidate.end > offset)
+        path = self._layout.segment(segment.topic_id, segment.base)
+        runs: list[Run] = []
+        damaged: list[DamagedRun] = []
+        taken = 0
+        position = offset
+        while row < segment.rows and taken < bytes_max:
+            rows = self._rows(segment, row, min(_ROWS_AT_ONCE, segment.rows - row))
+            chosen: list[Row] = []
+            for candidate in rows:
+                if taken >= bytes_max:
+                    break
+                row += 1
+                if candidate is None:
+                    damaged.append(DamagedRun(path, position, position, 0, 0, "an index row is damaged"))
+                    continue
+                chosen.append(candidate)
+                taken += candidate.length
+                position = candidate.end
+            self._read_runs(segment, path, chosen, runs, damaged)
+        return Block(runs, position if row < segment.rows else segment.end, row, damaged)
+
+    def find(self, segment: SegmentRow, wanted: Callable[[Row], bool]) -> int:
+        """The number of the first row that is wanted; all rows after it must be wanted too."""
+        low, high = 0, segment.rows
+        while low < high:
+            middle = (low + high) // 2
+            row = self._good_row(segment, middle, high)
+            if row is None or wanted(row):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def row(self, segment: SegmentRow, number: int) -> Row | None:
+        return self._good_row(segment, number, segment.rows)
+
+    def _good_row(self, segment: SegmentRow, number: int, stop: int) -> Row | None:
+        """The row, or the next one that is not damaged."""
+        while number < stop:
+            row = self._rows(segment, number, 1)[0]
+            if row is not None:
+                return row
+            number += 1
+        return None
+
+    def _rows(self, segment: SegmentRow, first: int, count: int) -> list[Row | None]:
+        path = self._layout.index(segment.topic_id, segment.base)
+        data = self._pread(path, count * ROW_BYTES, row_position(first))
+        whole = len(data) // ROW_BYTES
+        rows: list[Row | None] = [decode_row(data, at * ROW_BYTES) for at in range(whole)]
+        return rows + [None] * (count - whole)
+
+    def _read_runs(
+        self,
+        segment: SegmentRow,
+        path: Path,
+        rows: list[Row],
+        runs: list[Run],
+        damaged: list[DamagedRun],
+    ) -> None:
+        if not rows:
+            return
+        first, last = rows[0].offset, rows[-1].end
+        data = self._pread(path, last - first, first - segment.base)
+        for row in rows:
+            body = data[row.offset - first : row.end - first]
+            if len(body) == row.length and crc32c(body) == row.crc:
+                runs.append(Run(row.offset, row.ordinal, row.record_count, row.ms, body))
+            else:
+                damaged.append(
+                    DamagedRun(path, row.offset, row.end, row.ordinal, row.record_count, "bad checksum")
+                )
+
+    def _pread(self, path: Path, length: int, position: int) -> bytes:
+        """Up to `length` bytes: fewer where the file ends."""
+        try:
+            fd = self._fd(path)
+        except FileNotFoundError:
+            return b""
+        if self._wait:
+            return os.pread(fd, length, position)
+        buffer = bytearray(length)
+        try:
+            count = os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                raise ColdError(path, position, length) from None
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            return os.pread(fd, length, position)
+        if count < length and position + count < os.fstat(fd).st_size:
+            raise ColdError(path, position, length)
+        del buffer[count:]
+        return bytes(buffer)
+
+    def _fd(self, path: Path) -> int:
+        fd = self._open.get(path)
+        if fd is None:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._open[path] = fd
+            if len(self._open) > self._open_max:
+                os.close(self._open.popitem(last=False)[1])
+        else:
+            self._open.move_to_end(path)
+        return fd

@@ -1,0 +1,172 @@
+"""The interface of a store of topics, and the handles and batches that cross it.
+
+The broker knows this file only. Calls come from one thread, the event loop's; an append completes later, by
+its callback. Offsets are byte positions in every store.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from headrace.log.segment import Run
+from headrace.model import Durability, Position
+
+
+class Topic:
+    """A topic as the store knows it. The same object for as long as anyone holds it."""
+
+    __slots__ = (
+        "durability",
+        "end_offset",
+        "end_ordinal",
+        "epoch",
+        "id",
+        "last_ms",
+        "name",
+        "segments",
+        "start_offset",
+        "start_ordinal",
+        "tail",
+        "tail_bytes",
+    )
+
+    def __init__(self, name: str, durability: Durability) -> None:
+        self.name = name
+        self.durability = durability
+        self.id = 0
+        """0 while there is nothing on disk: the topic is made by its first append."""
+        self.epoch = 0
+        self.start_offset = self.start_ordinal = 0
+        self.end_offset = self.end_ordinal = 0
+        """The end of what is committed: nothing past it is shown to anyone."""
+        self.last_ms = 0
+        self.tail: list[bytes] = []
+        """Journal entries that are committed and not yet in segments."""
+        self.tail_bytes = 0
+        self.segments: list[object] | None = None
+        """The store's own memory of where the rest lies."""
+
+    @property
+    def start(self) -> Position:
+        return Position(self.epoch, self.start_offset, self.start_ordinal)
+
+    @property
+    def end(self) -> Position:
+        return Position(self.epoch, self.end_offset, self.end_ordinal)
+
+    @property
+    def exists(self) -> bool:
+        return self.id != 0
+
+
+class Appended(NamedTuple):
+    """What one commit added to one topic."""
+
+    topic: Topic
+    offset: int
+    ordinal: int
+    ms: int
+    records: list[bytes]
+
+    @property
+    def end(self) -> int:
+        return self.offset + sum(map(len, self.records))
+
+
+class Stored(NamedTuple):
+    """The answer to an idempotent append."""
+
+    offset: int | None
+    """Just past the last record; None for a duplicate whose place is no longer known."""
+    duplicate: bool
+
+
+class Chunk(NamedTuple):
+    """What a read found."""
+
+    runs: list[Run]
+    next_offset: int
+    """Where to read on. Past the last run's end when something behind it is damaged."""
+    lost: int
+    """How many records between the offset asked for and `next_offset` cannot be read any more."""
+
+
+class SegmentInfo(NamedTuple):
+    base: int
+    end: int
+    first_ordinal: int
+    records: int
+    bytes: int
+    first_ms: int
+    last_ms: int
+
+
+class Listener(Protocol):
+    """Who hears of commits."""
+
+    def prepare(self, appended: Sequence[Appended]) -> None:
+        """These are being written: work that needs no commit can be done meanwhile."""
+
+    def committed(self, appended: Sequence[Appended]) -> None:
+        """These are durable and may be shown."""
+
+    def failed(self, reason: str) -> None:
+        """The store takes nothing more."""
+
+
+class Reader(Protocol):
+    """Reads one topic forwards. Remembers where it was, so that going on is cheap."""
+
+    def read(self, offset: int, bytes_max: int) -> Chunk:
+        """Whole runs from a record boundary on; may raise `ColdError`."""
+
+
+class Store(Protocol):
+    listener: Listener
+
+    def topic(self, name: str) -> Topic:
+        """The topic of this name, whether or not it exists yet."""
+
+    def forget(self, topic: Topic) -> None:
+        """Nobody holds this handle any more."""
+
+    def topics(self, prefix: str, after: str, limit: int) -> list[Topic]:
+        """Existing topics in the order of their names' bytes."""
+
+    def append(self, topic: Topic, records: list[bytes], done: Callable[[], None]) -> None:
+        """Append whole records; `done` is called when they are as durable as the topic asks."""
+
+    def append_once(
+        self,
+        topic: Topic,
+        records: list[bytes],
+        producer: str,
+        number: int,
+        done: Callable[[Stored], None],
+    ) -> None:
+        """Append unless this producer's number, or a later one, was stored before."""
+
+    def reader(self, topic: Topic) -> Reader: ...
+
+    def locate_offset(self, topic: Topic, offset: int) -> Position:
+        """The nearest record boundary at or after `offset` that is kept; may raise `ColdError`."""
+
+    def locate_ordinal(self, topic: Topic, ordinal: int) -> Position: ...
+
+    def locate_time(self, topic: Topic, ms: int) -> Position:
+        """Where the first record at or after this time begins."""
+
+    def segments(self, topic: Topic) -> list[SegmentInfo]: ...
+
+    def trim(self, topic: Topic, position: Position, done: Callable[[], None]) -> None:
+        """Forget what lies before a record boundary."""
+
+    def destroy(self, topic: Topic, done: Callable[[], None]) -> None:
+        """End this life of the topic. A new one starts where it ended."""
+
+    @property
+    def pending_bytes(self) -> int:
+        """How much has been given to `append` and is not committed."""
+
+    @property
+    def held_back(self) -> str:
+        """Why commits are waiting, in words; empty when they are not."""

@@ -1,0 +1,52 @@
+"""The words every layer shares: limits, durabilities and positions. No behaviour beyond checking them."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from headrace.errors import BadTopicNameError
+
+PAYLOAD_BYTES_MAX = 262_144
+"""The largest payload of one record (the Figg seed's 256 KB), inclusive."""
+
+RECORD_HEADER_BYTES = 4
+"""A record on disk and on the Figg wire is a big-endian uint32 size and the payload."""
+
+TOPIC_BYTES_MAX = 255
+"""The longest topic name, in bytes of UTF-8."""
+
+
+class Durability(StrEnum):
+    """What an acknowledgement promises."""
+
+    SYNCED = "synced"
+    """On disk: survives a crash of the machine."""
+    WRITTEN = "written"
+    """Handed to the operating system: survives a killed process, synced every second or so."""
+    MEMORY = "memory"
+    """Never on disk: for tests and throw-away topics."""
+
+
+class Position(NamedTuple):
+    """A place between two records of one life of a topic."""
+
+    epoch: int
+    """The identity of the topic's life: a topic made anew has a greater one."""
+    offset: int
+    """The byte position in the topic's log. It never goes backwards, whatever the epoch."""
+    ordinal: int
+    """How many records precede it."""
+
+
+def check_topic_name(name: str) -> bytes:
+    """Return the name's bytes, or raise BadTopicNameError saying what is wrong with it."""
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        raise BadTopicNameError("a topic name must be valid UTF-8") from None
+    if not encoded:
+        raise BadTopicNameError("a topic name must not be empty")
+    if len(encoded) > TOPIC_BYTES_MAX:
+        raise BadTopicNameError(
+            f"a topic name may have {TOPIC_BYTES_MAX} bytes of UTF-8, this one has {len(encoded)}"
+        )
+    return encoded

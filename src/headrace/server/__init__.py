@@ -1,0 +1,1 @@
+"""The only place with sockets, timers and signals. Joins sessions to the broker."""

@@ -1,0 +1,219 @@
+"""The server process: opens the log, the listeners and the timers, and takes them down again in order."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+from headrace.broker.broker import Broker
+from headrace.config import Address, Config
+from headrace.errors import ConfigError, HeadraceError
+from headrace.log import journal
+from headrace.log.applier_process import ApplierProcess
+from headrace.log.disk import Disk
+from headrace.log.embedded import EmbeddedStore
+from headrace.log.layout import Layout
+from headrace.log.recovery import mark_clean, recover
+from headrace.log.retention import Retention
+from headrace.server import diagnostics
+from headrace.server.http import HttpListener
+from headrace.server.metrics import Metrics
+from headrace.server.runner import LoopRunner
+from headrace.server.tcp import FiggListener
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.25
+_DRAIN_TIMEOUT_S = 30.0
+_BACKLOG = 1024
+
+_SWITCH_INTERVAL_S = 0.0002
+"""How long the loop keeps the interpreter from the thread that waits to start a commit's write."""
+
+
+def run(config: Config) -> int:
+    """Serve until told to stop; returns the process's exit code."""
+    diagnostics.set_up(config)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(config))
+    except HeadraceError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return 1
+
+
+async def _serve(config: Config) -> int:
+    server = Server(config)
+    await server.start()
+    try:
+        return await server.until_stopped()
+    finally:
+        await server.stop()
+
+
+class Server:
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._stopped: asyncio.Future[int] = self._loop.create_future()
+        self._metrics = Metrics()
+        self._timers: list[asyncio.Task[None]] = []
+        self._listeners: list[asyncio.Server] = []
+        self._http: HttpListener | None = None
+
+    async def start(self) -> None:
+        config = self._config
+        root = Path(config.data_dir).absolute()
+        layout = self._layout = Layout(root)
+        layout.make()
+        self._lock = layout.lock()
+        # Listeners first: a taken port must not cost a recovery.
+        figg = _listen(config.listen.figg, "figg")
+        http = _listen(config.listen.http, "http")
+        disk = Disk()
+        boot_id = journal.boot_id()
+        started_s = time.monotonic()
+        recovered = recover(layout, disk, config.rule, boot_id=boot_id)
+        for report in recovered.reports:
+            logger.error("%s", report)
+        logger.info("log opened in %.3f s", time.monotonic() - started_s)
+        self._runner = LoopRunner(self._loop)
+        self._applier = ApplierProcess(
+            config,
+            self._lock,
+            applied=lambda path: self._store.applied(path),
+            prepared=lambda path: self._store.file_is_free(path),
+            waiting=lambda reason: self._store.applier_waits(reason),
+            failed=self._fail,
+        )
+        self._store = EmbeddedStore(
+            config,
+            layout,
+            disk,
+            self._runner,
+            self._applier,
+            next_sequence=recovered.next_sequence,
+            boot_id=boot_id,
+            clock_ms=_clock_ms,
+            wait_for_disk=False,
+        )
+        self._prepare_journal(disk)
+        self._broker = Broker(self._store, self._runner, self._fail)
+        self._figg = FiggListener(self._broker, config.limits, self._metrics)
+        self._listeners.append(
+            await self._loop.create_server(self._figg, sock=figg, backlog=_BACKLOG)
+        )
+        self._http = HttpListener(self._broker, self._store, self._metrics, http)
+        await self._http.start()
+        retention = Retention(config, layout, self._store, self._runner)
+        self._timers.append(self._loop.create_task(self._tick(retention)))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop, number)
+        # What start-up made stays: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        print(
+            f"headrace ready figg={_name(figg)} http={_name(http)} data={root}",
+            flush=True,
+        )
+
+    async def until_stopped(self) -> int:
+        return await self._stopped
+
+    async def stop(self) -> None:
+        """Stop accepting, finish and acknowledge what was taken, apply everything, let go."""
+        for timer in self._timers:
+            timer.cancel()
+        for listener in self._listeners:
+            listener.close()
+        failed = self._stopped.done() and self._stopped.result() != 0
+        self._figg.drain()
+        if not failed:
+            settled = asyncio.Event()
+            self._store.settle(settled.set)
+            try:
+                await asyncio.wait_for(settled.wait(), _DRAIN_TIMEOUT_S)
+            except TimeoutError:
+                logger.warning("stopping with commits that are not applied: they stay in the journal")
+                failed = True
+        self._figg.close()
+        if self._http is not None:
+            await self._http.stop()
+        self._applier.close()
+        self._runner.close()
+        self._store.close()
+        if not failed:
+            mark_clean(self._layout)
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
+
+    def _stop(self, number: int) -> None:
+        logger.info("%s: stopping", signal.Signals(number).name)
+        if not self._stopped.done():
+            self._stopped.set_result(0)
+
+    def _fail(self, reason: str) -> None:
+        logger.critical("stopping: %s", reason)
+        if not self._stopped.done():
+            self._stopped.set_result(1)
+
+    def _prepare_journal(self, disk: Disk) -> None:
+        """One file must be there to begin with; the applier makes the others meanwhile."""
+        size = self._config.journal.file_bytes
+        paths = [self._layout.journal_file(number) for number in range(self._config.journal.files)]
+        ready = [path for path in paths if path.exists() and path.stat().st_size == size]
+        missing = [path for path in paths if path not in ready]
+        if not ready:
+            first = missing.pop(0)
+            journal.prepare_file(disk, first, size)
+            ready.append(first)
+        for path in ready:
+            self._store.file_is_free(path)
+        for path in missing:
+            self._applier.prepare(path)
+
+    async def _tick(self, retention: Retention) -> None:
+        """Everything that happens by the clock: nothing in it is done per topic."""
+        synced_s = time.monotonic()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now_s = time.monotonic()
+            self._store.tick(now_s)
+            retention.tick(time.time(), now_s)
+            if now_s - synced_s >= self._config.journal.fsync_s:
+                synced_s = now_s
+                self._store.sync_written(lambda: None)
+
+
+def _listen(address: Address, name: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address.host, address.port))
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on {address.host}:{address.port} for {name}: {error.strerror}"
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+def _name(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _clock_ms() -> int:
+    return time.time_ns() // 1_000_000

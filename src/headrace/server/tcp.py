@@ -1,0 +1,299 @@
+"""A Figg connection: one socket, one session, its subscriptions. Decides only how much goes out when.
+
+Answers (ACK, PONG, ATTACHED) are written at once; records wait in this connection's own queue until the
+transport has room, so that an answer has at most a bounded amount of them ahead of it.
+"""
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+from headrace.broker.broker import RESERVED_PREFIXES, Broker
+from headrace.broker.subscription import Slice, State, Subscription
+from headrace.config import Limits
+from headrace.server.metrics import Metrics
+from headrace.session.figg_server import Attach, Close, Detach, FiggServerSession, Publish, Unit
+from headrace.wire import figg
+
+logger = logging.getLogger(__name__)
+
+UNSENT_BYTES_MAX = 1 << 18
+"""What may lie in the transport ahead of an answer."""
+_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
+_KERNEL_UNSENT_BYTES_MAX = 1 << 17
+
+UNACKNOWLEDGED_BYTES_MAX = 4 << 20
+"""Publishes of one connection under way before it is no longer read: far above the SDK's window."""
+HELD_BACK_BYTES_MAX = 1 << 16
+"""The same while publishers are held back: room for PINGs to be read and answered."""
+
+_PUMP_BLOCKS_MAX = 4
+"""Blocks written to one connection before the others have their turn."""
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class FiggListener:
+    """What the connections of one server share."""
+
+    def __init__(self, broker: Broker, limits: Limits, metrics: Metrics) -> None:
+        self.broker = broker
+        self.limits = limits
+        self.metrics = metrics
+        self.loop = asyncio.get_running_loop()
+        self.connections: set[FiggConnection] = set()
+        self.paused: set[FiggConnection] = set()
+        self.draining = False
+
+    def __call__(self) -> "FiggConnection":
+        return FiggConnection(self)
+
+    def publishes_held_back(self) -> bool:
+        return self.broker.store.pending_bytes > self.limits.publish_bytes_max
+
+    def drain(self) -> None:
+        """Read no more from anyone."""
+        self.draining = True
+        for connection in self.connections:
+            connection.stop_reading()
+
+    def close(self) -> None:
+        for connection in list(self.connections):
+            connection.close()
+
+
+class FiggConnection(asyncio.Protocol):
+    """Implements the broker's `Sink`."""
+
+    __slots__ = (
+        "_listener",
+        "_pulling",
+        "_pumping",
+        "_queue",
+        "_queued_bytes",
+        "_reading",
+        "_session",
+        "_subscriptions",
+        "_transport",
+        "_unacknowledged_bytes",
+        "_writable",
+        "peer",
+    )
+    protocol = "figg"
+
+    def __init__(self, listener: FiggListener) -> None:
+        self._listener = listener
+        self._session = FiggServerSession()
+        self._subscriptions: dict[str, Subscription] | None = None
+        self._queue: deque[tuple[Subscription, bytes]] | None = None
+        self._pulling: dict[Subscription, None] | None = None
+        self._queued_bytes = 0
+        self._unacknowledged_bytes = 0
+        self._writable = True
+        self._reading = True
+        self._pumping = False
+
+    # The transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        name = transport.get_extra_info("peername")
+        self.peer = f"{name[0]}:{name[1]}" if name else "unknown"
+        listener = self._listener
+        listener.metrics.count("connections_total")
+        if listener.draining or len(listener.connections) >= listener.limits.connections_max:
+            listener.metrics.count("connections_refused_total")
+            logger.warning("%s: refused, connections_max is reached", self.peer)
+            self._transport.abort()
+            return
+        listener.connections.add(self)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_BYTES_MAX)
+        self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX, low=UNSENT_BYTES_MAX // 4)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        listener = self._listener
+        listener.connections.discard(self)
+        listener.paused.discard(self)
+        for subscription in (self._subscriptions or {}).values():
+            listener.broker.unsubscribe(subscription)
+        self._subscriptions = self._queue = self._pulling = None
+        self._writable = False
+
+    def data_received(self, data: bytes) -> None:
+        session = self._session
+        for command in session.receive_data(data):
+            if isinstance(command, Publish):
+                self._publish(command, len(data))
+            elif isinstance(command, Attach):
+                self._attach(command)
+            elif isinstance(command, Detach):
+                self._detach(command.topic)
+            else:
+                self._refuse(command)
+        self._answer()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._pump()
+
+    # Commands
+
+    def _publish(self, command: Publish, size: int) -> None:
+        listener = self._listener
+        records, unit = command
+        refused = [name for name in records if name.startswith(RESERVED_PREFIXES)]
+        for name in refused:
+            del records[name]
+        self._unacknowledged_bytes += size
+        if records:
+            listener.metrics.count("records_published_total", sum(map(len, records.values())))
+            listener.broker.publish(records, lambda: self._stored(unit, size))
+        else:
+            self._stored(unit, size)
+        if refused:
+            self._refuse(
+                self._session.refuse(f"topic {refused[0]!r} is written by its own protocol only")
+            )
+        elif self._unacknowledged_bytes > HELD_BACK_BYTES_MAX and (
+            self._unacknowledged_bytes > UNACKNOWLEDGED_BYTES_MAX or listener.publishes_held_back()
+        ):
+            self._transport.pause_reading()
+            self._reading = False
+            listener.paused.add(self)
+
+    def _stored(self, unit: Unit, size: int) -> None:
+        self._unacknowledged_bytes -= size
+        self._session.stored(unit)
+        self._answer()
+        if not self._reading and not self._session.closing and not self._listener.draining:
+            held_back = self._listener.publishes_held_back()
+            limit = HELD_BACK_BYTES_MAX if held_back else UNACKNOWLEDGED_BYTES_MAX // 2
+            if self._unacknowledged_bytes <= limit and not self._transport.is_closing():
+                self._reading = True
+                self._listener.paused.discard(self)
+                self._transport.resume_reading()
+
+    def _attach(self, command: Attach) -> None:
+        if self._subscriptions is None:
+            self._subscriptions = {}
+        if command.topic in self._subscriptions:
+            self._drop(command.topic)
+        elif len(self._subscriptions) >= self._listener.limits.topics_attached_max:
+            self._refuse(self._session.refuse("topics_attached_max is reached"))
+            return
+        broker = self._listener.broker
+        # The broker answers through `attached`, which needs to know whose answer it is.
+        self._subscriptions[command.topic] = broker.subscribe(
+            self, command.topic, command.offset, figg.encode_data
+        )
+
+    def _detach(self, topic: str) -> None:
+        if self._subscriptions and topic in self._subscriptions:
+            self._drop(topic)
+        self._session.detached(topic)
+
+    def _drop(self, topic: str) -> None:
+        """End a subscription; nothing of it that still waits here goes out."""
+        assert self._subscriptions is not None
+        subscription = self._subscriptions.pop(topic)
+        self._listener.broker.unsubscribe(subscription)
+        if self._pulling:
+            self._pulling.pop(subscription, None)
+        if self._queue:
+            kept = deque(item for item in self._queue if item[0] is not subscription)
+            self._queued_bytes = sum(len(data) for _, data in kept)
+            self._queue = kept
+
+    def _refuse(self, command: Close) -> None:
+        logger.warning("%s: closing: %s", self.peer, command.reason)
+        self._listener.metrics.count("connections_closed_for_bad_input_total")
+        self.stop_reading()
+        if self._session.finished:
+            self.close()
+
+    def _answer(self) -> None:
+        data = self._session.data_to_send()
+        if data:
+            self._transport.write(data)
+        if self._session.closing and self._session.finished:
+            self.close()
+
+    def stop_reading(self) -> None:
+        if self._reading and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
+
+    def close(self) -> None:
+        """Close when what was answered is out, but do not wait for a peer that never reads."""
+        if not self._transport.is_closing():
+            data = self._session.data_to_send()
+            if data:
+                self._transport.write(data)
+            self._transport.close()
+            self._listener.loop.call_later(_CLOSE_TIMEOUT_S, self._transport.abort)
+
+    # The broker's sink
+
+    def attached(self, subscription: Subscription, offset: int) -> None:
+        self._session.attached(subscription.topic.name, offset)
+        self._answer()
+
+    def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
+        transport = self._transport
+        for piece in slices:
+            if self._writable and not self._queue:
+                transport.write(piece.data)
+            else:
+                if self._queued_bytes >= self._listener.limits.output_bytes_max:
+                    return False
+                if self._queue is None:
+                    self._queue = deque()
+                self._queue.append((subscription, piece.data))
+                self._queued_bytes += len(piece.data)
+            subscription.offset = piece.end
+        return True
+
+    def ready(self, subscription: Subscription) -> None:
+        if self._pulling is None:
+            self._pulling = {}
+        self._pulling[subscription] = None
+        self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        if not self._pumping:
+            self._pumping = True
+            self._listener.loop.call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._pumping = False
+        self._pump()
+
+    def _pump(self) -> None:
+        """Write what waits while there is room; live records first, they were first."""
+        for _ in range(_PUMP_BLOCKS_MAX):
+            if not self._writable:
+                return
+            if self._queue:
+                _, data = self._queue.popleft()
+                self._queued_bytes -= len(data)
+                self._transport.write(data)
+            elif self._pulling:
+                subscription = next(iter(self._pulling))
+                del self._pulling[subscription]
+                data = self._listener.broker.pull(subscription)
+                if data:
+                    self._transport.write(data)
+                    if subscription.state is State.RESUMING:
+                        self._pulling[subscription] = None
+            else:
+                return
+        self._pump_soon()

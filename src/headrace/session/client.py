@@ -1,0 +1,132 @@
+"""What every client session offers, whatever its protocol: one interface and its events.
+
+The client (`headrace.client`) drives any session through this interface, so that a further protocol
+is a further session and a way to dial, and the application sees the same API.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from headrace.errors import PayloadTooLargeError
+from headrace.model import PAYLOAD_BYTES_MAX
+
+
+class ConnectionState(StrEnum):
+    """Where a client stands with its server."""
+
+    DISCONNECTED = "disconnected"
+    """No connection; the next attempt is waited for."""
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    CLOSED = "closed"
+    """For good: the application closed the client."""
+
+
+class Acknowledged(NamedTuple):
+    """That many of the oldest unacknowledged publishes are safe with the server."""
+
+    publishes: int
+
+
+class Attached(NamedTuple):
+    """The server delivers a topic from `offset` on."""
+
+    topic: str
+    offset: int
+
+
+class Detached(NamedTuple):
+    """The server has stopped delivering a topic."""
+
+    topic: str
+
+
+class Missed(NamedTuple):
+    """Messages of a topic did not and will not reach this client: expired, or lost by the log."""
+
+    topic: str
+    asked: int
+    """The offset that should have come next."""
+    got: int
+    """The offset that delivery goes on from; below `asked` when the log is shorter than it was."""
+
+
+class Messages(NamedTuple):
+    """Consecutive messages of one topic: the offset just past each, and its payload."""
+
+    topic: str
+    messages: list[tuple[int, bytes]]
+
+
+class Broken(NamedTuple):
+    """The connection is of no more use: close it and connect again."""
+
+    reason: str
+
+
+Event = Acknowledged | Attached | Detached | Missed | Messages | Broken
+
+
+class ClientSession(Protocol):
+    """One client over many connections. Times are seconds of one monotonic clock."""
+
+    state: ConnectionState
+    latency_s: float | None
+    """Round trip of the last answered ping, None before the first."""
+    ping_at: float
+    """When `tick` is next due."""
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many publishes wait for their acknowledgement."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `publish` would be taken now."""
+
+    def connecting(self) -> None:
+        """An attempt to connect begins."""
+
+    def connected(self, now: float) -> None:
+        """A fresh connection stands: everything the server must hear again becomes data to send."""
+
+    def disconnected(self) -> None:
+        """The attempt failed or the connection ended."""
+
+    def close(self) -> None:
+        """The application is done; nothing follows."""
+
+    def publish(self, topic: str, payload: bytes) -> int:
+        """Take a publish, also without a connection. Returns its number, counted from 0.
+
+        Raises BadTopicNameError, PayloadTooLargeError or WindowFullError; nothing is sent then.
+        """
+
+    def attach(self, topic: str, offset: int | None) -> None:
+        """Ask for a topic from `offset`, or from its end."""
+
+    def detach(self, topic: str) -> bool:
+        """Ask for a topic no more. Nothing of it is delivered after this.
+
+        Returns whether a `Detached` will come for it, unless the connection is lost before.
+        """
+
+    def receive_data(self, data: bytes, now: float) -> list[Event]:
+        """Take bytes from the connection and say what they mean."""
+
+    def tick(self, now: float, reading: bool = True) -> list[Event]:
+        """Send the ping that is due, or give up on a peer that answers none."""
+
+    def data_to_send(self, bytes_max: int) -> bytes:
+        """The next bytes for the connection, about `bytes_max` at most; empty when there are none.
+
+        Control messages come first and are never held back for size.
+        """
+
+
+def check_payload(payload: bytes) -> None:
+    """Raise PayloadTooLargeError for what every server refuses: it would be resent for ever."""
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise PayloadTooLargeError(
+            f"a payload may have {PAYLOAD_BYTES_MAX} bytes, this one has {len(payload)}"
+        )

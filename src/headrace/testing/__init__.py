@@ -1,0 +1,6 @@
+"""What tests of Headrace and of applications on it need: a server process and a log checker."""
+
+from headrace.testing.checker import Kind, LogChecker, Violation
+from headrace.testing.server import ServerFailedError, ServerProcess, wait_until
+
+__all__ = ["Kind", "LogChecker", "ServerFailedError", "ServerProcess", "Violation", "wait_until"]

@@ -1,0 +1,270 @@
+"""The log checker: is told what publishers sent and subscribers received, and names what a log
+must not do. It opens no connection and reads no file; whoever drives the clients feeds it.
+
+Theory of operation. Every payload is reduced to an 8-byte digest. Per topic the checker keeps
+how often each digest was sent and acknowledged, and one *reference log*: the union of what all
+subscribers received, as stretches of records that follow each other without a hole. A subscriber
+is a position in that log. What it receives must begin exactly there; a record that the reference
+already has must be the same bytes, one that it does not have yet is added. Thus subscribers that
+disagree are found as soon as the second one speaks, and memory is about 200 bytes per distinct
+record sent and 16 per record in the log, however many subscribers there are.
+
+`verdict()` adds what only the whole history can show: acknowledged records that nobody received,
+so at least one subscriber must have read each topic from its start to its end by then.
+
+All methods may be called from any thread.
+"""
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
+from threading import Lock
+
+from headrace.testing.reference_log import Reader, ReferenceLog
+
+SIZE_PREFIX_BYTES = 4
+VIOLATIONS_PER_KIND_MAX = 20
+NO_PUBLISHER = 0
+
+
+class Kind(StrEnum):
+    """What a log can do wrong."""
+
+    LOST = "lost"  # acknowledged, and received by nobody
+    PHANTOM = "phantom"  # received, and sent by nobody
+    DUPLICATED = "duplicated"  # in the log more often than it was sent
+    ORDER = "order"  # two subscribers were told different orders
+    BYTES = "bytes"  # one offset, two contents
+    BOUNDARY = "boundary"  # a record or an attachment begins inside another record
+    OFFSET_ORDER = "offset-order"  # an offset not above the one before it
+    OFFSET_SIZE = "offset-size"  # an offset that is not the previous one + 4 + the payload's size
+    RESUME_GAP = "resume-gap"  # a resumed subscriber was started too late
+    RESUME_DOUBLE = "resume-double"  # a resumed subscriber was started too early
+    PUBLISHER_ORDER = "publisher-order"  # one publisher's records are not in the order it sent them
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing the log did wrong, with the facts to find it again."""
+
+    kind: Kind
+    topic: str
+    detail: str
+    subscriber: str | None = None
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        who = f" subscriber {self.subscriber}" if self.subscriber is not None else ""
+        where = f" at offset {self.offset}" if self.offset is not None else ""
+        return f"{self.kind}: topic {self.topic!r}{who}{where}: {self.detail}"
+
+
+class LogChecker:
+    """Records a history while it happens and judges it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._topics: dict[str, _Topic] = {}
+        self._subscribers: dict[tuple[str, str], Reader] = {}
+        self._publishers: dict[str, int] = {}
+        self._violations: list[Violation] = []
+        self._counts: Counter[Kind] = Counter()
+
+    def sent(
+        self, topic: str, payload: bytes, publisher: str | None = None, repeats: bool = False
+    ) -> int:
+        """A publish is about to be sent, or sent again. Returns the ticket for `acked`.
+
+        With a publisher's name, first occurrences must be in the order of these calls.
+        `repeats` is for clients that resend unseen: then any number of copies is allowed.
+        """
+        with self._lock:
+            number = NO_PUBLISHER
+            if publisher is not None:
+                number = self._publishers.setdefault(publisher, len(self._publishers) + 1)
+            return self._topic(topic).sent(_digest(payload), number, repeats)
+
+    def acked(self, topic: str, ticket: int) -> None:
+        """The publish with this ticket was acknowledged (once per publish, not per resend)."""
+        with self._lock:
+            self._topic(topic).acked[ticket] += 1
+
+    def attached(self, subscriber: str, topic: str, asked: int | None, got: int) -> None:
+        """A subscriber asked to begin at an offset (None: at the end) and was given another."""
+        with self._lock:
+            state = self._topic(topic)
+            reader = self._subscribers.get((subscriber, topic))
+            if reader is None:
+                self._subscribers[subscriber, topic] = Reader(got)
+            else:
+                if asked is not None and got != asked:
+                    kind = Kind.RESUME_GAP if got > asked else Kind.RESUME_DOUBLE
+                    self._report(kind, topic, f"asked for {asked}, got {got}", subscriber, got)
+                reader.position = got
+                reader.resumed = True
+            state.attachments.add(got)
+
+    def received(self, subscriber: str, topic: str, offset: int, payload: bytes) -> None:
+        """A subscriber received a record; the offset is the one on the wire, just past it."""
+        with self._lock:
+            state = self._topic(topic)
+            digest = _digest(payload)
+            begin = offset - SIZE_PREFIX_BYTES - len(payload)
+            reader = self._subscribers.setdefault((subscriber, topic), Reader(begin))
+            if begin != reader.position:
+                self._misplaced(topic, subscriber, reader, begin, offset)
+            reader.position = offset
+            reader.resumed = False
+            if digest not in state.tickets:
+                self._report(
+                    Kind.PHANTOM, topic, f"{len(payload)} bytes nobody sent", subscriber, offset
+                )
+            known = reader.walk(state.log, begin, offset, digest)
+            if known is not None:
+                self._disagrees(state, _Disagreement(subscriber, offset, digest, known))
+
+    def position(self, subscriber: str, topic: str) -> int | None:
+        """The offset this subscriber has reached, or None before it attached."""
+        with self._lock:
+            reader = self._subscribers.get((subscriber, topic))
+            return None if reader is None else reader.position
+
+    def records(self, topic: str) -> int:
+        """How many records of the topic were received by anyone."""
+        with self._lock:
+            return sum(len(stretch) for stretch in self._topic(topic).log.stretches())
+
+    def verdict(self) -> list[Violation]:
+        """Every violation so far; empty means that the history is one a sound log can have.
+
+        Of each kind the first VIOLATIONS_PER_KIND_MAX are kept.
+        """
+        with self._lock:
+            kept, counts = list(self._violations), Counter(self._counts)
+            for name, topic in self._topics.items():
+                self._judge(name, topic)
+            verdict = self._violations
+            # What only the whole history shows may change as it goes on: judged anew each time.
+            self._violations, self._counts = kept, counts
+            return verdict
+
+    def _topic(self, name: str) -> "_Topic":
+        return self._topics.setdefault(name, _Topic())
+
+    def _report(
+        self,
+        kind: Kind,
+        topic: str,
+        detail: str,
+        subscriber: str | None = None,
+        offset: int | None = None,
+    ) -> None:
+        self._counts[kind] += 1
+        if self._counts[kind] <= VIOLATIONS_PER_KIND_MAX:
+            self._violations.append(Violation(kind, topic, detail, subscriber, offset))
+
+    def _disagrees(self, topic: "_Topic", one: "_Disagreement") -> None:
+        # Judged at the end, when it is known what else is in the log.
+        if len(topic.disagreements) < VIOLATIONS_PER_KIND_MAX:
+            topic.disagreements.append(one)
+
+    def _misplaced(
+        self, topic: str, subscriber: str, reader: Reader, begin: int, offset: int
+    ) -> None:
+        if reader.resumed:
+            kind = Kind.RESUME_GAP if begin > reader.position else Kind.RESUME_DOUBLE
+        else:
+            kind = Kind.OFFSET_SIZE if offset > reader.position else Kind.OFFSET_ORDER
+        detail = f"record begins at {begin}, expected {reader.position}"
+        self._report(kind, topic, detail, subscriber, offset)
+
+    def _judge(self, name: str, topic: "_Topic") -> None:
+        seen = topic.log.occurrences(topic.tickets)
+        for ticket, (sent, acked) in enumerate(zip(topic.sent_times, topic.acked, strict=True)):
+            if acked > seen[ticket]:
+                self._report(
+                    Kind.LOST, name, f"publish {ticket}: acknowledged {acked}, found {seen[ticket]}"
+                )
+            if seen[ticket] > sent and ticket not in topic.repeating:
+                self._report(
+                    Kind.DUPLICATED, name, f"publish {ticket}: sent {sent}, found {seen[ticket]}"
+                )
+        for one in topic.disagreements:
+            self._disagreement(name, topic, one)
+        for inside, begin in topic.log.overlaps(topic.attachments):
+            detail = f"inside the record that begins at {begin}"
+            self._report(Kind.BOUNDARY, name, detail, None, inside)
+        self._judge_publishers(name, topic)
+
+    def _disagreement(self, name: str, topic: "_Topic", one: "_Disagreement") -> None:
+        """The content is the other subscribers' too, at another place: then it is the order."""
+        elsewhere = topic.log.find(one.digest)
+        kind = Kind.BYTES if elsewhere is None else Kind.ORDER
+        detail = f"others received other bytes there ({one.digest:016x}, not {one.known:016x})"
+        if elsewhere is not None:
+            detail += f"; they received these at {elsewhere}"
+        self._report(kind, name, detail, one.subscriber, one.offset)
+
+    def _judge_publishers(self, name: str, topic: "_Topic") -> None:
+        last: dict[int, int] = {}
+        first_seen = bytearray(len(topic.acked))
+        names = {number: name for name, number in self._publishers.items()}
+        for stretch in topic.log.stretches():
+            for end, digest in zip(stretch.ends, stretch.digests, strict=True):
+                ticket = topic.tickets.get(digest)
+                if ticket is None or first_seen[ticket]:
+                    continue
+                first_seen[ticket] = 1
+                publisher = topic.publishers[ticket]
+                if publisher == NO_PUBLISHER:
+                    continue
+                if ticket < last.get(publisher, -1):
+                    detail = f"{names[publisher]}'s publish {ticket} after its {last[publisher]}"
+                    self._report(Kind.PUBLISHER_ORDER, name, detail, None, end)
+                last[publisher] = max(ticket, last.get(publisher, -1))
+
+
+def _digest(payload: bytes) -> int:
+    return int.from_bytes(blake2b(payload, digest_size=8).digest(), "big")
+
+
+@dataclass(frozen=True, slots=True)
+class _Disagreement:
+    subscriber: str
+    offset: int
+    digest: int
+    known: int
+
+
+def _numbers() -> "array[int]":
+    return array("I")
+
+
+@dataclass(slots=True)
+class _Topic:
+    """What was sent to one topic, by ticket, and what came back."""
+
+    tickets: dict[int, int] = field(default_factory=dict)  # digest -> ticket
+    sent_times: "array[int]" = field(default_factory=_numbers)
+    acked: "array[int]" = field(default_factory=_numbers)
+    publishers: "array[int]" = field(default_factory=_numbers)
+    repeating: set[int] = field(default_factory=set)
+    attachments: set[int] = field(default_factory=set)
+    disagreements: list[_Disagreement] = field(default_factory=list)
+    log: ReferenceLog = field(default_factory=ReferenceLog)
+
+    def sent(self, digest: int, publisher: int, repeats: bool) -> int:
+        ticket = self.tickets.setdefault(digest, len(self.tickets))
+        if ticket == len(self.acked):
+            self.sent_times.append(0)
+            self.acked.append(0)
+            self.publishers.append(publisher)
+        elif self.publishers[ticket] != publisher:
+            # Two publishers sent the same bytes: whose it is cannot be told, nor its order.
+            self.publishers[ticket] = NO_PUBLISHER
+        self.sent_times[ticket] += 1
+        if repeats:
+            self.repeating.add(ticket)
+        return ticket

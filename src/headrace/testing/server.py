@@ -1,0 +1,238 @@
+"""A real server process for tests: started, killed and restarted on one data directory.
+
+It knows the command line and the ready line, nothing of what the server does inside.
+"""
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
+POLL_S = 0.01
+
+READY = re.compile(r"headrace ready(?: (?:figg|ws|http|data)=.*)+\n")
+
+
+class ServerFailedError(Exception):
+    """The server ended, or said nothing in time, instead of becoming ready."""
+
+    def __init__(self, reason: str, returncode: int | None, stderr: str) -> None:
+        super().__init__(f"{reason} (exit code {returncode})\n{stderr}")
+        self.returncode = returncode
+        self.stderr = stderr
+
+
+class ServerProcess:
+    """`headrace serve` on a data directory, with free ports that stay the same over restarts.
+
+    Starts at once and waits for the ready line, unless made with `start=False`. Leaving the
+    context kills what still runs. Extra flags are passed on as they are.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str],
+        *flags: str,
+        figg: str = "127.0.0.1:0",
+        http: str = "127.0.0.1:0",
+        stderr_path: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        start: bool = True,
+    ) -> None:
+        self.data_dir = Path(data_dir).absolute()
+        self.flags = flags
+        self.stderr_path = Path(stderr_path or f"{self.data_dir}.stderr")
+        self.ready_line = ""
+        self.stdout = ""
+        self._addresses = {"figg": figg, "http": http}
+        self._env = _environment(env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        if start:
+            self.start()
+
+    @property
+    def figg(self) -> tuple[str, int]:
+        return _split(self._addresses["figg"])
+
+    @property
+    def http(self) -> tuple[str, int]:
+        return _split(self._addresses["http"])
+
+    @property
+    def figg_url(self) -> str:
+        return f"figg://{self._addresses['figg']}"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self._addresses['http']}"
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def returncode(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def stderr(self) -> str:
+        """What all lives of the server wrote to standard error so far."""
+        return self.stderr_path.read_text("utf-8", "replace") if self.stderr_path.exists() else ""
+
+    @property
+    def command(self) -> list[str]:
+        addresses = [f"--{name}={address}" for name, address in self._addresses.items()]
+        return [
+            *(sys.executable, "-m", "headrace", "serve"),
+            *(f"--data-dir={self.data_dir}", *addresses, *self.flags),
+        ]
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> Self:
+        """Start and wait for the ready line; raises ServerFailedError when it does not come."""
+        self.spawn()
+        self.wait_ready(timeout_s)
+        return self
+
+    def spawn(self) -> None:
+        """Start without waiting: for tests that want the server dead before it is ready."""
+        assert not self.running, "the server is already running"
+        self.ready_line = self.stdout = ""
+        with self.stderr_path.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=self._env,
+            )
+        weakref.finalize(self, _reap, self._process)
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        line = self._read_line(timeout_s)
+        if not READY.fullmatch(line):
+            code = self.returncode if self._ended(1.0) else None
+            self.kill()
+            raise ServerFailedError(f"no ready line but {line!r}", code, self.stderr)
+        self.ready_line = line
+        for name in self._addresses:
+            found = re.search(rf" {name}=(\S+)", line)
+            if found:
+                self._addresses[name] = found[1]
+
+    def kill(self) -> None:
+        """SIGKILL to the server process alone, its children find out for themselves."""
+        if self._process is not None:
+            self._process.kill()
+            self._finish(STOP_TIMEOUT_S)
+
+    def signal(self, number: int) -> None:
+        self._running().send_signal(number)
+
+    def terminate(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """SIGTERM, wait, and return the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Wait for the server to end by itself and return the exit code."""
+        assert self._process is not None, "the server was never started"
+        return self._finish(timeout_s)
+
+    def restart(self) -> Self:
+        """Start again on the same directory and ports, stopping it first where it still runs."""
+        if self.running:
+            self.terminate()
+        return self.start()
+
+    def wait_stderr(self, text: str, timeout_s: float = 10.0) -> None:
+        """Wait until the server has written `text` to standard error."""
+        wait_until(lambda: text in self.stderr, timeout_s, f"{text!r} on standard error")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "the server was never started"
+        return self._process
+
+    def _read_line(self, timeout_s: float) -> str:
+        stdout = self._running().stdout
+        assert stdout is not None
+        deadline = time.monotonic() + timeout_s
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    break
+                chunk = os.read(stdout.fileno(), 4096)
+                if not chunk:
+                    break
+                line += chunk
+        self.stdout += line.decode("utf-8", "replace")
+        return self.stdout
+
+    def _ended(self, timeout_s: float) -> bool:
+        try:
+            self._running().wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _finish(self, timeout_s: float) -> int:
+        process = self._running()
+        code = process.wait(timeout_s)
+        if process.stdout is not None and not process.stdout.closed:
+            # A child that outlives the server may hold the pipe open: never wait for its end.
+            os.set_blocking(process.stdout.fileno(), False)
+            self.stdout += (process.stdout.read() or b"").decode("utf-8", "replace")
+            process.stdout.close()
+        return code
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
+    """Poll until the condition holds; TimeoutError says what was waited for in vain."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:g} s for {what or condition}")
+        time.sleep(POLL_S)
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    # A setting left in the tester's environment must not change what is tested.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    return {**clean, **extra}
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _reap(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait(STOP_TIMEOUT_S)

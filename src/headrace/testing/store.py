@@ -1,0 +1,152 @@
+"""An embedded store driven by hand: real files, no threads, no processes, no clock but the one given."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.config import Config
+from headrace.log import journal
+from headrace.log.applier import Applier
+from headrace.log.applier_process import apply_file
+from headrace.log.catalogue import Catalogue
+from headrace.log.disk import Disk
+from headrace.log.embedded import EmbeddedStore
+from headrace.log.layout import Layout
+from headrace.log.recovery import mark_clean, recover
+from headrace.log.ring import ClosedFile
+from headrace.log.runner import StepRunner
+from headrace.log.store import Appended
+from headrace.model import Position
+
+BOOT_ID = b"the first boot.."
+
+
+class StepClock:
+    """Milliseconds that pass when told to."""
+
+    def __init__(self, ms: int = 1_700_000_000_000) -> None:
+        self.ms = ms
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+class RecordingListener:
+    """Remembers what a store said."""
+
+    def __init__(self) -> None:
+        self.appended: list[Appended] = []
+        self.failure = ""
+
+    def prepare(self, appended: Sequence[Appended]) -> None: ...
+
+    def committed(self, appended: Sequence[Appended]) -> None:
+        self.appended += appended
+
+    def failed(self, reason: str) -> None:
+        self.failure = reason
+
+
+class StepStore:
+    """A store, its applier and everything it needs, on one directory."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        disk: Disk | None = None,
+        clock: StepClock | None = None,
+        boot_id: bytes = BOOT_ID,
+    ) -> None:
+        self.config = config
+        self.clock = clock or StepClock()
+        self.runner = StepRunner()
+        self.listener = RecordingListener()
+        self.reports: list[str] = []
+        disk = disk or Disk()
+        self.layout = Layout(Path(config.data_dir))
+        self.layout.make()
+        recovered = recover(self.layout, disk, config.rule, boot_id=boot_id)
+        self.reports += recovered.reports
+        self._catalogue = Catalogue.open(self.layout.root)
+        self._applier = Applier(disk, self.layout, self._catalogue, config.rule)
+        self.applying = True
+        """Set to False to keep closed journal files from being applied."""
+        self._waiting: list[ClosedFile] = []
+        self.store = EmbeddedStore(
+            config,
+            self.layout,
+            disk,
+            self.runner,
+            self,
+            next_sequence=recovered.next_sequence,
+            boot_id=boot_id,
+            clock_ms=self.clock,
+        )
+        self.store.listener = self.listener
+        for number in range(config.journal.files):
+            path = self.layout.journal_file(number)
+            if not path.exists() or path.stat().st_size != config.journal.file_bytes:
+                journal.prepare_file(disk, path, config.journal.file_bytes)
+            self.store.file_is_free(path)
+        self.runner.run()
+
+    def apply(self, closed: ClosedFile) -> None:
+        """The store's line to its applier."""
+        self._waiting.append(closed)
+        if self.applying:
+            self.runner.soon(self._apply_waiting)
+
+    def append(self, topic: str, *payloads: bytes) -> None:
+        """Append and commit."""
+        records = [len(payload).to_bytes(4) + payload for payload in payloads]
+        self.store.append(self.store.topic(topic), records, lambda: None)
+        self.runner.run()
+
+    def payloads(self, topic: str, offset: int = 0) -> list[bytes]:
+        """Everything that can be read from `offset` on."""
+        return [payload for _, payload in self.read(topic, offset)]
+
+    def read(self, topic: str, offset: int = 0, bytes_max: int = 1 << 18) -> list[tuple[int, bytes]]:
+        """(offset just past it, payload) of every record from `offset` on."""
+        handle = self.store.topic(topic)
+        reader = self.store.reader(handle)
+        found: list[tuple[int, bytes]] = []
+        at = self.store.locate_offset(handle, offset).offset
+        while True:
+            chunk = reader.read(at, bytes_max)
+            for run in chunk.runs:
+                position = 0
+                while position < len(run.data):
+                    size = int.from_bytes(run.data[position : position + 4])
+                    stop = position + 4 + size
+                    found.append((run.offset + stop, run.data[position + 4 : stop]))
+                    position = stop
+            if not chunk.runs:
+                return found
+            at = chunk.next_offset
+
+    def settle(self) -> None:
+        """Commit and apply everything."""
+        self.store.settle(lambda: None)
+        self.runner.run()
+
+    def trim(self, topic: str, position: Position) -> None:
+        self.store.trim(self.store.topic(topic), position, lambda: None)
+        self.runner.run()
+
+    def close(self) -> None:
+        """A clean stop."""
+        self.settle()
+        self.crash()
+        mark_clean(self.layout)
+
+    def crash(self) -> None:
+        """Let go of every file, as a killed process does."""
+        self.store.close()
+        self._catalogue.close()
+
+    def _apply_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for closed in waiting:
+            self.reports += apply_file(self._applier, *closed)
+            self.store.applied(closed.path)

@@ -1,0 +1,120 @@
+"""Every wrong command line and every failure is one clear line and an exit code."""
+
+import json
+import re
+
+import pytest
+
+from headrace import __version__
+
+NOBODY = "127.0.0.1:1"
+"""An address where nothing listens."""
+
+
+def assert_one_line(done, code: int, text: str) -> None:
+    assert done.returncode == code
+    assert re.fullmatch(r"headrace: [^\n]+\n", done.stderr), done.stderr
+    assert text in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["nope"], "No such command 'nope'"),
+        (["publish"], "Missing argument"),
+        (["publish", "", "data"], "a topic name must not be empty"),
+        (["publish", "x" * 256, "data"], "255 bytes"),
+        (["subscribe", b"\xff"], "must be valid UTF-8"),
+        (["publish", "t", "data", "--nope"], "--nope"),
+        (["publish", "t", "data", "--file", "f"], "DATA and --file exclude each other"),
+        (["publish", "t", "data", "--url", "nope://x"], "must begin with figg://"),
+        (["subscribe", "t", "--last", "1", "--from-start"], "--from-start and --last exclude"),
+        (["subscribe", "t", "--since", "1h", "--from-offset", "1"], "exclude each other"),
+        (["subscribe", "t", "--since", "soon"], "--since takes how long ago"),
+        (["subscribe", "t", "--from-offset", "-1"], "--from-offset"),
+        (["subscribe", "t", "--count", "0"], "--count"),
+        (["inspect", "t", "--data-dir", "d", "--http", NOBODY], "exclude each other"),
+        (["topics", "--http", "ftp://x"], "--http takes HOST:PORT"),
+        (["topics", "--http", "x:port"], "--http takes HOST:PORT"),
+        (["delete", "t"], "add --yes"),
+        (["config", "--json", "--toml"], "--json and --toml exclude each other"),
+        (["config", "--set", "x"], "--set takes KEY=VALUE"),
+        (["config", "--set", "durability=memory", "--durability", "synced"], "given twice"),
+        (["serve", "--figg", "nowhere"], "listen.figg must be HOST:PORT"),
+        (["serve", "--config", "missing.toml"], "cannot read the configuration file missing.toml"),
+        (["serve", "--set", "journal.file=1"], "the nearest is journal.files"),
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2(headrace, args, text):
+    assert_one_line(headrace(*args), 2, text)
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["publish", "t", "--file", "missing"], "cannot read missing: No such file or directory"),
+        (
+            ["publish", "t", "data", "--url", f"figg://{NOBODY}", "--timeout", "0.2"],
+            "no connection",
+        ),
+        (["subscribe", "t", "--url", f"figg://{NOBODY}", "--timeout", "0.2"], "no connection"),
+        (["subscribe", "t", "--last", "1", "--http", NOBODY], "no answer from http://127.0.0.1:1"),
+        (["topics", "--http", NOBODY], "no answer from http://127.0.0.1:1: Connection refused"),
+        (["delete", "t", "--yes", "--http", NOBODY], "no answer"),
+        (["inspect", "t", "--http", NOBODY], "no answer"),
+    ],
+)
+def test_a_failure_is_exit_code_1(headrace, args, text):
+    assert_one_line(headrace(*args), 1, text)
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(headrace):
+    done = headrace("topics", "--http", NOBODY, "--debug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_without_arguments_the_help_is_shown(headrace):
+    done = headrace()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "headrace publish greetings" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["serve", "publish", "subscribe", "topics", "inspect", "delete", "verify", "config"],
+)
+def test_every_help_has_an_example(headrace, command):
+    assert re.search(
+        rf"^ +(.*\| )?headrace {command}", headrace(command, "-h").stdout, re.MULTILINE
+    )
+
+
+def test_the_version(headrace):
+    assert headrace("--version").stdout == f"headrace {__version__}\n"
+
+
+def test_config_says_where_each_value_comes_from(headrace, tmp_path):
+    (tmp_path / "h.toml").write_text(
+        'log_level = "debug"\n[[topics]]\nprefix = "t/"\nretention_bytes = 9\n'
+    )
+    args = ["config", "--config", "h.toml", "--figg", "[::1]:0", "--set", "journal.files=8"]
+    environ = {"HEADRACE_DURABILITY": "written"}
+    text = headrace(*args, environ=environ).stdout
+    assert re.search(r"^log_level +debug +file h.toml *$", text, re.MULTILINE)
+    assert re.search(
+        r"^durability +written +environment HEADRACE_DURABILITY *$", text, re.MULTILINE
+    )
+    assert re.search(r"^listen.figg +\[::1\]:0 +flag --figg *$", text, re.MULTILINE)
+    assert re.search(r"^journal.files +8 +flag --set journal.files *$", text, re.MULTILINE)
+    assert re.search(r"^retention.bytes +0 +default *$", text, re.MULTILINE)
+    assert re.search(r"^topics 't/' +retention_bytes = 9 +file h.toml *$", text, re.MULTILINE)
+
+    printed = json.loads(headrace(*args, "--json", environ=environ).stdout)
+    assert printed["settings"]["journal.files"] == {
+        "value": 8,
+        "from": "flag --set journal.files",
+        "unit": "files",
+    }
+    assert printed["topics"][0] == {"prefix": "t/", "from": "file h.toml", "retention_bytes": 9}

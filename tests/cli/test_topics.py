@@ -1,0 +1,144 @@
+"""`headrace topics`, `inspect`, `delete` and `verify` against a real server and its directory."""
+
+import json
+import re
+
+import pytest
+
+from headrace import connect_blocking
+from headrace.testing import ServerProcess
+
+
+@pytest.fixture
+def run(headrace, at):
+    def command(*args, code=0):
+        done = headrace(*args, environ=at)
+        assert done.returncode == code, done.stderr
+        return done
+
+    return command
+
+
+def test_topics_lists_each_topic_with_its_range(run, topic):
+    run("publish", topic, "foo")
+    run("publish", topic, "bar")
+    line = run("topics", topic).stdout.splitlines()[1]
+    assert re.match(rf"{topic} +synced +2 +14 B +0 +14 +0 +\d{{4}}-", line)
+    (found,) = map(json.loads, run("topics", topic, "--json").stdout.splitlines())
+    assert found["name"] == topic
+    assert found["end"] == {"offset": 14, "ordinal": 2}
+
+
+def test_topics_can_be_narrowed_to_a_prefix(run, topic):
+    for name in (f"{topic}/a", f"{topic}/b", f"{topic}+c"):
+        run("publish", name, "x")
+    names = [
+        json.loads(line)["name"]
+        for line in run("topics", f"{topic}/", "--json").stdout.splitlines()
+    ]
+    assert names == [f"{topic}/a", f"{topic}/b"]
+
+
+def test_no_topics_is_said_and_no_failure(run):
+    done = run("topics", "no such prefix")
+    assert (done.stdout, done.stderr) == ("", "no topics begin with 'no such prefix'\n")
+
+
+def test_more_topics_than_one_page_are_all_listed(headrace, tmp_path):
+    with ServerProcess(tmp_path / "data", "--durability=memory") as server:
+        publish_to_many(server, 2500)
+        done = headrace("topics", "--json", "--http", server.http_url)
+        names = [json.loads(line)["name"] for line in done.stdout.splitlines()]
+    assert names == [f"many-{n:04}" for n in range(2500)]
+
+
+def test_a_name_with_control_characters_cannot_reach_the_terminal(run, topic):
+    run("publish", f"{topic}\x1b[31m", "x")
+    shown = run("topics", topic).stdout
+    assert "\x1b" not in shown
+    assert f"'{topic}\\x1b[31m'" in shown
+
+
+def test_inspect_shows_segments_and_subscribers(run, spawn, topic):
+    run("publish", topic, "foo")
+    subscriber = spawn("subscribe", topic, "--from-start")
+    assert subscriber.stdout.readline() == b"foo\n"
+    shown = run("inspect", topic).stdout
+    assert re.search(rf"^topic +{topic} *$", shown, re.MULTILINE)
+    assert re.search(r"^offsets +0 to 7 \(7 B\) *$", shown, re.MULTILINE)
+    assert re.search(r"^ordinals +0 to 1 \(1 records\) *$", shown, re.MULTILINE)
+    assert re.search(r"^127\.0\.0\.1:\d+ +figg +7 +live *$", shown, re.MULTILINE)
+
+
+def test_inspect_reads_the_directory_where_no_server_runs(headrace, tmp_path):
+    with ServerProcess(tmp_path / "data") as server:
+        assert headrace("publish", "t", "foo", "--url", server.figg_url).returncode == 0
+        online = json.loads(headrace("inspect", "t", "--json", "--http", server.http_url).stdout)
+        assert server.terminate() == 0
+    done = headrace("inspect", "t", "--json", "--data-dir", "data")
+    assert done.returncode == 0, done.stderr
+    offline = json.loads(done.stdout)
+    assert offline["end"] == online["end"] == {"offset": 7, "ordinal": 1}
+    assert [segment["records"] for segment in offline["segments"]] == [1]
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["delete", "--yes"]])
+def test_an_unknown_topic_is_one_clear_line(run, command):
+    done = run(*command, "no such topic", code=1)
+    assert re.fullmatch(r"headrace: [^\n]*no such topic[^\n]*\n", done.stderr)
+
+
+def test_a_deleted_topic_is_gone_and_its_name_goes_on_where_it_ended(run, topic):
+    run("publish", topic, "foo")
+    assert run("delete", topic, "--yes").stderr == f"deleted {topic}, which ended at offset 7\n"
+    assert run("topics", topic).stdout == ""
+    run("publish", topic, "bar")
+    line = run("subscribe", topic, "--from-start", "--count", 1, "--json").stdout
+    assert json.loads(line) == {"topic": topic, "offset": 14, "payload": "bar"}
+
+
+def test_verify_finds_a_sound_log_sound_and_a_damaged_one_damaged(headrace, tmp_path):
+    with ServerProcess(tmp_path / "data") as server:
+        for topic in ("sound", "hurt"):
+            done = headrace("publish", topic, "payload of " + topic, "--url", server.figg_url)
+            assert done.returncode == 0
+        assert server.terminate() == 0
+    done = headrace("verify", "--data-dir", "data")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("nothing damaged\n")
+
+    damage(tmp_path / "data", b"payload of hurt")
+    done = headrace("verify", "--data-dir", "data")
+    assert done.returncode == 1
+    assert re.search(r"^hurt: damaged", done.stdout, re.MULTILINE)
+    assert re.search(r"^sound: ok", done.stdout, re.MULTILINE)
+    assert headrace("verify", "sound", "--data-dir", "data").returncode == 0
+    report = json.loads(headrace("verify", "--json", "--data-dir", "data").stdout)
+    assert report["damaged"] is True
+
+
+def test_verify_of_a_directory_that_is_none_is_one_clear_line(headrace, tmp_path):
+    done = headrace("verify", "--data-dir", "missing")
+    assert done.returncode == 1
+    assert re.fullmatch(r"headrace: [^\n]*missing[^\n]*\n", done.stderr)
+
+
+def damage(directory, payload: bytes) -> None:
+    """Flip one bit of a payload wherever the log keeps it, journal included."""
+    hits = 0
+    for file in directory.rglob("*"):
+        if file.is_file() and payload in (data := file.read_bytes()):
+            at = data.index(payload)
+            with file.open("r+b") as out:
+                out.seek(at)
+                out.write(bytes([data[at] ^ 1]))
+            hits += 1
+    assert hits
+
+
+def publish_to_many(server: ServerProcess, count: int) -> None:
+    with connect_blocking(server.figg_url) as client:
+        for n in range(count):
+            client.publish_nowait(f"many-{n:04}", b"x")
+            if n % 100 == 99:
+                client.flush()

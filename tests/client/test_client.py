@@ -1,0 +1,589 @@
+"""The asynchronous client over real loopback connections, on asyncio's loop and on uvloop."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import pytest
+
+import headrace
+from headrace.client import Client, ConnectionState, Message, Missed, Options, exponential
+from headrace.client.options import OptionsDict
+from headrace.errors import (
+    BadTopicNameError,
+    ClientClosedError,
+    ClientError,
+    ConfigError,
+    ConnectTimeoutError,
+    LocalProtocolError,
+    PayloadTooLargeError,
+    UnacknowledgedError,
+    WindowFullError,
+)
+from headrace.wire import figg
+from tests.client.peer import Peer
+
+Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
+
+
+def connect(peer: Peer, **options: Any) -> Client:
+    return headrace.connect(peer.url, **{"backoff": lambda attempt: 0.01, **options})
+
+
+async def take(subscription: headrace.client.Subscription, count: int) -> list[Message]:
+    async with asyncio.timeout(10):
+        return [await anext(subscription) for _ in range(count)]
+
+
+# Publishing
+
+
+async def test_publish_returns_when_it_is_acknowledged(peer: Peer) -> None:
+    async with connect(peer) as client:
+        await client.publish("t", b"foo")
+        assert peer.payloads("t") == [b"foo"]
+        assert client.unacknowledged == 0
+
+
+async def test_publishes_of_one_step_are_sent_with_one_write(peer: Peer, until: Until) -> None:
+    async with connect(peer) as client:
+        await until(lambda: client.latency_s is not None)
+        peer.reads.clear()
+        futures = [client.publish_nowait("t", b"%d" % number) for number in range(100)]
+        await client.flush()
+        assert len(peer.reads) == 1
+        assert all(future.done() for future in futures)
+        assert peer.payloads("t") == [b"%d" % number for number in range(100)]
+
+
+async def test_a_full_window_refuses_and_then_makes_room(peer: Peer) -> None:
+    peer.acks = False
+    async with connect(peer, window_max=3) as client:
+        for _ in range(3):
+            client.publish_nowait("t", b"x")
+        with pytest.raises(WindowFullError):
+            client.publish_nowait("t", b"x")
+        room = asyncio.ensure_future(client.window())
+        waiting = asyncio.ensure_future(client.publish("t", b"later"))
+        await asyncio.sleep(0.01)
+        assert not room.done()
+        peer.acknowledge()
+        await asyncio.wait_for(asyncio.gather(room, waiting), 5)
+        assert peer.payloads("t") == [b"x", b"x", b"x", b"later"]
+
+
+async def test_more_than_fits_into_the_window_is_published_in_order(peer: Peer) -> None:
+    async with connect(peer, window_max=10) as client:
+        for number in range(1000):
+            await client.window()
+            client.publish_nowait("t", b"%d" % number)
+        await client.flush()
+        assert peer.payloads("t") == [b"%d" % number for number in range(1000)]
+
+
+async def test_megabytes_go_out_although_the_transport_is_fed_in_slices(peer: Peer) -> None:
+    async with connect(peer) as client:
+        for _ in range(40):
+            client.publish_nowait("t", bytes(200_000))
+        await asyncio.wait_for(client.flush(), 10)
+        assert len(peer.payloads("t")) == 40
+
+
+async def test_a_cancelled_publish_leaves_the_client_sound(peer: Peer) -> None:
+    peer.acks = False
+    async with connect(peer, window_max=1) as client:
+        sent = asyncio.ensure_future(client.publish("t", b"sent"))
+        await asyncio.sleep(0.01)
+        never_taken = asyncio.ensure_future(client.publish("t", b"never taken"))
+        await asyncio.sleep(0.01)
+        for task in (never_taken, sent):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        peer.acknowledge()
+        await client.publish("t", b"next")
+        assert peer.payloads("t") == [b"sent", b"next"]
+
+
+async def test_what_the_server_would_refuse_is_refused_here(peer: Peer) -> None:
+    async with connect(peer) as client:
+        with pytest.raises(BadTopicNameError):
+            await client.publish("", b"x")
+        with pytest.raises(PayloadTooLargeError):
+            await client.publish("t", bytes(262_145))
+        for wrong in ("text", 5):
+            with pytest.raises(TypeError):
+                await client.publish("t", wrong)  # type: ignore[arg-type]
+        await client.publish("t", bytearray(b"array"))
+        await client.publish("t", memoryview(b"view"))
+        assert peer.payloads("t") == [b"array", b"view"]
+
+
+async def test_flush_waits_for_what_was_published_before_it_only(peer: Peer) -> None:
+    peer.acks = False
+    async with connect(peer) as client:
+        client.publish_nowait("t", b"before")
+        flush = asyncio.ensure_future(client.flush())
+        await asyncio.sleep(0.01)
+        assert not flush.done()
+        peer.acknowledge()
+        peer.acks = False
+        await asyncio.wait_for(flush, 5)
+        client.publish_nowait("t", b"after")
+        await client.close(flush_s=0)
+
+
+# Subscribing
+
+
+async def test_a_subscription_gives_what_was_and_then_what_comes(peer: Peer) -> None:
+    peer.append("t", b"foo", b"bar")
+    async with connect(peer) as client:
+        subscription = client.subscribe("t", 0)
+        assert await take(subscription, 2) == [Message("t", 7, b"foo"), Message("t", 14, b"bar")]
+        peer.append("t", b"car")
+        assert await take(subscription, 1) == [Message("t", 21, b"car")]
+        assert subscription.offset == 21
+
+
+async def test_without_an_offset_it_starts_at_the_end_and_says_where(peer: Peer) -> None:
+    peer.append("t", b"foo")
+    async with connect(peer) as client:
+        subscription = client.subscribe("t")
+        assert await subscription.attached() == 7
+        assert subscription.offset == 7
+        await client.publish("t", b"bar")
+        assert await take(subscription, 1) == [Message("t", 14, b"bar")]
+
+
+async def test_batches_give_what_came_together(peer: Peer) -> None:
+    peer.append("t", *(b"%d" % number for number in range(10)))
+    async with connect(peer) as client:
+        subscription = client.subscribe("t", 0)
+        first = await take(subscription, 3)
+        rest: list[Message] = []
+        async for batch in subscription.batches():
+            rest += batch
+            if len(rest) == 7:
+                break
+        assert [message.payload for message in first + rest] == [b"%d" % i for i in range(10)]
+        assert subscription.offset == rest[-1].offset
+
+
+async def test_a_cancelled_wait_loses_no_message(peer: Peer) -> None:
+    async with connect(peer) as client:
+        subscription = client.subscribe("t", 0)
+        for number in range(20):
+            waiting = asyncio.ensure_future(anext(subscription))
+            await asyncio.sleep(0)
+            peer.append("t", b"%d" % number)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert (await take(subscription, 1))[0].payload == b"%d" % number
+
+
+async def test_unsubscribing_ends_the_iteration_and_tells_the_server(peer: Peer) -> None:
+    async with connect(peer) as client:
+        async with client.subscribe("t", 0) as subscription:
+            await subscription.attached()
+            iteration = asyncio.ensure_future(take(subscription, 1))
+            await asyncio.sleep(0)
+        assert peer.received[-1] == figg.Detach("t")
+        with pytest.raises(StopAsyncIteration):
+            await anext(subscription)
+        with pytest.raises((RuntimeError, StopAsyncIteration)):
+            await iteration
+        await client.unsubscribe("t")
+        await subscription.unsubscribe()
+
+
+async def test_a_topic_can_be_subscribed_again_at_once(peer: Peer) -> None:
+    peer.append("t", b"foo", b"bar")
+    async with connect(peer) as client:
+        first = client.subscribe("t", 0)
+        await take(first, 1)
+        ending = asyncio.ensure_future(client.unsubscribe("t"))
+        await asyncio.sleep(0)
+        second = client.subscribe("t", 7)
+        await asyncio.wait_for(ending, 5)
+        assert await take(second, 1) == [Message("t", 14, b"bar")]
+
+
+async def test_a_topic_is_subscribed_once_per_client(peer: Peer) -> None:
+    async with connect(peer) as client:
+        client.subscribe("t")
+        with pytest.raises(LocalProtocolError):
+            client.subscribe("t", 0)
+
+
+async def test_a_subscription_that_ends_before_it_began_says_so(peer: Peer) -> None:
+    async with connect(peer) as client:
+        subscription = client.subscribe("t")
+        waiting = asyncio.ensure_future(subscription.attached())
+        await client.unsubscribe("t")
+        with pytest.raises(ClientError):
+            await waiting
+
+
+# Slow subscribers
+
+
+async def test_a_slow_subscriber_holds_the_server_back_and_loses_nothing(
+    peer: Peer, until: Until
+) -> None:
+    payloads = [b"%06d" % number + bytes(10_000) for number in range(1000)]
+    peer.append("t", *payloads)
+    async with connect(peer, receive_bytes_max=100_000, receive_pause_s=60) as client:
+        subscription = client.subscribe("t", 0)
+        await until(lambda: client._link is not None and not client._link.reading)
+        buffered = subscription._batches_bytes
+        await asyncio.sleep(0.05)
+        assert subscription._batches_bytes == buffered < 1_000_000
+        assert [message.payload for message in await take(subscription, 1000)] == payloads
+        assert len(peer.attaches()) == 1
+
+
+async def test_a_subscriber_that_does_not_read_steps_aside_for_the_others(peer: Peer) -> None:
+    payloads = [b"%06d" % number + bytes(10_000) for number in range(1000)]
+    peer.append("slow", *payloads)
+    async with connect(peer, receive_bytes_max=100_000, receive_pause_s=0.02) as client:
+        slow = client.subscribe("slow", 0)
+        await slow.attached()
+        quick = client.subscribe("quick", 0)
+        peer.append("quick", b"foo")
+        assert await take(quick, 1) == [Message("quick", 7, b"foo")]
+        assert [message.payload for message in await take(slow, 1000)] == payloads
+        assert len(peer.attaches()) > 2
+
+
+async def test_a_slow_subscriber_does_not_keep_acknowledgements_from_a_publisher(
+    peer: Peer, until: Until
+) -> None:
+    peer.append("t", *(bytes(10_000) for _ in range(1000)))
+    async with connect(peer, receive_bytes_max=100_000, receive_pause_s=60) as client:
+        subscription = client.subscribe("t", 0)
+        await until(lambda: client._link is not None and not client._link.reading)
+        await asyncio.wait_for(client.publish("other", b"foo"), 5)
+        received = 0
+        async for _ in subscription:  # and answers every message, while more come than it can hold
+            await asyncio.wait_for(client.publish("other", b"foo"), 5)
+            received += 1
+            if received == 100:
+                break
+        await client.unsubscribe("t")
+
+
+async def test_a_slow_subscriber_goes_on_over_a_lost_connection(peer: Peer, until: Until) -> None:
+    payloads = [b"%06d" % number + bytes(10_000) for number in range(300)]
+    peer.append("t", *payloads)
+    async with connect(peer, receive_bytes_max=100_000, receive_pause_s=60) as client:
+        subscription = client.subscribe("t", 0)
+        await until(lambda: client._link is not None and not client._link.reading)
+        peer.drop()
+        assert [message.payload for message in await take(subscription, 300)] == payloads
+
+
+async def test_unsubscribing_a_slow_topic_lets_the_client_read_on(peer: Peer, until: Until) -> None:
+    peer.append("t", *(bytes(10_000) for _ in range(1000)))
+    for pause_s in (60.0, 0.0):
+        async with connect(peer, receive_bytes_max=100_000, receive_pause_s=pause_s) as client:
+            subscription = client.subscribe("t", 0)
+            await until(lambda: subscription._over)
+            await asyncio.sleep(0.05)
+            await asyncio.wait_for(client.unsubscribe("t"), 5)
+            await asyncio.wait_for(client.publish("other", b"foo"), 5)
+
+
+# Connections
+
+
+async def test_it_says_how_it_stands_with_the_server(peer: Peer, until: Until) -> None:
+    client = connect(peer)
+    states: list[ConnectionState] = []
+    remove = client.on("state", states.append)
+    assert client.state is ConnectionState.DISCONNECTED
+    async with client:
+        await until(lambda: client.latency_s is not None)
+        assert states == ["connecting", "connected"]
+        assert client.state is ConnectionState.CONNECTED
+        peer.drop()
+        await until(lambda: states[2:] == ["disconnected", "connecting", "connected"])
+        remove()
+        remove()
+    assert states[5:] == []
+    assert client.state is ConnectionState.CLOSED
+
+
+async def test_it_resends_and_resumes_over_a_server_that_goes_and_comes(
+    peer: Peer, until: Until
+) -> None:
+    peer.append("t", b"foo")
+    async with connect(peer) as client:
+        subscription = client.subscribe("t", 0)
+        await take(subscription, 1)
+        await peer.stop()
+        await until(lambda: client.state is not ConnectionState.CONNECTED)
+        published = asyncio.ensure_future(client.publish("t", b"bar"))
+        await until(lambda: "refused" in client.last_error or "failed" in client.last_error)
+        await peer.start()
+        await asyncio.wait_for(published, 10)
+        assert await take(subscription, 1) == [Message("t", 14, b"bar")]
+        assert peer.attaches() == [figg.Attach("t", 0), figg.Attach("t", 7)]
+
+
+async def test_it_may_start_before_the_server_does() -> None:
+    peer = Peer()
+    async with connect(peer, connect_timeout_s=None) as client:
+        published = client.publish_nowait("t", b"foo")
+        subscription = client.subscribe("t", 0)
+        async with peer:
+            await asyncio.wait_for(client.connected(), 10)
+            await asyncio.wait_for(published, 10)
+            assert await take(subscription, 1) == [Message("t", 7, b"foo")]
+            await client.close()
+
+
+async def test_without_a_server_entering_fails_in_time_and_says_why() -> None:
+    peer = Peer()
+    with pytest.raises(ConnectTimeoutError, match=r"127\.0\.0\.1.*within 0\.1 s: .*\d+"):
+        async with connect(peer, connect_timeout_s=0.1):
+            raise AssertionError("entered without a server")
+
+
+async def test_the_wait_between_attempts_is_the_applications_to_choose() -> None:
+    peer = Peer()
+    attempts: list[int] = []
+
+    def backoff(attempt: int) -> float:
+        attempts.append(attempt)
+        return 0.001
+
+    with pytest.raises(ConnectTimeoutError):
+        await connect(peer, connect_timeout_s=0.2, backoff=backoff)
+    assert attempts[:3] == [0, 1, 2]
+
+
+async def test_a_server_that_hangs_up_at_once_is_backed_off_from(peer: Peer, until: Until) -> None:
+    peer.hang_up = True
+    attempts: list[int] = []
+
+    def backoff(attempt: int) -> float:
+        attempts.append(attempt)
+        return 0.001
+
+    async with connect(peer, backoff=backoff) as client:
+        await until(lambda: 3 in attempts)
+        peer.hang_up = False
+        await client.publish("t", b"foo")
+        attempts.clear()
+        peer.drop()
+        await until(lambda: attempts == [0])
+
+
+async def test_a_silent_server_is_left_and_another_connection_tried(
+    peer: Peer, until: Until
+) -> None:
+    peer.pongs = False
+    async with connect(peer, ping_interval_s=0.02) as client:
+        await until(lambda: peer.accepted >= 2)
+        assert "unanswered" in client.last_error
+        peer.pongs = True
+        await until(lambda: client.latency_s is not None)
+        assert client.latency_s is not None
+        assert 0 < client.latency_s < 5
+
+
+async def test_a_server_that_breaks_the_protocol_is_left_with_the_reason(
+    peer: Peer, until: Until
+) -> None:
+    async with connect(peer) as client:
+        await until(lambda: peer.connections)
+        peer.connections[0].transport.write(b"\0\x63" + bytes(6))
+        await until(lambda: peer.accepted == 2)
+        assert "unknown message type 99" in client.last_error
+
+
+async def test_an_attempt_that_takes_too_long_is_given_up() -> None:
+    # A full backlog lets nobody in and says nothing.
+    loop = asyncio.get_running_loop()
+    never: asyncio.Future[None] = loop.create_future()
+
+    async def dial(protocol: Callable[[], asyncio.Protocol]) -> None:
+        await never
+
+    client = headrace.connect("figg://127.0.0.1:1", attempt_timeout_s=0.02, connect_timeout_s=0.1)
+    client._dial = dial
+    with pytest.raises(ConnectTimeoutError, match="no answer within"):
+        await client
+
+
+async def test_missed_messages_are_told(peer: Peer, until: Until) -> None:
+    peer.append("t", b"foo", b"bar")
+    async with connect(peer) as client:
+        missed: list[Missed] = []
+        client.on("missed", missed.append)
+        subscription = client.subscribe("t", 0)
+        await take(subscription, 2)
+        await peer.stop()
+        peer.append("t", b"car", b"dar")
+        peer.expire("t", 3)
+        await peer.start()
+        assert await take(subscription, 1) == [Message("t", 28, b"dar")]
+        assert missed == [Missed("t", asked=14, got=21)]
+
+
+async def test_a_handler_may_fail_without_harm_to_the_client(peer: Peer, until: Until) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+
+    def fail(state: ConnectionState) -> None:
+        raise ZeroDivisionError
+
+    client = connect(peer)
+    client.on("state", fail)
+    async with client:
+        await client.publish("t", b"foo")
+    assert all(isinstance(context["exception"], ZeroDivisionError) for context in reported)
+    assert reported
+
+
+async def test_only_known_events_can_be_asked_for(peer: Peer) -> None:
+    with pytest.raises(ValueError, match="no event 'stat'"):
+        connect(peer).on("stat", print)  # type: ignore[call-overload]
+
+
+async def test_a_backoff_that_fails_ends_the_client_with_its_error() -> None:
+    peer = Peer()
+
+    def backoff(attempt: int) -> float:
+        raise ZeroDivisionError
+
+    with pytest.raises(ClientClosedError) as raised:
+        await connect(peer, backoff=backoff)
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+# Closing
+
+
+async def test_closing_waits_for_acknowledgements(peer: Peer) -> None:
+    peer.acks = False
+    async with connect(peer) as client:
+        published = client.publish_nowait("t", b"foo")
+        asyncio.get_running_loop().call_later(0.02, peer.acknowledge)
+    assert published.result() is None
+
+
+async def test_closing_tells_what_was_not_acknowledged_in_time(peer: Peer) -> None:
+    peer.acks = False
+    client = await connect(peer, flush_timeout_s=0.02)
+    published = [client.publish_nowait("t", b"foo") for _ in range(3)]
+    with pytest.raises(UnacknowledgedError) as raised:
+        await client.close()
+    assert raised.value.publishes == 3
+    for future in published:
+        with pytest.raises(ClientClosedError):
+            await future
+
+
+async def test_closing_without_flushing_is_quick_and_quiet(peer: Peer) -> None:
+    peer.acks = False
+    client = await connect(peer)
+    client.publish_nowait("t", b"foo")
+    await asyncio.wait_for(client.close(flush_s=0), 5)
+    await client.close()
+
+
+async def test_an_error_inside_the_context_is_not_delayed_or_hidden(peer: Peer) -> None:
+    peer.acks = False
+    with pytest.raises(ZeroDivisionError):
+        async with connect(peer, flush_timeout_s=60) as client:
+            client.publish_nowait("t", b"foo")
+            raise ZeroDivisionError
+
+
+async def test_closing_ends_iterations_and_everyone_who_waits(peer: Peer) -> None:
+    peer.acks = False
+    client = await connect(peer, window_max=1)
+    subscription = client.subscribe("t")
+
+    async def iterate() -> None:
+        async for _ in subscription:
+            raise AssertionError("a message from nowhere")
+
+    iteration = asyncio.ensure_future(iterate())
+    client.publish_nowait("t", b"foo")
+    waiting = [asyncio.ensure_future(wait) for wait in (client.window(), client.flush())]
+    await asyncio.sleep(0)
+    await client.close(flush_s=0)
+    await iteration
+    for wait in waiting:
+        with pytest.raises(ClientClosedError):
+            await wait
+
+
+async def test_a_closed_client_refuses_everything(peer: Peer) -> None:
+    client = await connect(peer)
+    await client.close()
+    with pytest.raises(ClientClosedError):
+        client.publish_nowait("t", b"foo")
+    for call in (client.publish("t", b""), client.window(), client.flush(), client.connected()):
+        with pytest.raises(ClientClosedError):
+            await call
+    with pytest.raises(ClientClosedError):
+        client.subscribe("t")
+    with pytest.raises(ClientClosedError):
+        await client
+
+
+async def test_a_client_must_be_entered_before_it_is_used(peer: Peer) -> None:
+    client = connect(peer)
+    with pytest.raises(LocalProtocolError):
+        client.publish_nowait("t", b"foo")
+    await client.close()
+
+
+# URLs and options
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8119", "http://127.0.0.1", "figg://", "figg://h:99999", "figg://h/x", "figg://u@h"],
+)
+def test_a_url_that_cannot_be_meant_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        headrace.connect(url)
+
+
+@pytest.mark.parametrize("url", ["figg://127.0.0.1", "figg://[::1]:8119/", "figg://localhost:1"])
+def test_a_port_may_be_left_out_and_ipv6_has_brackets(url: str) -> None:
+    assert headrace.connect(url).url == url
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"window_max": 0}, {"ping_interval_s": -1}, {"flush_timeout_s": None}, {"backoff": 3}],
+)
+def test_an_option_that_cannot_be_meant_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        headrace.connect(**option)
+
+
+def test_every_option_is_a_keyword_argument_and_documented() -> None:
+    hints = get_type_hints(Options)
+    assert {field.name: hints[field.name] for field in fields(Options)} == get_type_hints(
+        OptionsDict
+    )
+    with pytest.raises(TypeError):
+        headrace.connect(no_such_option=1)  # type: ignore[call-arg]
+
+
+def test_the_default_backoff_doubles_to_its_limit_with_jitter() -> None:
+    exact = exponential(0.1, 10.0, jitter=0.0)
+    assert [exact(attempt) for attempt in (0, 1, 2, 6, 7, 10_000)] == pytest.approx(
+        [0.1, 0.2, 0.4, 6.4, 10.0, 10.0]
+    )
+    spread = [exponential(0.1, 10.0, jitter=0.5)(3) for _ in range(100)]
+    assert 0.4 <= min(spread) < max(spread) <= 0.8

@@ -1,0 +1,44 @@
+"""What tests of every layer share: commands as processes. Servers start where they are used."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def environment():
+    """The environment for a child process, without settings of whoever runs the tests."""
+
+    def make(**extra: str) -> dict[str, str]:
+        kept = {name: v for name, v in os.environ.items() if not name.startswith("HEADRACE_")}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
+        return kept | {"PATH": path} | extra
+
+    return make
+
+
+@pytest.fixture
+def headrace(tmp_path, environment):
+    """Run one command to its end in a directory of its own; bytes in and out with `text=False`."""
+
+    def run(*args, stdin=None, text=True, environ=None, timeout_s=30):
+        return subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "headrace",
+                *(arg if isinstance(arg, bytes) else str(arg) for arg in args),
+            ],
+            input=("" if text else b"") if stdin is None else stdin,
+            capture_output=True,
+            text=text,
+            cwd=tmp_path,
+            env=environment(**(environ or {})),
+            timeout=timeout_s,
+            check=False,
+        )
+
+    return run

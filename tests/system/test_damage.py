@@ -1,0 +1,292 @@
+"""Flipped bits and cut files of every kind: the rest is served, and nothing wrong ever is.
+
+What may be missing is decided from what was published and where the damage is, not by asking
+the server. HEADRACE_TORTURE=N makes N cases of each kind instead of a few.
+"""
+
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from headrace.testing import ServerProcess, wait_until
+from tests.system import foreign_figg as figg
+from tests.system.conftest import Start
+from tests.system.foreign_figg import DATA, Wire
+from tests.system.support import verify
+
+CASES = int(os.environ.get("HEADRACE_TORTURE", "2"))
+SEED = int(os.environ.get("HEADRACE_SEED", "1"))
+
+# One file is full after 128 KiB and never by age: what comes last stays in the journal.
+CONFIG = """
+[journal]
+file_bytes = 131072
+files = 3
+rotate_s = 3600
+commit_bytes_max = 32768
+[segment]
+bytes = 65536
+"""
+
+RUN_RECORDS_MAX = 500
+MARKER = b"published after the damage"
+
+KINDS = {
+    "journal": "journal/*.journal",
+    "segment": "segments/**/*.log",
+    "index": "segments/**/*.idx",
+    "catalogue": "catalogue.sqlite",
+    "backup": "catalogue.backup.sqlite",
+    "lock": "lock",
+}
+
+
+@dataclass
+class Known:
+    """A data directory and what was published and acknowledged into it."""
+
+    path: Path
+    records: dict[bytes, dict[int, bytes]] = field(default_factory=dict)  # topic -> begin -> bytes
+
+    def published(self, topic: bytes, payloads: list[bytes]) -> None:
+        records = self.records.setdefault(topic, {})
+        begin = max((b + 4 + len(data) for b, data in records.items()), default=0)
+        for payload in payloads:
+            records[begin] = payload
+            begin += 4 + len(payload)
+
+
+@pytest.fixture(scope="module", params=["stop", "kill"])
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
+    """Topics of different shapes, the first part of them in segments, the rest in the journal."""
+    directory = tmp_path_factory.mktemp(request.param)
+    (directory / "config.toml").write_text(CONFIG)
+    known = Known(directory / "data")
+    chance = random.Random(SEED)
+    with ServerProcess(known.path, f"--config={directory}/config.toml") as server:
+        with Wire(server.figg) as wire:
+            for part in range(12):
+                for topic, count, size in [
+                    (b"small", 600, 8),
+                    (b"mixed", 60, 900),
+                    (b"big", 1, 20_000),
+                ]:
+                    sizes = [chance.randrange(size) for _ in range(count)]
+                    payloads = [
+                        b"%d/%d/" % (part, i) + chance.randbytes(n) for i, n in enumerate(sizes)
+                    ]
+                    wire.publish(topic, *payloads)
+                    known.published(topic, payloads)
+                if part == 10:
+                    _wait_applied(known)
+        if request.param == "stop":
+            assert server.terminate() == 0
+        else:
+            server.kill()
+    return known
+
+
+def _wait_applied(known: Known) -> None:
+    """Until segments hold at least what no journal can hold any more."""
+    published = sum(4 + len(d) for records in known.records.values() for d in records.values())
+    wait_until(
+        lambda: (
+            sum(f.stat().st_size for f in known.path.glob("segments/**/*.log"))
+            > published - 3 * 131072
+        ),
+        20,
+        "segments",
+    )
+
+
+@dataclass
+class Damaged:
+    """A copy of the directory with one file damaged, and the offsets that may be missing."""
+
+    known: Known
+    path: Path
+    kind: str
+    file: Path
+    position: int
+
+
+def flip(damaged: Damaged, chance: random.Random) -> None:
+    data = bytearray(damaged.file.read_bytes())
+    damaged.position = _somewhere(data, chance)
+    data[damaged.position] ^= 1 << chance.randrange(8)
+    damaged.file.write_bytes(data)
+
+
+def cut(damaged: Damaged, chance: random.Random) -> None:
+    data = damaged.file.read_bytes()
+    damaged.position = _somewhere(data, chance)
+    damaged.file.write_bytes(data[: damaged.position])
+
+
+def remove(damaged: Damaged, chance: random.Random) -> None:
+    damaged.position = 0
+    damaged.file.unlink()
+
+
+def zero(damaged: Damaged, chance: random.Random) -> None:
+    """A sector that reads as zeros, as after a lost write."""
+    data = bytearray(damaged.file.read_bytes())
+    damaged.position = _somewhere(data, chance) // 512 * 512
+    data[damaged.position : damaged.position + 512] = bytes(len(data[damaged.position :][:512]))
+    damaged.file.write_bytes(data)
+
+
+def _somewhere(data: bytes | bytearray, chance: random.Random) -> int:
+    """In the header, in bytes that are not zero, or anywhere."""
+    where = chance.random()
+    if where < 0.25:
+        return chance.randrange(min(64, len(data)))
+    if where < 0.75:
+        first = chance.randrange(len(data))
+        return next((i for i in range(first, len(data)) if data[i]), first)
+    return chance.randrange(len(data))
+
+
+@pytest.mark.parametrize("case", range(CASES))
+@pytest.mark.parametrize("how", [flip, cut, zero, remove], ids=lambda how: how.__name__)
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_takes_nothing_else_with_it(
+    known: Known,
+    start: Start,
+    tmp_path: Path,
+    kind: str,
+    how: Callable[[Damaged, random.Random], None],
+    case: int,
+) -> None:
+    chance = random.Random(f"{SEED} {known.path.parent.name[:4]} {kind} {how.__name__} {case}")
+    files = sorted(f for f in known.path.glob(KINDS[kind]) if f.stat().st_size)
+    if not files:
+        pytest.skip(f"there is no {kind} here")
+    shutil.copytree(known.path, tmp_path / "data")
+    file = tmp_path / "data" / chance.choice(files).relative_to(known.path)
+    damaged = Damaged(known, tmp_path / "data", kind, file, 0)
+    how(damaged, chance)
+    print(f"{how.__name__} {file} at {damaged.position}")
+    server = start(config=CONFIG)
+    missing = {}
+    for topic in known.records:
+        served = read_to_marker(server, topic)
+        wrong = {begin for begin, data in served.items() if known.records[topic].get(begin) != data}
+        assert not wrong, f"{topic!r}: other bytes than published at {sorted(wrong)[:5]}"
+        lost = sorted(set(known.records[topic]) - set(served))
+        if lost:
+            missing[topic] = lost
+    print("missing", {topic: (len(lost), lost[0], lost[-1]) for topic, lost in missing.items()})
+    check_loss(damaged, how.__name__, missing)
+    if missing:
+        assert re.search("damage|quarantin", server.stderr, re.IGNORECASE), "lost without a word"
+
+
+def read_to_marker(server: ServerProcess, topic: bytes) -> dict[int, bytes]:
+    """Everything the topic has, by where it begins; ends at a record published for the purpose."""
+    with Wire(server.figg) as wire:
+        wire.publish(topic, MARKER)
+        wire.attach(topic, 0)
+        served = {}
+        last = 0
+        while (message := wire.expect(DATA)).data != MARKER:
+            assert message.number > last
+            last = message.number
+            served[message.number - 4 - len(message.data)] = message.data
+        return served
+
+
+def check_loss(damaged: Damaged, how: str, missing: dict[bytes, list[int]]) -> None:
+    """Is this loss one that the damage explains?"""
+    for topic, lost in missing.items():
+        begins = sorted(damaged.known.records[topic])
+        first = begins.index(lost[0])
+        assert begins[first : first + len(lost)] == lost, "one damage, one hole"
+    if damaged.kind == "journal":
+        # Only what was not in segments yet, and not after a clean stop.
+        assert not missing or damaged.known.path.parent.name.startswith("kill")
+        return
+    if damaged.kind not in ("segment", "index"):
+        assert not missing
+        return
+    assert len(missing) <= 1, "a file holds one topic"
+    base, size = segment_of(damaged)
+    for topic, lost in missing.items():
+        records = damaged.known.records[topic]
+        assert base <= lost[0], "before the damaged file"
+        assert lost[-1] < base + size, "after the damaged file"
+        if how == "flip":
+            assert len(lost) <= RUN_RECORDS_MAX
+        if damaged.kind == "segment":
+            position = base + damaged.position
+            if how == "flip":
+                assert lost[0] <= position < lost[-1] + 4 + len(records[lost[-1]])
+            before = [begin for begin in lost if begin + 4 + len(records[begin]) <= position]
+            assert len(before) <= RUN_RECORDS_MAX, "before the run that is damaged"
+
+
+def segment_of(damaged: Damaged) -> tuple[int, int]:
+    """The first offset and the size of the segment a file belongs to, before the damage."""
+    relative = damaged.file.relative_to(damaged.path).with_suffix(".log")
+    return int(relative.stem.split("-")[1]), (damaged.known.path / relative).stat().st_size
+
+
+def test_a_sound_directory_verifies(known: Known, tmp_path: Path) -> None:
+    shutil.copytree(known.path, tmp_path / "data")
+    found = verify(tmp_path / "data")
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("case", range(CASES))
+@pytest.mark.parametrize("kind", ["segment", "index"])
+def test_verify_finds_a_flipped_bit(known: Known, tmp_path: Path, kind: str, case: int) -> None:
+    chance = random.Random(f"{SEED} verify {kind} {case}")
+    shutil.copytree(known.path, tmp_path / "data")
+    file = chance.choice(sorted((tmp_path / "data").glob(KINDS[kind])))
+    damaged = Damaged(known, tmp_path / "data", kind, file, 0)
+    flip(damaged, chance)
+    print(f"{file} at {damaged.position}")
+    found = verify(tmp_path / "data")
+    assert found.returncode == 1, found.stdout + found.stderr
+    assert found.stdout + found.stderr
+
+
+def test_every_kind_of_file_is_damaged_here(known: Known) -> None:
+    """A new kind of file must be added to KINDS."""
+    there = {f for f in known.path.rglob("*") if f.is_file()}
+    assert there == {f for pattern in KINDS.values() for f in known.path.glob(pattern)}
+
+
+def test_a_damaged_server_keeps_what_is_published_afterwards(
+    known: Known, start: Start, tmp_path: Path
+) -> None:
+    shutil.copytree(known.path, tmp_path / "data")
+    chance = random.Random(SEED)
+    for kind in ("segment", "index", "catalogue"):
+        flip(Damaged(known, tmp_path, kind, _first(tmp_path / "data", kind), 0), chance)
+    server = start(config=CONFIG)
+    for _ in range(3):
+        with Wire(server.figg) as wire:
+            end = wire.attach(b"small")
+        with Wire(server.figg) as wire:
+            wire.publish(b"small", *[b"x" * 100] * 100)
+        server.kill()
+        server.start()
+        with Wire(server.figg) as wire:
+            wire.send(figg.attach(b"small", end))
+            assert wire.expect(figg.ATTACHED).number == end
+            assert [m.data for m in wire.expect_data(100)] == [b"x" * 100] * 100
+
+
+def _first(path: Path, kind: str) -> Path:
+    return next(iter(_files(path, kind)))
+
+
+def _files(path: Path, kind: str) -> Iterator[Path]:
+    return iter(sorted(path.glob(KINDS[kind])))

@@ -1,0 +1,150 @@
+"""A full disk: publishers wait, everything else goes on, and nothing acknowledged is lost."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.testing import LogChecker, ServerProcess, wait_until
+from tests.system.checked import assert_sound, end_of, in_threads, publisher, subscriber
+from tests.system.conftest import SMALL, Start
+from tests.system.foreign_figg import Client, Wire
+from tests.system.support import get
+
+MIB = 1024 * 1024
+DISK_BYTES = 32 * MIB
+ROOM_BYTES = 3 * MIB
+STALLED_S = 1.5
+RECORDS = 1500
+PAYLOAD = bytes(8192)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 32 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    options = f"size={DISK_BYTES}"
+    command = ["mount", "-t", "tmpfs", "-o", options, "headrace-test", str(path)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting is not allowed here: {mounted.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def leave(disk: Path, room: int) -> None:
+    """Fill the disk with ballast but for so many bytes."""
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    with (disk / "ballast").open("wb") as ballast:
+        os.posix_fallocate(ballast.fileno(), 0, free - room)
+
+
+def make_room(disk: Path) -> None:
+    (disk / "ballast").unlink()
+
+
+def publish_all(client: Client, records: int = RECORDS) -> Callable[[], None]:
+    def run() -> None:
+        for number in range(records):
+            client.publish(b"t", b"%d" % number + PAYLOAD, 90)
+        client.flush(90)
+
+    return run
+
+
+def wait_held_back(client: Client) -> None:
+    """Until a window full of publishes has not been acknowledged for a while."""
+    last: tuple[object, float] = (None, 0.0)
+
+    def stalled() -> bool:
+        nonlocal last
+        now = time.monotonic()
+        # The oldest unacknowledged number: acknowledgements move it, sending more does not.
+        oldest = client.oldest_unacknowledged
+        if oldest != last[0]:
+            last = oldest, now
+        return oldest is not None and now - last[1] > STALLED_S
+
+    wait_until(stalled, 60, "publishers to be held back")
+
+
+@pytest.mark.parametrize("durability", ["synced", "written"])
+def test_publishers_are_held_back_until_there_is_room(
+    start: Start, disk: Path, durability: str
+) -> None:
+    server = start(f"--durability={durability}", config=SMALL, data_dir=disk / "data")
+    leave(disk, ROOM_BYTES)
+    checker = LogChecker()
+    with publisher(server, checker, "p") as writer, subscriber(server, checker, "s") as reader:
+        reader.attach(b"t", 0)
+        with in_threads(publish_all(writer)):
+            try:
+                wait_held_back(writer)
+                with Wire(server.figg) as wire:
+                    assert wire.alive(), "PING is answered"
+                    end = wire.attach(b"t")
+                reader.wait_offset(b"t", end)
+                assert get(server, "/healthz")[0] == 503
+                pongs = len(writer.latencies_s)
+                wait_until(lambda: len(writer.latencies_s) > pongs + 2, 20, "the publisher's PONGs")
+                assert (writer.connections, writer.dropped_by_pings) == (1, 0)
+            finally:
+                make_room(disk)
+        reader.wait_offset(b"t", end_of(server, b"t"))
+    assert get(server, "/healthz")[0] == 200
+    assert_sound(checker)
+    assert checker.records("t") == RECORDS
+    assert_kept(server, checker)
+
+
+@pytest.mark.parametrize("room_first", [True, False])
+def test_a_server_killed_on_a_full_disk_has_lost_nothing(
+    start: Start, disk: Path, room_first: bool
+) -> None:
+    server = start(config=SMALL, data_dir=disk / "data")
+    leave(disk, ROOM_BYTES)
+    checker = LogChecker()
+    with publisher(server, checker, "p") as writer, in_threads(publish_all(writer)):
+        try:
+            wait_held_back(writer)
+            server.kill()
+            if room_first:
+                make_room(disk)
+                server.start()
+            else:
+                server.spawn()
+                # It may serve or wait meanwhile; it must not lose anything, nor give up.
+                time.sleep(1)
+                make_room(disk)
+                server.wait_ready()
+        finally:
+            (disk / "ballast").unlink(missing_ok=True)
+    with subscriber(server, checker, "s") as reader:
+        reader.attach(b"t", 0)
+        reader.wait_offset(b"t", end_of(server, b"t"))
+    assert_sound(checker)
+    assert_kept(server, checker)
+
+
+def assert_kept(server: ServerProcess, checker: LogChecker) -> None:
+    """All of it is still there after a stop."""
+    assert server.terminate() == 0
+    server.start()
+    with subscriber(server, checker, "after") as reader:
+        reader.attach(b"t", 0)
+        reader.wait_offset(b"t", end_of(server, b"t"))
+    assert_sound(checker)
+
+
+def test_a_server_that_starts_on_a_full_disk_says_so(start: Start, disk: Path) -> None:
+    leave(disk, 0)
+    server = start(config=SMALL, data_dir=disk / "data", start=False)
+    server.spawn()
+    assert server.wait(30) not in (0, None)
+    lines = server.stderr.strip().splitlines()
+    assert len(lines) == 1, server.stderr
+    assert "space" in lines[0]

@@ -1,0 +1,83 @@
+"""Offsets of records that are gone: expired by retention, or destroyed with their topic."""
+
+import http.client
+import json
+
+import pytest
+
+from headrace.testing import ServerProcess, wait_until
+from tests.system.conftest import SMALL, Start
+from tests.system.foreign_figg import DATA, Wire
+from tests.system.support import get, get_json
+
+KEEP_LITTLE = (
+    SMALL.replace("262144", "4096") + "[retention]\nbytes = 8192\nage_s = 0\ncheck_s = 0.1\n"
+)
+
+
+def destroy(server: ServerProcess, topic: str) -> int:
+    """Destroy a topic and return the offset it ended at."""
+    connection = http.client.HTTPConnection(*server.http, timeout=10)
+    try:
+        connection.request("DELETE", f"/v1/topic?name={topic}")
+        response = connection.getresponse()
+        body = response.read()
+        assert response.status == 200, body
+        end: int = json.loads(body)["end"]["offset"]
+        return end
+    finally:
+        connection.close()
+
+
+def start_of(server: ServerProcess, topic: str) -> int:
+    start: int = get_json(server, f"/v1/topic?name={topic}")["start"]["offset"]
+    return start
+
+
+@pytest.mark.parametrize("asked", [0, 1, 500])
+def test_an_expired_offset_is_answered_with_where_the_oldest_kept_record_begins(
+    start: Start, asked: int
+) -> None:
+    server = start(config=KEEP_LITTLE)
+    with Wire(server.figg) as wire, Wire(server.figg) as reader:
+        for block in range(20):
+            wire.publish(b"t", *[b"%096d" % (block * 20 + i) for i in range(20)], first=block * 20)
+        wait_until(lambda: start_of(server, "t") > 10_000, 20, "records to expire")
+        earlier = start_of(server, "t")
+        given = reader.attach(b"t", asked)
+        assert earlier <= given <= start_of(server, "t")
+        first = reader.expect(DATA)
+        assert first.number == given + 100, "that record is the first"
+        assert first.data == b"%096d" % (given // 100)
+
+
+def test_a_destroyed_topic_is_gone_and_its_offsets_are_never_used_again(start: Start) -> None:
+    server = start(config=SMALL)
+    with Wire(server.figg) as wire, Wire(server.figg) as reader:
+        wire.publish(b"t", b"foo", b"bar")
+        assert destroy(server, "t") == 14
+        assert get(server, "/v1/topic?name=t")[0] == 404
+        assert reader.attach(b"t") == 14
+        wire.publish(b"t", b"new", first=2)
+        message = reader.expect(DATA)
+        assert (message.number, message.data) == (21, b"new")
+    with Wire(server.figg) as reader:
+        assert reader.attach(b"t", 0) == 14, "the old life is over"
+        assert reader.expect(DATA).data == b"new"
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_a_destroyed_topic_stays_destroyed_over_a_restart(start: Start, end: str) -> None:
+    server = start(config=SMALL)
+    with Wire(server.figg) as wire:
+        wire.publish(b"t", b"foo", b"bar")
+        wire.publish(b"other", b"foo", first=2)
+    destroy(server, "t")
+    getattr(server, end)()
+    server.start()
+    assert get(server, "/v1/topic?name=t")[0] == 404
+    with Wire(server.figg) as wire:
+        assert wire.attach(b"t", 0) == 14
+    with Wire(server.figg) as wire:
+        assert wire.attach(b"other", 0) == 0
+        assert wire.expect(DATA).data == b"foo"

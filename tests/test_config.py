@@ -1,0 +1,274 @@
+"""The configuration: where values come from, which one wins, and what a wrong one is told."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.config import to_markdown
+from headrace.config import Address, Config, PrefixRule
+from headrace.errors import ConfigError
+from headrace.model import Durability
+from headrace.settings import SETTINGS, load
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "headrace.toml"
+    file.write_text(text)
+    return file
+
+
+def refusal(flags=None, environ=None, file=None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(flags or {}, environ or {}, file)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_without_any_source_every_value_is_the_default():
+    loaded = load({}, {})
+    assert loaded.config == Config()
+    assert set(loaded.origins.values()) == {"default"}
+
+
+def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path):
+    file = write(tmp_path, "[journal]\nfiles = 5\nrotate_s = 5\nfsync_s = 5\n")
+    environ = {"HEADRACE_JOURNAL_ROTATE_S": "6", "HEADRACE_JOURNAL_FSYNC_S": "6"}
+    loaded = load({"journal.fsync_s": "7"}, environ, file)
+    journal = loaded.config.journal
+    assert (journal.files, journal.rotate_s, journal.fsync_s) == (5, 6.0, 7.0)
+    assert loaded.origins["journal.files"] == f"file {file}"
+    assert loaded.origins["journal.rotate_s"] == "environment HEADRACE_JOURNAL_ROTATE_S"
+    assert loaded.origins["journal.fsync_s"] == "flag --set journal.fsync_s"
+    assert loaded.origins["journal.file_bytes"] == "default"
+
+
+def test_a_flag_of_none_is_no_flag():
+    assert load({"data_dir": None}, {"HEADRACE_DATA_DIR": "elsewhere"}).config.data_dir == Path(
+        "elsewhere"
+    )
+
+
+def test_the_environment_can_name_the_file(tmp_path):
+    file = write(tmp_path, 'durability = "written"\n')
+    assert load({}, {"HEADRACE_CONFIG": str(file)}).config.durability is Durability.WRITTEN
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_every_setting_can_be_given_in_each_way(key, tmp_path):
+    setting = SETTINGS[key]
+    text = str(setting.default)
+    literal = text if isinstance(setting.default, int | float) else f'"{text}"'
+    section, _, name = key.rpartition(".")
+    file = write(tmp_path, f"[{section}]\n{name} = {literal}" if section else f"{name} = {literal}")
+    for loaded in (
+        load({key: text}, {}),
+        load({}, {setting.variable: text}),
+        load({}, {}, file),
+    ):
+        assert loaded.config == Config()
+        assert loaded.origins[key] != "default"
+
+
+def test_every_setting_is_documented():
+    for setting in SETTINGS.values():
+        assert setting.doc.endswith(".")
+        assert setting.unit or not isinstance(setting.default, int | float)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:0", Address("127.0.0.1", 0)),
+        ("[::1]:65535", Address("::1", 65535)),
+        ("localhost:8119", Address("localhost", 8119)),
+    ],
+)
+def test_an_address_reads_as_it_prints(text, address):
+    assert load({"listen.figg": text}, {}).config.listen.figg == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8119", ":8119", "host:", "::1:8119", "h:65536", "h:-1", "h:٣"]
+)
+def test_an_address_that_is_none_is_refused_with_an_example(text):
+    assert refusal({"listen.figg": text}) == (
+        "listen.figg must be HOST:PORT such as 127.0.0.1:8119 or [::1]:8119, "
+        f"not {text!r} (flag --figg)"
+    )
+
+
+def test_two_listeners_on_one_port_are_refused():
+    message = refusal({"listen.figg": "127.0.0.1:8121"})
+    assert "listen.http (default) and listen.figg (flag --figg) are both 127.0.0.1:8121" in message
+
+
+def test_two_listeners_may_both_ask_for_a_free_port():
+    load(
+        {"listen.figg": "127.0.0.1:0", "listen.ws": "127.0.0.1:0", "listen.http": "127.0.0.1:0"}, {}
+    )
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path):
+    file = write(tmp_path, "[journal]\nfile_byte = 1\n")
+    assert refusal(file=file) == (
+        f"there is no setting journal.file_byte (file {file}); the nearest is journal.file_bytes"
+    )
+
+
+def test_a_key_without_its_section_is_refused_with_the_whole_name():
+    assert refusal({"rotate_s": "1"}).endswith("the nearest is journal.rotate_s")
+
+
+def test_an_unknown_section_is_refused_with_the_nearest_one(tmp_path):
+    file = write(tmp_path, "[journals]\n")
+    assert refusal(file=file).endswith("the nearest is journal")
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest_one():
+    assert refusal(environ={"HEADRACE_DATADIR": "x"}) == (
+        "the environment sets HEADRACE_DATADIR, which is no setting; "
+        "the nearest is HEADRACE_DATA_DIR"
+    )
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "HEADRACE_URL",
+        "HEADRACE_PORT_8119_TCP_ADDR",
+        "HEADRACE_SERVICE_HOST",
+        "HEADRACE_TORTURE",
+        "PATH",
+    ],
+)
+def test_variables_that_are_not_settings_are_left_alone(variable):
+    assert load({}, {variable: "tcp://10.0.0.1:8119"}).config == Config()
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "must_be"),
+    [
+        ("journal.files", "1", "a whole number of at least 2 and at most 1024"),
+        ("journal.files", "2.5", "a whole number of at least 2 and at most 1024"),
+        ("journal.files", "many", "a whole number of at least 2 and at most 1024"),
+        ("journal.rotate_s", "0", "a number over 0 and at most 3600"),
+        ("retention.age_s", "-1", "a number of at least 0"),
+        ("retention.age_s", "nan", "a number of at least 0"),
+        ("retention.age_s", "inf", "a number of at least 0"),
+        ("retention.bytes", "99999999999999999999999", "a whole number of at least 0"),
+        ("durability", "fsync", "one of synced, written, memory"),
+        ("log_level", "INFO", "one of debug, info, warning, error"),
+        ("data_dir", "", "a path"),
+    ],
+)
+def test_a_value_out_of_bounds_is_told_what_it_must_be(key, text, must_be):
+    variable = SETTINGS[key].variable
+    assert refusal(environ={variable: text}) == (
+        f"{key} must be {must_be}, not {text!r} (environment {variable})"
+    )
+
+
+@pytest.mark.parametrize("literal", ['"5"', "true", "5.0", "[5]", "{}"])
+def test_the_file_must_use_the_right_type(tmp_path, literal):
+    file = write(tmp_path, f"[journal]\nfiles = {literal}\n")
+    assert refusal(file=file).startswith("journal.files must be a whole number of at least 2")
+
+
+def test_a_value_where_a_section_belongs_is_refused(tmp_path):
+    file = write(tmp_path, "journal = 5\n")
+    assert refusal(file=file) == f"journal must be a section [journal], not 5 (file {file})"
+
+
+def test_a_file_that_is_not_there_or_not_toml_is_refused(tmp_path):
+    missing = tmp_path / "missing.toml"
+    assert refusal(file=missing) == (
+        f"cannot read the configuration file {missing}: No such file or directory"
+    )
+    assert refusal(file=tmp_path).endswith("Is a directory")
+    assert "is not valid TOML" in refusal(file=write(tmp_path, "durability =\n"))
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe")
+    assert "is not valid TOML" in refusal(file=binary)
+
+
+def test_each_value_of_a_topic_comes_from_the_longest_prefix_that_sets_it(tmp_path):
+    file = write(
+        tmp_path,
+        """
+        [retention]
+        age_s = 10.0
+        [[topics]]
+        prefix = "a/"
+        durability = "memory"
+        retention_bytes = 7
+        [[topics]]
+        prefix = "a/b/"
+        durability = "written"
+        segment_bytes = 64
+        """,
+    )
+    config = load({}, {}, file).config
+    assert config.rule("a/b/c") == (Durability.WRITTEN, 10.0, 7, 64)
+    assert config.rule("a/c") == (Durability.MEMORY, 10.0, 7, config.segment.bytes)
+    assert config.rule("b") == (Durability.SYNCED, 10.0, 0, config.segment.bytes)
+
+
+@pytest.mark.parametrize("topic", ["logux/main", "channel/1"])
+def test_name_spaces_with_rules_of_their_own_have_no_retention(topic):
+    assert Config().rule(topic)[1:3] == (0, 0)
+    assert Config().rule("loguxmain").retention_age_s == 604_800
+
+
+def test_a_rule_of_the_user_goes_before_the_built_in_one_of_its_prefix():
+    rules = (PrefixRule(prefix="logux/", retention_age_s=5.0),)
+    assert Config(topics=rules).rule("logux/main")[1:3] == (5.0, 0)
+
+
+def test_a_rule_that_leaves_retention_alone_does_not_bring_it_back_to_a_name_space():
+    rules = (PrefixRule(prefix="logux/main", durability=Durability.WRITTEN),)
+    rule = Config(topics=rules).rule("logux/main")
+    assert (rule.durability, rule.retention_age_s) == (Durability.WRITTEN, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[topics]]\ndurability = "memory"', "prefix is missing ([[topics]] number 1"),
+        ('[[topics]]\nprefix = ""\n[[topics]]\nprefix = ""', "the prefix '' has two rules"),
+        (
+            '[[topics]]\nprefix = "a"\nretention = 1',
+            "there is no setting retention ([[topics]] number 1",
+        ),
+        (
+            '[[topics]]\nprefix = "a"\nsegment_bytes = 1',
+            "segment_bytes must be a whole number of at least 64",
+        ),
+        ('[topics]\nprefix = "a"', "topics must be a list of tables, each under [[topics]]"),
+        ("topics = [1]", "topics must be a list of tables, each under [[topics]]"),
+    ],
+)
+def test_a_wrong_topic_rule_is_refused(tmp_path, text, message):
+    assert refusal(file=write(tmp_path, text)).startswith(message)
+
+
+def test_the_printed_toml_is_read_back_as_the_same_configuration(tmp_path, headrace):
+    file = write(
+        tmp_path,
+        'data_dir = "a \\"quoted\\" \\\\ dir\\u007f\\u00e9"\n'
+        '[[topics]]\nprefix = "t/"\nretention_age_s = 1.5\n',
+    )
+    printed = headrace("config", "--config", file, "--toml").stdout
+    tomllib.loads(printed)
+    again = tmp_path / "again.toml"
+    again.write_text(printed)
+    assert load({}, {}, again).config == load({}, {}, file).config
+
+
+def test_the_reference_page_is_up_to_date():
+    page = (REPOSITORY / "docs/configuration.md").read_text()
+    assert page == to_markdown(), "run `make docs`"

@@ -1,0 +1,87 @@
+"""The direction of imports between the layers, read from the source and not by importing it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "headrace"
+
+BASE = {"model", "errors"}
+MAY_IMPORT = {
+    "errors": set(),
+    "model": {"errors"},
+    "config": BASE,
+    "settings": BASE | {"config"},
+    "wire": BASE,
+    "session": BASE | {"wire"},
+    "log": BASE | {"config"},
+    "broker": BASE | {"config", "log"},
+    "client": BASE | {"wire", "session"},
+    "server": BASE | {"config", "wire", "session", "broker", "log", ""},
+    "cli": BASE | {"config", "settings", "client", "server", "log", ""},
+    "testing": BASE | {"config", "client", "server", "log", "broker", "session", "wire"},
+    "": {"client"},
+    "__main__": {"cli"},
+}
+"""What each part of the package may import of the others; "" is the package itself."""
+
+MAY_NOT_IMPORT = {
+    "wire": {"asyncio", "socket", "threading", "time", "os"},
+    "session": {"asyncio", "socket", "threading", "time", "os"},
+    "broker": {"socket"},
+}
+"""Ways to the outside that a layer must not know: time and bytes are given to it."""
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def layer_of(module: Path) -> str:
+    first = module.relative_to(PACKAGE).parts[0]
+    return "" if first == "__init__.py" else first.removesuffix(".py")
+
+
+def imports_of(module: Path) -> Iterator[str]:
+    """Full names of what a module imports, wherever in it, also only for type checkers."""
+    for node in ast.walk(ast.parse(module.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            if node.module == "headrace":
+                yield from (f"headrace.{alias.name}" for alias in node.names)
+            else:
+                yield node.module or ""
+
+
+def layer_named(name: str) -> str:
+    """The layer of a full name below `headrace`; names the package itself defines are layer ""."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in MAY_IMPORT else ""
+
+
+def test_there_is_something_to_check():
+    assert len(MODULES) > 20
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+def test_a_module_imports_only_from_the_layers_below_it(module):
+    layer = layer_of(module)
+    assert layer in MAY_IMPORT, f"say in this test what {layer} may import"
+    names = set(imports_of(module))
+    ours = {name for name in names if name.split(".")[0] == "headrace"}
+    upward = {name for name in ours if layer_named(name) not in MAY_IMPORT[layer] | {layer}}
+    outside = {name for name in names if name.split(".")[0] in MAY_NOT_IMPORT.get(layer, set())}
+    assert not upward
+    assert not outside
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+def test_nothing_the_server_can_reach_imports_spark(module):
+    if layer_of(module) != "spark":
+        assert not {
+            name
+            for name in imports_of(module)
+            if name.split(".")[0] in ("pyspark", "pyarrow") or name.startswith("headrace.spark")
+        }
