@@ -25,6 +25,7 @@ class Run:
     seconds: float = 0.0
     cpu_us: float = 0.0  # until the background work was done too
     cpu_during_us: float = 0.0  # until the last acknowledgement and delivery only
+    cpu_main_us: float = 0.0  # of `cpu_us`: without the server's child processes
     settle_s: float = 0.0
     ack_p50_ms: float = 0.0
     ack_p99_ms: float = 0.0
@@ -110,7 +111,8 @@ class Part:
 def measured(server: Server, run: Run, deliveries: int | None = None) -> Iterator[None]:
     """Fills in CPU, memory and what else the machine did; the body sets `run.seconds`."""
     per = deliveries or run.messages
-    cpu, client, busy, began = server.cpu_s(), time.process_time(), _machine_s(), time.monotonic()
+    cpu, cpu_main, client = server.cpu_s(), server.cpu_main_s(), time.process_time()
+    busy, began = _machine_s(), time.monotonic()
     yield
     during = server.cpu_s() - cpu
     client_s = time.process_time() - client
@@ -119,6 +121,7 @@ def measured(server: Server, run: Run, deliveries: int | None = None) -> Iterato
     server.alive()
     run.settle_s = server.settle()
     run.cpu_us = (server.cpu_s() - cpu) / per * 1e6
+    run.cpu_main_us = (server.cpu_main_s() - cpu_main) / per * 1e6
     run.cpu_during_us = during / per * 1e6
     run.client_cpu_us = client_s / per * 1e6
     run.client_busy = client_s / wall

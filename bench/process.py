@@ -122,6 +122,10 @@ class Server:
     def cpu_s(self) -> float:
         return sum(_cpu_s(pid) for pid in process_tree(self.pid))
 
+    def cpu_main_s(self) -> float:
+        """Of the process that was started, without its live children."""
+        return _cpu_s(self.pid)
+
     def memory_peak(self) -> int:
         return sum(_status_bytes(pid, "VmHWM") for pid in process_tree(self.pid))
 

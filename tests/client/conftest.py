@@ -10,17 +10,11 @@ import uvloop
 from tests.client.peer import Peer, PeerThread
 
 
-class UvloopPolicy(asyncio.DefaultEventLoopPolicy):
-    """Makes uvloops; made by hand because uvloop's own policy is on its way out."""
-
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return uvloop.new_event_loop()
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every asynchronous test here runs on both kinds of loop."""
-    return asyncio.DefaultEventLoopPolicy() if request.param == "asyncio" else UvloopPolicy()
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @pytest_asyncio.fixture

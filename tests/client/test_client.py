@@ -285,15 +285,17 @@ async def test_a_slow_subscriber_goes_on_over_a_lost_connection(peer: Peer, unti
         assert [message.payload for message in await take(subscription, 300)] == payloads
 
 
-async def test_unsubscribing_a_slow_topic_lets_the_client_read_on(peer: Peer, until: Until) -> None:
+@pytest.mark.parametrize("pause_s", [60.0, 0.0])
+async def test_unsubscribing_a_slow_topic_lets_the_client_read_on(
+    peer: Peer, until: Until, pause_s: float
+) -> None:
     peer.append("t", *(bytes(10_000) for _ in range(1000)))
-    for pause_s in (60.0, 0.0):
-        async with connect(peer, receive_bytes_max=100_000, receive_pause_s=pause_s) as client:
-            subscription = client.subscribe("t", 0)
-            await until(lambda: subscription._over)
-            await asyncio.sleep(0.05)
-            await asyncio.wait_for(client.unsubscribe("t"), 5)
-            await asyncio.wait_for(client.publish("other", b"foo"), 5)
+    async with connect(peer, receive_bytes_max=100_000, receive_pause_s=pause_s) as client:
+        subscription = client.subscribe("t", 0)
+        await until(lambda: subscription._over)
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(client.unsubscribe("t"), 5)
+        await asyncio.wait_for(client.publish("other", b"foo"), 5)
 
 
 # Connections
@@ -303,7 +305,7 @@ async def test_it_says_how_it_stands_with_the_server(peer: Peer, until: Until) -
     client = connect(peer)
     states: list[ConnectionState] = []
     remove = client.on("state", states.append)
-    assert client.state is ConnectionState.DISCONNECTED
+    assert str(client.state) == "disconnected"
     async with client:
         await until(lambda: client.latency_s is not None)
         assert states == ["connecting", "connected"]
@@ -313,7 +315,7 @@ async def test_it_says_how_it_stands_with_the_server(peer: Peer, until: Until) -
         remove()
         remove()
     assert states[5:] == []
-    assert client.state is ConnectionState.CLOSED
+    assert str(client.state) == "closed"
 
 
 async def test_it_resends_and_resumes_over_a_server_that_goes_and_comes(
@@ -498,7 +500,7 @@ async def test_closing_without_flushing_is_quick_and_quiet(peer: Peer) -> None:
 
 async def test_an_error_inside_the_context_is_not_delayed_or_hidden(peer: Peer) -> None:
     peer.acks = False
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012  # the context is what is tested
         async with connect(peer, flush_timeout_s=60) as client:
             client.publish_nowait("t", b"foo")
             raise ZeroDivisionError

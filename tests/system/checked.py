@@ -43,7 +43,7 @@ def in_threads(*functions: Callable[[], object]) -> Iterator[None]:
     def run(function: Callable[[], object]) -> None:
         try:
             function()
-        except BaseException as error:  # noqa: BLE001 - raised again below
+        except BaseException as error:
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=[f], daemon=True) for f in functions]

@@ -353,7 +353,7 @@ class Client:
                     connection.close()
                 if not self._closing:
                     self._pause(0)
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits for this thread
+        except BaseException as error:
             with self._changed:
                 self.error = error
                 self._changed.notify_all()

@@ -1,7 +1,7 @@
 """Flipped bits and cut files of every kind: the rest is served, and nothing wrong ever is.
 
 What may be missing is decided from what was published and where the damage is, not by asking
-the server. HEADRACE_TORTURE=N makes N cases of each kind instead of a few.
+the server. HEADRACE_TORTURE=N makes N times as many cases.
 """
 
 import os
@@ -20,7 +20,7 @@ from tests.system.conftest import Start
 from tests.system.foreign_figg import DATA, Wire
 from tests.system.support import verify
 
-CASES = int(os.environ.get("HEADRACE_TORTURE", "2"))
+CASES = int(os.environ.get("HEADRACE_TORTURE", "1"))
 SEED = int(os.environ.get("HEADRACE_SEED", "1"))
 
 # One file is full after 128 KiB and never by age: what comes last stays in the journal.
@@ -42,6 +42,8 @@ KINDS = {
     "segment": "segments/**/*.log",
     "index": "segments/**/*.idx",
     "catalogue": "catalogue.sqlite",
+    "write-ahead log": "catalogue.sqlite-wal",
+    "shared memory": "catalogue.sqlite-shm",
     "backup": "catalogue.backup.sqlite",
     "lock": "lock",
 }
@@ -153,8 +155,12 @@ def _somewhere(data: bytes | bytearray, chance: random.Random) -> int:
     return chance.randrange(len(data))
 
 
-@pytest.mark.parametrize("case", range(CASES))
-@pytest.mark.parametrize("how", [flip, cut, zero, remove], ids=lambda how: how.__name__)
+HOW = [(flip, 2), (cut, 1), (zero, 1), (remove, 1)]
+
+
+@pytest.mark.parametrize(
+    ("how", "case"), [(how, case) for how, weight in HOW for case in range(weight * CASES)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_takes_nothing_else_with_it(
     known: Known,
@@ -184,7 +190,11 @@ def test_damage_takes_nothing_else_with_it(
             missing[topic] = lost
     print("missing", {topic: (len(lost), lost[0], lost[-1]) for topic, lost in missing.items()})
     check_loss(damaged, how.__name__, missing)
-    if missing:
+    # The end of the journal is the one place where damage looks like a write that never finished.
+    unfinished = kind == "journal" and all(
+        max(lost) == max(known.records[topic]) for topic, lost in missing.items()
+    )
+    if missing and not unfinished:
         assert re.search("damage|quarantin", server.stderr, re.IGNORECASE), "lost without a word"
 
 

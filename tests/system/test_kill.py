@@ -14,6 +14,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from headrace import connect
 from headrace.testing import LogChecker, ServerProcess, wait_until
 from tests.system.checked import assert_sound, end_of, in_threads, publisher, subscriber
 from tests.system.conftest import Start
@@ -116,7 +117,7 @@ def _load(
 
 def _sdk_load(server: ServerProcess, checker: LogChecker, stop: threading.Event) -> None:
     """Our own client beside the foreign ones: one that publishes and subscribes at once."""
-    from headrace import connect
+    missed: list[object] = []
 
     async def publish(client) -> None:  # type: ignore[no-untyped-def]
         for number in itertools.count():
@@ -132,7 +133,9 @@ def _sdk_load(server: ServerProcess, checker: LogChecker, stop: threading.Event)
             checker.received("sdk", "t0", message.offset, message.payload)
 
     async def run() -> None:
-        async with connect(server.figg_url) as client:
+        url, pause_s = server.figg_url, 0.05
+        async with connect(url, connect_timeout_s=None, backoff=lambda _: pause_s) as client:
+            client.on("missed", missed.append)
             reading = asyncio.create_task(subscribe(client))
             await publish(client)
             end = await asyncio.to_thread(end_of, server, b"t0")
@@ -140,6 +143,7 @@ def _sdk_load(server: ServerProcess, checker: LogChecker, stop: threading.Event)
                 assert not reading.done(), reading
                 await asyncio.sleep(0.01)
             reading.cancel()
+        assert not missed
 
     asyncio.run(asyncio.wait_for(run(), 90 + 10 * KILLS))
 

@@ -5,6 +5,7 @@ made visible on one topic, encoded once per protocol for all who are live.
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
@@ -190,12 +191,12 @@ class Broker:
 def _slices(one: Appended, encode: Encode) -> Iterator[Slice]:
     """A commit's records of one topic, encoded in portions."""
     name, records = one.topic.name, one.records
-    ends = list(accumulate(map(len, records), initial=one.offset))
-    if ends[-1] - one.offset <= SLICE_BYTES_MAX:
-        yield Slice(ends[-1], encode(name, one.offset, records))
+    if one.end - one.offset <= SLICE_BYTES_MAX:
+        yield Slice(one.end, encode(name, one.offset, records))
         return
+    starts = list(accumulate(map(len, records), initial=one.offset))
     first = 0
-    for number in range(1, len(records) + 1):
-        if number == len(records) or ends[number + 1] - ends[first] > SLICE_BYTES_MAX:
-            yield Slice(ends[number], encode(name, ends[first], records[first:number]))
-            first = number
+    while first < len(records):
+        last = max(first + 1, bisect_right(starts, starts[first] + SLICE_BYTES_MAX) - 1)
+        yield Slice(starts[last], encode(name, starts[first], records[first:last]))
+        first = last

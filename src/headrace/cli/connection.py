@@ -36,6 +36,7 @@ async def _run(url: str, timeout_s: float, work: Work, patient: bool) -> None:
                 watch.lost.result()
             await working
         finally:
+            watch.stop()
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
 
@@ -50,20 +51,26 @@ class _Watch:
         self._patient = patient
         self._timer: asyncio.TimerHandle | None = None
         self._down = False
-        client.on("state", self._changed)
+        self._stop_listening = client.on("state", self._changed)
+
+    def stop(self) -> None:
+        self._stop_listening()
+        self._hold()
 
     def _changed(self, state: str) -> None:
         if state == "connected":
             self._down = False
-            if self._timer is not None:
-                self._timer.cancel()
+            self._hold()
         elif state == "disconnected" and not self._down:
             self._down = True
-            reason = self._client.last_error or "connection lost"
-            typer.echo(f"headrace: {reason}; trying again", err=True)
+            typer.echo(f"headrace: lost {self._client.url}; trying again", err=True)
             if not self._patient:
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(self._timeout_s, self._give_up)
+
+    def _hold(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _give_up(self) -> None:
         if not self.lost.done():

@@ -63,7 +63,7 @@ def main(args: list[str] | None = None) -> None:
     args = [arg for arg in args if arg != "--debug"]
     try:
         code: Any = app(args, prog_name="headrace", standalone_mode=False)
-    except BaseException as error:  # noqa: BLE001 - the last place that can still say it in one line
+    except BaseException as error:
         if debug:
             traceback.print_exc()
         code = _explain(error)

@@ -2,10 +2,13 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
+import select
 import stat
 import sys
+import threading
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,11 +106,14 @@ class _Printer:
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         _watch_output(gone)
         printing = asyncio.ensure_future(self._print_messages(client))
-        await asyncio.wait([printing, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not printing.done():
+        try:
+            await asyncio.wait([printing, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not printing.done():
+                raise BrokenPipeError
+            await printing
+        finally:
             printing.cancel()
-            raise BrokenPipeError
-        await printing
+            await asyncio.gather(printing, return_exceptions=True)
 
     async def _print_messages(self, client: "Client") -> None:
         async for batch in client.subscribe(self._topic, offset=self._offset).batches():
@@ -146,12 +152,19 @@ def _watch_output(gone: asyncio.Future[None]) -> None:
     fd = sys.stdout.fileno()
 
     def finish() -> None:
-        loop.remove_reader(fd)
         if not gone.done():
             gone.set_result(None)
 
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(fd, 0)  # errors only, and those are always told
+        poll.poll()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: we are done anyway
+            loop.call_soon_threadsafe(finish)
+
+    # Not the loop's own watching: it would make the pipe non-blocking, and writes to it partial.
     if stat.S_ISFIFO(os.fstat(fd).st_mode):
-        loop.add_reader(fd, finish)
+        threading.Thread(target=watch, daemon=True).start()
 
 
 def _look_up(http: str | None, topic: str, **query: object) -> int:

@@ -41,7 +41,11 @@ class Handlers:
         return remove
 
     def tell(self, name: str, event: ConnectionState | Missed) -> None:
-        # Through the loop: a handler may use the client, and its errors are the loop's to report.
-        loop = asyncio.get_running_loop()
-        for handler in self._handlers[name]:
-            loop.call_soon(handler, event)
+        """Call the handlers at once: of a gap they know before the messages behind it are taken."""
+        for handler in tuple(self._handlers[name]):
+            try:
+                handler(event)
+            except Exception as error:  # noqa: BLE001  # theirs: not to be mixed with the connection's
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": f"a handler of {name!r} events failed", "exception": error}
+                )

@@ -72,7 +72,7 @@ class Link:
                 connection.transport.close()
                 await asyncio.wait([connection.lost], timeout=CLOSE_TIMEOUT_S)
             connection.drop()
-            await asyncio.wait([connection.lost], timeout=CLOSE_TIMEOUT_S)
+        await asyncio.sleep(0)  # the transport closes its socket in the next step
 
     async def _run(self) -> None:
         while True:
@@ -177,15 +177,14 @@ class _Connection(asyncio.Protocol):
         self.writing_paused = False
         self._open = False
         self._dropped = False
-        self._reason = ""
 
     def drop(self, reason: str = "") -> None:
         """Close without sending what is left."""
-        self._reason = reason
         self._dropped = True
         if self._open:
             self._leave()
             self.transport.abort()
+        self._settle(reason)
 
     def read(self, reading: bool) -> None:
         if reading:
@@ -216,10 +215,11 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._leave()
+        self._settle(str(error or "") or "the server closed the connection")
+
+    def _settle(self, reason: str) -> None:
         if not self.lost.done():
-            self.lost.set_result(
-                self._reason or str(error or "") or "the server closed the connection"
-            )
+            self.lost.set_result(reason)
 
     def _leave(self) -> None:
         if self._open:

@@ -88,7 +88,7 @@ class _Writes:
     new: bool
     cut_to: int
     rows_before: int
-    stretches: list[tuple[int, list[bytes]]] = field(default_factory=list)
+    stretches: list[tuple[int, list[bytes | memoryview]]] = field(default_factory=list)
     rows: list[bytes] = field(default_factory=list)
 
 

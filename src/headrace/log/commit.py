@@ -75,9 +75,9 @@ class Encoder:
             last = topic.last_ms
             # One time for a run of records: what the index will say is what was said from the start.
             ms = last if now_ms - last < RUN_MS_MAX else now_ms
-            appended.append(
-                Appended(topic, topic.end_offset, topic.end_ordinal, ms, records)
-            )
+            end = topic.end_offset + sum(map(len, records))
+            one = Appended(topic, topic.end_offset, end, topic.end_ordinal, ms, records)
+            appended.append(one)
             if len(records) == 1:
                 entry = journal.encode_entry(
                     journal.APPEND,
@@ -92,7 +92,7 @@ class Encoder:
                 entries.append(entry)
                 tails.append((topic, entry, 1))
             else:
-                self._append(appended[-1], b"", entries, tails)
+                self._append(one, b"", entries, tails)
         for once in commit.onces:
             sync |= self._once(once, now_ms, entries, appended, tails)
         for topic, position in commit.trims:
@@ -121,7 +121,7 @@ class Encoder:
         entries: list[bytes],
         tails: list[tuple[Topic, bytes, int]],
     ) -> None:
-        topic, offset, ordinal, ms, records = appended
+        topic, offset, _, ordinal, ms, records = appended
         for piece in _pieces(records):
             data = b"".join(piece)
             entry = journal.encode_entry(
@@ -146,7 +146,8 @@ class Encoder:
             entries.append(self.create(topic, now_ms))
         offset, ordinal = _end(topic, appended)
         ms = topic.last_ms if now_ms - topic.last_ms < RUN_MS_MAX else now_ms
-        one = Appended(topic, offset, ordinal, ms, once.records)
+        end = offset + sum(map(len, once.records))
+        one = Appended(topic, offset, end, ordinal, ms, once.records)
         appended.append(one)
         self._append(one, _pack(Producer(once.producer.encode(), once.number)), entries, tails)
         return made or topic.durability is Durability.SYNCED

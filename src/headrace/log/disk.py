@@ -23,18 +23,22 @@ class Disk:
         os.close(fd)
 
     def write(
-        self, fd: int, parts: Sequence[bytes], position: int, *, synced: bool = False
+        self, fd: int, parts: Sequence[bytes | memoryview], position: int, *, synced: bool = False
     ) -> None:
         """Write everything at `position`; with `synced` it is on disk when this returns."""
-        buffers = parts if len(parts) <= _IOV_MAX else [b"".join(parts)]
-        total = sum(map(len, buffers))
         flags = os.RWF_DSYNC if synced else 0
-        done = os.pwritev(fd, buffers, position, flags)
-        if done < total:
-            # A signal or a nearly full disk cut it short: the next call goes on or says why not.
-            rest = memoryview(b"".join(buffers))
-            while done < total:
-                done += os.pwritev(fd, [rest[done:]], position + done, flags)
+        if synced and len(parts) > _IOV_MAX:
+            parts = [b"".join(parts)]
+        for first in range(0, len(parts), _IOV_MAX):
+            buffers = parts[first : first + _IOV_MAX]
+            total = sum(map(len, buffers))
+            done = os.pwritev(fd, buffers, position, flags)
+            if done < total:
+                # A signal or a nearly full disk cut it short: the next call goes on or says why not.
+                rest = memoryview(b"".join(buffers))
+                while done < total:
+                    done += os.pwritev(fd, [rest[done:]], position + done, flags)
+            position += total
 
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)

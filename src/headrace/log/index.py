@@ -97,12 +97,12 @@ class Piece(NamedTuple):
     ordinal: int
     record_count: int
     ms: int
-    data: bytes
+    data: bytes | memoryview
 
 
-def join_runs(pieces: Sequence[Piece]) -> Iterator[tuple[Row, list[bytes]]]:
+def join_runs(pieces: Sequence[Piece]) -> Iterator[tuple[Row, list[bytes | memoryview]]]:
     """Pieces in order, as runs: each with its row and the bytes it covers."""
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     offset = ordinal = count = length = ms = crc = 0
     for piece in pieces:
         size = len(piece.data)

@@ -17,6 +17,7 @@ on disk when it was written: a bad frame that a later one vouches for is damage;
 write the machine did not finish, and nobody was told it was stored.
 """
 
+import mmap
 import os
 import secrets
 import struct
@@ -58,7 +59,7 @@ class Entry(NamedTuple):
     record_count: int
     ms: int
     extra: bytes
-    data: bytes
+    data: bytes | memoryview
 
     @property
     def end(self) -> int:
@@ -210,7 +211,7 @@ def read_frames(path: Path, until: int | None = None) -> Iterator[Frame | Proble
 
     `until` is where the writer stood; without it reading ends where no valid frame follows.
     """
-    data = path.read_bytes() if until is None else _read_part(path, until)
+    data = _map(path, until)
     header = _parse_header(data[:SECTOR_BYTES])
     name = path.name
     generation = header.generation if header else None
@@ -237,12 +238,19 @@ def read_frames(path: Path, until: int | None = None) -> Iterator[Frame | Proble
         position += frame_bytes(length)
 
 
-def _read_part(path: Path, until: int) -> bytes:
+def _map(path: Path, until: int | None) -> memoryview:
+    """The file's bytes without a copy: entries point into it until they are written elsewhere."""
     with path.open("rb") as file:
-        return file.read(until)
+        length = os.fstat(file.fileno()).st_size
+        if until is not None:
+            length = min(length, until)
+        if not length:
+            return memoryview(b"")
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        return memoryview(mmap.mmap(file.fileno(), length, flags=flags, prot=mmap.PROT_READ))
 
 
-def _parse_header(sector: bytes) -> JournalHeader | None:
+def _parse_header(sector: bytes | memoryview) -> JournalHeader | None:
     if len(sector) < SECTOR_BYTES:
         return None
     magic, generation, first, boot_id = _FILE_HEADER.unpack_from(sector)
@@ -252,7 +260,7 @@ def _parse_header(sector: bytes) -> JournalHeader | None:
     return JournalHeader(generation, first, boot_id)
 
 
-def _frame_at(data: bytes, position: int, generation: int | None) -> tuple[int, int, int, int] | None:
+def _frame_at(data: memoryview, position: int, generation: int | None) -> tuple[int, int, int, int] | None:
     if position + FRAME_HEADER_BYTES > len(data):
         return None
     magic, found, sequence, synced, length = _FRAME.unpack_from(data, position)
@@ -264,7 +272,7 @@ def _frame_at(data: bytes, position: int, generation: int | None) -> tuple[int, 
     return found, sequence, synced, length
 
 
-def _looks_begun(data: bytes, position: int) -> bool:
+def _looks_begun(data: memoryview, position: int) -> bool:
     """Whether entries stand here behind a header that does not hold: the header, then, is damaged.
 
     What recycling left does not look so: either its header holds, or the place is inside its data.
@@ -274,7 +282,7 @@ def _looks_begun(data: bytes, position: int) -> bool:
     )
 
 
-def _next_frame(data: bytes, position: int, generation: int | None) -> int | None:
+def _next_frame(data: memoryview, position: int, generation: int | None) -> int | None:
     while position + FRAME_HEADER_BYTES <= len(data):
         if _frame_at(data, position, generation) is not None:
             return position
@@ -283,7 +291,7 @@ def _next_frame(data: bytes, position: int, generation: int | None) -> int | Non
 
 
 def _entries(
-    name: str, data: bytes, start: int, stop: int, length: int
+    name: str, data: memoryview, start: int, stop: int, length: int
 ) -> tuple[list[Entry], list[Problem]]:
     entries: list[Entry] = []
     problems: list[Problem] = []
@@ -296,7 +304,7 @@ def _entries(
         (head_crc,) = _CRC.unpack_from(data, position + _ENTRY.size)
         extra_at = position + ENTRY_HEADER_BYTES
         data_at = extra_at + extra_bytes
-        extra = data[extra_at:data_at]
+        extra = bytes(data[extra_at:data_at])
         if crc32c(extra, crc32c(head)) != head_crc:
             break
         body = data[data_at : data_at + data_bytes]

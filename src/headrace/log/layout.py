@@ -20,6 +20,7 @@ class SegmentFile(NamedTuple):
     topic_id: int
     base: int
     path: Path
+    size: int
 
 
 class Layout:
@@ -44,11 +45,13 @@ class Layout:
 
     def files(self, suffix: str) -> Iterator[SegmentFile]:
         """Every segment (`.log`) or index (`.idx`) file there is, known to the catalogue or not."""
-        for directory in sorted(self.segments.iterdir()):
-            for path in directory.iterdir():
-                if path.suffix == suffix:
-                    topic_id, _, base = path.stem.partition("-")
-                    yield SegmentFile(int(topic_id, 16), int(base), path)
+        for number in range(SEGMENT_DIRECTORIES):
+            with os.scandir(self.segments / f"{number:02x}") as found:
+                for entry in found:
+                    if entry.name.endswith(suffix):
+                        topic_id, _, base = entry.name.removesuffix(suffix).partition("-")
+                        size = entry.stat().st_size
+                        yield SegmentFile(int(topic_id, 16), int(base), Path(entry.path), size)
 
     def make(self) -> None:
         """Make the directories that are missing."""
@@ -59,7 +62,8 @@ class Layout:
                 self.segments.mkdir(exist_ok=True)
                 for number in range(SEGMENT_DIRECTORIES):
                     (self.segments / f"{number:02x}").mkdir(exist_ok=True)
-                os.sync()
+                for directory in (self.segments, self.root):
+                    _sync_directory(directory)
         except OSError as error:
             raise DataDirectoryError(
                 f"the data directory {self.root} cannot be used: {error.strerror}"
@@ -91,3 +95,11 @@ class Layout:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return fd
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

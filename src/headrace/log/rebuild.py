@@ -46,7 +46,7 @@ def repair_segments(layout: Layout, disk: Disk, catalogue: Catalogue) -> list[st
     """Bring files and catalogue into step; returns what an operator should know."""
     reports: list[str] = []
     sizes = {
-        file.path: file.path.stat().st_size
+        file.path: file.size
         for suffix in (".log", ".idx")
         for file in layout.files(suffix)
     }

@@ -31,6 +31,23 @@ def split_records(data: bytes, count: int) -> list[bytes]:
     return records
 
 
+def holds(data: bytes, count: int) -> bool:
+    """Whether `data` is exactly `count` records of a size that a record may have."""
+    if count > 1 and len(data) % count == 0 and _uniform(data, count):
+        return len(data) // count - RECORD_HEADER_BYTES <= PAYLOAD_BYTES_MAX
+    position = 0
+    unpack = _SIZE.unpack_from
+    try:
+        for _ in range(count):
+            (size,) = unpack(data, position)
+            if size > PAYLOAD_BYTES_MAX:
+                return False
+            position += RECORD_HEADER_BYTES + size
+    except struct.error:
+        return False
+    return position == len(data)
+
+
 def boundary(data: bytes, position: int) -> tuple[int, int]:
     """The first record boundary at or after `position`, and how many records lie before it."""
     at = passed = 0

@@ -63,13 +63,10 @@ class Appended(NamedTuple):
 
     topic: Topic
     offset: int
+    end: int
     ordinal: int
     ms: int
     records: list[bytes]
-
-    @property
-    def end(self) -> int:
-        return self.offset + sum(map(len, self.records))
 
 
 class Stored(NamedTuple):

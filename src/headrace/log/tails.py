@@ -69,7 +69,7 @@ def position_in(
 
 def _run(encoded: bytes) -> Run:
     entry = decode_entry(encoded)
-    return Run(entry.offset, entry.ordinal, entry.record_count, entry.ms, entry.data)
+    return Run(entry.offset, entry.ordinal, entry.record_count, entry.ms, bytes(entry.data))
 
 
 def _entry_end_ordinal(encoded: bytes) -> int:

@@ -39,6 +39,10 @@ _SWITCH_INTERVAL_S = 0.0002
 """How long the loop keeps the interpreter from the thread that waits to start a commit's write."""
 
 
+_COLLECT_THRESHOLDS = (20_000, 20, 20)
+"""Batches make many short-lived containers and no cycles: looking for those less often costs nothing."""
+
+
 def run(config: Config) -> int:
     """Serve until told to stop; returns the process's exit code."""
     diagnostics.set_up(config)
@@ -121,6 +125,7 @@ class Server:
         # What start-up made stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*_COLLECT_THRESHOLDS)
         print(
             f"headrace ready figg={_name(figg)} http={_name(http)} data={root}",
             flush=True,

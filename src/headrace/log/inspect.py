@@ -1,0 +1,112 @@
+"""Looks at a data directory without a server and without changing a byte in it: one topic, the catalogue.
+
+Takes no lock, so a server may be at work there meanwhile. What its journal holds beyond the catalogue is
+not seen here.
+"""
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import DataDirectoryError, UnknownTopicError
+from headrace.log.catalogue import FILE_NAME, Catalogue, DamagedCatalogueError, SegmentRow
+from headrace.log.index import HEADER_BYTES, Header, decode_header
+from headrace.log.layout import Layout
+from headrace.model import check_topic_name
+
+
+def inspect_topic(data_dir: Path, name: str) -> dict[str, Any]:
+    """What is on disk of a topic, in the shape of the HTTP API's answer for it."""
+    encoded = check_topic_name(name)
+    layout = Layout(data_dir)
+    with open_unchanged(data_dir) as view, view.snapshot():
+        row = view.topic(encoded)
+        segments = view.segments(row.id) if row is not None else []
+    if row is None:
+        raise UnknownTopicError(f"there is no topic {name!r} in the segments of {data_dir}")
+    return {
+        "name": name,
+        "epoch": row.epoch,
+        "durability": row.durability.decode(),
+        "start": {"offset": row.start_offset, "ordinal": row.start_ordinal},
+        "end": {"offset": row.end_offset, "ordinal": row.end_ordinal},
+        "records": row.end_ordinal - row.start_ordinal,
+        "bytes": row.end_offset - row.start_offset,
+        "last_ms": row.last_ms,
+        "segments": [_segment(layout, segment) for segment in segments],
+    }
+
+
+def read_index_header(layout: Layout, segment: SegmentRow) -> Header | None:
+    """The header of a segment's index; None when it is missing, cut off or damaged."""
+    try:
+        with layout.index(segment.topic_id, segment.base).open("rb") as file:
+            return decode_header(file.read(HEADER_BYTES))
+    except FileNotFoundError:
+        return None
+
+
+def _segment(layout: Layout, segment: SegmentRow) -> dict[str, Any]:
+    header = read_index_header(layout, segment)
+    return {
+        "base": segment.base,
+        "end": segment.end,
+        "first_ordinal": segment.first_ordinal,
+        "records": segment.end_ordinal - segment.first_ordinal,
+        "bytes": segment.end - segment.base,
+        "first_ms": segment.first_ms,
+        "last_ms": segment.last_ms,
+        # The life it was begun in, which the catalogue says of the whole topic only.
+        "epoch": header.epoch if header is not None else None,
+    }
+
+
+class CatalogueView(Catalogue):
+    """The catalogue for reading, of which several reads can be made at one moment."""
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("ROLLBACK")
+
+
+@contextmanager
+def open_unchanged(data_dir: Path, name: str = FILE_NAME) -> Iterator[CatalogueView]:
+    """The catalogue of a directory that may be read-only, in use, or copied from elsewhere.
+
+    SQLite's own read-only mode would leave its shared memory file behind, owned by whoever looked.
+    """
+    path = data_dir / name
+    if not path.exists():
+        what = "there is no such directory" if not data_dir.exists() else f"there is no {name}"
+        raise DataDirectoryError(f"{data_dir} holds no Headrace log: {what}")
+    with ExitStack() as stack:
+        try:
+            if path.with_name(f"{name}-shm").exists():
+                query = "mode=ro"  # a server runs, or was killed: the shared memory file is there
+            elif path.with_name(f"{name}-wal").exists():
+                path = _copy(path, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+                query = "mode=ro"
+            else:
+                query = "immutable=1"
+            uri = f"{path.resolve().as_uri()}?{query}"
+            db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+            stack.callback(db.close)
+            db.execute("SELECT 1 FROM meta").fetchone()
+        except sqlite3.DatabaseError as error:
+            raise DamagedCatalogueError(f"{data_dir / name}: {error}") from error
+        yield CatalogueView(db, data_dir / name)
+
+
+def _copy(path: Path, directory: Path) -> Path:
+    """The catalogue with the part of it that is still in its write-ahead log."""
+    for file in (path, path.with_name(f"{path.name}-wal")):
+        shutil.copyfile(file, directory / file.name)
+    return directory / path.name
