@@ -15,6 +15,9 @@ from pathlib import Path
 
 from bench.process import TICKS_PER_S, Server
 
+CORES = os.cpu_count() or 1
+QUIET_WAIT_S_MAX, QUIET_SHARE = 30.0, 0.05
+
 
 @dataclass
 class Run:
@@ -33,6 +36,8 @@ class Run:
     client_cpu_us: float = 0.0
     client_busy: float = 0.0  # share of the clock's time that the load generator was on a CPU
     other_busy: float = 0.0  # share of the machine used by anything else during the clock
+    stolen: float = 0.0  # share of the machine that its host gave to others
+    waited_s: float = 0.0  # for the machine to be quiet, before the clock
     extra: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -111,13 +116,15 @@ class Part:
 def measured(server: Server, run: Run, deliveries: int | None = None) -> Iterator[None]:
     """Fills in CPU, memory and what else the machine did; the body sets `run.seconds`."""
     per = deliveries or run.messages
+    run.waited_s = wait_for_quiet()
     cpu, cpu_main, client = server.cpu_s(), server.cpu_main_s(), time.process_time()
-    busy, began = _machine_s(), time.monotonic()
+    busy, stolen, began = _machine_s(), _stolen_s(), time.monotonic()
     yield
     during = server.cpu_s() - cpu
     client_s = time.process_time() - client
     wall = time.monotonic() - began
     other = _machine_s() - busy - during - client_s
+    run.stolen = (_stolen_s() - stolen) / wall / CORES
     server.alive()
     run.settle_s = server.settle()
     run.cpu_us = (server.cpu_s() - cpu) / per * 1e6
@@ -125,8 +132,21 @@ def measured(server: Server, run: Run, deliveries: int | None = None) -> Iterato
     run.cpu_during_us = during / per * 1e6
     run.client_cpu_us = client_s / per * 1e6
     run.client_busy = client_s / wall
-    run.other_busy = max(0.0, other / wall / (os.cpu_count() or 1))
+    run.other_busy = max(0.0, other / wall / CORES)
     run.memory_peak = server.memory_peak()
+
+
+def wait_for_quiet() -> float:
+    """Until nothing else uses the machine, or for so long; the seconds it took. All is idle now:
+    the server has settled and the load has not begun."""
+    began = now = time.monotonic()
+    while now - began < QUIET_WAIT_S_MAX:
+        busy = _machine_s()
+        time.sleep(0.5)
+        previous, now = now, time.monotonic()
+        if (_machine_s() - busy) / (now - previous) / CORES < QUIET_SHARE:
+            break
+    return now - began
 
 
 def percentile_ms(seconds: Sequence[float], share: float) -> float:
@@ -163,6 +183,10 @@ def _machine_s() -> float:
     fields = Path("/proc/stat").read_text().split(maxsplit=9)
     user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[1:8])
     return (user + nice + system + irq + softirq) / TICKS_PER_S
+
+
+def _stolen_s() -> float:
+    return int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / TICKS_PER_S
 
 
 def _cpu_model() -> str:

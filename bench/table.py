@@ -37,7 +37,7 @@ def print_summary(out: Console, parts: Sequence[Part]) -> None:
 
 def _runs(part: Part) -> Table:
     table = Table(title=part.title, title_justify="left", title_style="bold")
-    table.add_column("server")
+    table.add_column("server", no_wrap=True)
     for name in ("per s", "ack p50 ms", "ack p99 ms", "CPU µs", "during µs", "peak MiB"):
         table.add_column(name, justify="right")
     table.add_column("load CPU µs", justify="right", style="dim")
@@ -47,10 +47,10 @@ def _runs(part: Part) -> Table:
         table.add_row(
             label,
             _spread(runs, lambda run: run.rate, _thousands),
-            _spread(runs, lambda run: run.ack_p50_ms, _one_digit),
-            _spread(runs, lambda run: run.ack_p99_ms, _one_digit),
+            _middle(runs, lambda run: run.ack_p50_ms, _one_digit),
+            _middle(runs, lambda run: run.ack_p99_ms, _one_digit),
             _spread(runs, lambda run: run.cpu_us, _micro),
-            _spread(runs, lambda run: run.cpu_during_us, _micro),
+            _middle(runs, lambda run: run.cpu_during_us, _micro),
             _middle(runs, lambda run: run.memory_peak / (1 << 20), _whole),
             _middle(runs, lambda run: run.client_cpu_us, _micro),
             _middle(runs, lambda run: run.client_busy, _percent),
@@ -99,7 +99,7 @@ def _thousands(value: float) -> str:
 
 
 def _one_digit(value: float) -> str:
-    return f"{value:.1f}"
+    return f"{value:.1f}" if value else ""
 
 
 def _micro(value: float) -> str:

@@ -11,7 +11,7 @@ from tests.system.foreign_figg import DATA, Wire
 from tests.system.support import get, get_json
 
 KEEP_LITTLE = (
-    SMALL.replace("262144", "4096") + "[retention]\nbytes = 8192\nage_s = 0\ncheck_s = 0.1\n"
+    SMALL.replace("262144", "4096") + "[retention]\nbytes = 65536\nage_s = 0\ncheck_s = 0.1\n"
 )
 
 
@@ -40,8 +40,9 @@ def test_an_expired_offset_is_answered_with_where_the_oldest_kept_record_begins(
 ) -> None:
     server = start(config=KEEP_LITTLE)
     with Wire(server.figg) as wire, Wire(server.figg) as reader:
-        for block in range(20):
-            wire.publish(b"t", *[b"%096d" % (block * 20 + i) for i in range(20)], first=block * 20)
+        # Whole runs expire, and a run has up to 500 records.
+        for first in range(0, 5000, 500):
+            wire.publish(b"t", *[b"%096d" % (first + i) for i in range(500)], first=first)
         wait_until(lambda: start_of(server, "t") > 10_000, 20, "records to expire")
         earlier = start_of(server, "t")
         given = reader.attach(b"t", asked)

@@ -41,6 +41,14 @@ class Commit:
         self.waiters: list[Callable[[], None]] = []
         self.bytes = 0
 
+    def mentions(self, topic: Topic) -> bool:
+        return (
+            topic in self.appends
+            or topic in self.destroyed
+            or any(once.topic is topic for once in self.onces)
+            or any(trim.topic is topic for trim in self.trims)
+        )
+
 
 class Encoded(NamedTuple):
     """A commit ready to be written."""

@@ -16,7 +16,8 @@ import logging
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from operator import attrgetter
 from pathlib import Path
 from typing import cast
@@ -43,6 +44,8 @@ from headrace.log.tails import (
 from headrace.model import Durability, Position
 
 logger = logging.getLogger(__name__)
+
+_TAILS_DROPPED_AT_ONCE = 500
 
 
 class EmbeddedStore:
@@ -80,7 +83,7 @@ class EmbeddedStore:
         self._gathering = Commit()
         self._sealed: deque[Commit] = deque()
         self._encoded: Encoded | None = None
-        self._writing = False
+        self._writing: Commit | None = None
         self._begin_soon = False
         self._memory: list[tuple[Topic, list[bytes], Callable[[], None]]] = []
         self._pending_bytes = 0
@@ -114,8 +117,19 @@ class EmbeddedStore:
 
     def forget(self, topic: Topic) -> None:
         """Drop a handle nobody holds any more of a topic that was never made."""
-        if not topic.exists and topic not in self._gathering.appends:
+        # One that was destroyed has a time, and stays: the catalogue may not know of its end yet.
+        if not topic.exists and not topic.last_ms and not self._is_pending(topic):
             self._topics.pop(topic.name, None)
+
+    def _is_pending(self, topic: Topic) -> bool:
+        commits = [self._gathering, *self._sealed]
+        if self._encoded is not None:
+            commits.append(self._encoded.commit)
+        if self._writing is not None:
+            commits.append(self._writing)
+        return any(commit.mentions(topic) for commit in commits) or any(
+            topic is waiting for waiting, _, _ in self._memory
+        )
 
     def topics(self, prefix: str, after: str, limit: int) -> list[Topic]:
         found = {row.name: row for row in self._catalogue.topics(prefix.encode(), after.encode(), limit)}
@@ -251,7 +265,7 @@ class EmbeddedStore:
 
     def _find_room(self, body_bytes: int) -> bool:
         ring = self._ring
-        if ring.current is not None and not ring.current.fits(body_bytes):
+        if ring.used and ring.current is not None and not ring.current.fits(body_bytes):
             self._close_file()
         return ring.current is not None or ring.open_next(self._sequence + 1, time.monotonic())
 
@@ -261,7 +275,7 @@ class EmbeddedStore:
         self._applier.apply(closed)
 
     def _write(self, encoded: Encoded) -> None:
-        self._writing = True
+        self._writing = encoded.commit
         self._sequence += 1
         file = self._ring.current
         assert file is not None
@@ -288,7 +302,7 @@ class EmbeddedStore:
             self.listener.prepare(encoded.appended)
 
     def _committed(self, encoded: Encoded) -> None:
-        self._writing = False
+        self._writing = None
         commit = encoded.commit
         self._pending_bytes -= commit.bytes
         for topic, entry, _ in encoded.tails:
@@ -299,9 +313,7 @@ class EmbeddedStore:
             topic.end_offset = one.end
             topic.end_ordinal = one.ordinal + len(one.records)
             topic.last_ms = one.ms
-        self._ring.wrote(
-            self._sequence, [one.topic for one in encoded.appended], synced=encoded.sync
-        )
+        self._ring.wrote(self._sequence, encoded.appended, synced=encoded.sync)
         for trim in commit.trims:
             _trimmed(trim.topic, trim.position)
         for topic in commit.destroyed:
@@ -371,9 +383,13 @@ class EmbeddedStore:
             if isinstance(result, BaseException):
                 self._fail(f"syncing the journal failed: {result}")
                 return
-            if self._sequence == sequence and not self._writing:
-                self._ring.synced(paths)
-                self._synced = sequence
+            self._synced = max(self._synced, sequence)
+            quiet = self._sequence == sequence and not self._writing
+            current = self._ring.current
+            # A file that was written to meanwhile has something unsynced again.
+            self._ring.synced(
+                [path for path in paths if quiet or current is None or path != current.path]
+            )
             done()
 
         if paths:
@@ -388,12 +404,20 @@ class EmbeddedStore:
 
     def applied(self, path: Path) -> None:
         """A journal file was applied: tails give up what is in segments now."""
-        del self._applying[path]
         self._trouble = ""
-        for topic in self._ring.applied(path):
-            row = self._catalogue.topic_by_id(topic.id) if topic.exists else None
+        self._drop_tails(path, iter(self._ring.touched(path).items()))
+
+    def _drop_tails(self, path: Path, ends: Iterator[tuple[Topic, int]]) -> None:
+        """A few topics a step, so that nobody waits for ten thousand of them."""
+        for topic, end in islice(ends, _TAILS_DROPPED_AT_ONCE):
             topic.segments = None
-            drop_tail(topic, row.end_offset if row is not None else topic.end_offset)
+            drop_tail(topic, end)
+        rest = next(ends, None)
+        if rest is not None:
+            self._runner.soon(lambda: self._drop_tails(path, chain([rest], ends)))
+            return
+        del self._applying[path]
+        self._ring.free(path)
         self._begin_later()
 
     def applier_waits(self, reason: str) -> None:

@@ -7,7 +7,7 @@ not seen here.
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,14 @@ class CatalogueView(Catalogue):
             yield
         finally:
             self._db.execute("ROLLBACK")
+
+    def segment_bytes(self, topic_ids: Sequence[int] | None) -> int:
+        """How much the segments of these topics hold, or those of all."""
+        if topic_ids is not None:
+            rows = (row for topic_id in topic_ids for row in self.segments(topic_id))
+            return sum(row.end - row.base for row in rows)
+        (total,) = self._db.execute("SELECT total(end - base) FROM segments").fetchone()
+        return int(total)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.log.disk import Disk
 from headrace.log.journal import JournalFile
-from headrace.log.store import Topic
+from headrace.log.store import Appended, Topic
 
 
 class ApplierLink(Protocol):
@@ -30,7 +30,7 @@ class Ring:
         self._boot_id = boot_id
         self._free: deque[Path] = deque()
         self._unsynced: set[Path] = set()
-        self._touched: dict[Path, dict[Topic, None]] = {}
+        self._touched: dict[Path, dict[Topic, int]] = {}
         self.current: JournalFile | None = None
         self.first = 0
         self.opened_s = 0.0
@@ -69,12 +69,14 @@ class Ring:
         file.close()
         return ClosedFile(file.path, file.position, self.last)
 
-    def wrote(self, sequence: int, topics: list[Topic], *, synced: bool) -> None:
+    def wrote(self, sequence: int, appended: list[Appended], *, synced: bool) -> None:
         """Note a commit in the current file."""
         file = self.current
         assert file is not None
         self.last = sequence
-        self._touched[file.path].update(dict.fromkeys(topics))
+        touched = self._touched[file.path]
+        for one in appended:
+            touched[one.topic] = one.end
         if not synced:
             self._unsynced.add(file.path)
 
@@ -95,11 +97,15 @@ class Ring:
         """Note that `sync` is done with these and nothing was written to them since it began."""
         self._unsynced.difference_update(paths)
 
-    def applied(self, path: Path) -> dict[Topic, None]:
-        """The file is free again; returns the topics that it held commits of."""
-        self._unsynced.discard(path)  # its contents are synced as segments
+    def touched(self, path: Path) -> dict[Topic, int]:
+        """The topics that a file holds commits of, each with where the last of them ends."""
+        return self._touched[path]
+
+    def free(self, path: Path) -> None:
+        """The file is applied: its commits are synced as segments, and it takes new ones."""
+        del self._touched[path]
+        self._unsynced.discard(path)
         self._free.append(path)
-        return self._touched.pop(path, {})
 
     def close(self) -> None:
         if self.current is not None:

@@ -47,7 +47,9 @@ class SegmentCheck(Found):
             log = stack.enter_context(_File(self._path))
             for file, name in ((index, self._index), (log, self._log)):
                 if file.missing:
-                    self.bad(name, "the file is missing", self._until(segment.end, segment.end_ordinal))
+                    self.bad(
+                        name, "the file is missing", self._until(segment.end, segment.end_ordinal)
+                    )
                     return
             self._check_header(index.read(0, HEADER_BYTES))
             for row in _rows(index, segment.rows):
@@ -72,7 +74,10 @@ class SegmentCheck(Found):
         if said != (topic.id, segment.base, segment.first_ordinal, topic.name):
             self.bad(self._index, "the header does not agree with the catalogue")
         elif header.epoch > topic.epoch:
-            self.bad(self._index, f"the header's epoch {header.epoch} is after the catalogue's {topic.epoch}")
+            self.bad(
+                self._index,
+                f"the header's epoch {header.epoch} is after the catalogue's {topic.epoch}",
+            )
 
     def _check_place(self, offset: int, ordinal: int) -> None:
         """The next run, or the end, is to be where the last one ended."""
@@ -116,7 +121,9 @@ def join_segments(topic: TopicRow, checks: Sequence[SegmentCheck]) -> Found:
         elif segment.base == offset and segment.first_ordinal != ordinal:
             found.bad("catalogue", "the topic's first ordinal is not its first segment's")
         if segment.first_ms < ms or check.epoch < epoch:
-            found.bad("catalogue", f"the segment at offset {segment.base} is older than the one before it")
+            found.bad(
+                "catalogue", f"the segment at offset {segment.base} is older than the one before it"
+            )
         found.add(check)
         offset, ordinal = segment.end, segment.end_ordinal
         ms, epoch = segment.last_ms, check.epoch
@@ -126,7 +133,9 @@ def join_segments(topic: TopicRow, checks: Sequence[SegmentCheck]) -> Found:
     return found
 
 
-def _check_gap(found: Found, offset: int, ordinal: int, next_offset: int, next_ordinal: int) -> None:
+def _check_gap(
+    found: Found, offset: int, ordinal: int, next_offset: int, next_ordinal: int
+) -> None:
     skipped, records = next_offset - offset, next_ordinal - ordinal
     # After a crash that may have cost records, a topic goes on so far ahead of what anyone has seen.
     jumped = skipped == records and skipped > 0 and skipped % JUMP == 0

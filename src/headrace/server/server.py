@@ -5,6 +5,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -46,6 +47,7 @@ _COLLECT_THRESHOLDS = (20_000, 20, 20)
 def run(config: Config) -> int:
     """Serve until told to stop; returns the process's exit code."""
     diagnostics.set_up(config)
+    _raise_file_limit()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -197,6 +199,14 @@ class Server:
             if now_s - synced_s >= self._config.journal.fsync_s:
                 synced_s = now_s
                 self._store.sync_written(lambda: None)
+
+
+def _raise_file_limit() -> None:
+    """As many connections as the system allows, not as many as a login shell is given."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _listen(address: Address, name: str) -> socket.socket:

@@ -14,8 +14,17 @@ from typing import cast
 from headrace.broker.broker import RESERVED_PREFIXES, Broker
 from headrace.broker.subscription import Slice, State, Subscription
 from headrace.config import Limits
+from headrace.errors import StoreFailedError
 from headrace.server.metrics import Metrics
-from headrace.session.figg_server import Attach, Close, Detach, FiggServerSession, Publish, Unit
+from headrace.session.figg_server import (
+    Attach,
+    Close,
+    Command,
+    Detach,
+    FiggServerSession,
+    Publish,
+    Unit,
+)
 from headrace.wire import figg
 
 logger = logging.getLogger(__name__)
@@ -33,6 +42,7 @@ HELD_BACK_BYTES_MAX = 1 << 16
 _PUMP_BLOCKS_MAX = 4
 """Blocks written to one connection before the others have their turn."""
 _CLOSE_TIMEOUT_S = 5.0
+_REFUSALS_LOGGED_EVERY_S = 1.0
 
 
 class FiggListener:
@@ -46,12 +56,21 @@ class FiggListener:
         self.connections: set[FiggConnection] = set()
         self.paused: set[FiggConnection] = set()
         self.draining = False
+        self._refusal_logged_s = -_REFUSALS_LOGGED_EVERY_S
 
     def __call__(self) -> "FiggConnection":
         return FiggConnection(self)
 
     def publishes_held_back(self) -> bool:
         return self.broker.store.pending_bytes > self.limits.publish_bytes_max
+
+    def refused(self, peer: str) -> None:
+        """Count a connection that was turned away; a flood of them is one line a second."""
+        self.metrics.count("connections_refused_total")
+        now_s = self.loop.time()
+        if now_s - self._refusal_logged_s >= _REFUSALS_LOGGED_EVERY_S:
+            self._refusal_logged_s = now_s
+            logger.warning("%s: refused, connections_max is reached", peer)
 
     def drain(self) -> None:
         """Read no more from anyone."""
@@ -104,8 +123,7 @@ class FiggConnection(asyncio.Protocol):
         listener = self._listener
         listener.metrics.count("connections_total")
         if listener.draining or len(listener.connections) >= listener.limits.connections_max:
-            listener.metrics.count("connections_refused_total")
-            logger.warning("%s: refused, connections_max is reached", self.peer)
+            listener.refused(self.peer)
             self._transport.abort()
             return
         listener.connections.add(self)
@@ -127,16 +145,25 @@ class FiggConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         session = self._session
-        for command in session.receive_data(data):
+        commands = session.receive_data(data)
+        try:
+            self._handle(commands, len(data))
+        except StoreFailedError:
+            # Nothing is stored any more: without an acknowledgement the peer sends it again elsewhere.
+            self._transport.abort()
+            return
+        self._answer()
+
+    def _handle(self, commands: Sequence[Command], size: int) -> None:
+        for command in commands:
             if isinstance(command, Publish):
-                self._publish(command, len(data))
+                self._publish(command, size)
             elif isinstance(command, Attach):
                 self._attach(command)
             elif isinstance(command, Detach):
                 self._detach(command.topic)
             else:
                 self._refuse(command)
-        self._answer()
 
     def pause_writing(self) -> None:
         self._writable = False

@@ -1,0 +1,229 @@
+"""Verifies a data directory: reads every byte of the log and says what is damaged. Changes nothing.
+
+Works on a directory that a server is writing to, that nobody may write to, or that is a copy. Takes no lock:
+a topic is checked as far as the catalogue said it reached before its files were opened. Everything up to
+there is on disk and stays as it is, unless retention or `delete` takes it away; so where something is wrong,
+the catalogue is asked again, and what it no longer names is no damage.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from headrace.errors import DataDirectoryError, UnknownTopicError
+from headrace.log.catalogue import (
+    BACKUP_NAME,
+    FILE_NAME,
+    DamagedCatalogueError,
+    SegmentRow,
+    TopicRow,
+)
+from headrace.log.inspect import CatalogueView, open_unchanged
+from headrace.log.layout import Layout
+from headrace.log.report import Damage, Found, Range, Report, TopicReport
+from headrace.log.verify_journal import JournalCheck, Life
+from headrace.log.verify_segments import SegmentCheck, join_segments
+from headrace.model import check_topic_name
+
+Progress = Callable[[int, int], None]
+"""Is told how many bytes of segments are checked, and how many there are."""
+
+_ATTEMPTS_MAX = 10
+"""Plans made for a topic that loses segments again and again while they are read."""
+
+
+def verify(data_dir: Path, topics: Sequence[str] = (), progress: Progress | None = None) -> Report:
+    """Check the named topics, or all there are and whatever else is in the directory."""
+    layout = Layout(data_dir)
+    report = Report([], [], [], False)
+    try:
+        with open_unchanged(data_dir) as view:
+            _Check(layout, view, report, progress).run(topics)
+    except DamagedCatalogueError as error:
+        report.damages.append(_of_catalogue(FILE_NAME, error))
+        report.notes.append("topics cannot be checked before a server has rebuilt the catalogue")
+    if not topics:
+        _check_backup(layout, report)
+        report.notes += _set_aside(layout)
+    report.damaged = bool(report.damages) or any(topic.damages for topic in report.topics)
+    return report
+
+
+class _Check:
+    def __init__(
+        self, layout: Layout, view: CatalogueView, report: Report, progress: Progress | None
+    ) -> None:
+        self._layout = layout
+        self._view = view
+        self._report = report
+        self._progress = progress
+        self._done = self._total = 0
+
+    def run(self, topics: Sequence[str]) -> None:
+        view, report = self._view, self._report
+        try:
+            view.check()
+        except DamagedCatalogueError as error:
+            report.damages.append(_of_catalogue(FILE_NAME, error))
+        lives = self._check_journal()
+        ids = self._named(topics, lives) if topics else self._all(lives)
+        self._total = view.segment_bytes(ids if topics else None)
+        for topic_id in ids:
+            checked = self._check_topic(topic_id, lives.get(topic_id))
+            if checked is not None:
+                report.topics.append(checked)
+        if not topics:
+            report.notes += self._orphans()
+
+    def _check_journal(self) -> dict[int, Life]:
+        """What the journal adds to topics, each with what is damaged of it there."""
+        first = self._read_journal()
+        if not first.damages and not first.unfinished:
+            return first.lives
+        second = self._read_journal()
+        lives = {life.name: life for life in second.lives.values()}
+        for damage in second.damages:
+            if damage in first.damages:
+                life = lives.get(damage.topic or "")
+                (life or self._report).damages.append(damage)
+        for damage in second.unfinished:
+            if damage in first.unfinished:
+                self._report.notes.append(f"{damage}; a write that was never acknowledged")
+        return second.lives
+
+    def _read_journal(self) -> JournalCheck:
+        with self._view.snapshot():
+            try:
+                return JournalCheck(self._layout, self._view)
+            except sqlite3.DatabaseError as error:
+                raise DamagedCatalogueError(f"{self._view.path}: {error}") from error
+
+    def _named(self, topics: Sequence[str], lives: dict[int, Life]) -> list[int]:
+        made = {life.name: topic_id for topic_id, life in lives.items() if not life.destroyed}
+        ids: dict[int, None] = {}
+        for name in topics:
+            row = self._view.topic(check_topic_name(name))
+            topic_id = row.id if row is not None else made.get(name)
+            if topic_id is None:
+                raise UnknownTopicError(f"there is no topic {name!r} in {self._layout.root}")
+            ids[topic_id] = None
+        return list(ids)
+
+    def _all(self, lives: dict[int, Life]) -> list[int]:
+        names = {row.id: row.name for row in self._view.salvage(TopicRow)}
+        for topic_id, life in lives.items():
+            if not life.destroyed:
+                names.setdefault(topic_id, life.name.encode())
+        return sorted(names, key=lambda topic_id: names[topic_id])
+
+    def _check_topic(self, topic_id: int, life: Life | None) -> TopicReport | None:
+        """None when the topic was destroyed meanwhile."""
+        checks: dict[SegmentRow, SegmentCheck] = {}
+        for _ in range(_ATTEMPTS_MAX):
+            row, segments = self._plan(topic_id)
+            if row is None:
+                return _only_in_journal(life) if life is not None and not life.destroyed else None
+            for segment in segments:
+                if segment not in checks:
+                    check = SegmentCheck(self._layout, row, segment)
+                    check.run(self._advance)
+                    if check.damages and self._is_gone(segment):
+                        break
+                    checks[segment] = check
+            else:
+                return _topic_report(row, [checks[segment] for segment in segments], life)
+        return None
+
+    def _plan(self, topic_id: int) -> tuple[TopicRow | None, list[SegmentRow]]:
+        with self._view.snapshot():
+            try:
+                return self._view.topic_by_id(topic_id), self._view.segments(topic_id)
+            except sqlite3.DatabaseError as error:
+                raise DamagedCatalogueError(f"{self._view.path}: {error}") from error
+
+    def _is_gone(self, segment: SegmentRow) -> bool:
+        """Whether the catalogue no longer says of it what it did: deleted, or its index made anew."""
+        _, segments = self._plan(segment.topic_id)
+        now = next((one for one in segments if one.base == segment.base), None)
+        return now is None or (now.end == segment.end and now != segment)
+
+    def _advance(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(min(self._done, self._total), self._total)
+
+    def _orphans(self) -> Iterator[str]:
+        """Files that no row names: normal for a moment while a server applies its journal."""
+        files = list(_segment_files(self._layout))
+        known = {(row.topic_id, row.base) for row in self._view.salvage(SegmentRow)}
+        paths = {self._layout.segment(*one) for one in known}
+        orphans = [path for path in files if path.with_suffix(".log") not in paths]
+        if orphans:
+            yield (
+                f"{len(orphans)} files in segments are not the catalogue's, such as "
+                f"{orphans[0].relative_to(self._layout.root)}: they do not count"
+            )
+
+
+def _topic_report(row: TopicRow, checks: list[SegmentCheck], life: Life | None) -> TopicReport:
+    found = join_segments(row, checks)
+    before = found.records
+    if life is not None:
+        # The catalogue was read after the journal, and may hold some of it already.
+        for part in life.ranges:
+            if part.end > row.end_offset:
+                clipped = part.offset < row.end_offset
+                found.good(
+                    Range(row.end_offset, part.end, row.end_ordinal, part.end_ordinal)
+                    if clipped
+                    else part
+                )
+        found.damages += life.damages
+    return _report(found, row.name.decode(), row.epoch, len(checks), found.records - before)
+
+
+def _only_in_journal(life: Life) -> TopicReport:
+    return _report(life, life.name, life.epoch, 0, life.records)
+
+
+def _report(
+    found: Found, name: str, epoch: int, segments: int, journal_records: int
+) -> TopicReport:
+    return TopicReport(
+        name=name,
+        epoch=epoch,
+        ranges=found.ranges,
+        records=found.records,
+        bytes=found.bytes,
+        segments=segments,
+        journal_records=journal_records,
+        damages=found.damages,
+    )
+
+
+def _check_backup(layout: Layout, report: Report) -> None:
+    if not (layout.root / BACKUP_NAME).exists():
+        return
+    try:
+        with open_unchanged(layout.root, BACKUP_NAME) as backup:
+            backup.check()
+    except DataDirectoryError as error:
+        report.damages.append(_of_catalogue(BACKUP_NAME, error))
+
+
+def _of_catalogue(file: str, error: DataDirectoryError) -> Damage:
+    return Damage(file, str(error).partition(": ")[2] or str(error))
+
+
+def _segment_files(layout: Layout) -> Iterator[Path]:
+    for directory in sorted(layout.segments.iterdir()) if layout.segments.is_dir() else ():
+        yield from sorted(directory.iterdir()) if directory.is_dir() else (directory,)
+
+
+def _set_aside(layout: Layout) -> Iterator[str]:
+    """What earlier starts found damaged and kept."""
+    kept = sorted(layout.root.glob("damaged-*"))
+    kept += sorted(layout.quarantine.iterdir()) if layout.quarantine.is_dir() else []
+    if kept:
+        names = ", ".join(str(path.relative_to(layout.root)) for path in kept[:3])
+        yield f"{len(kept)} files hold what was found damaged before: {names}"

@@ -1,0 +1,203 @@
+"""The broker over a real store that is driven by hand: no sockets, no threads, no sleeps."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.broker import SLICE_BYTES_MAX, Broker
+from headrace.broker.subscription import Slice, State, Subscription
+from headrace.config import Config, Journal, Segment
+from headrace.log.records import pack_record
+from headrace.testing.store import StepStore
+
+
+def names(topic: str, offset: int, records: Sequence[bytes]) -> bytes:
+    """A protocol for people: what was delivered, in words."""
+    out = []
+    for record in records:
+        offset += len(record)
+        out.append(b"%s@%d;" % (record[4:], offset))
+    return b"".join(out)
+
+
+class Peer:
+    """A sink that takes what it is told to take."""
+
+    peer = "a test"
+    protocol = "words"
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.attached_at: int | None = None
+        self.received = b""
+        self.room = True
+        self.pulling: list[Subscription] = []
+
+    def attached(self, subscription: Subscription, offset: int) -> None:
+        self.attached_at = offset
+
+    def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
+        for piece in slices:
+            if not self.room:
+                return False
+            self.received += piece.data
+            subscription.offset = piece.end
+        return True
+
+    def ready(self, subscription: Subscription) -> None:
+        self.pulling.append(subscription)
+
+    def pull(self) -> None:
+        while self.pulling:
+            subscription = self.pulling[0]
+            data = self.broker.pull(subscription)
+            self.received += data
+            if not data:
+                self.pulling.pop(0)
+
+    @property
+    def words(self) -> list[str]:
+        return self.received.decode().split(";")[:-1]
+
+
+class Bench:
+    def __init__(self, path: Path) -> None:
+        config = Config(
+            data_dir=path, journal=Journal(file_bytes=1 << 16, files=3), segment=Segment(bytes=256)
+        )
+        self.steps = StepStore(config)
+        self.failures: list[str] = []
+        self.broker = Broker(self.steps.store, self.steps.runner, self.failures.append)
+
+    def publish(self, topic: str, *payloads: bytes) -> None:
+        stored: list[int] = []
+        records = [pack_record(payload) for payload in payloads]
+        self.broker.publish({topic: records}, lambda: stored.append(1))
+        self.steps.runner.run()
+        assert stored == [1]
+
+    def subscribe(self, topic: str, offset: int | None) -> tuple[Peer, Subscription]:
+        peer = Peer(self.broker)
+        subscription = self.broker.subscribe(peer, topic, offset, names)
+        self.steps.runner.run()
+        return peer, subscription
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.steps.crash()
+
+
+def test_offsets_point_just_past_each_record(bench: Bench) -> None:
+    bench.publish("t", b"foo", b"bar", b"car")
+    peer, _ = bench.subscribe("t", 0)
+    peer.pull()
+    assert peer.words == ["foo@7", "bar@14", "car@21"]
+
+
+def test_a_subscription_without_offset_gets_only_what_comes_later(bench: Bench) -> None:
+    bench.publish("t", b"old")
+    peer, subscription = bench.subscribe("t", None)
+    assert peer.attached_at == 7
+    assert subscription.state is State.LIVE
+    bench.publish("t", b"new")
+    assert peer.words == ["new@14"]
+
+
+def test_attaching_to_an_unknown_topic_makes_nothing(bench: Bench) -> None:
+    peer, subscription = bench.subscribe("nowhere", None)
+    assert peer.attached_at == 0
+    bench.broker.unsubscribe(subscription)
+    assert bench.steps.store.topics("", "", 10) == []
+    bench.publish("nowhere", b"x")
+    assert peer.words == []
+
+
+def test_a_resuming_subscription_becomes_live_without_gap_or_double(bench: Bench) -> None:
+    for number in range(50):
+        bench.publish("t", b"%d" % number)
+    bench.steps.settle()
+    bench.publish("t", b"tail")
+    peer, subscription = bench.subscribe("t", 0)
+    assert subscription.state is State.RESUMING
+    bench.publish("t", b"meanwhile")
+    peer.pull()
+    assert subscription.state is State.LIVE
+    bench.publish("t", b"live")
+    payloads = [word.partition("@")[0] for word in peer.words]
+    assert payloads == [*map(str, range(50)), "tail", "meanwhile", "live"]
+
+
+def test_a_slow_subscriber_falls_back_to_the_log_and_loses_nothing(bench: Bench) -> None:
+    slow, subscription = bench.subscribe("t", None)
+    fast, _ = bench.subscribe("t", None)
+    bench.publish("t", b"a")
+    slow.room = False
+    bench.publish("t", b"b", b"c")
+    assert subscription.state is State.RESUMING
+    bench.publish("t", b"d")
+    slow.room = True
+    slow.pull()
+    assert subscription.state is State.LIVE
+    bench.publish("t", b"e")
+    assert slow.words == fast.words == ["a@5", "b@10", "c@15", "d@20", "e@25"]
+
+
+def test_an_unsubscribed_peer_gets_nothing_and_the_others_go_on(bench: Bench) -> None:
+    peers = [bench.subscribe("t", None) for _ in range(3)]
+    bench.broker.unsubscribe(peers[1][1])
+    bench.publish("t", b"x")
+    assert [peer.words for peer, _ in peers] == [["x@5"], [], ["x@5"]]
+
+
+def test_one_publish_to_many_topics_is_done_once(bench: Bench) -> None:
+    done: list[int] = []
+    records = {f"t{number}": [pack_record(b"x")] for number in range(5)}
+    bench.broker.publish(records, lambda: done.append(1))
+    bench.steps.runner.run()
+    assert done == [1]
+    assert len(bench.steps.store.topics("", "", 10)) == 5
+
+
+def test_a_large_commit_is_delivered_in_slices(bench: Bench) -> None:
+    peer, _ = bench.subscribe("t", None)
+    sizes: list[int] = []
+    deliver = peer.deliver
+
+    def spy(subscription: Subscription, slices: Sequence[Slice]) -> bool:
+        sizes.extend(len(piece.data) for piece in slices)
+        return deliver(subscription, slices)
+
+    peer.deliver = spy  # type: ignore[method-assign]
+    payload = bytes(1000)
+    bench.publish("t", *[payload] * 1000)
+    assert len(sizes) > 1
+    assert max(sizes) < SLICE_BYTES_MAX * 1.1
+    assert len(peer.words) == 1000
+
+
+def test_a_subscription_goes_on_in_the_next_life_of_a_topic(bench: Bench) -> None:
+    bench.publish("t", b"a")
+    peer, _ = bench.subscribe("t", None)
+    bench.steps.store.destroy(bench.steps.store.topic("t"), lambda: None)
+    bench.steps.runner.run()
+    bench.publish("t", b"b")
+    assert peer.words == ["b@10"]
+
+
+def test_an_offset_inside_a_record_starts_at_the_next_one(bench: Bench) -> None:
+    bench.publish("t", b"foo", b"bar")
+    peer, _ = bench.subscribe("t", 3)
+    assert peer.attached_at == 7
+    peer.pull()
+    assert peer.words == ["bar@14"]
+
+
+def test_an_offset_past_the_end_is_answered_with_the_end(bench: Bench) -> None:
+    bench.publish("t", b"foo")
+    peer, subscription = bench.subscribe("t", (1 << 64) - 1)
+    assert peer.attached_at == 7
+    assert subscription.state is State.LIVE

@@ -1,0 +1,102 @@
+"""The server's side of a Figg connection, fed and drained by hand."""
+
+import pytest
+
+from headrace.errors import LocalProtocolError
+from headrace.session.figg_server import Attach, Close, Detach, FiggServerSession, Publish
+from headrace.wire import figg
+
+
+def publishes(*numbers: int, topic: str = "t", payload: bytes = b"x") -> bytes:
+    return b"".join(figg.encode_publish(topic, number, payload) for number in numbers)
+
+
+def acks(session: FiggServerSession) -> list[int]:
+    sent = figg.ClientDecoder().receive(session.data_to_send())
+    return [message.seq_num for message in sent if isinstance(message, figg.Ack)]
+
+
+def published(session: FiggServerSession, data: bytes) -> Publish:
+    (command,) = session.receive_data(data)
+    assert isinstance(command, Publish)
+    return command
+
+
+def test_one_read_of_publishes_is_one_command_and_one_ack() -> None:
+    session = FiggServerSession()
+    command = published(session, publishes(0, 1, 2))
+    assert command.records == {"t": [b"\0\0\0\1x"] * 3}
+    assert acks(session) == []
+    session.stored(command.unit)
+    assert acks(session) == [2]
+    assert session.finished
+
+
+def test_an_ack_waits_for_earlier_numbers_that_are_still_under_way() -> None:
+    session = FiggServerSession()
+    slow = published(session, publishes(0, 1))
+    fast = published(session, publishes(2, 3))
+    session.stored(fast.unit)
+    assert acks(session) == []
+    session.stored(slow.unit)
+    assert acks(session) == [3]
+
+
+def test_an_ack_does_not_pass_a_lower_number_that_came_later() -> None:
+    session = FiggServerSession()
+    high = published(session, publishes(5))
+    low = published(session, publishes(4))
+    session.stored(high.unit)
+    assert acks(session) == []
+    session.stored(low.unit)
+    assert acks(session) == [5]
+
+
+def test_numbers_out_of_order_inside_one_read_are_acknowledged_together() -> None:
+    session = FiggServerSession()
+    command = published(session, publishes(7, 5, 6))
+    session.stored(command.unit)
+    assert acks(session) == [7]
+
+
+def test_a_resent_low_number_is_stored_again_and_acknowledged() -> None:
+    session = FiggServerSession()
+    session.stored(published(session, publishes(9)).unit)
+    session.stored(published(session, publishes(3)).unit)
+    assert acks(session) == [9, 3]
+
+
+def test_a_unit_is_stored_once() -> None:
+    session = FiggServerSession()
+    command = published(session, publishes(0))
+    session.stored(command.unit)
+    with pytest.raises(LocalProtocolError):
+        session.stored(command.unit)
+
+
+def test_a_ping_is_answered_without_waiting_for_publishes() -> None:
+    session = FiggServerSession()
+    published(session, publishes(0))
+    session.receive_data(figg.encode_ping(42))
+    assert session.data_to_send() == figg.encode_pong(42)
+
+
+def test_attach_and_detach_become_commands() -> None:
+    session = FiggServerSession()
+    commands = session.receive_data(
+        figg.encode_attach("a", 7) + figg.encode_attach("b", None) + figg.encode_detach("a")
+    )
+    assert commands == [Attach("a", 7), Attach("b", None), Detach("a")]
+
+
+def test_bad_input_closes_after_what_was_accepted_is_acknowledged() -> None:
+    session = FiggServerSession()
+    accepted, close = session.receive_data(publishes(0, 1) + b"\xff" * 8)
+    assert isinstance(accepted, Publish)
+    assert isinstance(close, Close)
+    assert "unknown message type" in close.reason
+    assert session.closing and not session.finished
+    assert session.receive_data(publishes(2)) == []
+    session.stored(accepted.unit)
+    assert acks(session) == [1]
+    assert session.finished
