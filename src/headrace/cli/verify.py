@@ -1,14 +1,18 @@
 """`headrace verify`: says what is damaged in the log. The checks are in `log/verify.py`."""
 
 import sys
-from typing import Annotated
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from headrace.cli import options
-from headrace.cli.output import size
+from headrace.cli.output import ProgressBar, size
 from headrace.cli.topics import printable
+
+if TYPE_CHECKING:
+    from headrace.log.report import Report
 
 
 def verify(
@@ -31,19 +35,38 @@ def verify(
     from headrace.log.verify import verify as check
 
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
-    report = check(directory, topics or [])
+    with ExitStack() as stack:
+        bars: list[ProgressBar] = []
+
+        def progress(done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(ProgressBar(total)))
+            bars[0].advance_to(done)
+
+        report = check(directory, topics or [], progress)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     else:
-        for topic in report.topics:
-            state = "damaged" if topic.problems else "ok"
-            typer.echo(
-                f"{printable(topic.name)}: {state}, {topic.records:,} records, "
-                f"{size(topic.bytes)} in {topic.segments} segments"
-            )
-            for problem in topic.problems:
-                typer.echo(f"  {problem}")
-        for problem in report.problems:
-            typer.echo(problem)
-        typer.echo("damaged" if report.damaged else "nothing damaged")
+        _print(report)
     raise typer.Exit(1 if report.damaged else 0)
+
+
+def _print(report: "Report") -> None:
+    for topic in report.topics:
+        state = "damaged" if topic.damages else "ok"
+        journal = (
+            f", {topic.journal_records:,} still in the journal" if topic.journal_records else ""
+        )
+        typer.echo(
+            f"{printable(topic.name)}: {state}, {topic.records:,} records, "
+            f"{size(topic.bytes)} in {topic.segments} segments{journal}"
+        )
+        for part in topic.ranges:
+            typer.echo(f"  checked {part}")
+        for damage in topic.damages:
+            typer.echo(f"  damaged {damage}")
+    for damage in report.damages:
+        typer.echo(f"damaged {damage}")
+    for note in report.notes:
+        typer.echo(f"note: {note}")
+    typer.echo("damaged" if report.damaged else "nothing damaged")

@@ -19,6 +19,6 @@ def exponential(first_s: float = 0.1, max_s: float = 10.0, jitter: float = 0.5) 
 
     def backoff(attempt: int) -> float:
         wait_s = min(first_s * 2.0 ** min(attempt, _DOUBLINGS_MAX), max_s)
-        return wait_s * (1.0 - jitter * random.random())  # noqa: S311  # spreads load, hides nothing
+        return wait_s * (1.0 - jitter * random.random())  # spreads load, hides nothing
 
     return backoff

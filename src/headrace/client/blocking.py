@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
@@ -22,6 +23,10 @@ from headrace.model import check_topic_name
 from headrace.session.client import check_payload
 
 T = TypeVar("T")
+
+GATHER_S = 0.001
+"""How long `publish_nowait` lets messages gather before the client's thread is given them: waking
+it for each would cost more than all the rest. Whoever waits for an acknowledgement cuts it short."""
 
 
 class BlockingClient:
@@ -86,6 +91,7 @@ class BlockingClient:
                 break
             except WindowFullError:
                 self.window(_left(deadline))
+        self._hurry()
         future.result(_left(deadline))
 
     def publish_nowait(self, topic: str, payload: Payload) -> "Future[None]":
@@ -107,7 +113,7 @@ class BlockingClient:
             self._queue.append((topic, payload, future))
             if not self._drain_scheduled:
                 self._drain_scheduled = True
-                self._loop.call_soon_threadsafe(self._drain)
+                self._loop.call_soon_threadsafe(self._loop.call_later, GATHER_S, self._drain)
         return future
 
     def window(self, timeout_s: float | None = None) -> None:
@@ -117,6 +123,7 @@ class BlockingClient:
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything published so far, by any thread, is acknowledged."""
         until = self._published
+        self._hurry()
         self._wait(lambda: self._acknowledged >= until, timeout_s, "acknowledgements")
 
     def subscribe(
@@ -195,6 +202,12 @@ class BlockingClient:
             and self._in_flight_bytes < options.window_bytes_max
         )
 
+    def _hurry(self) -> None:
+        """Give the client's thread at once what has gathered."""
+        with self._lock:
+            if self._queue and not self._closed:
+                self._loop.call_soon_threadsafe(self._drain)
+
     def _wait(self, done: Callable[[], bool], timeout_s: float | None, what: str) -> None:
         with self._lock:
             self._check_open()
@@ -222,7 +235,7 @@ class BlockingClient:
         self._client.on("state", self._state_changed)
         try:
             await self._client
-        except BaseException as error:  # noqa: BLE001  # raised again where the client was made
+        except BaseException as error:  # raised again where the client was made
             entered.set_exception(error)
             return
         entered.set_result(None)
@@ -242,21 +255,33 @@ class BlockingClient:
     def _drain(self) -> None:
         with self._lock:
             self._drain_scheduled = False
-        while self._queue:
-            topic, payload, future = self._queue[0]
-            try:
-                taken = self._client.publish_nowait(topic, payload)
-            except WindowFullError:
-                return  # the next acknowledgement comes back here
-            except ClientClosedError:
-                return
-            self._queue.popleft()
-            taken.add_done_callback(_Transfer(self, future, len(payload)))
+        batch: list[Future[None]] = []
+        batch_bytes = 0
+        last: asyncio.Future[None] | None = None
+        # Full: the next acknowledgement comes back here. Closed: `_main` ends what is queued.
+        with suppress(WindowFullError, ClientClosedError):
+            while self._queue:
+                topic, payload, future = self._queue[0]
+                last = self._client.publish_nowait(topic, payload)
+                self._queue.popleft()
+                batch.append(future)
+                batch_bytes += len(payload)
+        if last is not None:
+            # Acknowledgements come in order and a batch is sent together: the last one tells of all.
+            last.add_done_callback(partial(self._settle, batch, batch_bytes))
 
-    def acknowledged(self, payload_bytes: int) -> None:
+    def _settle(
+        self, batch: list[Future[None]], batch_bytes: int, last: "asyncio.Future[None]"
+    ) -> None:
+        if (error := last.exception()) is not None:
+            for future in batch:
+                future.set_exception(error)
+            return
+        for future in batch:
+            future.set_result(None)
         with self._lock:
-            self._acknowledged += 1
-            self._in_flight_bytes -= payload_bytes
+            self._acknowledged += len(batch)
+            self._in_flight_bytes -= batch_bytes
             self._lock.notify_all()
         if self._queue:
             self._drain()
@@ -329,24 +354,6 @@ class BlockingSubscription:
             return self._client.call(fetch)
         except (TimeoutError, ClientClosedError):
             return False
-
-
-class _Transfer:
-    """Carries the outcome of a publish from the loop's future to the thread's."""
-
-    __slots__ = ("_client", "_future", "_payload_bytes")
-
-    def __init__(self, client: BlockingClient, future: "Future[None]", payload_bytes: int) -> None:
-        self._client = client
-        self._future = future
-        self._payload_bytes = payload_bytes
-
-    def __call__(self, done: "asyncio.Future[None]") -> None:
-        if (error := done.exception()) is not None:
-            self._future.set_exception(error)
-        else:
-            self._future.set_result(None)
-            self._client.acknowledged(self._payload_bytes)
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:

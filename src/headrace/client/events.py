@@ -45,7 +45,7 @@ class Handlers:
         for handler in tuple(self._handlers[name]):
             try:
                 handler(event)
-            except Exception as error:  # noqa: BLE001  # theirs: not to be mixed with the connection's
+            except Exception as error:  # theirs: not to be mixed with the connection's
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": f"a handler of {name!r} events failed", "exception": error}
                 )

@@ -9,37 +9,32 @@ now hold. Reads take from the tail what is there and the rest from segments.
     gathering ──begin──▶ encoded ──file has room──▶ being written ──▶ committed ──▶ applied
                             └─ no free file: held back until the applier frees one
 
-What is not here: formats (`journal.py`, `index.py`), applying (`applier.py`), start-up (`recovery.py`).
+What is not here: reading (`reading.py`), formats (`journal.py`, `index.py`), applying (`applier.py`),
+start-up (`recovery.py`).
 """
 
 import logging
 import time
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from operator import attrgetter
 from pathlib import Path
-from typing import cast
 
 from headrace.config import Config
 from headrace.errors import StoreFailedError
-from headrace.log.catalogue import INTEGER_MAX, Catalogue, SegmentRow, TopicRow
+from headrace.log.catalogue import Catalogue, TopicRow
 from headrace.log.commit import Commit, Encoded, Encoder, Once, Trim
 from headrace.log.disk import Disk
 from headrace.log.layout import Layout
 from headrace.log.producers import Producers
+from headrace.log.reading import ReadSide
 from headrace.log.ring import ApplierLink, Ring
 from headrace.log.runner import Runner
-from headrace.log.segment import DamagedRun, Run, Segments
-from headrace.log.store import Chunk, Listener, SegmentInfo, Stored, Topic
+from headrace.log.segment import Segments
+from headrace.log.store import Listener, Stored, Topic
 from headrace.log.tails import (
     drop_tail,
-    locate_ordinal,
-    locate_time,
-    position_in,
     read_tail,
-    tail_start,
 )
 from headrace.model import Durability, Position
 
@@ -48,7 +43,7 @@ logger = logging.getLogger(__name__)
 _TAILS_DROPPED_AT_ONCE = 500
 
 
-class EmbeddedStore:
+class EmbeddedStore(ReadSide):
     """Implements `store.Store`. Recovery has run before, and the applier writes what this one reads."""
 
     listener: Listener
@@ -70,12 +65,12 @@ class EmbeddedStore:
         self._runner = runner
         self._applier = applier
         self._clock_ms = clock_ms
-        self._catalogue = Catalogue.open_for_reading(layout.root)
+        files = Segments(layout, config.segment.open_files_max, wait_for_disk=wait_for_disk)
+        super().__init__(Catalogue.open_for_reading(layout.root), files)
         meta = self._catalogue.meta()
         self._floor = Position(meta.floor_epoch, meta.floor_offset, meta.floor_ordinal)
         self._encoder = Encoder(meta.next_topic_id)
         self._ring = Ring(disk, config.journal.file_bytes, boot_id)
-        self._files = Segments(layout, config.segment.open_files_max, wait_for_disk=wait_for_disk)
         self._producers = Producers(self._catalogue)
         self._topics: dict[str, Topic] = {}
         self._sequence = next_sequence - 1
@@ -91,7 +86,6 @@ class EmbeddedStore:
         self._trouble = ""
         self._failure = ""
         self._idle_waiters: list[Callable[[], None]] = []
-        self._damage_seen: set[tuple[Path, int]] = set()
 
     # Topics
 
@@ -132,7 +126,9 @@ class EmbeddedStore:
         )
 
     def topics(self, prefix: str, after: str, limit: int) -> list[Topic]:
-        found = {row.name: row for row in self._catalogue.topics(prefix.encode(), after.encode(), limit)}
+        found = {
+            row.name: row for row in self._catalogue.topics(prefix.encode(), after.encode(), limit)
+        }
         names = {name.decode() for name in found}
         names.update(
             name
@@ -321,7 +317,9 @@ class EmbeddedStore:
         self._begin_later()
         for waiter in commit.waiters:
             waiter()
-        for once, one in zip(commit.onces, encoded.appended[-len(commit.onces) or None :], strict=False):
+        for once, one in zip(
+            commit.onces, encoded.appended[-len(commit.onces) or None :], strict=False
+        ):
             self._producers.stored(once.topic, once.producer, once.number, one.end)
         if encoded.appended:
             self.listener.committed(encoded.appended)
@@ -440,147 +438,8 @@ class EmbeddedStore:
 
     def close(self) -> None:
         self._ring.close()
-        self._files.close()
+        self.files.close()
         self._catalogue.close()
-
-    # Reading
-
-    def reader(self, topic: Topic) -> "EmbeddedReader":
-        return EmbeddedReader(self, topic)
-
-    def locate_offset(self, topic: Topic, offset: int) -> Position:
-        if offset <= topic.start_offset:
-            return topic.start
-        if offset >= topic.end_offset:
-            return topic.end
-        run = self._run_at(topic, offset)
-        if run is None:
-            return topic.end
-        return position_in(run, topic.epoch, offset=offset)
-
-    def locate_ordinal(self, topic: Topic, ordinal: int) -> Position:
-        if ordinal <= topic.start_ordinal:
-            return topic.start
-        if ordinal >= topic.end_ordinal:
-            return topic.end
-        found = locate_ordinal(topic, ordinal)
-        if found is not None:
-            return found
-        for segment in self._segment_rows(topic):
-            if segment.end_ordinal > ordinal:
-                row = self._files.row(
-                    segment,
-                    self._files.find(segment, lambda row: row.ordinal + row.record_count > ordinal),
-                )
-                run = self._run_at(topic, row.offset) if row is not None else None
-                if run is not None:
-                    return position_in(run, topic.epoch, ordinal=ordinal)
-        return Position(topic.epoch, tail_start(topic), topic.end_ordinal)
-
-    def locate_time(self, topic: Topic, ms: int) -> Position:
-        for segment in self._segment_rows(topic):
-            if segment.last_ms >= ms and segment.end > topic.start_offset:
-                row = self._files.row(segment, self._files.find(segment, lambda row: row.ms >= ms))
-                if row is not None:
-                    found = Position(topic.epoch, row.offset, row.ordinal)
-                    return found if found.offset > topic.start_offset else topic.start
-        return locate_time(topic, ms)
-
-    def segments(self, topic: Topic) -> list[SegmentInfo]:
-        return [
-            SegmentInfo(
-                row.base,
-                row.end,
-                row.first_ordinal,
-                row.end_ordinal - row.first_ordinal,
-                row.end - row.base,
-                row.first_ms,
-                row.last_ms,
-            )
-            for row in self._segment_rows(topic)
-        ]
-
-    def _segment_rows(self, topic: Topic) -> list[SegmentRow]:
-        if not topic.exists or topic.durability is Durability.MEMORY:
-            return []
-        if topic.segments is None:
-            topic.segments = cast(list[object], self._catalogue.segments(topic.id))
-        return cast(list[SegmentRow], topic.segments)
-
-    def _run_at(self, topic: Topic, offset: int) -> Run | None:
-        """The run that contains `offset`, or the next one that can be read."""
-        reader = EmbeddedReader(self, topic)
-        chunk = reader.read_runs(min(offset, INTEGER_MAX), 1)
-        return chunk.runs[0] if chunk.runs else None
-
-    def _damaged(self, topic: Topic, damaged: Sequence[DamagedRun]) -> None:
-        for one in damaged:
-            key = (one.segment, one.offset)
-            if key not in self._damage_seen:
-                self._damage_seen.add(key)
-                logger.error("topic %r: damage skipped: %s", topic.name, one)
-
-
-class EmbeddedReader:
-    """Implements `store.Reader`."""
-
-    __slots__ = ("_base", "_next", "_ordinal", "_row", "_store", "_topic")
-
-    def __init__(self, store: EmbeddedStore, topic: Topic) -> None:
-        self._store = store
-        self._topic = topic
-        self._base = self._row = self._next = -1
-        self._ordinal: int | None = None
-
-    def read(self, offset: int, bytes_max: int) -> Chunk:
-        chunk = self.read_runs(offset, bytes_max)
-        if chunk.runs:
-            first = chunk.runs[0]
-            if first.offset < offset:
-                at = position_in(first, 0, offset=offset)
-                passed = at.ordinal - first.ordinal
-                chunk.runs[0] = Run(
-                    at.offset,
-                    at.ordinal,
-                    first.record_count - passed,
-                    first.ms,
-                    first.data[at.offset - first.offset :],
-                )
-                if first.record_count == passed:
-                    del chunk.runs[0]
-        return chunk
-
-    def read_runs(self, offset: int, bytes_max: int) -> Chunk:
-        """Whole runs; the first may begin before `offset`."""
-        topic, store = self._topic, self._store
-        offset = max(offset, topic.start_offset)
-        while offset < topic.end_offset:
-            if topic.tail and offset >= tail_start(topic):
-                runs = read_tail(topic, offset, bytes_max)
-                return self._chunk(runs, runs[-1].end)
-            segments = store._segment_rows(topic)
-            number = bisect_right(segments, offset, key=attrgetter("end"))
-            if number == len(segments):
-                offset = tail_start(topic)
-                continue
-            segment = segments[number]
-            offset = max(offset, segment.base)
-            known = self._row if (self._base, self._next) == (segment.base, offset) else None
-            block = store._files.read(segment, offset, bytes_max, known)
-            self._base, self._next, self._row = segment.base, block.next_offset, block.row
-            if block.damaged:
-                store._damaged(topic, block.damaged)
-            if block.runs:
-                return self._chunk(block.runs, block.next_offset)
-            offset = max(block.next_offset, offset + 1)
-        return Chunk([], offset, 0)
-
-    def _chunk(self, runs: list[Run], next_offset: int) -> Chunk:
-        lost = runs[0].ordinal - self._ordinal if self._ordinal is not None else 0
-        for before, after in zip(runs, runs[1:], strict=False):
-            lost += after.ordinal - before.ordinal - before.record_count
-        self._ordinal = runs[-1].ordinal + runs[-1].record_count
-        return Chunk(runs, next_offset, max(0, lost))
 
 
 def _fill(topic: Topic, row: TopicRow) -> None:
@@ -605,5 +464,3 @@ def _destroyed(topic: Topic) -> None:
     topic.tail.clear()
     topic.tail_bytes = 0
     topic.segments = None
-
-

@@ -11,16 +11,18 @@ that was acknowledged, and so that a reader can find the next frame behind a dam
     frame  header (generation, sequence number, last synced number, length, crc), entries, padding
     entry  header (kind, topic, offset, ordinal, count, ms, lengths, crc of the data; crc), extra, data
 
-A frame counts when its generation is its file's: a random number drawn each time a file is put to use, so
-that neither the frames of an earlier use nor a payload made to look like one are taken for it. `synced` in a frame names the last commit known to be
-on disk when it was written: a bad frame that a later one vouches for is damage; any other bad one is a
-write the machine did not finish, and nobody was told it was stored.
+A frame counts when its generation is its file's: a random number drawn each time a file is put to use,
+so that neither the frames of an earlier use nor a payload made to look like one are taken for it.
+`synced` in a frame names the last commit known to be on disk when it was written: a bad frame that a
+later one vouches for is damage; any other bad one is a write the machine did not finish, and nobody was
+told it was stored.
 """
 
 import mmap
 import os
 import secrets
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +41,7 @@ _FILE_MAGIC = b"HRJOURN1"
 _FILE_HEADER = struct.Struct(">8sQQ16s")
 _FRAME_MAGIC = 0x48524631
 _FRAME = struct.Struct(">IQQQI")
+_FRAME_BEGIN = struct.Struct(">IQ")
 FRAME_HEADER_BYTES = _FRAME.size + 4
 _ENTRY = struct.Struct(">BxHIQQQIQI")
 _CRC = struct.Struct(">I")
@@ -69,7 +72,9 @@ class Entry(NamedTuple):
 class Frame(NamedTuple):
     sequence: int
     synced: int
+    """The last commit known to be on disk when this one was written."""
     entries: list[Entry]
+    """In their order; one whose data is damaged is of kind `LOST` and has zeros instead."""
     problems: list["Problem"]
 
 
@@ -215,27 +220,31 @@ def read_frames(path: Path, until: int | None = None) -> Iterator[Frame | Proble
     header = _parse_header(data[:SECTOR_BYTES])
     name = path.name
     generation = header.generation if header else None
-    if header is None and any(data[:SECTOR_BYTES]):
-        yield Problem(name, 0, SECTOR_BYTES, "the file's header is damaged", None)
     position = SECTOR_BYTES
-    while position < len(data):
-        frame = _frame_at(data, position, generation)
+    # Without a header the first frame names the generation, and only there: anywhere else the same
+    # bytes could be a payload.
+    frame = _frame_at(data, position, generation)
+    if header is None and (frame is not None or any(data[:SECTOR_BYTES])):
+        yield Problem(name, 0, SECTOR_BYTES, "the file's header is damaged", None)
+    while frame is not None or position < len(data):
         if frame is None:
             found = _next_frame(data, position + SECTOR_BYTES, generation)
             if found is None:
-                if _looks_begun(data, position):
+                if until is None and _looks_begun(data, position):
                     yield Problem(name, position, SECTOR_BYTES, "an unfinished frame", None)
-                return
-            yield Problem(
-                name, position, found - position, "a frame's header is damaged", None
-            )
+                break
+            yield Problem(name, position, found - position, "a frame's header is damaged", None)
             position = found
+            frame = _frame_at(data, position, generation)
             continue
         generation, sequence, synced, length = frame
         start = position + FRAME_HEADER_BYTES
         entries, problems = _entries(name, data, start, min(start + length, len(data)), length)
         yield Frame(sequence, synced, entries, problems)
         position += frame_bytes(length)
+        frame = _frame_at(data, position, generation)
+    if until is not None and position < until:
+        yield Problem(name, position, until - position, "a frame's header is damaged", None)
 
 
 def _map(path: Path, until: int | None) -> memoryview:
@@ -273,32 +282,39 @@ def _frame_at(data: memoryview, position: int, generation: int | None) -> tuple[
 
 
 def _looks_begun(data: memoryview, position: int) -> bool:
-    """Whether entries stand here behind a header that does not hold: the header, then, is damaged.
+    """Whether an entry stands here behind a header that does not hold: the header, then, is damaged.
 
-    What recycling left does not look so: either its header holds, or the place is inside its data.
+    What recycling left seldom looks so: either its header holds, or the place is inside its data.
     """
+    start = position + FRAME_HEADER_BYTES
     return _frame_at(data, position, None) is None and bool(
-        _entries("", data, position + FRAME_HEADER_BYTES, len(data), 0)[0]
+        _entries("", data, start, len(data), 0, entries_max=1)[0]
     )
 
 
 def _next_frame(data: memoryview, position: int, generation: int | None) -> int | None:
-    while position + FRAME_HEADER_BYTES <= len(data):
-        if _frame_at(data, position, generation) is not None:
+    if generation is None:
+        return None
+    begin = _FRAME_BEGIN.pack(_FRAME_MAGIC, generation)
+    while (position := data.obj.find(begin, position)) >= 0:  # type: ignore[attr-defined]
+        if position % SECTOR_BYTES == 0 and _frame_at(data, position, generation) is not None:
             return position
-        position += SECTOR_BYTES
+        position += 1
     return None
 
 
 def _entries(
-    name: str, data: memoryview, start: int, stop: int, length: int
+    name: str,
+    data: memoryview,
+    start: int,
+    stop: int,
+    length: int,
+    entries_max: int = sys.maxsize,
 ) -> tuple[list[Entry], list[Problem]]:
     entries: list[Entry] = []
     problems: list[Problem] = []
     position = start
-    while position < stop:
-        if position + ENTRY_HEADER_BYTES > stop:
-            break
+    while position + ENTRY_HEADER_BYTES <= stop and len(entries) < entries_max:
         head = data[position : position + _ENTRY.size]
         kind, extra_bytes, data_bytes, topic_id, offset, ordinal, count, ms, crc = _ENTRY.unpack(head)
         (head_crc,) = _CRC.unpack_from(data, position + _ENTRY.size)
@@ -310,13 +326,12 @@ def _entries(
         body = data[data_at : data_at + data_bytes]
         entry = Entry(kind, topic_id, offset, ordinal, count, ms, extra, body)
         if len(body) < data_bytes or crc32c(body) != crc:
-            known = entry._replace(kind=LOST, data=bytes(data_bytes))
+            entry = entry._replace(kind=LOST, data=bytes(data_bytes))
             size = data_at + data_bytes - position
-            problems.append(Problem(name, position, size, "an entry's data is damaged", known))
-        else:
-            entries.append(entry)
+            problems.append(Problem(name, position, size, "an entry's data is damaged", entry))
+        entries.append(entry)
         position = data_at + data_bytes
-    if position < start + length and not (problems and position >= stop):
+    if position < start + length:
         # Without its header nothing says how long an entry is: the rest of the frame goes with it.
         rest = start + length - position
         problems.append(Problem(name, position, rest, "an entry's header is damaged", None))

@@ -5,7 +5,7 @@ to the number of segments, never to their size; segments that lost their index a
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +14,10 @@ import msgspec
 from headrace.config import TopicRule
 from headrace.errors import DataDirectoryError
 from headrace.log import journal
-from headrace.log.applier import Applier, Damage
-from headrace.log.catalogue import Catalogue, DamagedCatalogueError, Meta, TopicRow
+from headrace.log.applier import Applier
+from headrace.log.catalogue import FILE_NAME, Catalogue, DamagedCatalogueError, TopicRow
 from headrace.log.disk import Disk
+from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout
 from headrace.log.rebuild import rebuild_catalogue, repair_segments
 from headrace.model import Durability
@@ -37,146 +38,63 @@ def recover(
 ) -> Recovered:
     """Leave every acknowledged record in the segments and the catalogue in step with them."""
     reports: list[str] = []
-    catalogue = _open(layout, disk, reports)
+    catalogue, rebuilt = _open(layout, disk, reports)
     try:
-        reports += repair_segments(layout, disk, catalogue)
         meta = catalogue.meta()
-        journal_state = _replay(layout, Applier(disk, layout, catalogue, rule), meta, boot_id, reports)
-        if not meta.clean:
-            if journal_state.entries_unknown:
-                _jump(catalogue, "damage to the journal", None, reports)
-            elif journal_state.machine_crashed:
-                _jump(catalogue, "a crash of the machine", Durability.WRITTEN, reports)
+        scan = JournalScan(layout, meta, boot_id)
+        if scan.is_ahead and not rebuilt:
+            # Someone put an older catalogue in its place: segments know better than it does.
+            reports.append("the catalogue is rebuilt: it is older than the journal")
+            catalogue.close()
+            catalogue, rebuilt = rebuild_catalogue(layout, disk, reports), True
+            meta = catalogue.meta()
+            scan = JournalScan(layout, meta, boot_id)
+        reports += repair_segments(layout, disk, catalogue)
+        applier = Applier(disk, layout, catalogue, rule)
+        for path in scan.paths:
+            reports += map(str, applier.apply(scan.entries(path), scan.last_of(path)))
+        reports += scan.reports
+        for path, problem in scan.damages:
+            _quarantine(layout, path, problem)
         with catalogue.transaction():
-            catalogue.put_meta(msgspec.structs.replace(catalogue.meta(), clean=False))
-        return Recovered(max(journal_state.last, catalogue.meta().applied) + 1, reports)
+            if rebuilt or scan.lost_unknown:
+                why = "the loss of the catalogue" if rebuilt else "damage to the journal"
+                _jump(catalogue, why, None, reports)
+            elif scan.machine_crashed:
+                _jump(catalogue, "a crash of the machine", Durability.WRITTEN, reports)
+            _note_durabilities(catalogue, rule)
+            meta = catalogue.meta()
+            catalogue.put_meta(msgspec.structs.replace(meta, clean=False, boot_id=boot_id))
+        return Recovered(max(scan.last, meta.applied) + 1, reports)
     finally:
         catalogue.close()
 
 
-def _open(layout: Layout, disk: Disk, reports: list[str]) -> Catalogue:
-    path = layout.root / "catalogue.sqlite"
+def _open(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Catalogue, bool]:
+    """The catalogue, and whether it had to be rebuilt."""
+    path = layout.root / FILE_NAME
+    empty = not any(map(journal.read_header, layout.journal_files())) and not any(
+        next(layout.files(suffix), None) for suffix in (".idx", ".log")
+    )
     if not path.exists():
-        if next(layout.files(".idx"), None) is None and next(layout.files(".log"), None) is None:
-            return Catalogue.create(layout.root)
+        if empty:
+            return Catalogue.create(layout.root), False
         reason = f"{path} is missing"
     else:
         try:
             catalogue = Catalogue.open(layout.root)
             try:
+                if empty and catalogue.is_blank():
+                    catalogue.make()  # the very first start did not come as far as this
                 catalogue.check()
-                return catalogue
+                return catalogue, False
             except DamagedCatalogueError:
                 catalogue.close()
                 raise
         except DamagedCatalogueError as error:
             reason = str(error)
     reports.append(f"the catalogue is rebuilt: {reason}")
-    catalogue, losses = rebuild_catalogue(layout, disk)
-    reports += losses
-    return catalogue
-
-
-class _JournalState(NamedTuple):
-    last: int
-    machine_crashed: bool
-    entries_unknown: bool
-    """Whether something acknowledged was lost and nothing says of which topics."""
-
-
-class _Scan(NamedTuple):
-    """A first look at a journal file, its data already forgotten."""
-
-    path: Path
-    sequences: list[int]
-    synced: int
-    bad: list[tuple[int, journal.Problem]]
-    """Each with the number of the commit it belongs to."""
-
-
-def _replay(
-    layout: Layout, applier: Applier, meta: Meta, boot_id: bytes, reports: list[str]
-) -> _JournalState:
-    if meta.clean:
-        return _JournalState(0, False, False)
-    headers = [(path, journal.read_header(path)) for path in layout.journal_files()]
-    crashed = any(header is not None and header.boot_id != boot_id for _, header in headers)
-    scans = [_scan(path) for path in _unapplied(headers, meta.applied)]
-    scans.sort(key=lambda scan: scan.sequences[0] if scan.sequences else 0)
-    last = max((scan.sequences[-1] for scan in scans if scan.sequences), default=0)
-    # A commit began only after the one before it was written: with the machine still up, a bad frame
-    # before a good one is damage. After a crash of the machine only what was synced must be there.
-    vouched = max((scan.synced for scan in scans), default=0) if crashed else last - 1
-    unknown = False
-    for scan in scans:
-        for sequence, problem in scan.bad:
-            if sequence <= meta.applied:
-                continue
-            damage = sequence <= vouched
-            unknown |= damage and problem.entry is None
-            reports.append(
-                f"journal {problem.file} at byte {problem.position}: {problem.reason}, "
-                + ("damage: kept in quarantine" if damage else "never acknowledged: dropped")
-            )
-            if damage:
-                _quarantine(layout, scan.path, problem)
-        entries = _entries(scan.path, meta.applied, vouched)
-        if scan.sequences:
-            damages = applier.apply(entries, scan.sequences[-1])
-            reports += map(str, damages)
-    return _JournalState(last, crashed, unknown)
-
-
-def _unapplied(
-    headers: list[tuple[Path, journal.JournalHeader | None]], applied: int
-) -> Iterator[Path]:
-    """The files that may hold commits after `applied`: all but those a later file shows to be done."""
-    firsts = sorted(header.first for _, header in headers if header is not None)
-    for path, header in headers:
-        if header is not None:
-            later = [first for first in firsts if first > header.first]
-            if later and later[0] <= applied + 1:
-                continue
-        yield path
-
-
-def _scan(path: Path) -> _Scan:
-    sequences: list[int] = []
-    bad: list[tuple[int, journal.Problem]] = []
-    synced = 0
-    header = journal.read_header(path)
-    for item in journal.read_frames(path):
-        if isinstance(item, journal.Frame):
-            sequences.append(item.sequence)
-            synced = max(synced, item.synced)
-            bad += [(item.sequence, problem) for problem in item.problems]
-        else:
-            before = sequences[-1] if sequences else header.first - 1 if header else 0
-            bad.append((before + 1, item))
-    return _Scan(path, sequences, synced, bad)
-
-
-def _entries(path: Path, applied: int, vouched: int) -> Iterator[journal.Entry]:
-    """Everything to apply: what holds, and markers for what is known to be lost."""
-    for item in journal.read_frames(path):
-        if not isinstance(item, journal.Frame) or item.sequence <= applied:
-            continue
-        if item.sequence > vouched and item.problems:
-            # Possibly a write the machine did not finish. What holds is kept, so that a damaged last
-            # frame takes nothing with it but what is damaged, as long as each topic goes on without gap.
-            yield from _without_gaps(item)
-            continue
-        yield from item.entries
-        for problem in item.problems:
-            if problem.entry is not None and problem.entry.kind == journal.LOST:
-                yield problem.entry
-
-
-def _without_gaps(frame: journal.Frame) -> Iterator[journal.Entry]:
-    broken = {p.entry.topic_id: p.entry.offset for p in frame.problems if p.entry is not None}
-    for entry in frame.entries:
-        if entry.offset < broken.get(entry.topic_id, 1 << 63):
-            yield entry
+    return rebuild_catalogue(layout, disk, reports), True
 
 
 def _quarantine(layout: Layout, path: Path, problem: journal.Problem) -> None:
@@ -191,22 +109,64 @@ def _quarantine(layout: Layout, path: Path, problem: journal.Problem) -> None:
 def _jump(
     catalogue: Catalogue, why: str, durability: Durability | None, reports: list[str]
 ) -> None:
-    """Give topics a new life far ahead, so that no position a client holds means other bytes."""
+    """Give topics a new life far ahead, so that no position a client holds means other bytes.
+
+    Without a durability nothing says what was lost: also names that are not known now may have been used.
+    """
     now_ms = int(time.time() * 1000)
-    rows: list[TopicRow] = []
-    for row in catalogue.topics():
-        if durability is None or row.durability == durability.value.encode():
-            rows.append(
+    topics = [
+        _jumped(row, now_ms, empty=catalogue.last_segment(row.id) is None)
+        for row in catalogue.topics()
+        if durability is None or row.durability == durability.value.encode()
+    ]
+    catalogue.put(topics)
+    if durability is None:
+        graves = list(catalogue.tombstones())
+        meta = catalogue.meta()
+        catalogue.put(
+            [
                 row._replace(
-                    epoch=max(row.epoch + 1, now_ms),
-                    end_offset=row.end_offset + JUMP,
-                    end_ordinal=row.end_ordinal + JUMP,
+                    end_offset=row.end_offset + JUMP, end_ordinal=row.end_ordinal + JUMP
                 )
+                for row in graves
+            ]
+        )
+        floor = max([meta.floor_offset, *(row.end_offset for row in topics)]) + JUMP
+        floor_ordinal = max([meta.floor_ordinal, *(row.end_ordinal for row in topics)]) + JUMP
+        catalogue.put_meta(
+            msgspec.structs.replace(
+                meta,
+                floor_offset=floor,
+                floor_ordinal=floor_ordinal,
+                floor_epoch=max(meta.floor_epoch, now_ms),
             )
-    with catalogue.transaction():
-        catalogue.put(rows)
-    if rows:
-        reports.append(f"{len(rows)} topics go on with a new epoch after {why}")
+        )
+        reports.append(f"names not known start at offset {floor} after {why}")
+    if topics:
+        reports.append(f"{len(topics)} topics go on with a new epoch after {why}")
+
+
+def _jumped(row: TopicRow, now_ms: int, *, empty: bool) -> TopicRow:
+    row = row._replace(
+        epoch=max(row.epoch + 1, now_ms),
+        end_offset=row.end_offset + JUMP,
+        end_ordinal=row.end_ordinal + JUMP,
+    )
+    if empty:
+        row = row._replace(start_offset=row.end_offset, start_ordinal=row.end_ordinal)
+    return row
+
+
+def _note_durabilities(catalogue: Catalogue, rule: Callable[[str], TopicRule]) -> None:
+    """Keep in the catalogue what holds from now on: after a crash the configuration may be another."""
+    changed = []
+    for row in catalogue.topics():
+        durability = rule(row.name.decode()).durability
+        if durability is Durability.MEMORY:
+            durability = Durability.WRITTEN  # what is on disk already stays there
+        if row.durability != durability.value.encode():
+            changed.append(row._replace(durability=durability.value.encode()))
+    catalogue.put(changed)
 
 
 def mark_clean(layout: Layout) -> None:

@@ -11,14 +11,10 @@ class Runner(Protocol):
     def soon(self, call: Callable[[], None]) -> None:
         """Call it on the loop, after what is running now."""
 
-    def write(
-        self, work: Callable[[], None], done: Callable[[BaseException | None], None]
-    ) -> None:
+    def write(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         """Run a commit's write in the one thread that does them, then `done` on the loop."""
 
-    def background(
-        self, work: Callable[[], T], done: Callable[[T | BaseException], None]
-    ) -> None:
+    def background(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run anything else that waits for the disk, in any thread, then `done` on the loop."""
 
 
@@ -31,9 +27,7 @@ class StepRunner:
     def soon(self, call: Callable[[], None]) -> None:
         self._steps.append(call)
 
-    def write(
-        self, work: Callable[[], None], done: Callable[[BaseException | None], None]
-    ) -> None:
+    def write(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         def step() -> None:
             try:
                 work()
@@ -44,9 +38,7 @@ class StepRunner:
 
         self._steps.append(step)
 
-    def background(
-        self, work: Callable[[], T], done: Callable[[T | BaseException], None]
-    ) -> None:
+    def background(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         def step() -> None:
             result: T | BaseException
             try:

@@ -28,6 +28,8 @@ from headrace.model import check_topic_name
 Progress = Callable[[int, int], None]
 """Is told how many bytes of segments are checked, and how many there are."""
 
+_PROGRESS_BYTES = 1 << 20
+
 _ATTEMPTS_MAX = 10
 """Plans made for a topic that loses segments again and again while they are read."""
 
@@ -148,8 +150,9 @@ class _Check:
         return now is None or (now.end == segment.end and now != segment)
 
     def _advance(self, count: int) -> None:
+        before = self._done // _PROGRESS_BYTES
         self._done += count
-        if self._progress is not None:
+        if self._progress is not None and self._done // _PROGRESS_BYTES > before:
             self._progress(min(self._done, self._total), self._total)
 
     def _orphans(self) -> Iterator[str]:

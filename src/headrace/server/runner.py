@@ -25,14 +25,10 @@ class LoopRunner:
     def soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon(call)
 
-    def write(
-        self, work: Callable[[], None], done: Callable[[BaseException | None], None]
-    ) -> None:
+    def write(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         self._writes.put((work, done))
 
-    def background(
-        self, work: Callable[[], T], done: Callable[[T | BaseException], None]
-    ) -> None:
+    def background(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         def run() -> None:
             result: T | BaseException
             try:

@@ -150,7 +150,9 @@ class Server:
             try:
                 await asyncio.wait_for(settled.wait(), _DRAIN_TIMEOUT_S)
             except TimeoutError:
-                logger.warning("stopping with commits that are not applied: they stay in the journal")
+                logger.warning(
+                    "stopping with commits that are not applied: they stay in the journal"
+                )
                 failed = True
         self._figg.close()
         if self._http is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from headrace.config import Config
 from headrace.log import journal
 from headrace.log.applier import Applier
-from headrace.log.applier_process import apply_file
+from headrace.log.applier_child import apply_file
 from headrace.log.catalogue import Catalogue
 from headrace.log.disk import Disk
 from headrace.log.embedded import EmbeddedStore

@@ -544,7 +544,9 @@ def _check_publish(data: bytes, after: int, stop: int) -> None:
         raise _BadFrameError("the frame ends before its payload")
     length = _U32.unpack_from(data, after + 8)[0]
     if length > PAYLOAD_BYTES_MAX:
-        raise _BadFrameError(f"a payload of {length} bytes, at most {PAYLOAD_BYTES_MAX} are allowed")
+        raise _BadFrameError(
+            f"a payload of {length} bytes, at most {PAYLOAD_BYTES_MAX} are allowed"
+        )
     if after + 12 + length != stop:
         raise _BadFrameError("the payload's length does not fit its frame")
 

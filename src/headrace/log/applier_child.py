@@ -1,0 +1,194 @@
+"""The applier as a process of its own: takes orders from the server until it hangs up.
+
+Speaks MessagePack frames over a socket: the server names closed journal files, this answers when they are
+applied. It shares the server's lock on the data directory and dies with it. The other end is
+`applier_process.py`.
+"""
+
+import ctypes
+import errno
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from headrace.config import Config
+from headrace.log import journal
+from headrace.log.applier import Applier
+from headrace.log.catalogue import BACKUP_NAME, Catalogue
+from headrace.log.disk import Disk
+from headrace.log.layout import Layout
+
+BACKUP_S = 600.0
+"""How often the catalogue is copied."""
+
+LENGTH = struct.Struct(">I")
+_RETRY_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+T = TypeVar("T")
+
+
+class Apply(msgspec.Struct, tag="apply"):
+    path: str
+    until: int
+    last: int
+
+
+class Prepare(msgspec.Struct, tag="prepare"):
+    path: str
+
+
+class Applied(msgspec.Struct, tag="applied"):
+    path: str
+    reports: list[str]
+
+
+class Prepared(msgspec.Struct, tag="prepared"):
+    path: str
+
+
+class Waiting(msgspec.Struct, tag="waiting"):
+    """The child cannot go on for now; it tries again by itself."""
+
+    reason: str
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    reason: str
+
+
+ToChild = Apply | Prepare
+ToParent = Applied | Prepared | Waiting | Failed
+
+
+def apply_file(applier: Applier, path: Path, until: int, last: int) -> list[str]:
+    """Apply one closed journal file; returns what was damaged, in words."""
+    reports: list[str] = []
+    entries: list[journal.Entry] = []
+    for item in journal.read_frames(path, until):
+        if isinstance(item, journal.Problem):
+            reports.append(f"journal {item.file} at byte {item.position}: {item.reason}")
+            continue
+        entries += item.entries
+        entries += [
+            problem.entry
+            for problem in item.problems
+            if problem.entry is not None and problem.entry.kind == journal.LOST
+        ]
+        reports += [
+            f"journal {problem.file} at byte {problem.position}: {problem.reason}"
+            for problem in item.problems
+        ]
+    return reports + [str(damage) for damage in applier.apply(entries, last)]
+
+
+def send_bytes(line: socket.socket, data: bytes) -> None:
+    line.sendall(LENGTH.pack(len(data)) + data)
+
+
+def main() -> None:
+    """The child: takes orders until its parent hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    line = socket.socket(fileno=int(sys.argv[1]))
+    config, parent = pickle.loads(_receive_bytes(line))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    try:
+        _serve(config, line)
+    except EOFError:
+        pass
+    except Exception as error:
+        send_bytes(line, msgspec.msgpack.encode(Failed(f"the applier failed: {error!r}")))
+        raise
+
+
+def _serve(config: Config, line: socket.socket) -> None:
+    disk = Disk()
+    layout = Layout(config.data_dir)
+    catalogue = Catalogue.open(layout.root)
+    applier = Applier(disk, layout, catalogue, config.rule)
+    backed_up_s = time.monotonic()
+    try:
+        while True:
+            order = msgspec.msgpack.decode(_receive_bytes(line), type=ToChild)
+            path = Path(order.path)
+            answer: ToParent
+            if isinstance(order, Prepare):
+                prepare = partial(journal.prepare_file, disk, path, config.journal.file_bytes)
+                _until_there_is_room(line, prepare)
+                answer = Prepared(order.path)
+            else:
+                apply = partial(apply_file, applier, path, order.until, order.last)
+                answer = Applied(order.path, _until_there_is_room(line, apply))
+            send_bytes(line, msgspec.msgpack.encode(answer))
+            if time.monotonic() - backed_up_s > BACKUP_S:
+                back_up(disk, layout, catalogue)
+                backed_up_s = time.monotonic()
+    finally:
+        catalogue.close()
+
+
+def back_up(disk: Disk, layout: Layout, catalogue: Catalogue) -> None:
+    made = layout.root / (BACKUP_NAME + ".new")
+    catalogue.back_up(made)
+    disk.rename(made, layout.root / BACKUP_NAME)
+    disk.sync_directory(layout.root)
+
+
+def _until_there_is_room(line: socket.socket, work: Callable[[], T]) -> T:
+    """Run it; on a full disk say so, wait and run it again."""
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            reason = _no_room(error)
+            if reason is None:
+                raise
+            send_bytes(line, msgspec.msgpack.encode(Waiting(reason)))
+            line.settimeout(_RETRY_S)
+            try:
+                if not line.recv(1, socket.MSG_PEEK):
+                    raise EOFError from None
+                time.sleep(_RETRY_S)
+            except TimeoutError:
+                pass
+            finally:
+                line.settimeout(None)
+
+
+def _no_room(error: Exception) -> str | None:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if full or "database or disk is full" in str(error):
+        return "no space left on the disk: publishes are held back until there is room"
+    return None
+
+
+def _receive_bytes(line: socket.socket) -> bytes:
+    (length,) = LENGTH.unpack(_receive_exactly(line, LENGTH.size))
+    return _receive_exactly(line, length)
+
+
+def _receive_exactly(line: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = line.recv(count - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+if __name__ == "__main__":
+    main()

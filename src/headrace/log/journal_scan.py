@@ -1,0 +1,176 @@
+"""What the journal still holds for the segments, and what of it is damaged. Reads only; applies nothing.
+
+A commit began only after the one before it was written, and numbers are given without gaps. So, with the
+machine still up, everything before the last commit must be there. After a crash of the machine only what a
+later frame says was synced must be. What must be there and is not is damage; any other bad frame is a
+write that was not finished: what holds of it is taken, as long as each topic goes on without a gap, so
+that a damaged last frame takes nothing with it but what is damaged.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from headrace.log import journal
+from headrace.log.catalogue import Meta
+from headrace.log.entries import Producer
+from headrace.log.layout import Layout
+
+
+class JournalScan:
+    """A first look at the files with commits that are not applied; their data is not kept."""
+
+    def __init__(self, layout: Layout, meta: Meta, boot_id: bytes) -> None:
+        self._meta = meta
+        self.reports: list[str] = []
+        """What was found, in words for an operator."""
+        self.damages: list[tuple[Path, journal.Problem]] = []
+        self.lost_unknown = False
+        """Whether something acknowledged was lost and nothing says of which topics."""
+        headers = {path: journal.read_header(path) for path in layout.journal_files()}
+        boots = {header.boot_id for header in headers.values() if header is not None}
+        # The catalogue says on which boot its last server ran, unless it had to be rebuilt.
+        boots = {meta.boot_id} if meta.boot_id else boots
+        self._files: list[_File] = []
+        clean = meta.clean and all(
+            header is None or header.first <= meta.applied for header in headers.values()
+        )
+        self.machine_crashed = not clean and any(boot != boot_id for boot in boots)
+        if not clean:
+            files = [_File(path, header) for path, header in _unapplied(headers, meta.applied)]
+            self._files = sorted(files, key=lambda file: file.first)
+        numbers = {number for file in self._files for number in file.sequences}
+        self.last = max(numbers, default=0)
+        synced = max((file.synced for file in self._files), default=0)
+        self._vouched = synced if self.machine_crashed else self.last - 1
+        wanted = range(meta.applied + 1, self._vouched + 1)
+        self.missing = [number for number in wanted if number not in numbers]
+        for file in self._files:
+            self._judge(file, numbers)
+        if self.missing:
+            self.lost_unknown = True
+            self.reports.append(
+                f"journal: {len(self.missing)} commits from number {self.missing[0]} on are missing: "
+                "damage"
+            )
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the journal goes on later than the catalogue ends."""
+        return bool(self.missing) and self.missing[0] == self._meta.applied + 1 and not any(
+            file.covers(self.missing[0]) for file in self._files
+        )
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files with something to apply, in order."""
+        return [file.path for file in self._files if file.sequences]
+
+    def last_of(self, path: Path) -> int:
+        return next(file.sequences[-1] for file in self._files if file.path == path)
+
+    def entries(self, path: Path) -> Iterator[journal.Entry]:
+        """Everything to apply: what holds, and markers for what is known to be lost."""
+        for item in journal.read_frames(path):
+            if isinstance(item, journal.Frame) and item.sequence > self._meta.applied:
+                if item.problems and item.sequence > self._vouched:
+                    yield from _without_gaps(item, self._meta.next_topic_id)
+                else:
+                    yield from item.entries
+
+    def _judge(self, file: "_File", numbers: set[int]) -> None:
+        applied = self._meta.applied
+        if file.header is None and file.sequences and file.sequences[-1] > applied:
+            self.reports.append(f"journal {file.path.name}: its header is damaged")
+        for before, problem in file.bad_frames:
+            number = before + 1
+            if number > applied and number not in numbers:
+                self._bad(file, number, problem)
+        for number, problem in file.bad_entries:
+            if number > applied:
+                self._bad(file, number, problem)
+                self.lost_unknown |= number <= self._vouched and problem.entry is None
+
+    def _bad(self, file: "_File", number: int, problem: journal.Problem) -> None:
+        damage = number <= self._vouched
+        if damage:
+            self.damages.append((file.path, problem))
+        self.reports.append(
+            f"journal {problem.file} at byte {problem.position}: {problem.reason}, "
+            + ("damage: kept in quarantine" if damage else "never acknowledged: dropped")
+        )
+
+
+class _File:
+    """What one file holds, by the numbers of its commits."""
+
+    def __init__(self, path: Path, header: journal.JournalHeader | None) -> None:
+        self.path = path
+        self.header = header
+        self.sequences: list[int] = []
+        self.synced = 0
+        self.bad_frames: list[tuple[int, journal.Problem]] = []
+        """Each with the number of the commit before it."""
+        self.bad_entries: list[tuple[int, journal.Problem]] = []
+        """Each with the number of the commit it is part of."""
+        before = header.first - 1 if header is not None else 0
+        for item in journal.read_frames(path):
+            if isinstance(item, journal.Frame):
+                self.sequences.append(item.sequence)
+                self.synced = max(self.synced, item.synced)
+                self.bad_entries += [(item.sequence, problem) for problem in item.problems]
+                before = item.sequence
+            elif item.position:
+                self.bad_frames.append((before, item))
+        self.first = header.first if header is not None else min(self.sequences, default=0)
+
+    def covers(self, number: int) -> bool:
+        """Whether this commit, though missing, was in this file."""
+        return bool(self.sequences) and self.first <= number <= self.sequences[-1]
+
+
+def _unapplied(
+    headers: dict[Path, journal.JournalHeader | None], applied: int
+) -> Iterator[tuple[Path, journal.JournalHeader | None]]:
+    """The files that may hold commits after `applied`: all but those a later file shows to be done."""
+    firsts = sorted(header.first for header in headers.values() if header is not None)
+    for path, header in headers.items():
+        if header is not None:
+            later = [first for first in firsts if first > header.first]
+            if later and later[0] <= applied + 1:
+                continue
+        yield path, header
+
+
+def _without_gaps(frame: journal.Frame, next_topic_id: int) -> Iterator[journal.Entry]:
+    """What to take of a frame that may not have been written to its end.
+
+    Behind the place where the write ended lies what an earlier use of the file left: applied long ago, so
+    harmless but for the making of topics that were destroyed since.
+    """
+    broken: set[int] = set()
+    kept: list[journal.Entry] = []
+    for entry in frame.entries:
+        if entry.kind == journal.LOST:
+            broken.add(entry.topic_id)
+        elif entry.topic_id not in broken and not (
+            entry.kind == journal.CREATE and entry.topic_id < next_topic_id
+        ):
+            kept.append(entry)
+    producers = [_producer(entry) for entry in kept]
+    whole = {
+        (entry.topic_id, producer.name, producer.number)
+        for entry, producer in zip(kept, producers, strict=True)
+        if producer is not None and not producer.pieces_left
+    }
+    for entry, producer in zip(kept, producers, strict=True):
+        # An append that carries a number is stored whole or not at all: it will come again.
+        if producer is None or (entry.topic_id, producer.name, producer.number) in whole:
+            yield entry
+
+
+def _producer(entry: journal.Entry) -> Producer | None:
+    if entry.kind == journal.APPEND and entry.extra:
+        return msgspec.msgpack.decode(entry.extra, type=Producer)
+    return None

@@ -1,0 +1,164 @@
+"""The reading side of the embedded store: tails first, then segments, by offset, ordinal or time.
+
+Changes nothing but its memory of where a topic's segments lie.
+"""
+
+import logging
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from operator import attrgetter
+from pathlib import Path
+from typing import cast
+
+from headrace.log.catalogue import INTEGER_MAX, Catalogue, SegmentRow
+from headrace.log.segment import DamagedRun, Run, Segments
+from headrace.log.store import Chunk, SegmentInfo, Topic
+from headrace.log.tails import locate_ordinal, locate_time, position_in, read_tail, tail_start
+from headrace.model import Durability, Position
+
+logger = logging.getLogger(__name__)
+
+
+class ReadSide:
+    def __init__(self, catalogue: Catalogue, files: Segments) -> None:
+        self._catalogue = catalogue
+        self.files = files
+        self._damage_seen: set[tuple[Path, int]] = set()
+
+    def reader(self, topic: Topic) -> "TopicReader":
+        return TopicReader(self, topic)
+
+    def locate_offset(self, topic: Topic, offset: int) -> Position:
+        if offset <= topic.start_offset:
+            return topic.start
+        if offset >= topic.end_offset:
+            return topic.end
+        run = self._run_at(topic, offset)
+        if run is None:
+            return topic.end
+        return position_in(run, topic.epoch, offset=offset)
+
+    def locate_ordinal(self, topic: Topic, ordinal: int) -> Position:
+        if ordinal <= topic.start_ordinal:
+            return topic.start
+        if ordinal >= topic.end_ordinal:
+            return topic.end
+        found = locate_ordinal(topic, ordinal)
+        if found is not None:
+            return found
+        for segment in self.segment_rows(topic):
+            if segment.end_ordinal > ordinal:
+                row = self.files.row(
+                    segment,
+                    self.files.find(segment, lambda row: row.ordinal + row.record_count > ordinal),
+                )
+                run = self._run_at(topic, row.offset) if row is not None else None
+                if run is not None:
+                    return position_in(run, topic.epoch, ordinal=ordinal)
+        return Position(topic.epoch, tail_start(topic), topic.end_ordinal)
+
+    def locate_time(self, topic: Topic, ms: int) -> Position:
+        for segment in self.segment_rows(topic):
+            if segment.last_ms >= ms and segment.end > topic.start_offset:
+                row = self.files.row(segment, self.files.find(segment, lambda row: row.ms >= ms))
+                if row is not None:
+                    found = Position(topic.epoch, row.offset, row.ordinal)
+                    return found if found.offset > topic.start_offset else topic.start
+        return locate_time(topic, ms)
+
+    def segments(self, topic: Topic) -> list[SegmentInfo]:
+        return [
+            SegmentInfo(
+                row.base,
+                row.end,
+                row.first_ordinal,
+                row.end_ordinal - row.first_ordinal,
+                row.end - row.base,
+                row.first_ms,
+                row.last_ms,
+            )
+            for row in self.segment_rows(topic)
+        ]
+
+    def segment_rows(self, topic: Topic) -> list[SegmentRow]:
+        if not topic.exists or topic.durability is Durability.MEMORY:
+            return []
+        if topic.segments is None:
+            topic.segments = cast(list[object], self._catalogue.segments(topic.id))
+        return cast(list[SegmentRow], topic.segments)
+
+    def _run_at(self, topic: Topic, offset: int) -> Run | None:
+        """The run that contains `offset`, or the next one that can be read."""
+        reader = TopicReader(self, topic)
+        chunk = reader.read_runs(min(offset, INTEGER_MAX), 1)
+        return chunk.runs[0] if chunk.runs else None
+
+    def report(self, topic: Topic, damaged: Sequence[DamagedRun]) -> None:
+        for one in damaged:
+            key = (one.segment, one.offset)
+            if key not in self._damage_seen:
+                self._damage_seen.add(key)
+                logger.error("topic %r: damage skipped: %s", topic.name, one)
+
+
+class TopicReader:
+    """Implements `store.Reader`."""
+
+    __slots__ = ("_base", "_next", "_ordinal", "_row", "_side", "_topic")
+
+    def __init__(self, side: ReadSide, topic: Topic) -> None:
+        self._side = side
+        self._topic = topic
+        self._base = self._row = self._next = -1
+        self._ordinal: int | None = None
+
+    def read(self, offset: int, bytes_max: int) -> Chunk:
+        chunk = self.read_runs(offset, bytes_max)
+        if chunk.runs:
+            first = chunk.runs[0]
+            if first.offset < offset:
+                at = position_in(first, 0, offset=offset)
+                passed = at.ordinal - first.ordinal
+                chunk.runs[0] = Run(
+                    at.offset,
+                    at.ordinal,
+                    first.record_count - passed,
+                    first.ms,
+                    first.data[at.offset - first.offset :],
+                )
+                if first.record_count == passed:
+                    del chunk.runs[0]
+        return chunk
+
+    def read_runs(self, offset: int, bytes_max: int) -> Chunk:
+        """Whole runs; the first may begin before `offset`."""
+        topic, side = self._topic, self._side
+        offset = max(offset, topic.start_offset)
+        while offset < topic.end_offset:
+            if topic.tail and offset >= tail_start(topic):
+                runs = read_tail(topic, offset, bytes_max)
+                return self._chunk(runs, runs[-1].end)
+            segments = side.segment_rows(topic)
+            number = bisect_right(segments, offset, key=attrgetter("end"))
+            if number == len(segments):
+                offset = tail_start(topic)
+                continue
+            segment = segments[number]
+            offset = max(offset, segment.base)
+            known = self._row if (self._base, self._next) == (segment.base, offset) else None
+            block = side.files.read(segment, offset, bytes_max, known)
+            self._base, self._next, self._row = segment.base, block.next_offset, block.row
+            if block.damaged:
+                side.report(topic, block.damaged)
+            if block.runs:
+                return self._chunk(block.runs, block.next_offset)
+            offset = max(block.next_offset, offset + 1)
+        return Chunk([], offset, 0)
+
+    def _chunk(self, runs: list[Run], next_offset: int) -> Chunk:
+        lost = runs[0].ordinal - self._ordinal if self._ordinal is not None else 0
+        for before, after in pairwise(runs):
+            lost += after.ordinal - before.ordinal - before.record_count
+        self._ordinal = runs[-1].ordinal + runs[-1].record_count
+        return Chunk(runs, next_offset, max(0, lost))
