@@ -38,6 +38,24 @@ async def test_offsets_are_byte_positions_and_can_be_resumed_from(
             assert await subscription.attached() == 21
 
 
+@pytest.mark.parametrize(
+    ("asked", "got"), [(None, 14), (0, 0), (7, 7), (14, 14), (3, 7), (1000, 14)]
+)
+async def test_any_offset_is_answered_as_the_protocols_page_says(
+    shared: ServerProcess, topic: str, asked: int | None, got: int
+) -> None:
+    missed: list[Missed] = []
+    async with headrace.connect(shared.figg_url) as client:
+        client.on("missed", missed.append)
+        await client.publish(topic, b"foo")
+        await client.publish(topic, b"bar")
+        subscription = client.subscribe(topic, asked)
+        assert await subscription.attached() == got
+        await client.publish(topic, b"car")
+        assert (await anext(subscription)).offset == got + 7
+    assert missed == ([] if asked in (None, got) else [Missed(topic, asked, got)])
+
+
 async def test_the_smallest_and_the_largest_payload_and_name(
     shared: ServerProcess, topic: str
 ) -> None:

@@ -1,7 +1,7 @@
 """Flipped bits and cut files of every kind: the rest is served, and nothing wrong ever is.
 
 What may be missing is decided from what was published and where the damage is, not by asking
-the server. HEADRACE_TORTURE=N makes N times as many cases.
+the server. HEADRACE_TORTURE=N makes N / 20 times as many cases.
 """
 
 import os
@@ -20,7 +20,7 @@ from tests.system.conftest import Start
 from tests.system.foreign_figg import DATA, Wire
 from tests.system.support import verify
 
-CASES = int(os.environ.get("HEADRACE_TORTURE", "1"))
+CASES = max(1, int(os.environ.get("HEADRACE_TORTURE", "0")) // 20)
 SEED = int(os.environ.get("HEADRACE_SEED", "1"))
 
 # One file is full after 128 KiB and never by age: what comes last stays in the journal.

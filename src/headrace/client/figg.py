@@ -26,7 +26,9 @@ def figg_client(url: str, host: str, port: int, options: Options) -> Client:
     async def dial(protocol: Callable[[], asyncio.Protocol]) -> None:
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(protocol, host, port)
-        _set_socket_options(transport.get_extra_info("socket"))
+        sock = transport.get_extra_info("socket")
+        if sock is not None:  # None when it is closed again already
+            _set_socket_options(sock)
 
     return Client(url, session, dial, options)
 

@@ -13,7 +13,8 @@ leaves files nobody names, which the next start sweeps. Entries hold absolute va
 applied is recognised by its offset and skipped.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +35,14 @@ from headrace.log.catalogue import (
 )
 from headrace.log.disk import Disk
 from headrace.log.entries import RECENT_MAX, Create, Cursor, Destroy, Producer, Recent
-from headrace.log.index import HEADER_BYTES, Header, Piece, encode_header, encode_row, join_runs
+from headrace.log.index import (
+    Header,
+    Piece,
+    encode_header,
+    encode_row,
+    join_runs,
+    row_position,
+)
 from headrace.log.layout import Layout
 
 SYNC_EACH_MAX = 64
@@ -44,8 +52,11 @@ SEGMENT_SHARE = 0.1
 """How much of a topic's retention one segment may hold: whole segments are forgotten, so no record
 outlives its window, and no topic its size, by more."""
 
-HOLE_BYTES_MAX = 4 << 20
-"""A longer stretch without records starts a new segment instead of a hole in the file."""
+PRODUCER_LEASE_MS = 30 * 24 * 3600 * 1000
+"""A producer that has appended nothing for so long is forgotten."""
+
+PRODUCERS_MAX = 1_000_000
+"""Of more, those that were silent for longest are forgotten."""
 
 
 class Damage(NamedTuple):
@@ -72,8 +83,6 @@ class _Plan:
 
     row: TopicRow
     pieces: list[Piece] = field(default_factory=list)
-    segment: SegmentRow | None = None
-    """The one being appended to."""
     changed: list[SegmentRow] = field(default_factory=list)
     created: bool = False
     destroyed: bool = False
@@ -88,7 +97,7 @@ class _Writes:
     new: bool
     cut_to: int
     rows_before: int
-    stretches: list[tuple[int, list[bytes | memoryview]]] = field(default_factory=list)
+    parts: list[bytes | memoryview] = field(default_factory=list)
     rows: list[bytes] = field(default_factory=list)
 
 
@@ -119,30 +128,25 @@ class Applier:
 
     def _write(self, plans: Iterable[_Plan]) -> None:
         """Steps 2 and 3."""
-        writes: list[tuple[_Plan, _Writes]] = []
+        writes: list[tuple[TopicRow, _Writes]] = []
         for plan in plans:
             if plan.pieces and not plan.destroyed:
-                writes.extend((plan, one) for one in self._layout_runs(plan))
-        each = 2 * len(writes) <= SYNC_EACH_MAX
-        directories: set[Path] = set()
-        last: int | None = None
-        for plan, one in writes:
-            for fd in self._write_segment(plan.row, one):
-                if each:
-                    self._disk.sync(fd)
-                    self._disk.close(fd)
-                else:
-                    if last is not None:
-                        self._disk.close(last)
-                    last = fd
-            if one.new:
-                directories.add(self._layout.segment(plan.row.id, one.segment.base).parent)
-        if last is not None:
-            self._disk.sync_file_system(last)
-            self._disk.close(last)
-        else:
-            for directory in directories:
+                writes.extend((plan.row, one) for one in self._layout_runs(plan))
+        if 2 * len(writes) <= SYNC_EACH_MAX:
+            for topic, one in writes:
+                self._write_segment(topic, one, sync=True)
+            for directory in {self._path(one.segment).parent for _, one in writes if one.new}:
                 self._disk.sync_directory(directory)
+        else:
+            # Opened before anything is written, so that an error in any of it is reported here.
+            first = writes[0][1]
+            whole = self._disk.open(self._path(first.segment), create=first.new)
+            try:
+                for topic, one in writes:
+                    self._write_segment(topic, one, sync=False)
+                self._disk.sync_file_system(whole)
+            finally:
+                self._disk.close(whole)
 
     def _layout_runs(self, plan: _Plan) -> list[_Writes]:
         """Divide a topic's new records over segments."""
@@ -151,14 +155,15 @@ class Applier:
         bytes_max = rule.segment_bytes
         if rule.retention_bytes:
             bytes_max = min(bytes_max, int(rule.retention_bytes * SEGMENT_SHARE))
-        current = plan.segment = self._catalogue.last_segment(plan.row.id)
+        current = self._catalogue.last_segment(plan.row.id)
         writes: list[_Writes] = []
         one: _Writes | None = None
         for row, parts in join_runs(plan.pieces):
+            # Bytes without a row in the middle of a file could be taken for records if the index is lost.
             new = (
                 current is None
                 or current.end - current.base >= bytes_max
-                or row.offset - current.end > HOLE_BYTES_MAX
+                or current.end != row.offset
                 or (age_ms_max > 0 and row.ms - current.first_ms > age_ms_max)
             )
             if new or current is None:
@@ -169,11 +174,7 @@ class Applier:
             if one is None:
                 one = _Writes(current, new, current.end - current.base, current.rows)
                 writes.append(one)
-            at = row.offset - current.base
-            if one.stretches and row.offset == current.end:
-                one.stretches[-1][1].extend(parts)
-            else:
-                one.stretches.append((at, parts))
+            one.parts += parts
             one.rows.append(encode_row(row))
             current = one.segment = current._replace(
                 end=row.end,
@@ -184,28 +185,35 @@ class Applier:
         plan.changed = [one.segment for one in writes]
         return writes
 
-    def _write_segment(self, topic: TopicRow, one: _Writes) -> tuple[int, int]:
-        path = self._layout.segment(topic.id, one.segment.base)
-        segment = self._disk.open(path, create=one.new)
-        self._disk.cut(segment, one.cut_to)
-        for at, parts in one.stretches:
-            self._disk.write(segment, parts, at)
-        index = self._disk.open(path.with_suffix(".idx"), create=one.new)
-        position = HEADER_BYTES + one.rows_before * len(one.rows[0])
-        if one.new:
-            header = Header(
-                topic.id,
-                topic.epoch,
-                one.segment.base,
-                one.segment.first_ordinal,
-                topic.name.decode(),
-            )
-            self._disk.cut(index, 0)
-            self._disk.write(index, [encode_header(header), *one.rows], 0)
-        else:
-            self._disk.cut(index, position)
-            self._disk.write(index, one.rows, position)
-        return segment, index
+    def _write_segment(self, topic: TopicRow, one: _Writes, *, sync: bool) -> None:
+        path = self._path(one.segment)
+        with self._opened(path, create=one.new, sync=sync) as file:
+            self._disk.cut(file, one.cut_to)
+            self._disk.write(file, one.parts, one.cut_to)
+        with self._opened(path.with_suffix(".idx"), create=one.new, sync=sync) as file:
+            if one.new:
+                header = Header(
+                    topic.id,
+                    topic.epoch,
+                    one.segment.base,
+                    one.segment.first_ordinal,
+                    topic.name.decode(),
+                )
+                self._disk.cut(file, 0)
+                self._disk.write(file, [encode_header(header), *one.rows], 0)
+            else:
+                self._disk.cut(file, row_position(one.rows_before))
+                self._disk.write(file, one.rows, row_position(one.rows_before))
+
+    @contextmanager
+    def _opened(self, path: Path, *, create: bool, sync: bool) -> Iterator[int]:
+        fd = self._disk.open(path, create=create)
+        try:
+            yield fd
+            if sync:
+                self._disk.sync(fd)
+        finally:
+            self._disk.close(fd)
 
     def _record(self, batch: "_Batch", meta: Meta, applied: int) -> list[Path]:
         """Step 4; returns the files that have lost their names."""
@@ -232,6 +240,9 @@ class Applier:
             catalogue.put(batch.tombstones.values())
             catalogue.put(batch.cursors.values())
             catalogue.put(batch.producers.values())
+            if batch.producers:
+                newest_ms = max(row.ms for row in batch.producers.values())
+                catalogue.drop_producers(newest_ms - PRODUCER_LEASE_MS, PRODUCERS_MAX)
             if batch.tombstones:
                 meta = self._fold_tombstones(meta)
             next_id = max([meta.next_topic_id, *(topic_id + 1 for topic_id in batch.plans)])
@@ -255,8 +266,11 @@ class Applier:
             )
         return meta
 
+    def _path(self, segment: SegmentRow) -> Path:
+        return self._layout.segment(segment.topic_id, segment.base)
+
     def _paths(self, segment: SegmentRow) -> tuple[Path, Path]:
-        path = self._layout.segment(segment.topic_id, segment.base)
+        path = self._path(segment)
         return path, path.with_suffix(".idx")
 
 
@@ -303,6 +317,13 @@ class _Batch:
         if plan is not None:
             plan.row = plan.row._replace(durability=create.durability)
             return
+        other = self._catalogue.topic(create.name)
+        if other is not None:
+            if other.id > entry.topic_id:
+                return  # the catalogue was rebuilt, and knows a later life: this one was destroyed
+            old = self._plan(other.id)
+            if old is not None:
+                old.destroyed = True  # in a part of the journal that is lost
         row = TopicRow(
             entry.topic_id,
             create.name,
@@ -319,9 +340,13 @@ class _Batch:
 
     def _append(self, entry: journal.Entry) -> None:
         plan = self._plan(entry.topic_id)
-        if plan is None or entry.end <= plan.row.end_offset:
+        if plan is None:
             return
         row = plan.row
+        if entry.extra:
+            self._produced(row.name, entry)
+        if entry.end <= row.end_offset:
+            return
         if entry.offset > row.end_offset:
             self._damage(row, entry.offset, entry.ordinal)
         plan.pieces.append(
@@ -330,13 +355,15 @@ class _Batch:
         plan.row = row._replace(
             end_offset=entry.end, end_ordinal=entry.ordinal + entry.record_count, last_ms=entry.ms
         )
-        if entry.extra:
-            self._produced(row.name, entry)
 
     def _lost(self, entry: journal.Entry) -> None:
         """Go on behind what is lost: its offsets were given out and must not come to mean other bytes."""
         plan = self._plan(entry.topic_id)
-        if plan is None or entry.end <= plan.row.end_offset:
+        if plan is None:
+            return
+        if entry.extra:
+            self._produced(plan.row.name, entry)  # it was stored once, and must not be again
+        if entry.end <= plan.row.end_offset:
             return
         end_ordinal = entry.ordinal + entry.record_count
         self._damage(plan.row, entry.end, end_ordinal)
@@ -358,6 +385,8 @@ class _Batch:
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
         key = (topic, producer.name)
         known = self.producers.get(key) or self._catalogue.producer(*key)
+        if producer.pieces_left or (known is not None and producer.number <= known.last):
+            return
         recent = msgspec.msgpack.decode(known.recent, type=Recent) if known else []
         recent = [*recent, (producer.number, entry.end)][-RECENT_MAX:]
         self.producers[key] = ProducerRow(
@@ -367,7 +396,11 @@ class _Batch:
     def _trim(self, entry: journal.Entry) -> None:
         plan = self._plan(entry.topic_id)
         if plan is not None and entry.offset > plan.row.start_offset:
-            plan.row = plan.row._replace(start_offset=entry.offset, start_ordinal=entry.ordinal)
+            row = plan.row._replace(start_offset=entry.offset, start_ordinal=entry.ordinal)
+            if row.end_offset < row.start_offset:
+                # What was trimmed did not survive a crash of the machine.
+                row = row._replace(end_offset=entry.offset, end_ordinal=entry.ordinal)
+            plan.row = row
             plan.trimmed = True
 
     def _destroy(self, entry: journal.Entry) -> None:

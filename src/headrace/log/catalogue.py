@@ -6,6 +6,7 @@ so that a damaged one is noticed and not believed. What rows mean is `applier.py
 
 import sqlite3
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -13,7 +14,7 @@ import msgspec
 from crc32c import crc32c
 
 from headrace.errors import DataDirectoryError
-from headrace.model import TOPIC_BYTES_MAX
+from headrace.model import TOPIC_BYTES_MAX, Position
 
 FILE_NAME = "catalogue.sqlite"
 BACKUP_NAME = "catalogue.backup.sqlite"
@@ -49,6 +50,7 @@ CREATE TABLE cursors (
 CREATE TABLE producers (
   name BLOB NOT NULL, producer BLOB NOT NULL, last INTEGER NOT NULL, recent BLOB NOT NULL,
   ms INTEGER NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (name, producer)) WITHOUT ROWID;
+CREATE INDEX producers_by_age ON producers (ms);
 """
 
 
@@ -119,6 +121,10 @@ class Meta(msgspec.Struct, frozen=True):
     """Where a name nobody remembers starts."""
     clean: bool = True
     """Whether the last server stopped with everything applied."""
+    boot_id: bytes = b""
+    """On which start of the machine the last server ran."""
+    jump_due: bool = False
+    """Whether something was lost that nobody can name: before anything is served, topics jump ahead."""
     format: int = _FORMAT
 
 
@@ -145,13 +151,10 @@ class Catalogue:
         self.path = path
 
     @classmethod
-    def create(cls, directory: Path) -> Self:
+    def create(cls, directory: Path, *, name: str = FILE_NAME) -> Self:
         """A new, empty catalogue."""
-        catalogue = cls.open(directory)
-        with catalogue.transaction():
-            for statement in _SCHEMA.split(";"):
-                catalogue._db.execute(statement)
-            catalogue.put_meta(Meta())
+        catalogue = cls.open(directory, name=name)
+        catalogue.make()
         return catalogue
 
     @classmethod
@@ -188,6 +191,17 @@ class Catalogue:
 
     def close(self) -> None:
         self._db.close()
+
+    def is_blank(self) -> bool:
+        """Whether nothing was ever made here."""
+        return not self._schema()
+
+    def make(self) -> None:
+        """Make the tables, and say that there is nothing yet."""
+        with self.transaction():
+            for statement in _SCHEMA.split(";"):
+                self._db.execute(statement)
+            self.put_meta(Meta())
 
     def transaction(self) -> "_Transaction":
         return _Transaction(self._db)
@@ -241,6 +255,14 @@ class Catalogue:
     def tombstone(self, name: bytes) -> TombstoneRow | None:
         return self._one(TombstoneRow, "WHERE name = ?", name)
 
+    def grave(self, name: bytes) -> Position:
+        """Where a new life of a name begins that has none now."""
+        row = self.tombstone(name)
+        if row is not None:
+            return Position(row.epoch, row.end_offset, row.end_ordinal)
+        meta = self.meta()
+        return Position(meta.floor_epoch, meta.floor_offset, meta.floor_ordinal)
+
     def tombstones(self) -> Iterator[TombstoneRow]:
         return self._all(TombstoneRow, "ORDER BY ms")
 
@@ -265,15 +287,23 @@ class Catalogue:
     def drop_tombstone(self, name: bytes) -> None:
         self._db.execute("DELETE FROM tombstones WHERE name = ?", (name,))
 
-    def drop_producers_before(self, ms: int) -> None:
-        self._db.execute("DELETE FROM producers WHERE ms < ?", (ms,))
+    def drop_producers(self, before_ms: int, keep_max: int) -> None:
+        """Forget producers that were silent since, and the most silent ones of too many."""
+        self._db.execute("DELETE FROM producers WHERE ms < ?", (before_ms,))
+        self._db.execute(
+            "DELETE FROM producers WHERE (name, producer) IN "
+            "(SELECT name, producer FROM producers ORDER BY ms DESC LIMIT -1 OFFSET ?)",
+            (keep_max,),
+        )
 
     def check(self) -> None:
         """Read the whole catalogue; raise DamagedCatalogueError when anything in it is not right."""
         try:
-            (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+            (verdict,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok":
                 raise DamagedCatalogueError(f"{self.path}: {verdict}")
+            if self._schema() != _sound_schema():
+                raise DamagedCatalogueError(f"{self.path}: its tables are not what they should be")
             for kind in _TABLES:
                 for _ in self._all(kind, ""):
                     pass
@@ -302,6 +332,12 @@ class Catalogue:
         finally:
             copy.close()
 
+    def _schema(self) -> list[tuple[object, ...]]:
+        try:
+            return list(self._db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
+        except sqlite3.DatabaseError as error:
+            raise DamagedCatalogueError(f"{self.path}: {error}") from error
+
     def _one(self, kind: type[R], where: str, *values: object) -> R | None:
         for row in self._all(kind, where, *values):
             return row
@@ -326,7 +362,26 @@ class _Transaction:
         self._db.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._db.execute("ROLLBACK" if kind else "COMMIT")
+        try:
+            if kind is None:
+                self._db.execute("COMMIT")
+        finally:
+            # Also after a commit that failed; on a full disk SQLite may have ended it by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        # The journal is freed on the word of this commit. Were it only in SQLite's write-ahead log, a
+        # flipped bit there would quietly bring back the catalogue as it was before.
+        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+@cache
+def _sound_schema() -> list[tuple[object, ...]]:
+    db = sqlite3.connect(":memory:")
+    try:
+        db.executescript(_SCHEMA)
+        return list(db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
+    finally:
+        db.close()
 
 
 def _checksum(row: tuple[object, ...]) -> int:

@@ -100,7 +100,7 @@ class Encoder:
                 entries.append(entry)
                 tails.append((topic, entry, 1))
             else:
-                self._append(one, b"", entries, tails)
+                self._append(one, None, entries, tails)
         for once in commit.onces:
             sync |= self._once(once, now_ms, entries, appended, tails)
         for topic, position in commit.trims:
@@ -125,13 +125,17 @@ class Encoder:
     def _append(
         self,
         appended: Appended,
-        extra: bytes,
+        producer: Producer | None,
         entries: list[bytes],
         tails: list[tuple[Topic, bytes, int]],
     ) -> None:
         topic, offset, _, ordinal, ms, records = appended
-        for piece in _pieces(records):
+        pieces = list(_pieces(records))
+        extra = b""
+        for left, piece in zip(reversed(range(len(pieces))), pieces, strict=True):
             data = b"".join(piece)
+            if producer is not None:
+                extra = _pack(Producer(producer.name, producer.number, left))
             entry = journal.encode_entry(
                 journal.APPEND, topic.id, offset, ordinal, len(piece), ms, extra, data
             )
@@ -157,7 +161,7 @@ class Encoder:
         end = offset + sum(map(len, once.records))
         one = Appended(topic, offset, end, ordinal, ms, once.records)
         appended.append(one)
-        self._append(one, _pack(Producer(once.producer.encode(), once.number)), entries, tails)
+        self._append(one, Producer(once.producer.encode(), once.number), entries, tails)
         return made or topic.durability is Durability.SYNCED
 
 

@@ -67,9 +67,7 @@ class EmbeddedStore(ReadSide):
         self._clock_ms = clock_ms
         files = Segments(layout, config.segment.open_files_max, wait_for_disk=wait_for_disk)
         super().__init__(Catalogue.open_for_reading(layout.root), files)
-        meta = self._catalogue.meta()
-        self._floor = Position(meta.floor_epoch, meta.floor_offset, meta.floor_ordinal)
-        self._encoder = Encoder(meta.next_topic_id)
+        self._encoder = Encoder(self._catalogue.meta().next_topic_id)
         self._ring = Ring(disk, config.journal.file_bytes, boot_id)
         self._producers = Producers(self._catalogue)
         self._topics: dict[str, Topic] = {}
@@ -80,7 +78,8 @@ class EmbeddedStore(ReadSide):
         self._encoded: Encoded | None = None
         self._writing: Commit | None = None
         self._begin_soon = False
-        self._memory: list[tuple[Topic, list[bytes], Callable[[], None]]] = []
+        self._memory = [Commit()]
+        """What was asked of `memory` topics: commits that are shown without being written."""
         self._pending_bytes = 0
         self._applying: dict[Path, int] = {}
         self._trouble = ""
@@ -99,10 +98,7 @@ class EmbeddedStore(ReadSide):
             if row is not None:
                 _fill(topic, row)
             else:
-                grave = self._catalogue.tombstone(encoded)
-                start = self._floor
-                if grave is not None:
-                    start = Position(grave.epoch, grave.end_offset, grave.end_ordinal)
+                start = self._catalogue.grave(encoded)
                 topic.epoch = start.epoch
                 topic.start_offset = topic.end_offset = start.offset
                 topic.start_ordinal = topic.end_ordinal = start.ordinal
@@ -116,19 +112,22 @@ class EmbeddedStore(ReadSide):
             self._topics.pop(topic.name, None)
 
     def _is_pending(self, topic: Topic) -> bool:
-        commits = [self._gathering, *self._sealed]
+        commits = [self._gathering, *self._sealed, *self._memory]
         if self._encoded is not None:
             commits.append(self._encoded.commit)
         if self._writing is not None:
             commits.append(self._writing)
-        return any(commit.mentions(topic) for commit in commits) or any(
-            topic is waiting for waiting, _, _ in self._memory
-        )
+        return any(commit.mentions(topic) for commit in commits)
 
     def topics(self, prefix: str, after: str, limit: int) -> list[Topic]:
-        found = {
-            row.name: row for row in self._catalogue.topics(prefix.encode(), after.encode(), limit)
-        }
+        found: dict[bytes, TopicRow] = {}
+        for row in self._catalogue.topics(prefix.encode(), after.encode()):
+            known = self._topics.get(row.name.decode())
+            # One that was destroyed and not applied yet must not take the place of another.
+            if known is None or known.exists:
+                found[row.name] = row
+                if len(found) == limit:
+                    break
         names = {name.decode() for name in found}
         names.update(
             name
@@ -162,17 +161,13 @@ class EmbeddedStore(ReadSide):
         return ""
 
     def append(self, topic: Topic, records: list[bytes], done: Callable[[], None]) -> None:
-        size = sum(map(len, records))
-        if topic.durability is Durability.MEMORY:
-            self._memory.append((topic, records, done))
+        commit = self._room(topic, sum(map(len, records)))
+        known = commit.appends.get(topic)
+        if known is None:
+            commit.appends[topic] = records
         else:
-            commit = self._room(size)
-            known = commit.appends.get(topic)
-            if known is None:
-                commit.appends[topic] = records
-            else:
-                known += records
-            commit.waiters.append(done)
+            known += records
+        commit.waiters.append(done)
         if not self._begin_soon:
             self._begin_soon = True
             self._runner.soon(self._begin)
@@ -193,29 +188,34 @@ class EmbeddedStore(ReadSide):
         if known is not None:
             self._runner.soon(lambda: done(known))
             return
-        commit = self._room(sum(map(len, records)))
+        commit = self._room(topic, sum(map(len, records)))
         commit.onces.append(Once(topic, records, producer, number))
         self._producers.wait(topic, producer, number, done)
         self._begin_later()
 
     def trim(self, topic: Topic, position: Position, done: Callable[[], None]) -> None:
         assert topic.exists and position.offset <= topic.end_offset
-        commit = self._room(0)
+        commit = self._room(topic, 0)
         commit.trims.append(Trim(topic, position))
         commit.waiters.append(done)
         self._begin_later()
 
     def destroy(self, topic: Topic, done: Callable[[], None]) -> None:
         assert topic.exists
-        commit = self._room(0)
+        commit = self._room(topic, 0)
         commit.destroyed.append(topic)
         commit.waiters.append(done)
         # What comes after belongs to the next life.
-        self._seal()
+        if topic.durability is Durability.MEMORY:
+            self._memory.append(Commit())
+        else:
+            self._seal()
         self._begin_later()
 
-    def _room(self, size: int) -> Commit:
+    def _room(self, topic: Topic, size: int) -> Commit:
         """The commit that takes `size` more bytes."""
+        if topic.durability is Durability.MEMORY:
+            return self._memory[-1]
         if self._failure:
             raise StoreFailedError(self._failure)
         commit = self._gathering
@@ -238,8 +238,7 @@ class EmbeddedStore(ReadSide):
     def _begin(self) -> None:
         """Start the next commit if there is one, the last is done, and the journal has room."""
         self._begin_soon = False
-        if self._memory:
-            self._commit_memory()
+        self._commit_memory()
         if self._writing or self._failure:
             return
         encoded = self._encoded
@@ -287,6 +286,7 @@ class EmbeddedStore(ReadSide):
         def done(error: BaseException | None) -> None:
             if error is not None:
                 self._fail(f"writing the journal failed: {error}")
+            if self._failure:
                 return
             if encoded.sync:
                 self._synced = sequence
@@ -299,8 +299,24 @@ class EmbeddedStore(ReadSide):
 
     def _committed(self, encoded: Encoded) -> None:
         self._writing = None
+        self._pending_bytes -= encoded.commit.bytes
+        self._ring.wrote(self._sequence, encoded.appended, synced=encoded.sync)
+        self._begin_later()
+        self._show(encoded, self._sequence)
+
+    def _commit_memory(self) -> None:
+        """Memory topics skip the journal: their records are visible at once, and the oldest give way."""
+        if len(self._memory) == 1 and not (self._memory[0].waiters or self._memory[0].onces):
+            return
+        commits, self._memory = self._memory, [Commit()]
+        for commit in commits:
+            encoded = self._encoder.encode(commit, self._clock_ms())
+            self.listener.prepare(encoded.appended)
+            self._show(encoded, 0)
+
+    def _show(self, encoded: Encoded, sequence: int) -> None:
+        """Move ends, and tell everyone who waits for it."""
         commit = encoded.commit
-        self._pending_bytes -= commit.bytes
         for topic, entry, _ in encoded.tails:
             topic.tail.append(entry)
             topic.tail_bytes += len(entry)
@@ -309,52 +325,26 @@ class EmbeddedStore(ReadSide):
             topic.end_offset = one.end
             topic.end_ordinal = one.ordinal + len(one.records)
             topic.last_ms = one.ms
-        self._ring.wrote(self._sequence, encoded.appended, synced=encoded.sync)
+            if topic.durability is Durability.MEMORY:
+                self._bound_memory(topic)
         for trim in commit.trims:
             _trimmed(trim.topic, trim.position)
         for topic in commit.destroyed:
             _destroyed(topic)
-        self._begin_later()
         for waiter in commit.waiters:
             waiter()
         for once, one in zip(
             commit.onces, encoded.appended[-len(commit.onces) or None :], strict=False
         ):
-            self._producers.stored(once.topic, once.producer, once.number, one.end)
+            self._producers.stored(once.topic, once.producer, once.number, one.end, sequence)
         if encoded.appended:
             self.listener.committed(encoded.appended)
-
-    def _commit_memory(self) -> None:
-        """Memory topics skip the journal: their records are visible at once, and the oldest give way."""
-        batch, self._memory = self._memory, []
-        commit = Commit()
-        for topic, records, done in batch:
-            known = commit.appends.get(topic)
-            if known is None:
-                commit.appends[topic] = records
-            else:
-                known += records
-            commit.waiters.append(done)
-        encoded = self._encoder.encode(commit, self._clock_ms())
-        for topic, entry, _ in encoded.tails:
-            topic.tail.append(entry)
-            topic.tail_bytes += len(entry)
-        for one in encoded.appended:
-            topic = one.topic
-            topic.end_offset = one.end
-            topic.end_ordinal = one.ordinal + len(one.records)
-            topic.last_ms = one.ms
-            self._bound_memory(topic)
-        self.listener.prepare(encoded.appended)
-        for waiter in commit.waiters:
-            waiter()
-        self.listener.committed(encoded.appended)
 
     def _bound_memory(self, topic: Topic) -> None:
         while topic.tail_bytes > self._config.limits.memory_topic_bytes_max and len(topic.tail) > 1:
             topic.tail_bytes -= len(topic.tail.pop(0))
             run = read_tail(topic, 0, 1)[0]
-            topic.start_offset, topic.start_ordinal = run.offset, run.ordinal
+            _trimmed(topic, Position(topic.epoch, run.offset, run.ordinal))
 
     def _fail(self, reason: str) -> None:
         """Nothing more is accepted: what a failed write left on disk is for recovery to find out."""
@@ -376,6 +366,7 @@ class EmbeddedStore(ReadSide):
         """Sync what `written` topics have in the journal."""
         paths = self._ring.unsynced()
         sequence = self._sequence if not self._writing else self._sequence - 1
+        current = self._ring.current.path if self._ring.current is not None else None
 
         def synced(result: object) -> None:
             if isinstance(result, BaseException):
@@ -383,11 +374,8 @@ class EmbeddedStore(ReadSide):
                 return
             self._synced = max(self._synced, sequence)
             quiet = self._sequence == sequence and not self._writing
-            current = self._ring.current
-            # A file that was written to meanwhile has something unsynced again.
-            self._ring.synced(
-                [path for path in paths if quiet or current is None or path != current.path]
-            )
+            # The file that was written to meanwhile has something unsynced again.
+            self._ring.synced([path for path in paths if quiet or path != current])
             done()
 
         if paths:
@@ -414,7 +402,7 @@ class EmbeddedStore(ReadSide):
         if rest is not None:
             self._runner.soon(lambda: self._drop_tails(path, chain([rest], ends)))
             return
-        del self._applying[path]
+        self._producers.applied(self._applying.pop(path))
         self._ring.free(path)
         self._begin_later()
 
@@ -456,6 +444,8 @@ def _fill(topic: Topic, row: TopicRow) -> None:
 def _trimmed(topic: Topic, position: Position) -> None:
     if position.offset > topic.start_offset:
         topic.start_offset, topic.start_ordinal = position.offset, position.ordinal
+        if topic.durability is Durability.MEMORY:
+            drop_tail(topic, position.offset)
 
 
 def _destroyed(topic: Topic) -> None:

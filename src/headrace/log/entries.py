@@ -24,6 +24,8 @@ class Producer(msgspec.Struct, frozen=True, array_like=True):
 
     name: bytes
     number: int
+    pieces_left: int = 0
+    """How many more entries of the same commit belong to this append."""
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):

@@ -21,7 +21,9 @@ from headrace.log.layout import Layout
 class JournalScan:
     """A first look at the files with commits that are not applied; their data is not kept."""
 
-    def __init__(self, layout: Layout, meta: Meta, boot_id: bytes) -> None:
+    def __init__(
+        self, layout: Layout, meta: Meta, boot_id: bytes, *, rebuilt: bool = False
+    ) -> None:
         self._meta = meta
         self.reports: list[str] = []
         """What was found, in words for an operator."""
@@ -29,46 +31,35 @@ class JournalScan:
         self.lost_unknown = False
         """Whether something acknowledged was lost and nothing says of which topics."""
         headers = {path: journal.read_header(path) for path in layout.journal_files()}
-        boots = {header.boot_id for header in headers.values() if header is not None}
-        # The catalogue says on which boot its last server ran, unless it had to be rebuilt.
-        boots = {meta.boot_id} if meta.boot_id else boots
-        self._files: list[_File] = []
-        clean = meta.clean and all(
-            header is None or header.first <= meta.applied for header in headers.values()
-        )
-        self.machine_crashed = not clean and any(boot != boot_id for boot in boots)
-        if not clean:
-            files = [_File(path, header) for path, header in _unapplied(headers, meta.applied)]
-            self._files = sorted(files, key=lambda file: file.first)
+        self._files = _unapplied(headers, meta)
         numbers = {number for file in self._files for number in file.sequences}
         self.last = max(numbers, default=0)
+        # The catalogue says on which boot its last server ran, unless it had to be rebuilt.
+        boots = {meta.boot_id} if meta.boot_id else {h.boot_id for h in headers.values() if h}
+        clean = meta.clean and self.last <= meta.applied
+        self.machine_crashed = not clean and boots != {boot_id}
         synced = max((file.synced for file in self._files), default=0)
         self._vouched = synced if self.machine_crashed else self.last - 1
-        wanted = range(meta.applied + 1, self._vouched + 1)
-        self.missing = [number for number in wanted if number not in numbers]
+        # A rebuilt catalogue does not know what is applied: the journal is read as far back as it goes.
+        first = min(numbers, default=1) if rebuilt else meta.applied + 1
+        missing = [number for number in range(first, self._vouched + 1) if number not in numbers]
+        self.is_ahead = first in missing and not any(file.covers(first) for file in self._files)
+        """Whether the journal begins later than the catalogue ends."""
         for file in self._files:
             self._judge(file, numbers)
-        if self.missing:
+        if missing:
             self.lost_unknown = True
             self.reports.append(
-                f"journal: {len(self.missing)} commits from number {self.missing[0]} on are missing: "
-                "damage"
+                f"journal: {len(missing)} commits from number {missing[0]} on are missing: damage"
             )
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether the journal goes on later than the catalogue ends."""
-        return bool(self.missing) and self.missing[0] == self._meta.applied + 1 and not any(
-            file.covers(self.missing[0]) for file in self._files
-        )
 
     @property
     def paths(self) -> list[Path]:
         """The files with something to apply, in order."""
-        return [file.path for file in self._files if file.sequences]
+        return [file.path for file in self._files if file.last > self._meta.applied]
 
     def last_of(self, path: Path) -> int:
-        return next(file.sequences[-1] for file in self._files if file.path == path)
+        return next(file.last for file in self._files if file.path == path)
 
     def entries(self, path: Path) -> Iterator[journal.Entry]:
         """Everything to apply: what holds, and markers for what is known to be lost."""
@@ -81,21 +72,22 @@ class JournalScan:
 
     def _judge(self, file: "_File", numbers: set[int]) -> None:
         applied = self._meta.applied
-        if file.header is None and file.sequences and file.sequences[-1] > applied:
-            self.reports.append(f"journal {file.path.name}: its header is damaged")
+        if file.header is None and file.last > applied:
+            self.reports.append(f"journal {file.path.name}: damage: its header cannot be read")
         for before, problem in file.bad_frames:
             number = before + 1
+            # One that another file holds was not here: only something left from earlier looks so.
             if number > applied and number not in numbers:
                 self._bad(file, number, problem)
         for number, problem in file.bad_entries:
             if number > applied:
                 self._bad(file, number, problem)
-                self.lost_unknown |= number <= self._vouched and problem.entry is None
 
     def _bad(self, file: "_File", number: int, problem: journal.Problem) -> None:
         damage = number <= self._vouched
         if damage:
             self.damages.append((file.path, problem))
+            self.lost_unknown |= problem.entry is None
         self.reports.append(
             f"journal {problem.file} at byte {problem.position}: {problem.reason}, "
             + ("damage: kept in quarantine" if damage else "never acknowledged: dropped")
@@ -123,24 +115,29 @@ class _File:
                 before = item.sequence
             elif item.position:
                 self.bad_frames.append((before, item))
+        self.last = max(self.sequences, default=0)
         self.first = header.first if header is not None else min(self.sequences, default=0)
 
     def covers(self, number: int) -> bool:
         """Whether this commit, though missing, was in this file."""
-        return bool(self.sequences) and self.first <= number <= self.sequences[-1]
+        return self.first <= number <= self.last
 
 
-def _unapplied(
-    headers: dict[Path, journal.JournalHeader | None], applied: int
-) -> Iterator[tuple[Path, journal.JournalHeader | None]]:
-    """The files that may hold commits after `applied`: all but those a later file shows to be done."""
+def _unapplied(headers: dict[Path, journal.JournalHeader | None], meta: Meta) -> list[_File]:
+    """The files that may hold commits which are not applied, in order.
+
+    All but those that a later file shows to be done; after a clean stop, only those that claim otherwise.
+    """
     firsts = sorted(header.first for header in headers.values() if header is not None)
+    files = []
     for path, header in headers.items():
         if header is not None:
             later = [first for first in firsts if first > header.first]
-            if later and later[0] <= applied + 1:
+            if later and later[0] <= meta.applied + 1:
                 continue
-        yield path, header
+        if not meta.clean or (header is not None and header.first > meta.applied):
+            files.append(_File(path, header))
+    return sorted(files, key=lambda file: file.first)
 
 
 def _without_gaps(frame: journal.Frame, next_topic_id: int) -> Iterator[journal.Entry]:

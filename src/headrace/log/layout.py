@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from headrace.errors import DataDirectoryError, DataDirectoryLockedError
 
 SEGMENT_DIRECTORIES = 256
 """Topics share a fixed number of directories: making one for each costs about a millisecond."""
+
+_NAME = re.compile(r"([0-9a-f]+)-(\d{20})\.(?:log|idx)")
 
 _LOCK_WAIT_S = 2.0
 """A killed server's applier lets go of the lock a moment after it."""
@@ -48,10 +51,10 @@ class Layout:
         for number in range(SEGMENT_DIRECTORIES):
             with os.scandir(self.segments / f"{number:02x}") as found:
                 for entry in found:
-                    if entry.name.endswith(suffix):
-                        topic_id, _, base = entry.name.removesuffix(suffix).partition("-")
-                        size = entry.stat().st_size
-                        yield SegmentFile(int(topic_id, 16), int(base), Path(entry.path), size)
+                    # What has another name is not ours, and stays.
+                    if entry.name.endswith(suffix) and (named := _NAME.fullmatch(entry.name)):
+                        topic_id, base = int(named[1], 16), int(named[2])
+                        yield SegmentFile(topic_id, base, Path(entry.path), entry.stat().st_size)
 
     def make(self) -> None:
         """Make the directories that are missing."""

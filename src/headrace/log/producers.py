@@ -5,6 +5,7 @@ The truth is in the catalogue and, for commits not applied yet, here.
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from itertools import islice
 
 import msgspec
 
@@ -19,9 +20,12 @@ _Key = tuple[str, str]
 
 
 class Producers:
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: Catalogue, cached_max: int = CACHED_MAX) -> None:
         self._catalogue = catalogue
+        self._cached_max = cached_max
         self._recent: OrderedDict[_Key, Recent] = OrderedDict()
+        self._unapplied: OrderedDict[_Key, int] = OrderedDict()
+        """The last commit of those the catalogue does not know of yet: they are never forgotten."""
         self._waiting: dict[_Key, dict[int, list[Callable[[Stored], None]]]] = defaultdict(dict)
 
     def known(self, topic: Topic, producer: str, number: int) -> Stored | None:
@@ -42,10 +46,13 @@ class Producers:
     ) -> None:
         self._waiting[topic.name, producer].setdefault(number, []).append(done)
 
-    def stored(self, topic: Topic, producer: str, number: int, end: int) -> None:
-        """The append is durable: answer everyone who waits for it."""
+    def stored(self, topic: Topic, producer: str, number: int, end: int, sequence: int) -> None:
+        """The append is durable in this commit: answer everyone who waits for it."""
         key = (topic.name, producer)
         recent = self._load(key)
+        if sequence:
+            self._unapplied[key] = sequence
+            self._unapplied.move_to_end(key)
         recent.append((number, end))
         del recent[:-RECENT_MAX]
         waiting = self._waiting[key].pop(number)
@@ -56,14 +63,27 @@ class Producers:
         for done in repeats:
             done(Stored(end, duplicate=True))
 
+    def applied(self, sequence: int) -> None:
+        """The catalogue holds everything up to this commit."""
+        while self._unapplied and next(iter(self._unapplied.values())) <= sequence:
+            self._unapplied.popitem(last=False)
+        self._forget()
+
     def _load(self, key: _Key) -> Recent:
         recent = self._recent.get(key)
         if recent is None:
             row = self._catalogue.producer(key[0].encode(), key[1].encode())
             recent = msgspec.msgpack.decode(row.recent, type=Recent) if row is not None else []
             self._recent[key] = recent
-            if len(self._recent) > CACHED_MAX:
-                self._recent.popitem(last=False)
+            self._forget()
         else:
             self._recent.move_to_end(key)
         return recent
+
+    def _forget(self) -> None:
+        """Forget those that were asked for least lately, and that the catalogue remembers."""
+        excess = len(self._recent) - self._cached_max
+        if excess > 0:
+            known = (key for key in self._recent if key not in self._unapplied)
+            for key in list(islice(known, excess)):
+                del self._recent[key]

@@ -6,8 +6,11 @@ Runs before the server serves. Says in words what was repaired and what is lost.
 import os
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 from crc32c import crc32c
 
 from headrace.log.catalogue import (
@@ -26,6 +29,7 @@ from headrace.log.catalogue import (
 from headrace.log.disk import Disk
 from headrace.log.index import (
     HEADER_BYTES,
+    RUN_BYTES_MAX,
     RUN_RECORDS_MAX,
     Header,
     Row,
@@ -37,18 +41,16 @@ from headrace.log.index import (
 )
 from headrace.log.layout import Layout, SegmentFile
 from headrace.log.records import walk
-from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, Durability
+from headrace.model import RECORD_HEADER_BYTES, Durability
 
-_JUMP = 1 << 32
+_NEW_NAME = "catalogue.rebuilt.sqlite"
 
 
 def repair_segments(layout: Layout, disk: Disk, catalogue: Catalogue) -> list[str]:
     """Bring files and catalogue into step; returns what an operator should know."""
     reports: list[str] = []
     sizes = {
-        file.path: file.size
-        for suffix in (".log", ".idx")
-        for file in layout.files(suffix)
+        file.path: file.size for suffix in (".log", ".idx") for file in layout.files(suffix)
     }
     repaired: list[SegmentRow] = []
     for segment in catalogue.all_segments():
@@ -56,7 +58,7 @@ def repair_segments(layout: Layout, disk: Disk, catalogue: Catalogue) -> list[st
         size = sizes.pop(path, None)
         if size is None or size < segment.end - segment.base:
             lost = segment.end - segment.base - (size or 0)
-            reports.append(f"segment {path.name} lost its last {lost} bytes")
+            reports.append(f"segment {path.name}: damage: its last {lost} bytes are lost")
             if size is None:
                 disk.close(disk.open(path, create=True))
         index = path.with_suffix(".idx")
@@ -64,8 +66,12 @@ def repair_segments(layout: Layout, disk: Disk, catalogue: Catalogue) -> list[st
         if index_size is None or index_size < row_position(segment.rows):
             row = catalogue.topic_by_id(segment.topic_id)
             if row is not None:
-                repaired.append(_rebuild_index(layout, disk, row, segment))
-                reports.append(f"index {index.name} was incomplete and is rebuilt")
+                fixed = _rebuild_index(layout, disk, row, segment)
+                repaired.append(fixed.segment)
+                reports.append(
+                    f"index {index.name}: damage: it was incomplete and is rebuilt, "
+                    f"{fixed.lost} records could not be found again"
+                )
     # What the catalogue does not name was deleted, or never finished and is still in the journal.
     for orphan in sizes:
         disk.unlink(orphan)
@@ -74,141 +80,225 @@ def repair_segments(layout: Layout, disk: Disk, catalogue: Catalogue) -> list[st
     return reports
 
 
-def _rebuild_index(layout: Layout, disk: Disk, topic: TopicRow, segment: SegmentRow) -> SegmentRow:
+class _Fixed(NamedTuple):
+    segment: SegmentRow
+    lost: int
+
+
+def _rebuild_index(layout: Layout, disk: Disk, topic: TopicRow, segment: SegmentRow) -> _Fixed:
     """Write the index anew: its first rows as far as they hold, the rest from the records themselves."""
     path = layout.index(segment.topic_id, segment.base)
     rows: list[Row] = []
     if path.exists():
         for row in decode_rows(path.read_bytes()[HEADER_BYTES:]):
-            if row is None or (rows and row.offset < rows[-1].end):
+            if row is None or row.offset != (rows[-1].end if rows else segment.base):
                 break
             rows.append(row)
     rows += _rows_from_records(layout, segment, rows[-1] if rows else None)
     header = Header(topic.id, topic.epoch, segment.base, segment.first_ordinal, topic.name.decode())
     made = path.with_suffix(".new")
     fd = disk.open(made, create=True)
-    disk.cut(fd, 0)
-    disk.write(fd, [encode_header(header), *map(encode_row, rows)], 0)
-    disk.sync(fd)
-    disk.close(fd)
+    try:
+        disk.cut(fd, 0)
+        disk.write(fd, [encode_header(header), *map(encode_row, rows)], 0)
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
     disk.rename(made, path)
     disk.sync_directory(path.parent)
-    return segment._replace(rows=len(rows))
+    found = rows[-1].ordinal + rows[-1].record_count if rows else segment.first_ordinal
+    return _Fixed(segment._replace(rows=len(rows)), segment.end_ordinal - found)
 
 
 def _rows_from_records(layout: Layout, segment: SegmentRow, last: Row | None) -> list[Row]:
-    """Rows for the records behind `last`: sizes are believed, since nothing else is left to check them."""
+    """Rows for the records behind `last`.
+
+    Sizes are believed when following them leads to exactly the segment's end and number of records. When
+    it does not, something among them is damaged, and nothing that could be zeros is taken for records.
+    """
     offset = last.end if last else segment.base
     ordinal = last.ordinal + last.record_count if last else segment.first_ordinal
-    ms = last.ms if last else segment.first_ms
+    # No earlier than they were: who asks for a time gets a few records more, and misses none.
+    ms = segment.last_ms
     rows: list[Row] = []
     with layout.segment(segment.topic_id, segment.base).open("rb") as file:
-        while offset < segment.end:
+        while offset < segment.end and ordinal < segment.end_ordinal:
             file.seek(offset - segment.base)
-            room = min(segment.end - offset, 4 * (PAYLOAD_BYTES_MAX + RECORD_HEADER_BYTES))
-            block = file.read(room)
-            length, count = walk(block, RUN_RECORDS_MAX)
-            if not count or not any(block[:length]):
+            block = file.read(min(segment.end - offset, RUN_BYTES_MAX))
+            length, count = walk(block, min(RUN_RECORDS_MAX, segment.end_ordinal - ordinal))
+            if not count:
                 break
             rows.append(Row(offset, length, ordinal, count, ms, crc32c(block[:length])))
             offset += length
             ordinal += count
+    if (offset, ordinal) != (segment.end, segment.end_ordinal):
+        while rows and rows[-1].length == rows[-1].record_count * RECORD_HEADER_BYTES:
+            rows.pop()
     return rows
 
 
-def rebuild_catalogue(layout: Layout, disk: Disk) -> tuple[Catalogue, list[str]]:
-    """A new catalogue from index files, from what can be read of the old one, and from its backup."""
-    salvage = _Salvage(layout)
-    _set_aside(layout.root / FILE_NAME)
-    now_ms = int(time.time() * 1000)
-    segments: dict[int, list[SegmentRow]] = defaultdict(list)
-    names: dict[int, Header] = {}
-    losses: list[str] = []
-    for file in layout.files(".idx"):
-        header, segment = _read_index(file)
-        if header is not None:
-            names[file.topic_id] = header
-        if segment is not None:
-            segments[file.topic_id].append(segment)
-    topics: list[TopicRow] = []
-    for topic_id in {*segments, *salvage.topics}:
-        found = sorted(segments.get(topic_id, []), key=lambda segment: segment.base)
-        row = _topic_row(salvage.topics.get(topic_id), names.get(topic_id), found)
-        if row is None:
-            losses.append(f"topic number {topic_id} has lost its name: its segments are set aside")
-            _set_aside_segments(layout, topic_id)
-            segments.pop(topic_id, None)
-        else:
-            topics.append(row)
-    catalogue = Catalogue.create(layout.root)
-    floor_offset = max([row.end_offset for row in topics], default=0) + _JUMP
-    floor_ordinal = max([row.end_ordinal for row in topics], default=0) + _JUMP
+def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalogue:
+    """A new catalogue from index files, from what can be read of the old one, and from its backup.
+
+    Says that topics must jump ahead: where they really ended nobody knows, and names that are not found
+    again may have been used. The journal is applied to it from as far back as it goes.
+    """
+    old = _Salvage(layout)
+    found = _Found(layout)
+    topics = [row for topic_id in {*found.segments, *old.topics} if (row := _topic(topic_id, found, old))]
+    kept: dict[bytes, TopicRow] = {}
+    for row in sorted(topics):
+        # Of two lives of a name the earlier was destroyed, and its files were not deleted any more.
+        kept[row.name] = row
+    ids = {row.id for row in kept.values()}
+    segments = [row for topic_id in ids for row in found.segments.get(topic_id, ())]
+    _set_aside_segments(layout, {(row.topic_id, row.base) for row in segments}, reports)
+    ends = [(row.end_offset, row.end_ordinal, row.epoch) for row in kept.values()]
+    ends += [(row.end_offset, row.end_ordinal, row.epoch) for row in old.tombstones]
+    ends += [(old.meta.floor_offset, old.meta.floor_ordinal, old.meta.floor_epoch)]
+    floor_offset, floor_ordinal, floor_epoch = map(max, zip(*ends, strict=True))
+    for suffix in ("", "-wal", "-shm"):
+        disk.unlink(layout.root / f"{_NEW_NAME}{suffix}")
+    catalogue = Catalogue.create(layout.root, name=_NEW_NAME)
     with catalogue.transaction():
-        catalogue.put(topics)
-        for of_topic in segments.values():
-            catalogue.put(of_topic)
-        catalogue.put(salvage.tombstones)
-        catalogue.put(salvage.cursors)
-        catalogue.put(salvage.producers)
+        catalogue.put(kept.values())
+        catalogue.put(segments)
+        catalogue.put(old.cursors.values())
+        catalogue.put(old.producers.values())
         catalogue.put_meta(
             Meta(
-                applied=0,
-                next_topic_id=max([row.id for row in topics], default=0) + 1,
+                next_topic_id=max([old.meta.next_topic_id, *(number + 1 for number in found.ids | ids)]),
                 floor_offset=floor_offset,
                 floor_ordinal=floor_ordinal,
-                floor_epoch=now_ms,
+                floor_epoch=floor_epoch,
                 clean=False,
+                jump_due=True,
             )
         )
-    losses.append(
-        f"{len(topics)} topics were found again; {salvage.origin}; "
-        f"names not found start at offset {floor_offset}"
-    )
-    return catalogue, losses
+    catalogue.close()
+    _set_aside(layout.root / FILE_NAME)
+    disk.rename(layout.root / _NEW_NAME, layout.root / FILE_NAME)
+    disk.sync_directory(layout.root)
+    reports.append(f"{len(kept)} topics were found again; cursors and producers are {old.origin}")
+    return Catalogue.open(layout.root)
 
 
 class _Salvage:
-    """Rows that still hold, from the damaged catalogue where it can be read, else from its backup."""
+    """Rows that still hold: from the damaged catalogue, and what it does not have from its backup."""
 
     def __init__(self, layout: Layout) -> None:
+        self.meta = Meta()
         self.topics: dict[int, TopicRow] = {}
+        """Of the damaged catalogue."""
+        self.backed_up: dict[int, TopicRow] = {}
         self.tombstones: list[TombstoneRow] = []
-        self.cursors: list[CursorRow] = []
-        self.producers: list[ProducerRow] = []
-        self.origin = "cursors, producers and tombstones are lost"
-        for name, origin in ((FILE_NAME, "the damaged file"), (BACKUP_NAME, "the backup")):
-            try:
-                old = Catalogue.open(layout.root, name=name)
-            except DamagedCatalogueError:
+        self.cursors: dict[tuple[bytes, bytes], CursorRow] = {}
+        self.producers: dict[tuple[bytes, bytes], ProducerRow] = {}
+        origins = []
+        for name, origin in ((BACKUP_NAME, "the backup"), (FILE_NAME, "the damaged file")):
+            if not (layout.root / name).exists():
                 continue
-            try:
-                if not old.salvage(MetaRow) and name == FILE_NAME:
-                    continue
-                self.topics = {row.id: row for row in old.salvage(TopicRow)} | self.topics
-                self.tombstones = self.tombstones or old.salvage(TombstoneRow)
-                self.cursors = self.cursors or old.salvage(CursorRow)
-                self.producers = self.producers or old.salvage(ProducerRow)
-                self.origin = f"cursors, producers and tombstones are from {origin}"
-                if self.cursors or self.producers:
-                    return
-            finally:
-                old.close()
+            with suppress(DamagedCatalogueError):
+                old = Catalogue.open(layout.root, name=name)
+                try:
+                    rows = {row.id: row for row in old.salvage(TopicRow)}
+                    if name == BACKUP_NAME:
+                        self.backed_up = rows
+                    else:
+                        self.topics = rows
+                    self.tombstones += old.salvage(TombstoneRow)
+                    self.cursors |= {(row.name, row.reader): row for row in old.salvage(CursorRow)}
+                    self.producers |= {
+                        (row.name, row.producer): row for row in old.salvage(ProducerRow)
+                    }
+                    self._take_meta(old.salvage(MetaRow))
+                    origins.append(origin)
+                finally:
+                    old.close()
+        self.origin = "from " + " and ".join(origins) if origins else "lost"
+
+    def _take_meta(self, rows: list[MetaRow]) -> None:
+        with suppress(msgspec.MsgspecError):
+            for row in rows:
+                self.meta = msgspec.msgpack.decode(row.value, type=Meta)
+
+    def destroyed(self, name: bytes, epoch: int) -> bool:
+        return any(row.name == name and row.epoch >= epoch for row in self.tombstones)
+
+
+class _Found:
+    """What the index files say."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.segments: dict[int, list[SegmentRow]] = defaultdict(list)
+        self.headers: dict[int, Header] = {}
+        self.ids: set[int] = set()
+        for file in layout.files(".idx"):
+            self.ids.add(file.topic_id)
+            header, segment = _read_index(file)
+            known = self.headers.get(file.topic_id)
+            if header is not None and (known is None or known.base < header.base):
+                self.headers[file.topic_id] = header
+            if segment is not None:
+                self.segments[file.topic_id].append(segment)
+        for rows in self.segments.values():
+            rows.sort()
+
+
+def _topic(topic_id: int, found: _Found, old: _Salvage) -> TopicRow | None:
+    """The row of a topic, or None when it has no name any more, or no life."""
+    segments = found.segments.get(topic_id, [])
+    salvaged = old.topics.get(topic_id)
+    header = found.headers.get(topic_id)
+    if salvaged is None and segments:
+        salvaged = old.backed_up.get(topic_id)
+    if salvaged is None:
+        if header is None or not segments or old.destroyed(header.name.encode(), header.epoch):
+            return None
+        salvaged = TopicRow(
+            topic_id,
+            header.name.encode(),
+            header.epoch,
+            Durability.SYNCED.value.encode(),
+            segments[0].base,
+            segments[0].first_ordinal,
+            segments[0].base,
+            segments[0].first_ordinal,
+            segments[0].first_ms,
+        )
+    if not segments:
+        return salvaged
+    first, last = segments[0], segments[-1]
+    start = max((salvaged.start_offset, salvaged.start_ordinal), (first.base, first.first_ordinal))
+    end = max((salvaged.end_offset, salvaged.end_ordinal), (last.end, last.end_ordinal))
+    return salvaged._replace(
+        epoch=max(salvaged.epoch, header.epoch if header is not None else 0),
+        start_offset=start[0],
+        start_ordinal=start[1],
+        end_offset=end[0],
+        end_ordinal=end[1],
+        last_ms=max(salvaged.last_ms, last.last_ms),
+    )
 
 
 def _set_aside(path: Path) -> None:
     stamp = int(time.time() * 1000)
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in ("-wal", "-shm", ""):
         old = path.with_name(path.name + suffix)
         if old.exists():
             os.replace(old, path.with_name(f"damaged-{stamp}-{old.name}"))
 
 
-def _set_aside_segments(layout: Layout, topic_id: int) -> None:
-    layout.quarantine.mkdir(exist_ok=True)
+def _set_aside_segments(
+    layout: Layout, known: set[tuple[int, int]], reports: list[str]
+) -> None:
+    """Keep files that nothing vouches for: what the journal does not hold, someone may want to see."""
     for suffix in (".log", ".idx"):
         for file in layout.files(suffix):
-            if file.topic_id == topic_id:
+            if (file.topic_id, file.base) not in known and file.size:
+                layout.quarantine.mkdir(exist_ok=True)
                 os.replace(file.path, layout.quarantine / file.path.name)
+                reports.append(f"{file.path.name} has lost its place: kept in quarantine")
 
 
 def _read_index(file: SegmentFile) -> tuple[Header | None, SegmentRow | None]:
@@ -241,37 +331,3 @@ def _row_holds(path: Path, base: int, row: Row | None) -> bool:
     with path.open("rb") as file:
         file.seek(row.offset - base)
         return crc32c(file.read(row.length)) == row.crc
-
-
-def _topic_row(
-    salvaged: TopicRow | None, header: Header | None, segments: list[SegmentRow]
-) -> TopicRow | None:
-    if salvaged is None and header is None:
-        return None
-    if not segments:
-        return salvaged
-    first, last = segments[0], segments[-1]
-    if salvaged is None:
-        assert header is not None
-        return TopicRow(
-            header.topic_id,
-            header.name.encode(),
-            header.epoch,
-            Durability.SYNCED.value.encode(),
-            first.base,
-            first.first_ordinal,
-            last.end,
-            last.end_ordinal,
-            last.last_ms,
-        )
-    ends = max((salvaged.end_offset, salvaged.end_ordinal), (last.end, last.end_ordinal))
-    starts = max(
-        (salvaged.start_offset, salvaged.start_ordinal), (first.base, first.first_ordinal)
-    )
-    return salvaged._replace(
-        start_offset=starts[0],
-        start_ordinal=starts[1],
-        end_offset=ends[0],
-        end_ordinal=ends[1],
-    )
-

@@ -40,31 +40,35 @@ def recover(
     reports: list[str] = []
     catalogue, rebuilt = _open(layout, disk, reports)
     try:
-        meta = catalogue.meta()
-        scan = JournalScan(layout, meta, boot_id)
+        scan = JournalScan(layout, catalogue.meta(), boot_id, rebuilt=rebuilt)
         if scan.is_ahead and not rebuilt:
-            # Someone put an older catalogue in its place: segments know better than it does.
-            reports.append("the catalogue is rebuilt: it is older than the journal")
+            # Perhaps someone put an older catalogue in its place: segments know better than it does.
+            reports.append("the catalogue is rebuilt: the journal begins later than it ends")
+            reports += scan.reports
             catalogue.close()
             catalogue, rebuilt = rebuild_catalogue(layout, disk, reports), True
-            meta = catalogue.meta()
-            scan = JournalScan(layout, meta, boot_id)
+            scan = JournalScan(layout, catalogue.meta(), boot_id, rebuilt=True)
+        reports += scan.reports
+        for path, problem in scan.damages:
+            _quarantine(layout, path, problem)
+        if scan.lost_unknown:
+            # Said before anything is applied: a start that does not come to its end forgets nothing.
+            with catalogue.transaction():
+                catalogue.put_meta(msgspec.structs.replace(catalogue.meta(), jump_due=True))
         reports += repair_segments(layout, disk, catalogue)
         applier = Applier(disk, layout, catalogue, rule)
         for path in scan.paths:
             reports += map(str, applier.apply(scan.entries(path), scan.last_of(path)))
-        reports += scan.reports
-        for path, problem in scan.damages:
-            _quarantine(layout, path, problem)
         with catalogue.transaction():
-            if rebuilt or scan.lost_unknown:
-                why = "the loss of the catalogue" if rebuilt else "damage to the journal"
-                _jump(catalogue, why, None, reports)
+            if catalogue.meta().jump_due:
+                _jump(catalogue, "damage", None, reports)
             elif scan.machine_crashed:
                 _jump(catalogue, "a crash of the machine", Durability.WRITTEN, reports)
             _note_durabilities(catalogue, rule)
-            meta = catalogue.meta()
-            catalogue.put_meta(msgspec.structs.replace(meta, clean=False, boot_id=boot_id))
+            meta = msgspec.structs.replace(
+                catalogue.meta(), clean=False, boot_id=boot_id, jump_due=False
+            )
+            catalogue.put_meta(meta)
         return Recovered(max(scan.last, meta.applied) + 1, reports)
     finally:
         catalogue.close()
@@ -73,18 +77,15 @@ def recover(
 def _open(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Catalogue, bool]:
     """The catalogue, and whether it had to be rebuilt."""
     path = layout.root / FILE_NAME
-    empty = not any(map(journal.read_header, layout.journal_files())) and not any(
-        next(layout.files(suffix), None) for suffix in (".idx", ".log")
-    )
     if not path.exists():
-        if empty:
+        if _is_empty(layout):
             return Catalogue.create(layout.root), False
         reason = f"{path} is missing"
     else:
         try:
             catalogue = Catalogue.open(layout.root)
             try:
-                if empty and catalogue.is_blank():
+                if catalogue.is_blank() and _is_empty(layout):
                     catalogue.make()  # the very first start did not come as far as this
                 catalogue.check()
                 return catalogue, False
@@ -95,6 +96,12 @@ def _open(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Catalogue, bo
             reason = str(error)
     reports.append(f"the catalogue is rebuilt: {reason}")
     return rebuild_catalogue(layout, disk, reports), True
+
+
+def _is_empty(layout: Layout) -> bool:
+    return not any(map(journal.read_header, layout.journal_files())) and not any(
+        next(layout.files(suffix), None) for suffix in (".idx", ".log")
+    )
 
 
 def _quarantine(layout: Layout, path: Path, problem: journal.Problem) -> None:
