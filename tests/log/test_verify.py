@@ -20,7 +20,7 @@ from headrace.log.recovery import JUMP
 from headrace.log.report import Range, Report
 from headrace.log.verify import verify
 from headrace.model import Durability, Position
-from headrace.testing.store import StepStore
+from headrace.testing.store import BOOT_ID, StepStore
 
 SEGMENT_BYTES = 64
 
@@ -264,8 +264,8 @@ def test_a_flipped_bit_in_a_payload_of_the_journal_is_found_with_its_place(kille
     flip(file, file.read_bytes().index(b"in the journal 2"))
     report = verify(killed)
     (damage,) = of(report, "one").damages
-    assert damage.reason == "an entry's data is damaged"
-    assert damage.file.startswith(f"journal/{file.name} at byte ")
+    assert damage.reason == "the checksum is wrong"
+    assert damage.file == f"journal/{file.name}"
     assert damage.range is not None
     assert (damage.range.ordinal, damage.range.end_ordinal) == (10, 11)
     assert not of(report, "new").damages
@@ -274,7 +274,22 @@ def test_a_flipped_bit_in_a_payload_of_the_journal_is_found_with_its_place(kille
     assert not verify(killed, ["new"]).damaged
 
 
-def test_every_flipped_bit_in_an_acknowledged_frame_of_the_journal_is_found(killed):
+def test_what_follows_a_damaged_entry_in_its_own_commit_is_covered(store, data):
+    store.append("one", *[b"%03d" % number for number in range(1200)])
+    store.append("one", b"the last commit")
+    store.crash()
+    (file,) = [f for f in data.glob("journal/*") if b"000" in f.read_bytes()]
+    flip(file, file.read_bytes().index(b"600"))
+    one = of(verify(data), "one")
+    assert [damage.range for damage in one.damages] == [Range(3500, 7000, 500, 1000)]
+    assert [(part.ordinal, part.end_ordinal) for part in one.ranges] == [(0, 500), (1000, 1201)]
+
+
+@pytest.mark.parametrize("boot_id", [BOOT_ID, b"another boot...."])
+def test_every_flipped_bit_in_an_acknowledged_frame_of_the_journal_is_found(
+    killed, monkeypatch, boot_id
+):
+    monkeypatch.setattr(journal, "boot_id", lambda: boot_id)
     frames = unapplied_frames(killed)
     chance = random.Random(5)
     missed = []

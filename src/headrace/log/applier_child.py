@@ -22,6 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from headrace.config import Config
+from headrace.errors import StoreFailedError
 from headrace.log import journal
 from headrace.log.applier import Applier
 from headrace.log.catalogue import BACKUP_NAME, Catalogue
@@ -76,19 +77,15 @@ def apply_file(applier: Applier, path: Path, until: int, last: int) -> list[str]
     reports: list[str] = []
     entries: list[journal.Entry] = []
     for item in journal.read_frames(path, until):
-        if isinstance(item, journal.Problem):
-            reports.append(f"journal {item.file} at byte {item.position}: {item.reason}")
-            continue
-        entries += item.entries
-        entries += [
-            problem.entry
-            for problem in item.problems
-            if problem.entry is not None and problem.entry.kind == journal.LOST
-        ]
-        reports += [
-            f"journal {problem.file} at byte {problem.position}: {problem.reason}"
-            for problem in item.problems
-        ]
+        problems = [item] if isinstance(item, journal.Problem) else item.problems
+        for problem in problems:
+            report = f"journal {problem.file} at byte {problem.position}: damage: {problem.reason}"
+            if problem.entry is None and problem.position:
+                # Nothing says what it was. The next start keeps it in quarantine, and topics jump ahead.
+                raise StoreFailedError(report)
+            reports.append(report)
+        if isinstance(item, journal.Frame):
+            entries += item.entries
     return reports + [str(damage) for damage in applier.apply(entries, last)]
 
 

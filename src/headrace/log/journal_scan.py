@@ -28,6 +28,10 @@ class JournalScan:
         self.reports: list[str] = []
         """What was found, in words for an operator."""
         self.damages: list[tuple[Path, journal.Problem]] = []
+        self.unfinished: list[journal.Problem] = []
+        """Bad frames and entries that need not be there."""
+        self.headless: list[Path] = []
+        """Files that hold commits and have lost their header."""
         self.lost_unknown = False
         """Whether something acknowledged was lost and nothing says of which topics."""
         headers = {path: journal.read_header(path) for path in layout.journal_files()}
@@ -43,6 +47,8 @@ class JournalScan:
         # A rebuilt catalogue does not know what is applied: the journal is read as far back as it goes.
         first = min(numbers, default=1) if rebuilt else meta.applied + 1
         missing = [number for number in range(first, self._vouched + 1) if number not in numbers]
+        self.missing = missing
+        """The numbers of commits that must be there and are not."""
         self.is_ahead = first in missing and not any(file.covers(first) for file in self._files)
         """Whether the journal begins later than the catalogue ends."""
         for file in self._files:
@@ -73,6 +79,7 @@ class JournalScan:
     def _judge(self, file: "_File", numbers: set[int]) -> None:
         applied = self._meta.applied
         if file.header is None and file.last > applied:
+            self.headless.append(file.path)
             self.reports.append(f"journal {file.path.name}: damage: its header cannot be read")
         for before, problem in file.bad_frames:
             number = before + 1
@@ -88,6 +95,8 @@ class JournalScan:
         if damage:
             self.damages.append((file.path, problem))
             self.lost_unknown |= problem.entry is None
+        else:
+            self.unfinished.append(problem)
         self.reports.append(
             f"journal {problem.file} at byte {problem.position}: {problem.reason}, "
             + ("damage: kept in quarantine" if damage else "never acknowledged: dropped")

@@ -5,7 +5,6 @@ The truth is in the catalogue and, for commits not applied yet, here.
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from itertools import islice
 
 import msgspec
 
@@ -23,9 +22,9 @@ class Producers:
     def __init__(self, catalogue: Catalogue, cached_max: int = CACHED_MAX) -> None:
         self._catalogue = catalogue
         self._cached_max = cached_max
-        self._recent: OrderedDict[_Key, Recent] = OrderedDict()
-        self._unapplied: OrderedDict[_Key, int] = OrderedDict()
-        """The last commit of those the catalogue does not know of yet: they are never forgotten."""
+        self._cached: OrderedDict[_Key, Recent] = OrderedDict()
+        self._unapplied: OrderedDict[_Key, tuple[int, Recent]] = OrderedDict()
+        """Those the catalogue does not know all of yet, with their last commit: never forgotten."""
         self._waiting: dict[_Key, dict[int, list[Callable[[Stored], None]]]] = defaultdict(dict)
 
     def known(self, topic: Topic, producer: str, number: int) -> Stored | None:
@@ -49,12 +48,13 @@ class Producers:
     def stored(self, topic: Topic, producer: str, number: int, end: int, sequence: int) -> None:
         """The append is durable in this commit: answer everyone who waits for it."""
         key = (topic.name, producer)
-        recent = self._load(key)
+        recent = [*self._load(key), (number, end)][-RECENT_MAX:]
+        self._cached.pop(key, None)
         if sequence:
-            self._unapplied[key] = sequence
+            self._unapplied[key] = sequence, recent
             self._unapplied.move_to_end(key)
-        recent.append((number, end))
-        del recent[:-RECENT_MAX]
+        else:
+            self._cache(key, recent)  # a `memory` topic's: the catalogue will never know
         waiting = self._waiting[key].pop(number)
         if not self._waiting[key]:
             del self._waiting[key]
@@ -65,25 +65,21 @@ class Producers:
 
     def applied(self, sequence: int) -> None:
         """The catalogue holds everything up to this commit."""
-        while self._unapplied and next(iter(self._unapplied.values())) <= sequence:
-            self._unapplied.popitem(last=False)
-        self._forget()
+        while self._unapplied and next(iter(self._unapplied.values()))[0] <= sequence:
+            key, (_, recent) = self._unapplied.popitem(last=False)
+            self._cache(key, recent)
 
     def _load(self, key: _Key) -> Recent:
-        recent = self._recent.get(key)
+        if key in self._unapplied:
+            return self._unapplied[key][1]
+        recent = self._cached.pop(key, None)
         if recent is None:
             row = self._catalogue.producer(key[0].encode(), key[1].encode())
             recent = msgspec.msgpack.decode(row.recent, type=Recent) if row is not None else []
-            self._recent[key] = recent
-            self._forget()
-        else:
-            self._recent.move_to_end(key)
+        self._cache(key, recent)
         return recent
 
-    def _forget(self) -> None:
-        """Forget those that were asked for least lately, and that the catalogue remembers."""
-        excess = len(self._recent) - self._cached_max
-        if excess > 0:
-            known = (key for key in self._recent if key not in self._unapplied)
-            for key in list(islice(known, excess)):
-                del self._recent[key]
+    def _cache(self, key: _Key, recent: Recent) -> None:
+        self._cached[key] = recent
+        if len(self._cached) > self._cached_max:
+            self._cached.popitem(last=False)

@@ -56,7 +56,8 @@ class ReadSide:
                 run = self._run_at(topic, row.offset) if row is not None else None
                 if run is not None:
                     return position_in(run, topic.epoch, ordinal=ordinal)
-        return Position(topic.epoch, tail_start(topic), topic.end_ordinal)
+        # It is lost, or was skipped: the next record that there is.
+        return locate_time(topic, 0)
 
     def locate_time(self, topic: Topic, ms: int) -> Position:
         for segment in self.segment_rows(topic):
@@ -114,6 +115,7 @@ class TopicReader:
         self._ordinal: int | None = None
 
     def read(self, offset: int, bytes_max: int) -> Chunk:
+        offset = max(offset, self._topic.start_offset)
         chunk = self.read_runs(offset, bytes_max)
         if chunk.runs:
             first = chunk.runs[0]

@@ -111,7 +111,10 @@ def _too_much(config: Config, catalogue: Catalogue) -> Iterator[Expired]:
             limit = config.rule(name).retention_bytes
             if not limit or row.end_offset - row.start_offset <= limit:
                 continue
+            # Offsets may skip where nothing is stored: only segments say how much there is.
+            later = 0
             for segment in reversed(catalogue.segments(row.id)):
-                if row.end_offset - segment.end >= limit and segment.end > row.start_offset:
+                if later >= limit and segment.end > row.start_offset:
                     yield Expired(name, Position(row.epoch, segment.end, segment.end_ordinal))
                     break
+                later += segment.end - segment.base

@@ -52,6 +52,8 @@ def locate_time(topic: Topic, ms: int) -> Position:
     if number == len(topic.tail):
         return topic.end
     entry = decode_entry(topic.tail[number])
+    if entry.offset < topic.start_offset:
+        return topic.start
     return Position(topic.epoch, entry.offset, entry.ordinal)
 
 

@@ -80,17 +80,19 @@ class _Check:
     def _check_journal(self) -> dict[int, Life]:
         """What the journal adds to topics, each with what is damaged of it there."""
         first = self._read_journal()
-        if not first.damages and not first.unfinished:
+        if not first.all_damages and not first.unfinished:
             return first.lives
+        # Only what is seen twice: a server may have been at work where the first reading was.
         second = self._read_journal()
-        lives = {life.name: life for life in second.lives.values()}
-        for damage in second.damages:
-            if damage in first.damages:
-                life = lives.get(damage.topic or "")
-                (life or self._report).damages.append(damage)
-        for damage in second.unfinished:
-            if damage in first.unfinished:
-                self._report.notes.append(f"{damage}; a write that was never acknowledged")
+        seen = first.all_damages
+        for life in second.lives.values():
+            life.damages = [damage for damage in life.damages if damage in seen]
+        self._report.damages += [damage for damage in second.damages if damage in seen]
+        self._report.notes += [
+            f"{one}: a write that was never acknowledged"
+            for one in second.unfinished
+            if one in first.unfinished
+        ]
         return second.lives
 
     def _read_journal(self) -> JournalCheck:

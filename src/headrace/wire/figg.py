@@ -32,15 +32,17 @@ _HEADER_BYTES = 8
 _TOPIC_FIELD_MAX = 4 + TOPIC_BYTES_MAX
 _PAYLOAD_FIELD_MAX = RECORD_HEADER_BYTES + PAYLOAD_BYTES_MAX
 
-_FRAME_BYTES_MAX = {
+_TO_SERVER_BYTES_MAX = {
     ATTACH: 2 + _TOPIC_FIELD_MAX + 8,
-    ATTACHED: _TOPIC_FIELD_MAX + 8,
     DETACH: _TOPIC_FIELD_MAX,
-    DETACHED: _TOPIC_FIELD_MAX,
     PUBLISH: _TOPIC_FIELD_MAX + 8 + _PAYLOAD_FIELD_MAX,
+    PING: 8,
+}
+_TO_CLIENT_BYTES_MAX = {
+    ATTACHED: _TOPIC_FIELD_MAX + 8,
+    DETACHED: _TOPIC_FIELD_MAX,
     ACK: 8,
     DATA: _TOPIC_FIELD_MAX + 8 + _PAYLOAD_FIELD_MAX,
-    PING: 8,
     PONG: 8,
 }
 _NAMES = ("", "ATTACH", "ATTACHED", "DETACH", "DETACHED", "PUBLISH", "ACK", "DATA", "PING", "PONG")
@@ -228,7 +230,7 @@ class ServerDecoder(_Decoder):
                 if end - position < _HEADER_BYTES:
                     break
                 kind, version, size = _HEADER.unpack_from(data, position)
-                _check_header(kind, version, size)
+                _check_header(kind, version, size, _TO_SERVER_BYTES_MAX, "a client")
                 stop = position + _HEADER_BYTES + size
                 if stop > end:
                     need = _HEADER_BYTES + size
@@ -281,9 +283,7 @@ class ServerDecoder(_Decoder):
             return Ping(_only_u64(data, body, stop))
         if kind == DETACH:
             return Detach(self._only_topic(data, body, stop))
-        if kind == ATTACH:
-            return self._attach(data, body, stop)
-        raise _BadFrameError(f"{_NAMES[kind]} is sent by servers only")
+        return self._attach(data, body, stop)
 
     def _only_topic(self, data: bytes, body: int, stop: int) -> str:
         after = _topic_end(data, body, stop)
@@ -339,7 +339,7 @@ class ClientDecoder(_Decoder):
                 if end - position < _HEADER_BYTES:
                     break
                 kind, version, size = _HEADER.unpack_from(data, position)
-                _check_header(kind, version, size)
+                _check_header(kind, version, size, _TO_CLIENT_BYTES_MAX, "a server")
                 stop = position + _HEADER_BYTES + size
                 if stop > end:
                     need = _HEADER_BYTES + size
@@ -373,8 +373,6 @@ class ClientDecoder(_Decoder):
             return Ack(_only_u64(data, body, stop))
         if kind == PONG:
             return Pong(_only_u64(data, body, stop))
-        if kind not in (ATTACHED, DETACHED):
-            raise _BadFrameError(f"{_NAMES[kind]} is sent by clients only")
         after = _topic_end(data, body, stop)
         topic = self._topic(data[body + 4 : after])
         tail = 8 if kind == ATTACHED else 0
@@ -405,15 +403,11 @@ def encode_detached(topic: str) -> bytes:
 
 def encode_publish(topic: str, seq_num: int, payload: bytes) -> bytes:
     field = _topic_field(topic)
-    size = len(field) + 12 + len(payload)
-    return b"".join(
-        (
-            _HEADER.pack(PUBLISH, VERSION, size),
-            field,
-            _SEQ_AND_SIZE.pack(seq_num, len(payload)),
-            payload,
-        )
+    length = len(payload)
+    head = _publish_struct(len(field)).pack(
+        PUBLISH, VERSION, len(field) + 12 + length, field, seq_num, length
     )
+    return head + payload
 
 
 def encode_ack(seq_num: int) -> bytes:
@@ -456,6 +450,7 @@ def _frame(kind: int, body: bytes) -> bytes:
     return _HEADER.pack(kind, VERSION, len(body)) + body
 
 
+@lru_cache(maxsize=_TOPICS_CACHED_MAX)
 def _topic_field(topic: str) -> bytes:
     encoded = topic.encode()
     return _U32.pack(len(encoded)) + encoded
@@ -519,12 +514,14 @@ def _same_struct(number_at: int, record_bytes: int) -> struct.Struct:
     return struct.Struct(">" + f"{number_at}xQ{record_bytes}s" * _SAME_FRAMES)
 
 
-def _check_header(kind: int, version: int, size: int) -> None:
-    limit = _FRAME_BYTES_MAX.get(kind)
-    if limit is None:
+def _check_header(kind: int, version: int, size: int, limits: dict[int, int], sender: str) -> None:
+    if kind not in range(1, len(_NAMES)):
         raise _BadFrameError(f"unknown message type {kind}")
     if version != VERSION:
         raise _BadFrameError(f"protocol version {version}, only {VERSION} is spoken here")
+    limit = limits.get(kind)
+    if limit is None:
+        raise _BadFrameError(f"{_NAMES[kind]} is not for {sender} to send")
     if size > limit:
         raise _BadFrameError(f"{_NAMES[kind]} announces {size} bytes, at most {limit} are allowed")
 
