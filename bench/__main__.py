@@ -99,6 +99,7 @@ def _run(name: str, options: Options, done: list[Part], out: Console) -> Part:
                 out.print(f"{name}: {text}", style="dim", highlight=False)
 
         part = _part(name, done)(options, say)
+    part.note_disturbances()
     table.print_part(out, part)
     return part
 

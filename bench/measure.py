@@ -16,7 +16,8 @@ from pathlib import Path
 from bench.process import TICKS_PER_S, Server
 
 CORES = os.cpu_count() or 1
-QUIET_WAIT_S_MAX, QUIET_SHARE = 30.0, 0.05
+QUIET_WAIT_S_MAX, QUIET_SHARE = 20.0, 0.05
+DISTURBED_SHARE = 0.1
 
 
 @dataclass
@@ -100,6 +101,16 @@ class Part:
         spread = (min(ratios), max(ratios))
         middle = statistics.median(ratios)
         self.checks.append(Check(self.name, claim, middle, limit, at_least=at_least, spread=spread))
+
+    def note_disturbances(self) -> None:
+        """Says when the machine was not the benchmark's own."""
+        runs = [run for repeats in self.runs.values() for run in repeats]
+        disturbed = [run.other_busy for run in runs if run.other_busy > DISTURBED_SHARE]
+        if disturbed:
+            self.notes.append(
+                f"disturbed: in {len(disturbed)} of {len(runs)} runs other processes used"
+                f" {min(disturbed):.0%} to {max(disturbed):.0%} of the machine"
+            )
 
     def as_json(self) -> dict[str, object]:
         return {

@@ -102,10 +102,18 @@ class Server:
         self.kill()
         return time.monotonic() - began
 
+    def pause_children(self) -> None:
+        """SIGSTOP to the child processes, so that background work stays undone."""
+        for pid in process_tree(self.pid)[1:]:
+            os.kill(pid, signal.SIGSTOP)
+
     def kill(self) -> None:
-        """SIGKILL to the whole process group, which `spawn` made for this server alone."""
+        """SIGKILL to the process and its descendants, and to the group that `spawn` made for it."""
         if self.process is None:
             return
+        for pid in process_tree(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_TIMEOUT_S)

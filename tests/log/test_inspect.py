@@ -6,6 +6,7 @@ import pytest
 
 from headrace.config import Config, Journal, Segment
 from headrace.errors import BadTopicNameError, DataDirectoryError, UnknownTopicError
+from headrace.log.catalogue import DamagedCatalogueError
 from headrace.log.inspect import inspect_topic
 from headrace.testing.store import StepStore
 
@@ -93,3 +94,12 @@ def test_what_is_no_topic_is_said(store, data, tmp_path):
         inspect_topic(data, "")
     with pytest.raises(DataDirectoryError, match="there is no such directory"):
         inspect_topic(tmp_path / "missing", "t")
+
+
+def test_a_catalogue_that_may_not_be_read_is_not_called_damaged(store, data):
+    store.close()
+    (data / "catalogue.sqlite").rename(data / "elsewhere")
+    (data / "catalogue.sqlite").mkdir()
+    with pytest.raises(DataDirectoryError, match="unable to open") as raised:
+        inspect_topic(data, "t")
+    assert not isinstance(raised.value, DamagedCatalogueError)

@@ -512,6 +512,13 @@ def test_a_catalogue_that_is_none_is_damage(sound):
     assert verify(sound, ["one"]).damaged
 
 
+def test_a_catalogue_that_is_missing_is_damage(sound):
+    (sound / "catalogue.sqlite").unlink()
+    assert [str(damage) for damage in verify(sound).damages] == [
+        "catalogue.sqlite: the file is missing"
+    ]
+
+
 def test_a_damaged_backup_is_found(sound):
     backup = sound / "catalogue.backup.sqlite"
     shutil.copy(sound / "catalogue.sqlite", backup)
@@ -526,7 +533,7 @@ def test_files_the_catalogue_does_not_name_are_noted(sound):
     (sound / "segments" / "a note of mine.txt").write_bytes(b"foo")
     report = verify(sound)
     assert not report.damaged
-    assert report.notes[0].startswith("2 files in segments are not the catalogue's")
+    assert report.notes[0].startswith("2 files are not the catalogue's and do not count")
 
 
 # While a server works there

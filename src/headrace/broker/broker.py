@@ -42,21 +42,8 @@ class Broker:
 
     def publish(self, records: dict[str, list[bytes]], done: Callable[[], None]) -> None:
         """Append to every topic; `done` is called once, when all of it is durable."""
-        store = self.store
-        if len(records) == 1:
-            for name, batch in records.items():
-                store.append(store.topic(name), batch, done)
-            return
-        waiting = len(records)
-
-        def one_done() -> None:
-            nonlocal waiting
-            waiting -= 1
-            if not waiting:
-                done()
-
-        for name, batch in records.items():
-            store.append(store.topic(name), batch, one_done)
+        topic = self.store.topic
+        self.store.append({topic(name): batch for name, batch in records.items()}, done)
 
     # Subscribing
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -82,11 +82,24 @@ class _Plan:
     """What will become of one topic."""
 
     row: TopicRow
+    """As it was, but for its start; what changes with every entry is beside it."""
+    end_offset: int
+    end_ordinal: int
+    last_ms: int
     pieces: list[Piece] = field(default_factory=list)
     changed: list[SegmentRow] = field(default_factory=list)
     created: bool = False
     destroyed: bool = False
     trimmed: bool = False
+
+    @classmethod
+    def of(cls, row: TopicRow, *, created: bool = False) -> Self:
+        return cls(row, row.end_offset, row.end_ordinal, row.last_ms, created=created)
+
+    def final_row(self) -> TopicRow:
+        return self.row._replace(
+            end_offset=self.end_offset, end_ordinal=self.end_ordinal, last_ms=self.last_ms
+        )
 
 
 @dataclass(slots=True)
@@ -232,7 +245,7 @@ class Applier:
                         if segment.end <= plan.row.start_offset:
                             catalogue.drop_segment(plan.row.id, segment.base)
                             dropped += self._paths(segment)
-            live = [plan.row for plan in batch.plans.values() if not plan.destroyed]
+            live = [plan.final_row() for plan in batch.plans.values() if not plan.destroyed]
             catalogue.put(live)
             for plan in batch.plans.values():
                 if plan.created and not plan.destroyed:
@@ -287,7 +300,9 @@ class _Batch:
 
     def add(self, entry: journal.Entry) -> None:
         if entry.kind == journal.APPEND:
-            self._append(entry)
+            plan = self.plans.get(entry.topic_id) or self._plan(entry.topic_id)
+            if plan is not None and not plan.destroyed:
+                self._append(plan, entry)
         elif entry.kind == journal.CREATE:
             self._create(entry)
         elif entry.kind == journal.LOST:
@@ -308,7 +323,7 @@ class _Batch:
             row = self._catalogue.topic_by_id(topic_id)
             if row is None:
                 return None
-            plan = self.plans[topic_id] = _Plan(row)
+            plan = self.plans[topic_id] = _Plan.of(row)
         return None if plan.destroyed else plan
 
     def _create(self, entry: journal.Entry) -> None:
@@ -335,26 +350,22 @@ class _Batch:
             entry.ordinal,
             entry.ms,
         )
-        self.plans[entry.topic_id] = _Plan(row, created=True)
+        self.plans[entry.topic_id] = _Plan.of(row, created=True)
         self.tombstones.pop(create.name, None)
 
-    def _append(self, entry: journal.Entry) -> None:
-        plan = self._plan(entry.topic_id)
-        if plan is None:
+    def _append(self, plan: _Plan, entry: journal.Entry) -> None:
+        _, _, offset, ordinal, count, ms, extra, data = entry
+        if extra:
+            self._produced(plan.row.name, entry)
+        end = offset + len(data)
+        if end <= plan.end_offset:
             return
-        row = plan.row
-        if entry.extra:
-            self._produced(row.name, entry)
-        if entry.end <= row.end_offset:
-            return
-        if entry.offset > row.end_offset:
-            self._damage(row, entry.offset, entry.ordinal)
-        plan.pieces.append(
-            Piece(entry.offset, entry.ordinal, entry.record_count, entry.ms, entry.data)
-        )
-        plan.row = row._replace(
-            end_offset=entry.end, end_ordinal=entry.ordinal + entry.record_count, last_ms=entry.ms
-        )
+        if offset > plan.end_offset:
+            self._damage(plan, offset, ordinal)
+        plan.pieces.append(Piece(offset, ordinal, count, ms, data))
+        plan.end_offset = end
+        plan.end_ordinal = ordinal + count
+        plan.last_ms = ms
 
     def _lost(self, entry: journal.Entry) -> None:
         """Go on behind what is lost: its offsets were given out and must not come to mean other bytes."""
@@ -363,19 +374,19 @@ class _Batch:
             return
         if entry.extra:
             self._produced(plan.row.name, entry)  # it was stored once, and must not be again
-        if entry.end <= plan.row.end_offset:
+        if entry.end <= plan.end_offset:
             return
         end_ordinal = entry.ordinal + entry.record_count
-        self._damage(plan.row, entry.end, end_ordinal)
-        plan.row = plan.row._replace(end_offset=entry.end, end_ordinal=end_ordinal)
+        self._damage(plan, entry.end, end_ordinal)
+        plan.end_offset, plan.end_ordinal = entry.end, end_ordinal
 
-    def _damage(self, row: TopicRow, end: int, end_ordinal: int) -> None:
+    def _damage(self, plan: _Plan, end: int, end_ordinal: int) -> None:
         self.damages.append(
             Damage(
-                row.name.decode(),
-                row.end_offset,
+                plan.row.name.decode(),
+                plan.end_offset,
                 end,
-                row.end_ordinal,
+                plan.end_ordinal,
                 end_ordinal,
                 "the journal is damaged there",
             )
@@ -396,11 +407,10 @@ class _Batch:
     def _trim(self, entry: journal.Entry) -> None:
         plan = self._plan(entry.topic_id)
         if plan is not None and entry.offset > plan.row.start_offset:
-            row = plan.row._replace(start_offset=entry.offset, start_ordinal=entry.ordinal)
-            if row.end_offset < row.start_offset:
+            plan.row = plan.row._replace(start_offset=entry.offset, start_ordinal=entry.ordinal)
+            if plan.end_offset < entry.offset:
                 # What was trimmed did not survive a crash of the machine.
-                row = row._replace(end_offset=entry.offset, end_ordinal=entry.ordinal)
-            plan.row = row
+                plan.end_offset, plan.end_ordinal = entry.offset, entry.ordinal
             plan.trimmed = True
 
     def _destroy(self, entry: journal.Entry) -> None:

@@ -7,6 +7,7 @@ applied. It shares the server's lock on the data directory and dies with it. The
 
 import ctypes
 import errno
+import gc
 import os
 import pickle
 import signal
@@ -104,14 +105,16 @@ def main() -> None:
         return
     try:
         _serve(config, line)
-    except EOFError:
-        pass
+    except (EOFError, ConnectionError):
+        pass  # the server hung up
     except Exception as error:
         send_bytes(line, msgspec.msgpack.encode(Failed(f"the applier failed: {error!r}")))
         raise
 
 
 def _serve(config: Config, line: socket.socket) -> None:
+    # Entries are many and hold no cycles: looking for those again and again costs a sixth of the time.
+    gc.disable()
     disk = Disk()
     layout = Layout(config.data_dir)
     catalogue = Catalogue.open(layout.root)

@@ -234,7 +234,9 @@ class Catalogue:
     def topic_by_id(self, topic_id: int) -> TopicRow | None:
         return self._one(TopicRow, "WHERE id = ?", topic_id)
 
-    def topics(self, prefix: bytes = b"", after: bytes = b"", limit: int = -1) -> Iterator[TopicRow]:
+    def topics(
+        self, prefix: bytes = b"", after: bytes = b"", limit: int = -1
+    ) -> Iterator[TopicRow]:
         """Topics in the order of their names."""
         where = "WHERE name >= ? AND name > ? AND name < ? ORDER BY name LIMIT ?"
         past = prefix + b"\xff" * TOPIC_BYTES_MAX  # no UTF-8 contains this byte

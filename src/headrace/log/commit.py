@@ -1,6 +1,6 @@
 """One group commit: what is gathered for it, and the journal entries it becomes. Writes nothing itself."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -41,6 +41,16 @@ class Commit:
         self.waiters: list[Callable[[], None]] = []
         self.bytes = 0
 
+    def add(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
+        appends = self.appends
+        for topic, records in batches.items():
+            known = appends.get(topic)
+            if known is None:
+                appends[topic] = records
+            else:
+                known += records
+        self.waiters.append(done)
+
     def mentions(self, topic: Topic) -> bool:
         return (
             topic in self.appends
@@ -58,8 +68,6 @@ class Encoded(NamedTuple):
     """In the order in which they must be applied."""
     body_bytes: int
     appended: list[Appended]
-    tails: list[tuple[Topic, bytes, int]]
-    """The entries each topic's tail gets, with the number of records in them."""
     sync: bool
 
 
@@ -72,39 +80,33 @@ class Encoder:
     def encode(self, commit: Commit, now_ms: int) -> Encoded:
         entries: list[bytes] = []
         appended: list[Appended] = []
-        tails: list[tuple[Topic, bytes, int]] = []
         sync = False
+        encode_single = journal.encode_single
         for topic, records in commit.appends.items():
             if topic.id == 0:
                 entries.append(self.create(topic, now_ms))
                 sync = True
             elif topic.durability is Durability.SYNCED:
                 sync = True
-            last = topic.last_ms
+            last_ms = topic.last_ms
             # One time for a run of records: what the index will say is what was said from the start.
-            ms = last if now_ms - last < RUN_MS_MAX else now_ms
-            end = topic.end_offset + sum(map(len, records))
-            one = Appended(topic, topic.end_offset, end, topic.end_ordinal, ms, records)
-            appended.append(one)
+            ms = last_ms if now_ms - last_ms < RUN_MS_MAX else now_ms
+            offset, ordinal = topic.end_offset, topic.end_ordinal
             if len(records) == 1:
-                entry = journal.encode_entry(
-                    journal.APPEND,
-                    topic.id,
-                    topic.end_offset,
-                    topic.end_ordinal,
-                    1,
-                    ms,
-                    b"",
-                    records[0],
-                )
-                entries.append(entry)
-                tails.append((topic, entry, 1))
+                # Many topics with a record each: the shortest way for them.
+                data = records[0]
+                end = offset + len(data)
+                made: Sequence[bytes] = (encode_single(topic.id, offset, ordinal, ms, data),)
             else:
-                self._append(one, None, entries, tails)
+                end = offset + sum(map(len, records))
+                made = _append_entries(topic.id, offset, ordinal, ms, records, None)
+            entries += made
+            appended.append(Appended(topic, offset, end, ordinal, ms, records, made))
         for once in commit.onces:
-            sync |= self._once(once, now_ms, entries, appended, tails)
+            sync |= self._once(once, now_ms, entries, appended)
         for topic, position in commit.trims:
             entries.append(_control(journal.TRIM, topic, position, now_ms, b""))
+            sync |= topic.durability is Durability.SYNCED
         for topic in commit.destroyed:
             extra = _pack(Destroy(topic.epoch))
             # Appends of the same commit come first, so the end is past them.
@@ -112,7 +114,7 @@ class Encoder:
             at = Position(topic.epoch, offset, ordinal)
             entries.append(_control(journal.DESTROY, topic, at, now_ms, extra))
             sync = True
-        return Encoded(commit, entries, sum(map(len, entries)), appended, tails, sync)
+        return Encoded(commit, entries, sum(map(len, entries)), appended, sync)
 
     def create(self, topic: Topic, now_ms: int) -> bytes:
         """The entry that makes a topic, and its number and epoch from now on."""
@@ -122,47 +124,47 @@ class Encoder:
         extra = _pack(Create(topic.name.encode(), topic.epoch, topic.durability.value.encode()))
         return _control(journal.CREATE, topic, topic.end, now_ms, extra)
 
-    def _append(
-        self,
-        appended: Appended,
-        producer: Producer | None,
-        entries: list[bytes],
-        tails: list[tuple[Topic, bytes, int]],
-    ) -> None:
-        topic, offset, _, ordinal, ms, records = appended
-        pieces = list(_pieces(records))
-        extra = b""
-        for left, piece in zip(reversed(range(len(pieces))), pieces, strict=True):
-            data = b"".join(piece)
-            if producer is not None:
-                extra = _pack(Producer(producer.name, producer.number, left))
-            entry = journal.encode_entry(
-                journal.APPEND, topic.id, offset, ordinal, len(piece), ms, extra, data
-            )
-            entries.append(entry)
-            tails.append((topic, entry, len(piece)))
-            offset += len(data)
-            ordinal += len(piece)
-
     def _once(
-        self,
-        once: Once,
-        now_ms: int,
-        entries: list[bytes],
-        appended: list[Appended],
-        tails: list[tuple[Topic, bytes, int]],
+        self, once: Once, now_ms: int, entries: list[bytes], appended: list[Appended]
     ) -> bool:
-        topic = once.topic
-        made = topic.id == 0
-        if made:
+        topic, records = once.topic, once.records
+        created = topic.id == 0
+        if created:
             entries.append(self.create(topic, now_ms))
         offset, ordinal = _end(topic, appended)
         ms = topic.last_ms if now_ms - topic.last_ms < RUN_MS_MAX else now_ms
-        end = offset + sum(map(len, once.records))
-        one = Appended(topic, offset, end, ordinal, ms, once.records)
-        appended.append(one)
-        self._append(one, Producer(once.producer.encode(), once.number), entries, tails)
-        return made or topic.durability is Durability.SYNCED
+        end = offset + sum(map(len, records))
+        producer = Producer(once.producer.encode(), once.number)
+        made = _append_entries(topic.id, offset, ordinal, ms, records, producer)
+        entries += made
+        appended.append(Appended(topic, offset, end, ordinal, ms, records, made))
+        return created or topic.durability is Durability.SYNCED
+
+
+def _append_entries(
+    topic_id: int,
+    offset: int,
+    ordinal: int,
+    ms: int,
+    records: list[bytes],
+    producer: Producer | None,
+) -> list[bytes]:
+    """The records as entries that are no longer than a run may be."""
+    pieces = list(_pieces(records))
+    entries: list[bytes] = []
+    extra = b""
+    for left, piece in zip(reversed(range(len(pieces))), pieces, strict=True):
+        data = b"".join(piece)
+        if producer is not None:
+            extra = _pack(Producer(producer.name, producer.number, left))
+        entries.append(
+            journal.encode_entry(
+                journal.APPEND, topic_id, offset, ordinal, len(piece), ms, extra, data
+            )
+        )
+        offset += len(data)
+        ordinal += len(piece)
+    return entries
 
 
 def _end(topic: Topic, appended: list[Appended]) -> tuple[int, int]:

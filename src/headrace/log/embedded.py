@@ -35,6 +35,7 @@ from headrace.log.store import Listener, Stored, Topic
 from headrace.log.tails import (
     drop_tail,
     read_tail,
+    tail_start,
 )
 from headrace.model import Durability, Position
 
@@ -160,17 +161,20 @@ class EmbeddedStore(ReadSide):
             return self._trouble or "the journal is full until the applier has caught up"
         return ""
 
-    def append(self, topic: Topic, records: list[bytes], done: Callable[[], None]) -> None:
-        commit = self._room(topic, sum(map(len, records)))
-        known = commit.appends.get(topic)
-        if known is None:
-            commit.appends[topic] = records
-        else:
-            known += records
-        commit.waiters.append(done)
-        if not self._begin_soon:
-            self._begin_soon = True
-            self._runner.soon(self._begin)
+    def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
+        journaled, in_memory = batches, None
+        for topic in batches:
+            if topic.durability is Durability.MEMORY:
+                journaled, in_memory = _divide(batches)
+                break
+        if in_memory is not None and journaled:
+            done = _countdown(2, done)
+        if in_memory is not None:
+            self._memory[-1].add(in_memory, done)
+        if journaled:
+            size = sum(map(len, chain.from_iterable(journaled.values())))
+            self._room(size).add(journaled, done)
+        self._begin_later()
 
     def append_once(
         self,
@@ -188,21 +192,21 @@ class EmbeddedStore(ReadSide):
         if known is not None:
             self._runner.soon(lambda: done(known))
             return
-        commit = self._room(topic, sum(map(len, records)))
+        commit = self._commit_for(topic, sum(map(len, records)))
         commit.onces.append(Once(topic, records, producer, number))
         self._producers.wait(topic, producer, number, done)
         self._begin_later()
 
     def trim(self, topic: Topic, position: Position, done: Callable[[], None]) -> None:
         assert topic.exists and position.offset <= topic.end_offset
-        commit = self._room(topic, 0)
+        commit = self._commit_for(topic, 0)
         commit.trims.append(Trim(topic, position))
         commit.waiters.append(done)
         self._begin_later()
 
     def destroy(self, topic: Topic, done: Callable[[], None]) -> None:
         assert topic.exists
-        commit = self._room(topic, 0)
+        commit = self._commit_for(topic, 0)
         commit.destroyed.append(topic)
         commit.waiters.append(done)
         # What comes after belongs to the next life.
@@ -212,10 +216,11 @@ class EmbeddedStore(ReadSide):
             self._seal()
         self._begin_later()
 
-    def _room(self, topic: Topic, size: int) -> Commit:
-        """The commit that takes `size` more bytes."""
-        if topic.durability is Durability.MEMORY:
-            return self._memory[-1]
+    def _commit_for(self, topic: Topic, size: int) -> Commit:
+        return self._memory[-1] if topic.durability is Durability.MEMORY else self._room(size)
+
+    def _room(self, size: int) -> Commit:
+        """The commit that takes `size` more bytes for the journal."""
         if self._failure:
             raise StoreFailedError(self._failure)
         commit = self._gathering
@@ -317,14 +322,11 @@ class EmbeddedStore(ReadSide):
     def _show(self, encoded: Encoded, sequence: int) -> None:
         """Move ends, and tell everyone who waits for it."""
         commit = encoded.commit
-        for topic, entry, _ in encoded.tails:
-            topic.tail.append(entry)
-            topic.tail_bytes += len(entry)
-        for one in encoded.appended:
-            topic = one.topic
-            topic.end_offset = one.end
-            topic.end_ordinal = one.ordinal + len(one.records)
-            topic.last_ms = one.ms
+        for topic, _, end, ordinal, ms, records, entries in encoded.appended:
+            topic.tail += entries
+            topic.end_offset = end
+            topic.end_ordinal = ordinal + len(records)
+            topic.last_ms = ms
             if topic.durability is Durability.MEMORY:
                 self._bound_memory(topic)
         for trim in commit.trims:
@@ -341,8 +343,9 @@ class EmbeddedStore(ReadSide):
             self.listener.committed(encoded.appended)
 
     def _bound_memory(self, topic: Topic) -> None:
-        while topic.tail_bytes > self._config.limits.memory_topic_bytes_max and len(topic.tail) > 1:
-            topic.tail_bytes -= len(topic.tail.pop(0))
+        limit = self._config.limits.memory_topic_bytes_max
+        while topic.end_offset - tail_start(topic) > limit and len(topic.tail) > 1:
+            del topic.tail[0]
             run = read_tail(topic, 0, 1)[0]
             _trimmed(topic, Position(topic.epoch, run.offset, run.ordinal))
 
@@ -452,5 +455,28 @@ def _destroyed(topic: Topic) -> None:
     topic.id = 0
     topic.start_offset, topic.start_ordinal = topic.end_offset, topic.end_ordinal
     topic.tail.clear()
-    topic.tail_bytes = 0
     topic.segments = None
+
+
+def _divide(
+    batches: dict[Topic, list[bytes]],
+) -> tuple[dict[Topic, list[bytes]], dict[Topic, list[bytes]]]:
+    """What goes to the journal, and what stays in memory."""
+    in_memory = {
+        topic: records
+        for topic, records in batches.items()
+        if topic.durability is Durability.MEMORY
+    }
+    return {t: records for t, records in batches.items() if t not in in_memory}, in_memory
+
+
+def _countdown(count: int, done: Callable[[], None]) -> Callable[[], None]:
+    """Call `done` when the returned function has been called `count` times."""
+
+    def one_done() -> None:
+        nonlocal count
+        count -= 1
+        if not count:
+            done()
+
+    return one_done

@@ -18,6 +18,8 @@ from headrace.log.index import HEADER_BYTES, Header, decode_header
 from headrace.log.layout import Layout
 from headrace.model import check_topic_name
 
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+
 
 def inspect_topic(data_dir: Path, name: str) -> dict[str, Any]:
     """What is on disk of a topic, in the shape of the HTTP API's answer for it."""
@@ -89,7 +91,7 @@ class CatalogueView(Catalogue):
 def open_unchanged(data_dir: Path, name: str = FILE_NAME) -> Iterator[CatalogueView]:
     """The catalogue of a directory that may be read-only, in use, or copied from elsewhere.
 
-    SQLite's own read-only mode would leave its shared memory file behind, owned by whoever looked.
+    SQLite's own read-only mode would leave its log and shared memory files behind.
     """
     path = data_dir / name
     if not path.exists():
@@ -109,7 +111,10 @@ def open_unchanged(data_dir: Path, name: str = FILE_NAME) -> Iterator[CatalogueV
             stack.callback(db.close)
             db.execute("SELECT 1 FROM meta").fetchone()
         except sqlite3.DatabaseError as error:
-            raise DamagedCatalogueError(f"{data_dir / name}: {error}") from error
+            text = f"{data_dir / name}: {error}"
+            # A full disk or a missing permission is no damage.
+            damaged = error.sqlite_errorcode & 0xFF in _DAMAGED
+            raise (DamagedCatalogueError if damaged else DataDirectoryError)(text) from error
         yield CatalogueView(db, data_dir / name)
 
 

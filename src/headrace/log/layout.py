@@ -61,10 +61,12 @@ class Layout:
         try:
             self.root.mkdir(mode=0o750, parents=True, exist_ok=True)
             self.journal.mkdir(exist_ok=True)
-            if not (self.segments / f"{SEGMENT_DIRECTORIES - 1:02x}").exists():
-                self.segments.mkdir(exist_ok=True)
-                for number in range(SEGMENT_DIRECTORIES):
-                    (self.segments / f"{number:02x}").mkdir(exist_ok=True)
+            self.segments.mkdir(exist_ok=True)
+            there = set(os.listdir(self.segments))
+            missing = {f"{number:02x}" for number in range(SEGMENT_DIRECTORIES)} - there
+            if missing:
+                for name in missing:
+                    (self.segments / name).mkdir()
                 for directory in (self.segments, self.root):
                     _sync_directory(directory)
         except OSError as error:

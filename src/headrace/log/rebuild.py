@@ -49,9 +49,7 @@ _NEW_NAME = "catalogue.rebuilt.sqlite"
 def repair_segments(layout: Layout, disk: Disk, catalogue: Catalogue) -> list[str]:
     """Bring files and catalogue into step; returns what an operator should know."""
     reports: list[str] = []
-    sizes = {
-        file.path: file.size for suffix in (".log", ".idx") for file in layout.files(suffix)
-    }
+    sizes = {file.path: file.size for suffix in (".log", ".idx") for file in layout.files(suffix)}
     repaired: list[SegmentRow] = []
     for segment in catalogue.all_segments():
         path = layout.segment(segment.topic_id, segment.base)
@@ -145,7 +143,9 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
     """
     old = _Salvage(layout)
     found = _Found(layout)
-    topics = [row for topic_id in {*found.segments, *old.topics} if (row := _topic(topic_id, found, old))]
+    topics = [
+        row for topic_id in {*found.segments, *old.topics} if (row := _topic(topic_id, found, old))
+    ]
     kept: dict[bytes, TopicRow] = {}
     for row in sorted(topics):
         # Of two lives of a name the earlier was destroyed, and its files were not deleted any more.
@@ -167,7 +167,9 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
         catalogue.put(old.producers.values())
         catalogue.put_meta(
             Meta(
-                next_topic_id=max([old.meta.next_topic_id, *(number + 1 for number in found.ids | ids)]),
+                next_topic_id=max(
+                    [old.meta.next_topic_id, *(number + 1 for number in found.ids | ids)]
+                ),
                 floor_offset=floor_offset,
                 floor_ordinal=floor_ordinal,
                 floor_epoch=floor_epoch,
@@ -289,9 +291,7 @@ def _set_aside(path: Path) -> None:
             os.replace(old, path.with_name(f"damaged-{stamp}-{old.name}"))
 
 
-def _set_aside_segments(
-    layout: Layout, known: set[tuple[int, int]], reports: list[str]
-) -> None:
+def _set_aside_segments(layout: Layout, known: set[tuple[int, int]], reports: list[str]) -> None:
     """Keep files that nothing vouches for: what the journal does not hold, someone may want to see."""
     for suffix in (".log", ".idx"):
         for file in layout.files(suffix):

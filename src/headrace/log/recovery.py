@@ -132,9 +132,7 @@ def _jump(
         meta = catalogue.meta()
         catalogue.put(
             [
-                row._replace(
-                    end_offset=row.end_offset + JUMP, end_ordinal=row.end_ordinal + JUMP
-                )
+                row._replace(end_offset=row.end_offset + JUMP, end_ordinal=row.end_ordinal + JUMP)
                 for row in graves
             ]
         )

@@ -47,7 +47,9 @@ class Retention:
         jumped_s = abs(wall_s - self._checked[0] - passed_s)
         self._checked = (wall_s, monotonic_s)
         if jumped_s > self._config.retention.clock_jump_s:
-            logger.warning("the clock jumped by %.0f s: retention waits for the next check", jumped_s)
+            logger.warning(
+                "the clock jumped by %.0f s: retention waits for the next check", jumped_s
+            )
             return
         self._running = True
         now_ms = int(wall_s * 1000)
@@ -65,7 +67,9 @@ class Retention:
             start = expired.start
             # Meanwhile the topic may have been destroyed, or made anew.
             if topic.exists and topic.epoch == start.epoch and start.offset > topic.start_offset:
-                logger.info("topic %r: forgetting records before offset %d", topic.name, start.offset)
+                logger.info(
+                    "topic %r: forgetting records before offset %d", topic.name, start.offset
+                )
                 self._store.trim(topic, start, lambda: None)
 
 

@@ -95,7 +95,9 @@ class Segments:
             if fd is not None:
                 os.close(fd)
 
-    def read(self, segment: SegmentRow, offset: int, bytes_max: int, row: int | None = None) -> Block:
+    def read(
+        self, segment: SegmentRow, offset: int, bytes_max: int, row: int | None = None
+    ) -> Block:
         """Runs from the one that contains `offset`, at least one where there is any.
 
         `row` is where an earlier block ended, which saves the search.
@@ -115,7 +117,9 @@ class Segments:
                     break
                 row += 1
                 if candidate is None:
-                    damaged.append(DamagedRun(path, position, position, 0, 0, "an index row is damaged"))
+                    damaged.append(
+                        DamagedRun(path, position, position, 0, 0, "an index row is damaged")
+                    )
                     continue
                 chosen.append(candidate)
                 taken += candidate.length
@@ -172,7 +176,9 @@ class Segments:
                 runs.append(Run(row.offset, row.ordinal, row.record_count, row.ms, body))
             else:
                 damaged.append(
-                    DamagedRun(path, row.offset, row.end, row.ordinal, row.record_count, "bad checksum")
+                    DamagedRun(
+                        path, row.offset, row.end, row.ordinal, row.record_count, "bad checksum"
+                    )
                 )
 
     def _pread(self, path: Path, length: int, position: int) -> bytes:

@@ -26,7 +26,6 @@ class Topic:
         "start_offset",
         "start_ordinal",
         "tail",
-        "tail_bytes",
     )
 
     def __init__(self, name: str, durability: Durability) -> None:
@@ -41,7 +40,6 @@ class Topic:
         self.last_ms = 0
         self.tail: list[bytes] = []
         """Journal entries that are committed and not yet in segments."""
-        self.tail_bytes = 0
         self.segments: list[object] | None = None
         """The store's own memory of where the rest lies."""
 
@@ -67,6 +65,8 @@ class Appended(NamedTuple):
     ordinal: int
     ms: int
     records: list[bytes]
+    entries: Sequence[bytes]
+    """The same as journal entries."""
 
 
 class Stored(NamedTuple):
@@ -129,8 +129,8 @@ class Store(Protocol):
     def topics(self, prefix: str, after: str, limit: int) -> list[Topic]:
         """Existing topics in the order of their names' bytes."""
 
-    def append(self, topic: Topic, records: list[bytes], done: Callable[[], None]) -> None:
-        """Append whole records; `done` is called when they are as durable as the topic asks."""
+    def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
+        """Append whole records; `done` is called when all are as durable as their topics ask."""
 
     def append_once(
         self,

@@ -31,7 +31,6 @@ def drop_tail(topic: Topic, end: int) -> None:
     """Forget the entries that lie before `end`."""
     count = bisect_right(topic.tail, end, key=entry_end)
     if count:
-        topic.tail_bytes -= sum(map(len, topic.tail[:count]))
         del topic.tail[:count]
 
 

@@ -39,11 +39,17 @@ def verify(data_dir: Path, topics: Sequence[str] = (), progress: Progress | None
     layout = Layout(data_dir)
     report = Report([], [], [], False)
     try:
+        if not (data_dir / FILE_NAME).exists() and any(_segment_files(layout)):
+            raise DamagedCatalogueError(f"{data_dir / FILE_NAME}: the file is missing")
         with open_unchanged(data_dir) as view:
             _Check(layout, view, report, progress).run(topics)
-    except DamagedCatalogueError as error:
-        report.damages.append(_of_catalogue(FILE_NAME, error))
-        report.notes.append("topics cannot be checked before a server has rebuilt the catalogue")
+    except (DamagedCatalogueError, sqlite3.DatabaseError) as error:
+        damage = _of_catalogue(FILE_NAME, error)
+        if damage not in report.damages:
+            report.damages.append(damage)
+        report.notes.append(
+            "the other topics can be checked when a server has rebuilt the catalogue"
+        )
     if not topics:
         _check_backup(layout, report)
         report.notes += _set_aside(layout)
@@ -97,10 +103,7 @@ class _Check:
 
     def _read_journal(self) -> JournalCheck:
         with self._view.snapshot():
-            try:
-                return JournalCheck(self._layout, self._view)
-            except sqlite3.DatabaseError as error:
-                raise DamagedCatalogueError(f"{self._view.path}: {error}") from error
+            return JournalCheck(self._layout, self._view)
 
     def _named(self, topics: Sequence[str], lives: dict[int, Life]) -> list[int]:
         made = {life.name: topic_id for topic_id, life in lives.items() if not life.destroyed}
@@ -140,10 +143,7 @@ class _Check:
 
     def _plan(self, topic_id: int) -> tuple[TopicRow | None, list[SegmentRow]]:
         with self._view.snapshot():
-            try:
-                return self._view.topic_by_id(topic_id), self._view.segments(topic_id)
-            except sqlite3.DatabaseError as error:
-                raise DamagedCatalogueError(f"{self._view.path}: {error}") from error
+            return self._view.topic_by_id(topic_id), self._view.segments(topic_id)
 
     def _is_gone(self, segment: SegmentRow) -> bool:
         """Whether the catalogue no longer says of it what it did: deleted, or its index made anew."""
@@ -158,16 +158,15 @@ class _Check:
             self._progress(min(self._done, self._total), self._total)
 
     def _orphans(self) -> Iterator[str]:
-        """Files that no row names: normal for a moment while a server applies its journal."""
-        files = list(_segment_files(self._layout))
-        known = {(row.topic_id, row.base) for row in self._view.salvage(SegmentRow)}
-        paths = {self._layout.segment(*one) for one in known}
-        orphans = [path for path in files if path.with_suffix(".log") not in paths]
+        """Files that no row names; but without a clean stop some are in the making, or left over."""
+        if not self._view.meta().clean:
+            return
+        layout = self._layout
+        named = {layout.segment(row.topic_id, row.base) for row in self._view.salvage(SegmentRow)}
+        orphans = [p for p in _segment_files(layout) if p.with_suffix(".log") not in named]
         if orphans:
-            yield (
-                f"{len(orphans)} files in segments are not the catalogue's, such as "
-                f"{orphans[0].relative_to(self._layout.root)}: they do not count"
-            )
+            first = orphans[0].relative_to(layout.root)
+            yield f"{len(orphans)} files are not the catalogue's and do not count, such as {first}"
 
 
 def _topic_report(row: TopicRow, checks: list[SegmentCheck], life: Life | None) -> TopicReport:
@@ -216,7 +215,7 @@ def _check_backup(layout: Layout, report: Report) -> None:
         report.damages.append(_of_catalogue(BACKUP_NAME, error))
 
 
-def _of_catalogue(file: str, error: DataDirectoryError) -> Damage:
+def _of_catalogue(file: str, error: Exception) -> Damage:
     return Damage(file, str(error).partition(": ")[2] or str(error))
 
 

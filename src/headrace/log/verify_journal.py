@@ -67,14 +67,16 @@ class JournalCheck:
         if entry.kind == journal.CREATE:
             if life is None:
                 made = msgspec.msgpack.decode(entry.extra, type=Create)
+                # Its first records may still have the time of the life before it.
                 self.lives[entry.topic_id] = Life(
-                    made.name.decode(), made.epoch, entry.offset, entry.ordinal, entry.ms
+                    made.name.decode(), made.epoch, entry.offset, entry.ordinal, 0
                 )
-        elif life is None:
-            self.damages.append(Damage(file, f"topic number {entry.topic_id} was never made"))
         elif entry.kind in (journal.APPEND, journal.LOST):
-            _follow_append(file, life, entry)
-        elif entry.kind == journal.DESTROY:
+            if life is None:
+                self.damages.append(Damage(file, f"topic number {entry.topic_id} was never made"))
+            else:
+                _follow_append(file, life, entry)
+        elif entry.kind == journal.DESTROY and life is not None:
             life.destroyed = True
 
     def _life(self, topic_id: int) -> Life | None:

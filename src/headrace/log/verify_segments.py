@@ -166,8 +166,10 @@ class _File:
     def __init__(self, path: Path) -> None:
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._size = os.fstat(self._fd).st_size
         except FileNotFoundError:
             self._fd = -1
+            self._size = 0
         self._at = 0
         self._block = b""
 
@@ -186,7 +188,8 @@ class _File:
         begin = position - self._at
         if not 0 <= begin <= begin + length <= len(self._block):
             self._at, begin = position, 0
-            self._block = self._pread(position, max(length, _BLOCK_BYTES))
+            ahead = min(_BLOCK_BYTES, self._size - position)
+            self._block = self._pread(position, max(length, ahead))
             if len(self._block) < length:
                 self._block = self._pread(position, length)
         return self._block[begin : begin + length]

@@ -112,7 +112,7 @@ class Server:
             clock_ms=_clock_ms,
             wait_for_disk=False,
         )
-        self._prepare_journal(disk)
+        self._prepare_journal()
         self._broker = Broker(self._store, self._runner, self._fail)
         self._figg = FiggListener(self._broker, config.limits, self._metrics)
         self._listeners.append(
@@ -175,20 +175,15 @@ class Server:
         if not self._stopped.done():
             self._stopped.set_result(1)
 
-    def _prepare_journal(self, disk: Disk) -> None:
-        """One file must be there to begin with; the applier makes the others meanwhile."""
+    def _prepare_journal(self) -> None:
+        """Name the journal files that are ready; the applier makes the others, and waits for room."""
         size = self._config.journal.file_bytes
-        paths = [self._layout.journal_file(number) for number in range(self._config.journal.files)]
-        ready = [path for path in paths if path.exists() and path.stat().st_size == size]
-        missing = [path for path in paths if path not in ready]
-        if not ready:
-            first = missing.pop(0)
-            journal.prepare_file(disk, first, size)
-            ready.append(first)
-        for path in ready:
-            self._store.file_is_free(path)
-        for path in missing:
-            self._applier.prepare(path)
+        for number in range(self._config.journal.files):
+            path = self._layout.journal_file(number)
+            if path.exists() and path.stat().st_size == size:
+                self._store.file_is_free(path)
+            else:
+                self._applier.prepare(path)
 
     async def _tick(self, retention: Retention) -> None:
         """Everything that happens by the clock: nothing in it is done per topic."""

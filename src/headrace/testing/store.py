@@ -1,5 +1,7 @@
 """An embedded store driven by hand: real files, no threads, no processes, no clock but the one given."""
 
+import errno
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,10 +13,11 @@ from headrace.log.catalogue import Catalogue
 from headrace.log.disk import Disk
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
+from headrace.log.records import pack_record
 from headrace.log.recovery import mark_clean, recover
 from headrace.log.ring import ClosedFile
 from headrace.log.runner import StepRunner
-from headrace.log.store import Appended
+from headrace.log.store import Appended, Stored
 from headrace.model import Position
 
 BOOT_ID = b"the first boot.."
@@ -56,11 +59,12 @@ class StepStore:
         disk: Disk | None = None,
         clock: StepClock | None = None,
         boot_id: bytes = BOOT_ID,
+        listener: RecordingListener | None = None,
     ) -> None:
         self.config = config
         self.clock = clock or StepClock()
         self.runner = StepRunner()
-        self.listener = RecordingListener()
+        self.listener = listener or RecordingListener()
         self.reports: list[str] = []
         disk = disk or Disk()
         self.layout = Layout(Path(config.data_dir))
@@ -98,15 +102,16 @@ class StepStore:
 
     def append(self, topic: str, *payloads: bytes) -> None:
         """Append and commit."""
-        records = [len(payload).to_bytes(4) + payload for payload in payloads]
-        self.store.append(self.store.topic(topic), records, lambda: None)
+        self.store.append({self.store.topic(topic): _records(payloads)}, lambda: None)
         self.runner.run()
 
     def payloads(self, topic: str, offset: int = 0) -> list[bytes]:
         """Everything that can be read from `offset` on."""
         return [payload for _, payload in self.read(topic, offset)]
 
-    def read(self, topic: str, offset: int = 0, bytes_max: int = 1 << 18) -> list[tuple[int, bytes]]:
+    def read(
+        self, topic: str, offset: int = 0, bytes_max: int = 1 << 18
+    ) -> list[tuple[int, bytes]]:
         """(offset just past it, payload) of every record from `offset` on."""
         handle = self.store.topic(topic)
         reader = self.store.reader(handle)
@@ -125,6 +130,29 @@ class StepStore:
                 return found
             at = chunk.next_offset
 
+    def append_once(self, topic: str, producer: str, number: int, *payloads: bytes) -> Stored:
+        """Append under a number, and commit."""
+        answers: list[Stored] = []
+        self.store.append_once(
+            self.store.topic(topic), _records(payloads), producer, number, answers.append
+        )
+        self.runner.run()
+        return answers[0]
+
+    def destroy(self, topic: str) -> None:
+        self.store.destroy(self.store.topic(topic), lambda: None)
+        self.runner.run()
+
+    def rotate(self) -> None:
+        """Go on in the next journal file; the one before is applied while `applying`."""
+        self.store.tick(math.inf)
+        self.runner.run()
+
+    def apply_waiting(self) -> None:
+        """Apply the closed journal files, also while not `applying`."""
+        self._apply_waiting()
+        self.runner.run()
+
     def settle(self) -> None:
         """Commit and apply everything."""
         self.store.settle(lambda: None)
@@ -136,7 +164,9 @@ class StepStore:
 
     def close(self) -> None:
         """A clean stop."""
+        self.applying = True
         self.settle()
+        self.apply_waiting()
         self.crash()
         mark_clean(self.layout)
 
@@ -146,7 +176,18 @@ class StepStore:
         self._catalogue.close()
 
     def _apply_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for closed in waiting:
-            self.reports += apply_file(self._applier, *closed)
+        while self._waiting:
+            closed = self._waiting[0]
+            try:
+                self.reports += apply_file(self._applier, *closed)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                self.store.applier_waits("the disk is full")
+                return
+            del self._waiting[0]
             self.store.applied(closed.path)
+
+
+def _records(payloads: Sequence[bytes]) -> list[bytes]:
+    return [pack_record(payload) for payload in payloads]

@@ -53,8 +53,8 @@ _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
 _SEQ_AND_SIZE = struct.Struct(">QI")
 
-_TOPICS_CACHED_MAX = 4096
-"""Names a decoder remembers, so that a known one is neither decoded nor checked again."""
+_TOPICS_CACHED_MAX = 65_536
+"""Names remembered for all connections together, so that a known one is neither decoded nor checked."""
 
 
 class Attach(NamedTuple):
@@ -144,28 +144,33 @@ class _Buffer:
 
 
 class _Decoder:
-    __slots__ = ("_buffer", "_topics", "closed")
+    __slots__ = ("_buffer", "closed")
 
     def __init__(self) -> None:
         self._buffer = _Buffer()
-        self._topics: dict[bytes, str] = {}
         self.closed = False
 
-    def _topic(self, encoded: bytes) -> str:
-        topic = self._topics.get(encoded)
-        if topic is None:
-            if not encoded:
-                raise BadTopicNameError("the topic name is empty")
-            if len(encoded) > TOPIC_BYTES_MAX:
-                raise BadTopicNameError(f"the topic name has {len(encoded)} bytes")
-            try:
-                topic = encoded.decode()
-            except UnicodeDecodeError:
-                raise BadTopicNameError("the topic name is not UTF-8") from None
-            if len(self._topics) >= _TOPICS_CACHED_MAX:
-                self._topics.clear()
-            self._topics[encoded] = topic
-        return topic
+
+_topics: dict[bytes, str] = {}
+"""Known topics by their field: the name with its length before it."""
+
+
+def _topic(field: bytes) -> str:
+    topic = _topics.get(field)
+    if topic is None:
+        encoded = field[4:]
+        if not encoded:
+            raise BadTopicNameError("the topic name is empty")
+        if len(encoded) > TOPIC_BYTES_MAX:
+            raise BadTopicNameError(f"the topic name has {len(encoded)} bytes")
+        try:
+            topic = encoded.decode()
+        except UnicodeDecodeError:
+            raise BadTopicNameError("the topic name is not UTF-8") from None
+        if len(_topics) >= _TOPICS_CACHED_MAX:
+            _topics.clear()
+        _topics[field] = topic
+    return topic
 
 
 class _BadFrameError(Exception):
@@ -186,8 +191,8 @@ class ServerDecoder(_Decoder):
         records: dict[str, list[bytes]] = {}
         lowest = highest = -1
         position, end, need = 0, len(data), _HEADER_BYTES
-        # The publish loop is shaped by the previous frame: when the next one has the same topic, one
-        # unpack and one comparison read it. `field` is the topic with its length.
+        # The publish loop is shaped by the previous frame: when the next topic's name is as long and
+        # known, one unpack reads all there is to check. `field` is the topic with its length.
         field = b""
         batch: list[bytes] = []
         append, extend = batch.append, batch.extend
@@ -199,16 +204,21 @@ class ServerDecoder(_Decoder):
                 if end - position >= fast_bytes:
                     kind, version, size, again, seq_num, length = fast.unpack_from(data, position)
                     if (
-                        again == field
-                        and kind == PUBLISH
+                        kind == PUBLISH
                         and version == VERSION
                         and size == length + overhead
                         and length <= PAYLOAD_BYTES_MAX
+                        and again in _topics
                     ):
                         stop = position + _HEADER_BYTES + size
                         if stop > end:
                             need = _HEADER_BYTES + size
                             break
+                        if again != field:
+                            field = again
+                            batch = records.setdefault(_topics[field], [])
+                            append, extend = batch.append, batch.extend
+                            previous = 0
                         if size == previous:
                             same = _same_frames(data, position, end, size, payload_at)
                             if same:
@@ -218,7 +228,7 @@ class ServerDecoder(_Decoder):
                                 lowest = min(lowest, same.lowest)
                                 continue
                             # Not a stretch of equals: look again when the sizes change.
-                            size = -1
+                            size = 0
                         previous = size
                         append(data[position + payload_at : stop])
                         position = stop
@@ -238,7 +248,7 @@ class ServerDecoder(_Decoder):
                 body = position + _HEADER_BYTES
                 if kind == PUBLISH:
                     after = _topic_end(data, body, stop)
-                    topic = self._topic(data[body + 4 : after])
+                    topic = _topic(data[body:after])
                     _check_publish(data, after, stop)
                     seq_num = _U64.unpack_from(data, after)[0]
                     batch = records.setdefault(topic, [])
@@ -282,21 +292,18 @@ class ServerDecoder(_Decoder):
         if kind == PING:
             return Ping(_only_u64(data, body, stop))
         if kind == DETACH:
-            return Detach(self._only_topic(data, body, stop))
+            after = _topic_end(data, body, stop)
+            if after != stop:
+                raise _BadFrameError(f"{stop - after} bytes too many behind the topic")
+            return Detach(_topic(data[body:after]))
         return self._attach(data, body, stop)
-
-    def _only_topic(self, data: bytes, body: int, stop: int) -> str:
-        after = _topic_end(data, body, stop)
-        if after != stop:
-            raise _BadFrameError(f"{stop - after} bytes too many behind the topic")
-        return self._topic(data[body + 4 : after])
 
     def _attach(self, data: bytes, body: int, stop: int) -> Attach:
         if stop - body < 2:
             raise _BadFrameError("ATTACH ends inside its flags")
         flags = _U16.unpack_from(data, body)[0]
         after = _topic_end(data, body + 2, stop)
-        topic = self._topic(data[body + 6 : after])
+        topic = _topic(data[body + 2 : after])
         from_offset = bool(flags & FLAGS_FROM_OFFSET)
         # Without the flag the offset is unused, and some clients leave it out.
         if stop - after != 8 and (from_offset or stop != after):
@@ -349,7 +356,7 @@ class ClientDecoder(_Decoder):
                     after = _topic_end(data, body, stop)
                     _check_publish(data, after, stop)
                     messages = [(_U64.unpack_from(data, after)[0], data[after + 12 : stop])]
-                    out.append(Data(self._topic(data[body + 4 : after]), messages))
+                    out.append(Data(_topic(data[body:after]), messages))
                     if after - body != len(field):
                         fast = _publish_struct(after - body)
                         fast_bytes = fast.size
@@ -374,7 +381,7 @@ class ClientDecoder(_Decoder):
         if kind == PONG:
             return Pong(_only_u64(data, body, stop))
         after = _topic_end(data, body, stop)
-        topic = self._topic(data[body + 4 : after])
+        topic = _topic(data[body:after])
         tail = 8 if kind == ATTACHED else 0
         if stop - after != tail:
             raise _BadFrameError(f"{_NAMES[kind]} has {stop - after} bytes behind its topic")

@@ -1,0 +1,269 @@
+"""Crashes at every place of a recorded run, of the process and of the machine: nothing acknowledged is lost.
+
+The disk is a model (`headrace.testing.disk`): what was not synced may be missing, torn or zeros after the
+machine crashed. What must then be there is another (`expected.py`).
+"""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from headrace.config import Config, Journal, Segment
+from headrace.log.records import pack_record
+from headrace.testing.disk import DiskModel, Mark, Operation, RecordingDisk
+from headrace.testing.store import BOOT_ID, StepClock, StepStore
+from tests.log.conftest import tiny
+from tests.log.expected import Expected, ExpectingListener
+
+OTHER_BOOT = b"the second boot."
+
+
+class Run:
+    """A run of a store that is recorded, with marks for what was asked and answered."""
+
+    def __init__(self, path: Path, config: Config | None = None, boot_id: bytes = BOOT_ID) -> None:
+        self.disk = RecordingDisk()
+        self.path = path
+        with self.disk.record_catalogue():
+            self.store = StepStore(
+                config or small(path),
+                disk=self.disk,
+                listener=ExpectingListener(self.tell),
+                boot_id=boot_id,
+            )
+
+    def tell(self, what: str, *facts: object) -> None:
+        self.disk.mark((what, facts))
+
+    def append(self, *names: str, size: int = 20) -> None:
+        """One commit."""
+        for name in names:
+            payload = random.Random(len(self.disk.operations)).randbytes(size)
+            store = self.store.store
+            store.append({store.topic(name): [pack_record(payload)]}, lambda: None)
+        self._run()
+
+    def append_many(self, name: str, count: int) -> None:
+        store = self.store.store
+        records = [pack_record(b"%d" % number) for number in range(count)]
+        store.append({store.topic(name): records}, lambda: None)
+        self._run()
+
+    def append_once(self, name: str, number: int, size: int = 20) -> None:
+        payload = b"%d numbered" % number + bytes(size)
+        self.tell("number_asked", name, "p", number, payload)
+        store = self.store.store
+        store.append_once(
+            store.topic(name),
+            [pack_record(payload)],
+            "p",
+            number,
+            lambda _: self.tell("number_answered", name, "p", number),
+        )
+        self._run()
+
+    def trim(self, name: str) -> None:
+        """Forget the first half."""
+        topic = self.store.store.topic(name)
+        middle = self.store.store.locate_ordinal(
+            topic, (topic.start_ordinal + topic.end_ordinal) // 2
+        )
+        self.tell("trim_asked", name, middle.offset)
+        self.store.store.trim(
+            topic, middle, lambda: self.tell("trim_answered", name, middle.offset)
+        )
+        self._run()
+
+    def destroy(self, name: str) -> None:
+        topic = self.store.store.topic(name)
+        end = topic.end_offset
+        self.tell("trim_asked", name, end)
+        self.store.store.destroy(topic, lambda: self.tell("trim_answered", name, end))
+        self._run()
+
+    def rotate(self) -> None:
+        with self.disk.record_catalogue():
+            self.store.rotate()
+
+    def sync_written(self) -> None:
+        self.store.store.sync_written(lambda: None)
+        self._run()
+
+    def close(self) -> None:
+        with self.disk.record_catalogue():
+            self.store.close()
+
+    def _run(self) -> None:
+        self.store.clock.ms += 60
+        with self.disk.record_catalogue():
+            self.store.runner.run()
+
+
+def small(path: Path) -> Config:
+    return tiny(
+        path,
+        journal=Journal(file_bytes=16_384, files=2, commit_bytes_max=4096),
+        segment=Segment(bytes=100, open_files_max=4),
+    )
+
+
+def everything(run: Run) -> None:
+    """A short run in which everything happens once."""
+    run.append("a")
+    run.append("a", "written/w")
+    run.append_once("a", 1)
+    run.append("written/w", size=700)
+    run.rotate()
+    run.append("a", "b", size=300)
+    run.append("written/w")
+    run.append_once("written/w", 1)
+    run.rotate()
+    run.append("written/w")
+    run.trim("a")
+    run.append_once("a", 2, size=600)
+    run.destroy("b")
+    run.rotate()
+    run.append("b", "a")
+    run.sync_written()
+    run.append("written/w")
+    run.close()
+
+
+def recycling(run: Run) -> None:
+    """Journal files used again and again, by commits of other sizes than before."""
+    for number in range(12):
+        run.append("a", "written/w", size=(37 * number) % 500)
+        run.append("written/w", size=(91 * number) % 900)
+        if number % 3 == 0:
+            run.append_once("a", number, size=40 * number)
+        if number == 5:
+            run.append_many("a", 120)
+        run.rotate()
+
+
+def lives(run: Run) -> None:
+    """Topics that come and go, some of them in the same commit."""
+    for number in range(6):
+        run.append("a", "b", "c", size=30)
+        run.destroy("abc"[number % 3])
+        if number % 2:
+            run.rotate()
+            run.append("abc"[number % 3], size=200)
+            run.trim("abc"[(number + 1) % 3])
+    run.close()
+
+
+RUNS = {"everything": everything, "recycling": recycling, "lives": lives}
+PREFIXES_MAX = 60
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def recorded(request, tmp_path_factory) -> tuple[Path, list[Operation]]:
+    path = tmp_path_factory.mktemp(request.param) / "data"
+    run = Run(path)
+    RUNS[request.param](run)
+    run.store.crash()
+    return path, run.disk.operations
+
+
+def prefixes(operations: list[Operation]) -> list[int]:
+    """Every place between two operations, or as many as there is time for."""
+    places = [at for at, done in enumerate(operations) if not isinstance(done, Mark)]
+    places.append(len(operations))
+    if len(places) > PREFIXES_MAX:
+        places = sorted(random.Random(len(places)).sample(places, PREFIXES_MAX))
+    return places
+
+
+def states(recorded, every: int = 1):
+    """(number of operations done, the disk, what is expected, the operation that is running)."""
+    path, operations = recorded
+    model, expected = DiskModel(path), Expected()
+    wanted = set(prefixes(operations)[::every])
+    for at in range(len(operations) + 1):
+        if at in wanted:
+            yield at, model, expected.copy(), operations[at] if at < len(operations) else None
+        if at < len(operations):
+            operation = operations[at]
+            if isinstance(operation, Mark):
+                what, facts = operation.what
+                getattr(expected, what)(*facts)
+            else:
+                model.do(operation)
+
+
+def reopen(path: Path, boot_id: bytes, **options: object) -> StepStore:
+    return StepStore(small(path), boot_id=boot_id, clock=StepClock(1_700_000_100_000), **options)
+
+
+def check_all(path: Path, expected: Expected, boot_id: bytes) -> None:
+    """Recover, check, go on, crash and do it again."""
+    for payload in (b"after the first crash", b"after the second"):
+        store = reopen(path, boot_id)
+        expected.check(store)
+        expected.go_on(store, payload)
+        expected.check(store)
+        store.settle()
+        expected.check(store)
+        store.append(next(iter(expected.topics), "a"), b"not settled")
+        store.crash()
+        expected = expected.copy()
+        _took(expected, store)
+
+
+def _took(expected: Expected, store: StepStore) -> None:
+    """The record that `check_all` leaves in the journal."""
+    one = store.listener.appended[-1]
+    expected.begun(one.topic.name, one.offset, one.ordinal, one.records)
+    expected.acknowledged(one.topic.name, one.offset, one.ordinal, one.records, one.topic.epoch)
+
+
+def test_a_killed_process_loses_nothing(recorded, tmp_path):
+    for at, model, expected, running in states(recorded):
+        target = tmp_path / f"{at}"
+        model.killed(target, running, random.Random(at))
+        check_all(target, expected, BOOT_ID)
+        shutil.rmtree(target)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_crash_of_the_machine_loses_nothing_that_was_synced(recorded, tmp_path, seed):
+    for at, model, expected, running in states(recorded):
+        target = tmp_path / f"{at}"
+        model.crashed(target, running, random.Random(f"{seed} {at}"))
+        expected.machine_crashed("written/")
+        check_all(target, expected, OTHER_BOOT)
+        shutil.rmtree(target)
+
+
+@pytest.mark.parametrize("machine", [False, True])
+def test_a_crash_during_recovery_is_recovered_from(recorded, tmp_path, machine):
+    """Crash, and crash again at some place of the recovery."""
+    boot_id = OTHER_BOOT if machine else BOOT_ID
+    for at, model, expected, running in states(recorded, every=4):
+        chance = random.Random(at)
+        first, copy, second = (tmp_path / f"{at}-{part}" for part in ("first", "copy", "second"))
+        if machine:
+            model.crashed(first, running, chance)
+            expected.machine_crashed("written/")
+        else:
+            model.killed(first, running, chance)
+        if not first.exists():
+            continue  # nothing was on disk yet
+        shutil.copytree(first, copy)
+        disk = RecordingDisk()
+        with disk.record_catalogue():
+            reopen(copy, boot_id, disk=disk).crash()
+        again = DiskModel(copy, first)
+        done = chance.randrange(len(disk.operations))
+        for operation in disk.operations[:done]:
+            again.do(operation)
+        if machine:
+            again.crashed(second, disk.operations[done], chance)
+        else:
+            again.killed(second, disk.operations[done], chance)
+        check_all(second, expected, boot_id)
+        for path in (first, copy, second):
+            shutil.rmtree(path)

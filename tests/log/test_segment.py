@@ -1,0 +1,245 @@
+"""Reading segments: whole runs that were checked, around what is damaged, with few files open."""
+
+import errno
+import os
+
+import pytest
+
+from headrace.log import segment
+from headrace.log.catalogue import SegmentRow
+from headrace.log.index import Header, Piece, encode_header, encode_row, join_runs, row_position
+from headrace.log.layout import Layout
+from headrace.log.records import pack_record
+from headrace.log.segment import ColdError, Segments
+
+BASE = 1000
+RUNS = 9
+RECORD = pack_record(b"payload")
+RUN_BYTES = 3 * len(RECORD)
+
+
+def make_segment(layout: Layout, topic_id: int = 1, runs: int = RUNS) -> SegmentRow:
+    """A segment of runs of three records, each 1000 ms after the one before it."""
+    pieces = [
+        Piece(BASE + number * RUN_BYTES, 50 + 3 * number, 3, 1000 * number, RECORD * 3)
+        for number in range(runs)
+    ]
+    rows = [row for row, _ in join_runs(pieces)]
+    layout.segment(topic_id, BASE).write_bytes(b"".join(piece.data for piece in pieces))
+    header = encode_header(Header(topic_id, 1, BASE, 50, "topic"))
+    layout.index(topic_id, BASE).write_bytes(header + b"".join(map(encode_row, rows)))
+    end = BASE + runs * RUN_BYTES
+    return SegmentRow(topic_id, BASE, end, runs, 50, 50 + 3 * runs, 0, 1000 * (runs - 1))
+
+
+@pytest.fixture
+def layout(tmp_path):
+    layout = Layout(tmp_path)
+    layout.make()
+    return layout
+
+
+@pytest.fixture
+def row(layout):
+    return make_segment(layout)
+
+
+@pytest.fixture
+def files(layout):
+    files = Segments(layout, 4)
+    yield files
+    files.close()
+
+
+def offsets(block):
+    return [run.offset for run in block.runs]
+
+
+def all_offsets(without=()):
+    return [BASE + number * RUN_BYTES for number in range(RUNS) if number not in without]
+
+
+def flip(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def test_runs_are_read_from_the_one_that_contains_the_offset(files, row):
+    for number in range(RUNS):
+        for inside in (0, 1, RUN_BYTES - 1):
+            block = files.read(row, BASE + number * RUN_BYTES + inside, 1 << 20)
+            assert offsets(block) == all_offsets()[number:]
+            assert block.next_offset == row.end
+            assert block.damaged == []
+
+
+def test_a_read_takes_at_least_one_run_and_goes_on_where_it_ended(files, row):
+    at, number, seen = BASE, None, []
+    while at < row.end:
+        block = files.read(row, at, 1, number)
+        assert len(block.runs) == 1
+        assert block.runs[0].data == RECORD * 3
+        seen += [(run.offset, run.ordinal, run.record_count, run.ms) for run in block.runs]
+        at, number = block.next_offset, block.row
+    assert seen == [
+        (BASE + number * RUN_BYTES, 50 + 3 * number, 3, 1000 * number) for number in range(RUNS)
+    ]
+
+
+def test_bytes_that_no_row_covers_do_not_count(files, layout, row):
+    with layout.segment(1, BASE).open("ab") as file:
+        file.write(RECORD * 10)
+    with layout.index(1, BASE).open("ab") as file:
+        file.write(b"half a row")
+    assert offsets(files.read(row, BASE, 1 << 20)) == all_offsets()
+
+
+def test_rows_past_those_the_catalogue_names_do_not_count(files, layout, row):
+    fewer = row._replace(rows=4, end=BASE + 4 * RUN_BYTES)
+    block = files.read(fewer, BASE, 1 << 20)
+    assert offsets(block) == all_offsets()[:4]
+    assert block.next_offset == fewer.end
+
+
+@pytest.mark.parametrize("bad", range(RUNS))
+def test_a_damaged_run_is_skipped_and_the_rest_served(files, layout, row, bad):
+    flip(layout.segment(1, BASE), bad * RUN_BYTES + 7)
+    block = files.read(row, BASE, 1 << 20)
+    assert offsets(block) == all_offsets(without=[bad])
+    assert block.next_offset == row.end
+    (damage,) = block.damaged
+    assert (damage.offset, damage.end) == (BASE + bad * RUN_BYTES, BASE + (bad + 1) * RUN_BYTES)
+    assert (damage.ordinal, damage.record_count) == (50 + 3 * bad, 3)
+
+
+@pytest.mark.parametrize("bad", [(0,), (4,), (RUNS - 1,), (0, 1, 2), (3, 5), tuple(range(RUNS))])
+def test_a_damaged_row_costs_its_own_run(files, layout, row, bad):
+    for number in bad:
+        flip(layout.index(1, BASE), row_position(number) + 3)
+    block = files.read(row, BASE, 1 << 20)
+    assert offsets(block) == all_offsets(without=bad)
+    assert block.next_offset == row.end
+    assert len(block.damaged) == len(bad)
+
+
+@pytest.mark.parametrize("bad", [(0,), (4,), (RUNS - 1,), (0, 1, 2), (3, 5)])
+def test_searching_goes_around_damaged_rows(files, layout, row, bad):
+    for number in bad:
+        flip(layout.index(1, BASE), row_position(number) + 3)
+    for number in range(RUNS):
+        later = [good for good in range(number, RUNS) if good not in bad]
+        found = files.row(row, files.find(row, lambda row, at=number: row.ms >= 1000 * at))
+        assert (found.ms if found else None) == (1000 * later[0] if later else None)
+
+
+@pytest.mark.parametrize("kept", [0, 1, RUN_BYTES, 4 * RUN_BYTES + 5])
+def test_a_file_that_was_cut_serves_what_is_left(files, layout, row, kept):
+    os.truncate(layout.segment(1, BASE), kept)
+    block = files.read(row, BASE, 1 << 20)
+    assert offsets(block) == all_offsets()[: kept // RUN_BYTES]
+    assert block.next_offset == row.end
+    assert len(block.damaged) == RUNS - kept // RUN_BYTES
+
+
+def test_an_index_that_was_cut_serves_what_is_left(files, layout, row):
+    os.truncate(layout.index(1, BASE), row_position(5) + 7)
+    block = files.read(row, BASE, 1 << 20)
+    assert offsets(block) == all_offsets()[:5]
+    assert block.next_offset == row.end
+
+
+@pytest.mark.parametrize("name", ["segment", "index"])
+def test_a_file_that_is_missing_is_damage_and_no_error(files, layout, row, name):
+    getattr(layout, name)(1, BASE).unlink()
+    block = files.read(row, BASE, 1 << 20)
+    assert block.runs == []
+    assert block.next_offset == row.end
+    assert len(block.damaged) == RUNS
+
+
+def test_open_files_are_bounded(layout):
+    files = Segments(layout, 4)
+    rows = [make_segment(layout, topic_id) for topic_id in range(1, 9)]
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        for row in rows:
+            assert offsets(files.read(row, BASE, 1 << 20)) == all_offsets()
+            assert len(os.listdir("/proc/self/fd")) <= before + 4
+    files.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_deleted_segment_can_be_let_go(files, row):
+    before = len(os.listdir("/proc/self/fd"))
+    files.read(row, BASE, 1)
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    files.forget(1, BASE)
+    files.forget(1, BASE)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+class Cache:
+    """A page cache in which only what was read without waiting for it is there."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.warm = set()
+        self.asked = []
+        pread = os.pread
+
+        def preadv(fd, buffers, position, flags=0):
+            assert flags == os.RWF_NOWAIT
+            self.asked.append(position)
+            length = len(buffers[0])
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            ready = 0
+            while ready < length and (name, position + ready) in self.warm:
+                ready += 1
+            if not ready:
+                raise OSError(errno.EAGAIN, "cold")
+            data = pread(fd, ready, position)
+            buffers[0][: len(data)] = data
+            return len(data)
+
+        def warm(fd, length, position):
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            self.warm |= {(name, position + at) for at in range(length)}
+            return pread(fd, length, position)
+
+        monkeypatch.setattr(segment.os, "preadv", preadv)
+        monkeypatch.setattr(segment.os, "pread", warm)
+
+
+def test_bytes_that_are_not_in_memory_are_asked_for_and_then_read(layout, row, monkeypatch):
+    cache = Cache(monkeypatch)
+    files = Segments(layout, 4, wait_for_disk=False)
+    for attempt in range(20):
+        try:
+            block = files.read(row, BASE, 1 << 20)
+            break
+        except ColdError as cold:
+            assert attempt < 19, "each warming brings it further"
+            cold.warm()
+    assert offsets(block) == all_offsets()
+    # Partly in memory is not enough, and is not taken for the end of the file.
+    name = str(layout.segment(1, BASE))
+    cache.warm = {place for place in cache.warm if place[0] != name or place[1] < RUN_BYTES}
+    with pytest.raises(ColdError) as raised:
+        files.read(row, BASE, 1 << 20)
+    raised.value.warm()
+    assert offsets(files.read(row, BASE, 1 << 20)) == all_offsets()
+    files.close()
+
+
+def test_warming_a_file_that_is_gone_is_no_error(layout):
+    ColdError(layout.segment(1, BASE), 0, 10).warm()
+
+
+def test_where_the_system_cannot_say_it_is_simply_read(layout, row, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.EOPNOTSUPP, "not here")
+
+    monkeypatch.setattr(segment.os, "preadv", unsupported)
+    files = Segments(layout, 4, wait_for_disk=False)
+    assert offsets(files.read(row, BASE, 1 << 20)) == all_offsets()
+    files.close()

@@ -1,0 +1,67 @@
+"""What the documents say of the code, where a test can tell: sizes of fields, names of files, links."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headrace.log import index, journal
+from headrace.settings import SETTINGS
+
+REPOSITORY = Path(__file__).parent.parent
+PACKAGE = REPOSITORY / "src" / "headrace"
+# README.md has a test of its own.
+DOCUMENTS = sorted({*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")})
+DOCUMENTS.remove(REPOSITORY / "README.md")
+
+
+@pytest.mark.parametrize(
+    ("title", "size"),
+    [
+        ("Journal file header", journal.SECTOR_BYTES),
+        ("Frame", journal.FRAME_HEADER_BYTES),
+        ("Entry", journal.ENTRY_HEADER_BYTES),
+        ("Index header", index.HEADER_BYTES),
+        ("Index row", index.ROW_BYTES),
+    ],
+)
+def test_the_fields_of_a_format_add_up_to_its_size(title, size):
+    page = (REPOSITORY / "docs" / "storage.md").read_text("utf-8")
+    table = page.partition(f"**{title}**")[2].partition("| field | bytes |")[2].partition("\n\n")[0]
+    fields = re.findall(r"^\| [\w ]+ \| (\d+) \|", table, re.MULTILINE)
+    assert sum(map(int, fields)) == size
+
+
+@pytest.mark.parametrize("layer", ["wire", "session", "log", "broker", "server"])
+def test_the_code_map_names_every_file(layer):
+    page = (REPOSITORY / "ARCHITECTURE.md").read_text("utf-8")
+    named = set(re.findall(r"`(\w+\.py)`", page.partition("## Code map")[2].partition("\n## ")[0]))
+    assert {file.name for file in (PACKAGE / layer).glob("*.py")} - {"__init__.py"} <= named
+    assert named <= {file.name for file in PACKAGE.rglob("*.py")}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_a_link_leads_somewhere(document):
+    text = re.sub(r"^```.*?^```", "", document.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in target:
+            file, _, anchor = target.partition("#")
+            path = document.parent / file if file else document
+            assert path.exists(), target
+            if anchor:
+                assert anchor in anchors(path), target
+
+
+def anchors(path: Path) -> set[str]:
+    text = path.read_text("utf-8")
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return slugs | set(re.findall(r'<a id="([\w-]+)">', text))
+
+
+def test_every_setting_a_document_names_exists():
+    sections = {key.partition(".")[0] for key in SETTINGS if "." in key}
+    for document in DOCUMENTS:
+        for key in re.findall(r"`([a-z_]+\.[a-z_]+)`", document.read_text("utf-8")):
+            if key.partition(".")[0] in sections and not key.endswith(".py"):
+                assert key in SETTINGS, (document, key)
