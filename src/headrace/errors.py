@@ -9,6 +9,10 @@ class ConfigError(HeadraceError):
     """The configuration is wrong: correct the named key and start again."""
 
 
+class ListenError(HeadraceError):
+    """An address cannot be listened on: free it, or choose another."""
+
+
 class BadTopicNameError(HeadraceError, ValueError):
     """The caller named a topic that cannot exist: use 1 to 255 bytes of UTF-8."""
 

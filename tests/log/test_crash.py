@@ -23,15 +23,12 @@ OTHER_BOOT = b"the second boot."
 class Run:
     """A run of a store that is recorded, with marks for what was asked and answered."""
 
-    def __init__(self, path: Path, config: Config | None = None, boot_id: bytes = BOOT_ID) -> None:
-        self.disk = RecordingDisk()
+    def __init__(self, path: Path, disk: RecordingDisk | None = None) -> None:
         self.path = path
+        self.disk = disk or RecordingDisk()
         with self.disk.record_catalogue():
             self.store = StepStore(
-                config or small(path),
-                disk=self.disk,
-                listener=ExpectingListener(self.tell),
-                boot_id=boot_id,
+                small(path), disk=self.disk, listener=ExpectingListener(self.tell)
             )
 
     def tell(self, what: str, *facts: object) -> None:

@@ -89,6 +89,8 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                     _wait_applied(known)
         if request.param == "stop":
             assert server.terminate() == 0
+            # A server makes one every so often: too seldom to wait for it here.
+            shutil.copy(known.path / "catalogue.sqlite", known.path / "catalogue.backup.sqlite")
         else:
             server.kill()
     return known

@@ -44,6 +44,7 @@ from headrace.log.index import (
     row_position,
 )
 from headrace.log.layout import Layout
+from headrace.log.quarantine import quarantine
 
 SYNC_EACH_MAX = 64
 """With more files than this, one sync of the whole file system is cheaper than one for each."""
@@ -126,6 +127,10 @@ class Applier:
         self._layout = layout
         self._catalogue = catalogue
         self._rule = rule
+
+    def quarantine(self, path: Path, problem: journal.Problem) -> None:
+        """Keep a damaged part of a journal file."""
+        quarantine(self._layout, path, problem)
 
     def apply(self, entries: Iterable[journal.Entry], applied: int) -> list[Damage]:
         """Make the entries part of the log; `applied` is the last commit they belong to."""

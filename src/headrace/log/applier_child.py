@@ -5,6 +5,7 @@ applied. It shares the server's lock on the data directory and dies with it. The
 `applier_process.py`.
 """
 
+import contextlib
 import ctypes
 import errno
 import gc
@@ -12,6 +13,7 @@ import os
 import pickle
 import signal
 import socket
+import sqlite3
 import struct
 import sys
 import time
@@ -23,10 +25,10 @@ from typing import TypeVar
 import msgspec
 
 from headrace.config import Config
-from headrace.errors import StoreFailedError
+from headrace.errors import DataDirectoryError, StoreFailedError
 from headrace.log import journal
 from headrace.log.applier import Applier
-from headrace.log.catalogue import BACKUP_NAME, Catalogue
+from headrace.log.catalogue import Catalogue
 from headrace.log.disk import Disk
 from headrace.log.layout import Layout
 
@@ -84,6 +86,7 @@ def apply_file(applier: Applier, path: Path, until: int, last: int) -> list[str]
             if problem.entry is None and problem.position:
                 # Nothing says what it was. The next start keeps it in quarantine, and topics jump ahead.
                 raise StoreFailedError(report)
+            applier.quarantine(path, problem)
             reports.append(report)
         if isinstance(item, journal.Frame):
             entries += item.entries
@@ -127,33 +130,29 @@ def _serve(config: Config, line: socket.socket) -> None:
             answer: ToParent
             if isinstance(order, Prepare):
                 prepare = partial(journal.prepare_file, disk, path, config.journal.file_bytes)
-                _until_there_is_room(line, prepare)
+                _until_it_works(line, prepare)
                 answer = Prepared(order.path)
             else:
                 apply = partial(apply_file, applier, path, order.until, order.last)
-                answer = Applied(order.path, _until_there_is_room(line, apply))
+                answer = Applied(order.path, _until_it_works(line, apply))
             send_bytes(line, msgspec.msgpack.encode(answer))
             if time.monotonic() - backed_up_s > BACKUP_S:
-                back_up(disk, layout, catalogue)
+                # Without room for it, or on a bad spot, the last one stays.
+                with contextlib.suppress(OSError, DataDirectoryError):
+                    catalogue.keep_backup(disk)
                 backed_up_s = time.monotonic()
     finally:
         catalogue.close()
 
 
-def back_up(disk: Disk, layout: Layout, catalogue: Catalogue) -> None:
-    made = layout.root / (BACKUP_NAME + ".new")
-    catalogue.back_up(made)
-    disk.rename(made, layout.root / BACKUP_NAME)
-    disk.sync_directory(layout.root)
-
-
-def _until_there_is_room(line: socket.socket, work: Callable[[], T]) -> T:
-    """Run it; on a full disk say so, wait and run it again."""
+def _until_it_works(line: socket.socket, work: Callable[[], T]) -> T:
+    """Run it; when the disk is full or fails say so, wait and run it again: nothing is lost by that,
+    since the journal stays as it is and what was half written is cut off first."""
     while True:
         try:
             return work()
         except Exception as error:
-            reason = _no_room(error)
+            reason = _trouble(error)
             if reason is None:
                 raise
             send_bytes(line, msgspec.msgpack.encode(Waiting(reason)))
@@ -168,11 +167,14 @@ def _until_there_is_room(line: socket.socket, work: Callable[[], T]) -> T:
                 line.settimeout(None)
 
 
-def _no_room(error: Exception) -> str | None:
+def _trouble(error: Exception) -> str | None:
+    """What the disk's trouble is, in words; None for anything else."""
+    if not isinstance(error, OSError | sqlite3.OperationalError):
+        return None
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     if full or "database or disk is full" in str(error):
         return "no space left on the disk: publishes are held back until there is room"
-    return None
+    return f"segments cannot be written, publishes are held back until they can: {error}"
 
 
 def _receive_bytes(line: socket.socket) -> bytes:

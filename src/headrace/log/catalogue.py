@@ -14,6 +14,7 @@ import msgspec
 from crc32c import crc32c
 
 from headrace.errors import DataDirectoryError
+from headrace.log.disk import Disk
 from headrace.model import TOPIC_BYTES_MAX, Position
 
 FILE_NAME = "catalogue.sqlite"
@@ -145,6 +146,15 @@ class DamagedCatalogueError(DataDirectoryError):
     """The catalogue cannot be believed: it is rebuilt from the index files and the last backup."""
 
 
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+
+
+def unreadable(path: Path, error: sqlite3.Error) -> DataDirectoryError:
+    """What SQLite's error means: a full disk or a missing permission is no damage."""
+    damaged = error.sqlite_errorcode & 0xFF in _DAMAGED
+    return (DamagedCatalogueError if damaged else DataDirectoryError)(f"{path}: {error}")
+
+
 class Catalogue:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._db = connection
@@ -166,27 +176,19 @@ class Catalogue:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=FULL")
         except sqlite3.DatabaseError as error:
-            raise DamagedCatalogueError(f"{path}: {error}") from error
+            raise unreadable(path, error) from error
         return cls(db, path)
 
     @classmethod
     def open_for_reading(cls, directory: Path, *, name: str = FILE_NAME) -> Self:
-        """Open without changing anything, also in a directory that may not be written to."""
+        """Open without changing anything, beside the process that writes."""
         path = directory / name
-        if not path.exists():
-            raise DataDirectoryError(f"{directory} holds no Headrace log: there is no {name}")
-        uri = path.resolve().as_uri()
         try:
-            db = sqlite3.connect(f"{uri}?mode=ro", uri=True, isolation_level=None, timeout=30)
-            try:
-                db.execute("SELECT 1 FROM meta").fetchone()
-            except sqlite3.OperationalError:
-                # A read-only directory without the write-ahead log's shared memory file.
-                db.close()
-                db = sqlite3.connect(f"{uri}?immutable=1", uri=True, isolation_level=None)
-                db.execute("SELECT 1 FROM meta").fetchone()
+            uri = f"{path.resolve().as_uri()}?mode=ro"
+            db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+            db.execute("SELECT 1 FROM meta").fetchone()
         except sqlite3.DatabaseError as error:
-            raise DamagedCatalogueError(f"{path}: {error}") from error
+            raise unreadable(path, error) from error
         return cls(db, path)
 
     def close(self) -> None:
@@ -222,7 +224,7 @@ class Catalogue:
 
     def put(self, rows: Collection[R]) -> None:
         """Insert or replace rows of one kind."""
-        values: list[tuple[object, ...]] = [tuple(row) + (_checksum(row),) for row in rows]
+        values: list[tuple[object, ...]] = [row + (_checksum(row),) for row in rows]  # noqa: RUF005
         if values:
             marks = ",".join("?" * len(values[0]))
             table = _TABLES[type(next(iter(rows)))]
@@ -310,7 +312,9 @@ class Catalogue:
                 for _ in self._all(kind, ""):
                     pass
             self.meta()
-        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+        except sqlite3.DatabaseError as error:
+            raise unreadable(self.path, error) from error
+        except msgspec.MsgspecError as error:
             raise DamagedCatalogueError(f"{self.path}: {error}") from error
 
     def salvage(self, kind: type[R]) -> list[R]:
@@ -338,7 +342,14 @@ class Catalogue:
         try:
             return list(self._db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
         except sqlite3.DatabaseError as error:
-            raise DamagedCatalogueError(f"{self.path}: {error}") from error
+            raise unreadable(self.path, error) from error
+
+    def keep_backup(self, disk: Disk) -> None:
+        """Replace the backup beside this file by a copy of what it holds now."""
+        made = self.path.with_name(BACKUP_NAME + ".new")
+        self.back_up(made)
+        disk.rename(made, self.path.with_name(BACKUP_NAME))
+        disk.sync_directory(self.path.parent)
 
     def _one(self, kind: type[R], where: str, *values: object) -> R | None:
         for row in self._all(kind, where, *values):

@@ -71,6 +71,10 @@ class EmbeddedStore(ReadSide):
         self._encoder = Encoder(self._catalogue.meta().next_topic_id)
         self._ring = Ring(disk, config.journal.file_bytes, boot_id)
         self._producers = Producers(self._catalogue)
+        # A few commits must fit into a file, whatever the settings say.
+        self._commit_bytes_max = min(
+            config.journal.commit_bytes_max, config.journal.file_bytes // 4
+        )
         self._topics: dict[str, Topic] = {}
         self._sequence = next_sequence - 1
         self._synced = next_sequence - 1
@@ -224,7 +228,7 @@ class EmbeddedStore(ReadSide):
         if self._failure:
             raise StoreFailedError(self._failure)
         commit = self._gathering
-        if commit.bytes + size > self._config.journal.commit_bytes_max and commit.bytes:
+        if commit.bytes + size > self._commit_bytes_max and commit.bytes:
             self._seal()
             commit = self._gathering
         commit.bytes += size

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import DataDirectoryError, UnknownTopicError
-from headrace.log.catalogue import FILE_NAME, Catalogue, DamagedCatalogueError, SegmentRow
+from headrace.log.catalogue import FILE_NAME, Catalogue, SegmentRow, unreadable
 from headrace.log.index import HEADER_BYTES, Header, decode_header
 from headrace.log.layout import Layout
 from headrace.model import check_topic_name
-
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 
 def inspect_topic(data_dir: Path, name: str) -> dict[str, Any]:
@@ -111,10 +109,7 @@ def open_unchanged(data_dir: Path, name: str = FILE_NAME) -> Iterator[CatalogueV
             stack.callback(db.close)
             db.execute("SELECT 1 FROM meta").fetchone()
         except sqlite3.DatabaseError as error:
-            text = f"{data_dir / name}: {error}"
-            # A full disk or a missing permission is no damage.
-            damaged = error.sqlite_errorcode & 0xFF in _DAMAGED
-            raise (DamagedCatalogueError if damaged else DataDirectoryError)(text) from error
+            raise unreadable(data_dir / name, error) from error
         yield CatalogueView(db, data_dir / name)
 
 

@@ -18,7 +18,7 @@ later one vouches for is damage; any other bad one is a write the machine did no
 told it was stored.
 """
 
-import mmap
+import contextlib
 import os
 import secrets
 import struct
@@ -51,6 +51,7 @@ EXTRA_BYTES_MAX = 0xFFFF
 
 _ZEROS = bytes(SECTOR_BYTES)
 _FILL_BYTES = 1 << 20
+_READ_BYTES = 16 << 20
 
 
 class Entry(NamedTuple):
@@ -225,7 +226,7 @@ def read_frames(path: Path, until: int | None = None) -> Iterator[Frame | Proble
 
     `until` is where the writer stood; without it reading ends where no valid frame follows.
     """
-    data = _map(path, until)
+    data = _load(path, until)
     header = _parse_header(data[:SECTOR_BYTES])
     name = path.name
     generation = header.generation if header else None
@@ -256,16 +257,32 @@ def read_frames(path: Path, until: int | None = None) -> Iterator[Frame | Proble
         yield Problem(name, position, until - position, "a frame's header is damaged", None)
 
 
-def _map(path: Path, until: int | None) -> memoryview:
-    """The file's bytes without a copy: entries point into it until they are written elsewhere."""
-    with path.open("rb") as file:
-        length = os.fstat(file.fileno()).st_size
-        if until is not None:
-            length = min(length, until)
-        if not length:
-            return memoryview(b"")
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        return memoryview(mmap.mmap(file.fileno(), length, flags=flags, prot=mmap.PROT_READ))
+def _load(path: Path, until: int | None) -> memoryview:
+    """The file's bytes, to which entries point; what the disk cannot read is zeros, and so is damage."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        data = memoryview(bytearray(size if until is None else min(size, until)))
+        at = 0
+        while at < len(data):
+            try:
+                read = os.preadv(fd, [data[at : at + _READ_BYTES]], at)
+            except OSError:
+                read = _read_sectors(fd, data[at : at + _READ_BYTES], at)
+            if not read:
+                break
+            at += read
+        return data
+    finally:
+        os.close(fd)
+
+
+def _read_sectors(fd: int, into: memoryview, at: int) -> int:
+    """Fill what can be read, a sector at a time."""
+    for first in range(0, len(into), SECTOR_BYTES):
+        with contextlib.suppress(OSError):
+            os.preadv(fd, [into[first : first + SECTOR_BYTES]], at + first)
+    return len(into)
 
 
 def _parse_header(sector: bytes | memoryview) -> JournalHeader | None:

@@ -26,6 +26,11 @@ class ReadSide:
         self.files = files
         self._damage_seen: set[tuple[Path, int]] = set()
 
+    @property
+    def damage_count(self) -> int:
+        """Damaged stretches that readers have come across."""
+        return len(self._damage_seen)
+
     def reader(self, topic: Topic) -> "TopicReader":
         return TopicReader(self, topic)
 

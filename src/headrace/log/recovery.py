@@ -6,7 +6,6 @@ to the number of segments, never to their size; segments that lost their index a
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +18,7 @@ from headrace.log.catalogue import FILE_NAME, Catalogue, DamagedCatalogueError, 
 from headrace.log.disk import Disk
 from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout
+from headrace.log.quarantine import quarantine
 from headrace.log.rebuild import rebuild_catalogue, repair_segments
 from headrace.model import Durability
 
@@ -50,7 +50,7 @@ def recover(
             scan = JournalScan(layout, catalogue.meta(), boot_id, rebuilt=True)
         reports += scan.reports
         for path, problem in scan.damages:
-            _quarantine(layout, path, problem)
+            quarantine(layout, path, problem)
         if scan.lost_unknown:
             # Said before anything is applied: a start that does not come to its end forgets nothing.
             with catalogue.transaction():
@@ -102,15 +102,6 @@ def _is_empty(layout: Layout) -> bool:
     return not any(map(journal.read_header, layout.journal_files())) and not any(
         next(layout.files(suffix), None) for suffix in (".idx", ".log")
     )
-
-
-def _quarantine(layout: Layout, path: Path, problem: journal.Problem) -> None:
-    layout.quarantine.mkdir(exist_ok=True)
-    with path.open("rb") as file:
-        file.seek(problem.position)
-        damaged = file.read(problem.length)
-    name = f"journal-{int(time.time() * 1000)}-{path.stem}-{problem.position}.bin"
-    (layout.quarantine / name).write_bytes(damaged)
 
 
 def _jump(
@@ -174,12 +165,13 @@ def _note_durabilities(catalogue: Catalogue, rule: Callable[[str], TopicRule]) -
     catalogue.put(changed)
 
 
-def mark_clean(layout: Layout) -> None:
+def mark_clean(layout: Layout, disk: Disk) -> None:
     """Say that everything is applied, so that the next start need not look at the journal."""
     catalogue = Catalogue.open(layout.root)
     try:
         with catalogue.transaction():
             catalogue.put_meta(msgspec.structs.replace(catalogue.meta(), clean=True))
+        catalogue.keep_backup(disk)
     finally:
         catalogue.close()
 

@@ -70,7 +70,7 @@ class ColdError(HeadraceError):
         except FileNotFoundError:
             return  # deleted meanwhile: the next attempt sees why
         try:
-            os.pread(fd, self._length, self._position)
+            _read_or_nothing(fd, self._length, self._position)
         finally:
             os.close(fd)
 
@@ -188,7 +188,7 @@ class Segments:
         except FileNotFoundError:
             return b""
         if self._wait:
-            return os.pread(fd, length, position)
+            return _read_or_nothing(fd, length, position)
         buffer = bytearray(length)
         try:
             count = os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
@@ -196,8 +196,8 @@ class Segments:
             if error.errno == errno.EAGAIN:
                 raise ColdError(path, position, length) from None
             if error.errno != errno.EOPNOTSUPP:
-                raise
-            return os.pread(fd, length, position)
+                return b""  # a bad spot of the disk reads as damage, like any other
+            return _read_or_nothing(fd, length, position)
         if count < length and position + count < os.fstat(fd).st_size:
             raise ColdError(path, position, length)
         del buffer[count:]
@@ -213,3 +213,10 @@ class Segments:
         else:
             self._open.move_to_end(path)
         return fd
+
+
+def _read_or_nothing(fd: int, length: int, position: int) -> bytes:
+    try:
+        return os.pread(fd, length, position)
+    except OSError:
+        return b""

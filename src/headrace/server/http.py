@@ -13,9 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.broker.broker import Broker
 from headrace.broker.subscription import State
+from headrace.config import Limits
 from headrace.errors import BadTopicNameError
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.segment import ColdError
@@ -28,6 +30,9 @@ T = TypeVar("T")
 TOPICS_LISTED_MAX = 1000
 """Topics in one answer; the next page starts `after` the last name."""
 
+REQUEST_TIMEOUT_S = 10.0
+"""How long the first request of a connection may take to arrive."""
+
 _STOP_TIMEOUT_S = 2
 
 
@@ -35,9 +40,15 @@ class HttpListener:
     """The API on one socket, in the server's own event loop."""
 
     def __init__(
-        self, broker: Broker, store: EmbeddedStore, metrics: Metrics, sock: socket.socket
+        self,
+        broker: Broker,
+        store: EmbeddedStore,
+        metrics: Metrics,
+        count_connections: Callable[[], int],
+        limits: Limits,
+        sock: socket.socket,
     ) -> None:
-        api = _Api(broker, store, metrics)
+        api = _Api(broker, store, metrics, count_connections)
         app = Starlette(
             routes=[
                 Route("/healthz", api.health),
@@ -51,6 +62,7 @@ class HttpListener:
         )
         config = uvicorn.Config(
             app,
+            http=_bounded_protocol(limits.connections_max),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -62,8 +74,7 @@ class HttpListener:
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._server.serve([self._socket]))
-        while not self._server.started and not self._task.done():
-            await asyncio.sleep(0)
+        await self._server.is_open.wait()
 
     async def stop(self) -> None:
         self._server.should_exit = True
@@ -72,17 +83,56 @@ class HttpListener:
 
 
 class _Uvicorn(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_open = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_open.set()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals belong to the whole server."""
         yield
 
 
+def _bounded_protocol(connections_max: int) -> type[asyncio.Protocol]:
+    """Uvicorn's HTTP protocol, for at most so many connections, none of which may dawdle."""
+
+    class BoundedProtocol(HttpToolsProtocol):
+        asked = False
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > connections_max:
+                transport.abort()
+            else:
+                self.loop.call_later(REQUEST_TIMEOUT_S, self._close_if_silent)
+
+        def on_headers_complete(self) -> None:
+            self.asked = True
+            super().on_headers_complete()
+
+        def _close_if_silent(self) -> None:
+            if not self.asked and not self.transport.is_closing():
+                self.transport.abort()
+
+    return BoundedProtocol
+
+
 class _Api:
-    def __init__(self, broker: Broker, store: EmbeddedStore, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        store: EmbeddedStore,
+        metrics: Metrics,
+        count_connections: Callable[[], int],
+    ) -> None:
         self._broker = broker
         self._store = store
         self._metrics = metrics
+        self._count_connections = count_connections
 
     async def health(self, request: Request) -> Response:
         reason = self._store.held_back
@@ -92,13 +142,22 @@ class _Api:
 
     async def metrics_text(self, request: Request) -> Response:
         return PlainTextResponse(
-            self._metrics.text({"pending_bytes": self._store.pending_bytes}),
+            self._metrics.text(
+                {
+                    "connections": self._count_connections(),
+                    "pending_bytes": self._store.pending_bytes,
+                    "held_back": int(bool(self._store.held_back)),
+                    "damaged_runs": self._store.damage_count,
+                }
+            ),
             media_type="text/plain; version=0.0.4",
         )
 
     async def topics(self, request: Request) -> Response:
         query = request.query_params
         limit = min(_number(query.get("limit", str(TOPICS_LISTED_MAX)), "limit"), TOPICS_LISTED_MAX)
+        if not limit:
+            raise HTTPException(400, "limit must be at least 1")
         found = self._store.topics(query.get("prefix", ""), query.get("after", ""), limit + 1)
         return JSONResponse(
             {
@@ -195,8 +254,8 @@ def _place(position: Position) -> dict[str, int]:
 
 
 def _number(text: str, name: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise HTTPException(400, f"{name} must be a whole number, not {text!r}")
+    if not (text.isascii() and text.isdigit() and int(text[:21]) < 1 << 64):
+        raise HTTPException(400, f"{name} must be a whole number below 2^64, not {text[:40]!r}")
     return int(text)
 
 
@@ -205,13 +264,13 @@ def _time_ms(text: str) -> int:
         return _number(text, "time")
     try:
         moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
+        if moment.tzinfo is None:
+            moment = moment.astimezone()
+        return max(0, int(moment.timestamp() * 1000))
+    except (ValueError, OverflowError):
         raise HTTPException(
-            400, f"time must be milliseconds since 1970 or ISO 8601, not {text!r}"
+            400, f"time must be milliseconds since 1970 or ISO 8601, not {text[:40]!r}"
         ) from None
-    if moment.tzinfo is None:
-        moment = moment.astimezone()
-    return max(0, int(moment.timestamp() * 1000))
 
 
 async def _error(request: Request, error: Exception) -> Response:

@@ -1,18 +1,36 @@
-"""Counters of one server, and their text for Prometheus."""
+"""Counters of one server, and their text for Prometheus. What counts is decided where it happens."""
 
-from collections import Counter
+COUNTERS = {
+    "connections_total": "Connections accepted by the Figg listener.",
+    "connections_refused_total": "Connections turned away because connections_max was reached.",
+    "connections_closed_for_bad_input_total": "Connections closed because the peer broke the protocol.",
+    "records_published_total": "Records received from publishers.",
+    "subscriptions_total": "Subscriptions begun.",
+}
+GAUGES = {
+    "connections": "Open connections of the Figg listener.",
+    "pending_bytes": "Bytes received and not yet committed.",
+    "held_back": "1 while publishes are held back, else 0.",
+    "damaged_runs": "Damaged stretches that readers have come across since the start.",
+}
 
 
 class Metrics:
-    """Counts by name; a label is part of the name, as Prometheus writes it."""
-
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts = dict.fromkeys(COUNTERS, 0)
 
     def count(self, name: str, amount: int = 1) -> None:
         self._counts[name] += amount
 
-    def text(self, gauges: dict[str, float]) -> str:
-        lines = [f"headrace_{name} {value}" for name, value in sorted(self._counts.items())]
-        lines += [f"headrace_{name} {value}" for name, value in sorted(gauges.items())]
+    def text(self, gauges: dict[str, int]) -> str:
+        lines: list[str] = []
+        for name, value in self._counts.items():
+            lines += _described(name, "counter", COUNTERS[name], value)
+        for name, help_text in GAUGES.items():
+            lines += _described(name, "gauge", help_text, gauges[name])
         return "\n".join(lines) + "\n"
+
+
+def _described(name: str, kind: str, help_text: str, value: int) -> list[str]:
+    full = f"headrace_{name}"
+    return [f"# HELP {full} {help_text}", f"# TYPE {full} {kind}", f"{full} {value}"]

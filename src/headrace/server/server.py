@@ -16,7 +16,7 @@ import uvloop
 
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import HeadraceError, ListenError
 from headrace.log import journal
 from headrace.log.applier_process import ApplierProcess
 from headrace.log.disk import Disk
@@ -48,12 +48,17 @@ def run(config: Config) -> int:
     """Serve until told to stop; returns the process's exit code."""
     diagnostics.set_up(config)
     _raise_file_limit()
+    # Until everything is open there is nothing to drain, and recovery may be left at any point.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(config))
     except HeadraceError as error:
         print(f"headrace: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"headrace: the data directory {config.data_dir}: {error.strerror}", file=sys.stderr)
         return 1
 
 
@@ -85,7 +90,7 @@ class Server:
         # Listeners first: a taken port must not cost a recovery.
         figg = _listen(config.listen.figg, "figg")
         http = _listen(config.listen.http, "http")
-        disk = Disk()
+        disk = self._disk = Disk()
         boot_id = journal.boot_id()
         started_s = time.monotonic()
         recovered = recover(layout, disk, config.rule, boot_id=boot_id)
@@ -118,7 +123,14 @@ class Server:
         self._listeners.append(
             await self._loop.create_server(self._figg, sock=figg, backlog=_BACKLOG)
         )
-        self._http = HttpListener(self._broker, self._store, self._metrics, http)
+        self._http = HttpListener(
+            self._broker,
+            self._store,
+            self._metrics,
+            lambda: len(self._figg.connections),
+            config.limits,
+            http,
+        )
         await self._http.start()
         retention = Retention(config, layout, self._store, self._runner)
         self._timers.append(self._loop.create_task(self._tick(retention)))
@@ -161,7 +173,7 @@ class Server:
         self._runner.close()
         self._store.close()
         if not failed:
-            mark_clean(self._layout)
+            mark_clean(self._layout, self._disk)
         with contextlib.suppress(OSError):
             os.close(self._lock)
 
@@ -215,7 +227,7 @@ def _listen(address: Address, name: str) -> socket.socket:
         sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
-        raise ConfigError(
+        raise ListenError(
             f"cannot listen on {address.host}:{address.port} for {name}: {error.strerror}"
         ) from error
     sock.setblocking(False)

@@ -218,6 +218,7 @@ class FiggConnection(asyncio.Protocol):
             self._refuse(self._session.refuse("topics_attached_max is reached"))
             return
         broker = self._listener.broker
+        self._listener.metrics.count("subscriptions_total")
         # The broker answers through `attached`, which needs to know whose answer it is.
         self._subscriptions[command.topic] = broker.subscribe(
             self, command.topic, command.offset, figg.encode_data

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.config import Config
+from headrace.errors import StoreFailedError
 from headrace.log import journal
 from headrace.log.applier import Applier
 from headrace.log.applier_child import apply_file
@@ -66,7 +67,7 @@ class StepStore:
         self.runner = StepRunner()
         self.listener = listener or RecordingListener()
         self.reports: list[str] = []
-        disk = disk or Disk()
+        disk = self._disk = disk or Disk()
         self.layout = Layout(Path(config.data_dir))
         self.layout.make()
         recovered = recover(self.layout, disk, config.rule, boot_id=boot_id)
@@ -165,10 +166,14 @@ class StepStore:
     def close(self) -> None:
         """A clean stop."""
         self.applying = True
-        self.settle()
+        settled: list[bool] = []
+        self.store.settle(lambda: settled.append(True))
+        self.runner.run()
         self.apply_waiting()
+        if not settled:
+            raise StoreFailedError(self.store.held_back)
         self.crash()
-        mark_clean(self.layout)
+        mark_clean(self.layout, self._disk)
 
     def crash(self) -> None:
         """Let go of every file, as a killed process does."""

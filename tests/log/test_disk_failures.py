@@ -1,0 +1,200 @@
+"""A disk that fails at every place of a run: nothing is acknowledged that is not durable, and all of it stays."""
+
+import errno
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import StoreFailedError
+from headrace.testing.disk import DiskModel, FailingDisk, Mark, Operation, Sync, Write
+from headrace.testing.store import BOOT_ID, StepStore
+from tests.log.conftest import tiny
+from tests.log.expected import Expected
+from tests.log.test_crash import OTHER_BOOT, Run, check_all, everything
+
+
+class FailingRun(Run):
+    """A run in which one operation of the disk fails."""
+
+    def __init__(self, path: Path, number: int, error: int) -> None:
+        self.failed: Operation | None = None
+        left = number
+
+        def fail(operation: Operation) -> OSError | None:
+            nonlocal left
+            left -= 1
+            if left != -1:
+                return None
+            self.failed = operation
+            return OSError(error, "injected")
+
+        self.stopped: Exception | None = None
+        self.store: StepStore | None = None
+        try:
+            super().__init__(path, disk=FailingDisk(fail))
+            everything(self)
+        except (OSError, StoreFailedError) as stopped:
+            self.stopped = stopped
+
+    def expected(self) -> Expected:
+        expected = Expected()
+        for operation in self.disk.operations:
+            if isinstance(operation, Mark):
+                what, facts = operation.what
+                getattr(expected, what)(*facts)
+        return expected
+
+    def crash(self, target: Path, seed: int) -> None:
+        model = DiskModel(self.path)
+        for operation in self.disk.operations:
+            model.do(operation)
+        model.crashed(target, None, random.Random(seed))
+
+
+def runs(tmp_path: Path, error: int):
+    """A run for each operation there is, in which that one fails."""
+    number = 0
+    while True:
+        run = FailingRun(tmp_path / f"{number}", number, error)
+        if run.failed is None:
+            assert number > 80
+            return
+        yield number, run
+        shutil.rmtree(run.path, ignore_errors=True)
+        number += 1
+
+
+def test_an_error_stops_the_service_or_is_made_good_by_the_next_start(tmp_path):
+    for number, run in runs(tmp_path, errno.EIO):
+        assert run.stopped is not None, f"nobody noticed that {run.failed} failed"
+        if run.store is not None:
+            run.store.crash()
+        check_all(run.path, run.expected(), BOOT_ID)
+        if number % 2:
+            continue
+        crashed = tmp_path / f"{number}-crashed"
+        run.crash(crashed, number)
+        expected = run.expected()
+        expected.machine_crashed("written/")
+        check_all(crashed, expected, OTHER_BOOT)
+        shutil.rmtree(crashed, ignore_errors=True)
+
+
+def test_a_full_disk_stops_only_the_applier_and_nothing_is_lost(tmp_path):
+    went_on = 0
+    for _, run in runs(tmp_path, errno.ENOSPC):
+        if run.store is None:
+            check_all(run.path, run.expected(), BOOT_ID)  # there was no room to start
+            continue
+        if run.stopped is None:
+            # It was the applier: as soon as there was room it went on.
+            went_on += 1
+            assert run.store.store.held_back == ""
+        run.store.crash()
+        check_all(run.path, run.expected(), BOOT_ID)
+    assert went_on > 20
+
+
+@pytest.fixture
+def failing(tmp_path):
+    """A store on a disk that fails as told."""
+
+    class Failing:
+        def __init__(self) -> None:
+            self.fail = lambda _: None
+            self.disk = FailingDisk(lambda operation: self.fail(operation))
+            self.store = StepStore(tiny(tmp_path / "data"), disk=self.disk)
+
+        def fail_at(self, kind: type, error: int = errno.EIO) -> None:
+            self.fail = lambda operation: (
+                OSError(error, "injected") if isinstance(operation, kind) else None
+            )
+
+    made = Failing()
+    yield made
+    made.store.crash()
+
+
+def test_a_journal_that_cannot_be_written_takes_nothing_more(failing):
+    store = failing.store
+    store.append("topic", b"stored")
+    failing.fail_at(Write)
+    done = []
+    topic = store.store.topic("topic")
+    store.store.append({topic: [b"\0\0\0\1x"]}, lambda: done.append("x"))
+    store.runner.run()
+    assert done == []
+    assert "writing the journal failed" in store.listener.failure
+    assert "injected" in store.store.held_back
+    failing.fail = lambda _: None  # also when the disk is well again: nobody knows what it holds
+    with pytest.raises(StoreFailedError, match="writing the journal failed"):
+        store.append("topic", b"refused")
+    assert store.payloads("topic") == [b"stored"]
+
+
+def test_what_waited_behind_a_failed_commit_is_not_acknowledged(failing):
+    store = failing.store
+    failing.fail_at(Write)
+    done = []
+    topic = store.store.topic("topic")
+    for payload in (b"a" * 3000, b"b" * 3000, b"c" * 3000):
+        record = len(payload).to_bytes(4) + payload
+        store.store.append({topic: [record]}, lambda p=payload: done.append(p))
+    store.runner.run()
+    assert done == []
+
+
+def test_an_fsync_of_written_topics_that_fails_stops_the_service(failing):
+    store = failing.store
+    store.append("written/a", b"made: synced")
+    store.append("written/a", b"written")
+    failing.fail_at(Sync)
+    done = []
+    store.store.sync_written(lambda: done.append(True))
+    store.runner.run()
+    assert done == []
+    assert "syncing the journal failed" in store.listener.failure
+
+
+def test_a_commit_that_ends_after_an_fsync_failed_is_not_acknowledged(failing):
+    store = failing.store
+    store.append("written/a", b"made: synced")
+    store.append("written/a", b"written")
+    done = []
+    topic = store.store.topic("written/a")
+    failing.fail_at(Sync)
+    store.store.sync_written(lambda: done.append("synced"))
+    store.store.append({topic: [b"\0\0\0\1x"]}, lambda: done.append("appended"))
+    store.runner.run()
+    assert done == []
+
+
+def test_publishers_are_held_back_while_the_disk_is_full_and_go_on_afterwards(failing):
+    store = failing.store
+    failing.fail = lambda operation: (
+        OSError(errno.ENOSPC, "injected")
+        if isinstance(operation, Write) and len(operation.data) < 512
+        else None
+    )
+    done = []
+    topic = store.store.topic("topic")
+    for number in range(40):
+        payload = b"%d" % number * 1000
+        record = len(payload).to_bytes(4) + payload
+        store.store.append({topic: [record]}, lambda number=number: done.append(number))
+        store.runner.run()
+    assert 0 < len(done) < 40, "the journal takes some, then no more"
+    assert store.store.held_back == "the disk is full"
+    assert store.store.pending_bytes > 0
+    assert len(store.payloads("topic")) == len(done)
+    for _ in range(5):
+        store.apply_waiting()  # it tries again and again, and leaves no file open
+    assert failing.disk.open_files <= 1
+    failing.fail = lambda _: None
+    store.apply_waiting()
+    assert done == list(range(40))
+    assert store.store.held_back == ""
+    assert store.store.pending_bytes == 0
+    assert len(store.payloads("topic")) == 40
