@@ -140,6 +140,14 @@ def test_a_row_that_someone_changed_is_noticed(catalogue):
     assert catalogue.salvage(TopicRow) == [row for row in TOPICS if row.id != 3]
 
 
+def test_a_value_of_another_type_is_noticed(catalogue):
+    fill(catalogue)
+    catalogue._db.execute("UPDATE topics SET name = CAST(x'ff' || name AS TEXT) WHERE id = 3")
+    with pytest.raises(DamagedCatalogueError):
+        catalogue.check()
+    assert set(catalogue.salvage(TopicRow)) < set(TOPICS)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -163,8 +171,9 @@ def test_a_later_format_is_refused_and_not_rebuilt(catalogue):
 
 
 def test_there_is_no_catalogue_where_none_was_made(tmp_path):
-    with pytest.raises(DataDirectoryError, match="holds no Headrace log"):
+    with pytest.raises(DataDirectoryError, match=FILE_NAME):
         Catalogue.open_for_reading(tmp_path)
+    assert not (tmp_path / FILE_NAME).exists()
 
 
 def test_a_file_that_is_no_database_is_damage(tmp_path):

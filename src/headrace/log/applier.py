@@ -53,6 +53,9 @@ SEGMENT_SHARE = 0.1
 """How much of a topic's retention one segment may hold: whole segments are forgotten, so no record
 outlives its window, and no topic its size, by more."""
 
+KNOWN_MAX = 50_000
+"""Topics remembered from one journal file to the next."""
+
 PRODUCER_LEASE_MS = 30 * 24 * 3600 * 1000
 """A producer that has appended nothing for so long is forgotten."""
 
@@ -115,6 +118,14 @@ class _Writes:
     rows: list[bytes] = field(default_factory=list)
 
 
+class _Known(NamedTuple):
+    """A topic as it was left: nobody else writes, so it need not be looked up again."""
+
+    row: TopicRow
+    segment: SegmentRow | None
+    rule: TopicRule
+
+
 class Applier:
     def __init__(
         self,
@@ -127,6 +138,7 @@ class Applier:
         self._layout = layout
         self._catalogue = catalogue
         self._rule = rule
+        self._known: dict[int, _Known] = {}
 
     def quarantine(self, path: Path, problem: journal.Problem) -> None:
         """Keep a damaged part of a journal file."""
@@ -135,11 +147,12 @@ class Applier:
     def apply(self, entries: Iterable[journal.Entry], applied: int) -> list[Damage]:
         """Make the entries part of the log; `applied` is the last commit they belong to."""
         meta = self._catalogue.meta()
-        batch = _Batch(self._catalogue)
+        batch = _Batch(self._catalogue, self._known)
         for entry in entries:
             batch.add(entry)
         self._write(batch.plans.values())
         dropped = self._record(batch, meta, applied)
+        self._remember(batch.plans.values())
         for path in dropped:
             self._disk.unlink(path)
         return batch.damages
@@ -166,14 +179,31 @@ class Applier:
             finally:
                 self._disk.close(whole)
 
+    def _look_up(self, row: TopicRow) -> _Known:
+        known = self._known.get(row.id)
+        if known is None:
+            rule = self._rule(row.name.decode())
+            known = _Known(row, self._catalogue.last_segment(row.id), rule)
+        return known
+
+    def _remember(self, plans: Iterable[_Plan]) -> None:
+        """What the transaction said is so."""
+        if len(self._known) > KNOWN_MAX:
+            self._known.clear()
+        for plan in plans:
+            if plan.destroyed or plan.trimmed:
+                self._known.pop(plan.row.id, None)
+            elif plan.changed:
+                rule = self._look_up(plan.row).rule
+                self._known[plan.row.id] = _Known(plan.final_row(), plan.changed[-1], rule)
+
     def _layout_runs(self, plan: _Plan) -> list[_Writes]:
         """Divide a topic's new records over segments."""
-        rule = self._rule(plan.row.name.decode())
+        _, current, rule = self._look_up(plan.row)
         age_ms_max = rule.retention_age_s * 1000 * SEGMENT_SHARE
         bytes_max = rule.segment_bytes
         if rule.retention_bytes:
             bytes_max = min(bytes_max, int(rule.retention_bytes * SEGMENT_SHARE))
-        current = self._catalogue.last_segment(plan.row.id)
         writes: list[_Writes] = []
         one: _Writes | None = None
         for row, parts in join_runs(plan.pieces):
@@ -238,13 +268,13 @@ class Applier:
         catalogue = self._catalogue
         dropped: list[Path] = []
         with catalogue.transaction():
+            catalogue.put([row for plan in batch.plans.values() for row in plan.changed])
             for plan in batch.plans.values():
                 if plan.destroyed:
                     for segment in catalogue.segments(plan.row.id):
                         dropped += self._paths(segment)
                     catalogue.drop_topic(plan.row.id)
                     continue
-                catalogue.put(plan.changed)
                 if plan.trimmed:
                     for segment in catalogue.segments(plan.row.id):
                         if segment.end <= plan.row.start_offset:
@@ -295,8 +325,9 @@ class Applier:
 class _Batch:
     """Entries gathered by topic: step 1."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: Catalogue, known: dict[int, _Known]) -> None:
         self._catalogue = catalogue
+        self._known = known
         self.plans: dict[int, _Plan] = {}
         self.tombstones: dict[bytes, TombstoneRow] = {}
         self.cursors: dict[tuple[bytes, bytes], CursorRow] = {}
@@ -325,7 +356,8 @@ class _Batch:
     def _plan(self, topic_id: int) -> _Plan | None:
         plan = self.plans.get(topic_id)
         if plan is None:
-            row = self._catalogue.topic_by_id(topic_id)
+            known = self._known.get(topic_id)
+            row = known.row if known is not None else self._catalogue.topic_by_id(topic_id)
             if row is None:
                 return None
             plan = self.plans[topic_id] = _Plan.of(row)

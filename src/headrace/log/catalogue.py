@@ -151,7 +151,8 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 def unreadable(path: Path, error: sqlite3.Error) -> DataDirectoryError:
     """What SQLite's error means: a full disk or a missing permission is no damage."""
-    damaged = error.sqlite_errorcode & 0xFF in _DAMAGED
+    # Python's own errors, such as of a text that is none, have no code.
+    damaged = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _DAMAGED
     return (DamagedCatalogueError if damaged else DataDirectoryError)(f"{path}: {error}")
 
 

@@ -366,7 +366,9 @@ class EmbeddedStore(ReadSide):
         ring = self._ring
         if self._writing or self._failure:
             return
-        if ring.used and now_s - ring.opened_s >= self._config.journal.rotate_s and ring.has_free:
+        # While the applier is busy a file goes on filling: many records a file cost it less for each.
+        old = ring.used and now_s - ring.opened_s >= self._config.journal.rotate_s
+        if old and ring.has_free and not self._applying:
             self._close_file()
 
     def sync_written(self, done: Callable[[], None]) -> None:
