@@ -42,6 +42,7 @@ PARTS = (
 )
 MESSAGES, MESSAGES_QUICK = 1_000_000, 200_000
 REPEAT, REPEAT_QUICK = 3, 1
+RETRIES = 2
 
 
 def main() -> int:
@@ -52,6 +53,7 @@ def main() -> int:
         messages=arguments.messages or (MESSAGES_QUICK if quick else MESSAGES),
         repeat=arguments.repeat or (REPEAT_QUICK if quick else REPEAT),
         quick=quick,
+        retries=arguments.retries,
     )
     options.dir.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -164,6 +166,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--messages", type=int, help=f"under the clock (default {MESSAGES:,})")
     parser.add_argument("--repeat", type=int, help=f"runs of each pair (default {REPEAT})")
+    parser.add_argument(
+        "--retries", type=int, default=RETRIES, help="of a run that other processes disturbed"
+    )
     parser.add_argument(
         "--dir", type=Path, default=HERE / ".data", help="where the servers' data goes, a real disk"
     )

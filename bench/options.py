@@ -14,6 +14,7 @@ class Options:
     messages: int
     repeat: int
     quick: bool
+    retries: int  # of a run during which others used the machine
 
     @property
     def count(self) -> int:

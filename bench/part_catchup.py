@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from bench import load, load_figg
 from bench.load import BLOCK
-from bench.measure import Part, Run, measured
+from bench.measure import Part, Run, measured, undisturbed
 from bench.options import Options
 from bench.part_ingest import SYNCED, headrace
 from bench.process import Headrace
@@ -27,9 +28,10 @@ def run(options: Options, say: Callable[[str], None], ingest: Part | None = None
             part.runs.setdefault(LIVE, []).append(live)
         else:
             say(f"{LIVE}, {turn + 1} of {options.repeat}")
-            part.add(headrace(LIVE, options, "synced"))
+            live = undisturbed(partial(headrace, LIVE, options, "synced"), options.retries)
+            part.add(live)
         say(f"{CATCH_UP}, {turn + 1} of {options.repeat}")
-        part.add(_catch_up(options))
+        part.add(undisturbed(partial(_catch_up, options), options.retries))
     part.compare(
         "CPU per record against live delivery",
         CATCH_UP,

@@ -12,10 +12,11 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 
 from bench import load, load_figg
 from bench.load import BLOCK, STALL_TIMEOUT_S, TOPIC, StallError, Stream, VerificationError
-from bench.measure import Part, Run, measured
+from bench.measure import Part, Run, measured, undisturbed
 from bench.options import Options
 from bench.process import Headrace
 
@@ -33,7 +34,8 @@ def run(options: Options, say: Callable[[str], None]) -> Part:
     for turn in range(options.repeat):
         for label, subscribers, blocks in ((one, 1, BLOCKS_ONE), (many, MANY, BLOCKS_MANY)):
             say(f"{label}, {turn + 1} of {options.repeat}")
-            part.add(_fan_out(label, options, subscribers, blocks // shrink))
+            measure = partial(_fan_out, label, options, subscribers, blocks // shrink)
+            part.add(undisturbed(measure, options.retries))
     part.compare(
         "CPU per delivered record against one subscriber",
         many,

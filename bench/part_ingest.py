@@ -7,10 +7,11 @@ both acknowledged and delivered; every byte that the subscriber received is then
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from bench import load, load_figg, load_nats, load_redis
 from bench.load import BLOCK, Publisher
-from bench.measure import Part, Run, measured, percentile_ms
+from bench.measure import Part, Run, measured, percentile_ms, undisturbed
 from bench.options import Options
 from bench.process import Headrace, Nats, Redis, Server, missing
 
@@ -29,7 +30,7 @@ def run(options: Options, say: Callable[[str], None]) -> Part:
             if (redis and "Redis" in label) or (nats and "NATS" in label):
                 continue
             say(f"{label}, {turn + 1} of {options.repeat}")
-            part.add(measure(label, options))
+            part.add(undisturbed(partial(measure, label, options), options.retries))
     _check(part)
     return part
 

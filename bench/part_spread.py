@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from bench import load, load_figg, load_redis
 from bench.load import BLOCK, Publisher, Stream, VerificationError
-from bench.measure import Part, Run, measured, percentile_ms
+from bench.measure import Part, Run, measured, percentile_ms, undisturbed
 from bench.options import Options
 from bench.process import Headrace, Redis, Server, missing
 
@@ -29,10 +29,10 @@ def run(options: Options, say: Callable[[str], None]) -> Part:
         part.notes.append(redis)
     for turn in range(options.repeat):
         say(f"{SYNCED}, {turn + 1} of {options.repeat}")
-        part.add(_headrace(options))
+        part.add(undisturbed(functools.partial(_headrace, options), options.retries))
         if not redis:
             say(f"{ALWAYS}, {turn + 1} of {options.repeat}")
-            part.add(_redis(options))
+            part.add(undisturbed(functools.partial(_redis, options), options.retries))
     part.compare(
         "rate against Redis always", SYNCED, ALWAYS, lambda run: run.rate, 1.0, at_least=True
     )

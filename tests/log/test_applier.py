@@ -41,11 +41,20 @@ class Directory:
         self.catalogue = Catalogue.create(path)
         self.rule = rule
         self.applied = 0
+        self._applier = self._applier_on(self.disk)
 
-    def apply(self, *entries: journal.Entry, disk: Disk | None = None) -> list[Damage]:
+    def apply(self, *entries: journal.Entry) -> list[Damage]:
         self.applied += 1
-        applier = Applier(disk or self.disk, self.layout, self.catalogue, lambda _: self.rule)
-        return applier.apply(entries, self.applied)
+        return self._applier.apply(entries, self.applied)
+
+    def reopen(self) -> "Directory":
+        """As another process sees it."""
+        self.catalogue = Catalogue.open(self.layout.root)
+        self._applier = self._applier_on(self.disk)
+        return self
+
+    def _applier_on(self, disk: Disk) -> Applier:
+        return Applier(disk, self.layout, self.catalogue, lambda _: self.rule)
 
     def rows(self) -> dict[str, list[tuple]]:
         """What the catalogue says, but for how far the journal is applied."""
@@ -203,13 +212,9 @@ def test_any_prefix_applied_twice_is_as_if_applied_once(tmp_path, seed):
     again.apply(*entries[:cut])
     again.apply(*entries)
     assert (again.files(), again.rows()) != ({}, {})
-    assert again.records() == _reopened(once).records() == _reopened(twice).records()
-    again.catalogue.close()
-
-
-def _reopened(directory: Directory) -> Directory:
-    directory.catalogue = Catalogue.open(directory.layout.root)
-    return directory
+    assert again.records() == once.reopen().records() == twice.reopen().records()
+    for directory in (once, twice, again):
+        directory.catalogue.close()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -252,13 +257,19 @@ def test_an_attempt_that_failed_anywhere_is_made_good_by_the_next(tmp_path, erro
             reached |= seen > failed
             return OSError(error, "injected") if seen == failed + 1 else None
 
-        directory = Directory(tmp_path / f"{error}-{failed}")
+        # A process that tries again itself, and another that does so in its place.
+        disk = FailingDisk(lambda operation: fail(operation) if failing else None)
+        failing = False
+        directory = Directory(tmp_path / f"{error}-{failed}", disk)
         directory.apply(*before)
-        disk = FailingDisk(fail)
-        if reached_one := _fails(directory, disk, after):
-            assert disk.open_files == 0
-        assert reached_one == reached
+        failing = True
+        assert _fails(directory, after) == reached
+        assert disk.open_files == 0
+        failing = False
         directory.applied = 1
+        if failed % 2:
+            directory.catalogue.close()
+            directory.reopen()
         directory.apply(*after)
         assert directory.files() == sound.files()
         assert directory.rows() == sound.rows()
@@ -268,9 +279,9 @@ def test_an_attempt_that_failed_anywhere_is_made_good_by_the_next(tmp_path, erro
     sound.catalogue.close()
 
 
-def _fails(directory: Directory, disk: Disk, entries: list[journal.Entry]) -> bool:
+def _fails(directory: Directory, entries: list[journal.Entry]) -> bool:
     try:
-        directory.apply(*entries, disk=disk)
+        directory.apply(*entries)
     except OSError:
         return True
     return False
@@ -370,8 +381,10 @@ def test_offsets_of_lost_records_are_not_used_again(directory):
     assert (damage.ordinal, damage.end_ordinal) == (1, 3)
     row = directory.catalogue.topic(b"topic")
     assert (row.end_offset, row.end_ordinal) == (topic.offset, topic.ordinal)
-    directory.apply(topic.append(b"four"))
-    assert [one[2] for one in directory.records()[b"topic"]] == [b"one", b"four"]
+    assert directory.apply(topic.append(b"four")) == []
+    (damage,) = directory.apply(topic.lose(b"five"))
+    assert directory.apply(topic.append(b"six")) == []
+    assert [one[2] for one in directory.records()[b"topic"]] == [b"one", b"four", b"six"]
 
 
 def test_what_is_trimmed_is_deleted_a_segment_at_a_time(directory):

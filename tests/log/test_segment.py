@@ -170,13 +170,18 @@ def test_open_files_are_bounded(layout):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_deleted_segment_can_be_let_go(files, row):
+def test_files_that_were_deleted_are_let_go(files, layout, row):
+    other = make_segment(layout, 2)
     before = len(os.listdir("/proc/self/fd"))
-    files.read(row, BASE, 1)
-    assert len(os.listdir("/proc/self/fd")) == before + 2
-    files.forget(1, BASE)
-    files.forget(1, BASE)
-    assert len(os.listdir("/proc/self/fd")) == before
+    for one in (row, other):
+        files.read(one, BASE, 1)
+    assert len(os.listdir("/proc/self/fd")) == before + 4
+    layout.segment(1, BASE).unlink()
+    layout.index(1, BASE).unlink()
+    for _ in range(2):
+        files.close_deleted()
+        assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert offsets(files.read(other, BASE, 1 << 20)) == all_offsets()
 
 
 class Cache:

@@ -196,6 +196,8 @@ class Applier:
             elif plan.changed:
                 rule = self._look_up(plan.row).rule
                 self._known[plan.row.id] = _Known(plan.final_row(), plan.changed[-1], rule)
+            else:
+                self._known.pop(plan.row.id, None)
 
     def _layout_runs(self, plan: _Plan) -> list[_Writes]:
         """Divide a topic's new records over segments."""

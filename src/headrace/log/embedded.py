@@ -412,6 +412,7 @@ class EmbeddedStore(ReadSide):
             self._runner.soon(lambda: self._drop_tails(path, chain([rest], ends)))
             return
         self._producers.applied(self._applying.pop(path))
+        self.files.close_deleted()
         self._ring.free(path)
         self._begin_later()
 

@@ -37,8 +37,11 @@ CREATE, APPEND, TRIM, DESTROY, CURSOR = range(1, 6)
 LOST = 255
 """Never written: stands for an append whose data is damaged when the journal is read back."""
 
+CUT = "the file was cut"
+"""The reason of a Problem that no crash explains: a file is complete on disk before it has its name."""
+
 _FILE_MAGIC = b"HRJOURN1"
-_FILE_HEADER = struct.Struct(">8sQQ16s")
+_FILE_HEADER = struct.Struct(">8sQQQ16s")
 _FRAME_MAGIC = 0x48524631
 _FRAME = struct.Struct(">IQQQI")
 _FRAME_BEGIN = struct.Struct(">IQ")
@@ -181,7 +184,7 @@ class JournalFile:
         self._disk = disk
         self._size = size
         self._fd = disk.open(path)
-        header = _FILE_HEADER.pack(_FILE_MAGIC, self.generation, first, boot_id)
+        header = _FILE_HEADER.pack(_FILE_MAGIC, self.generation, first, size, boot_id)
         header += _CRC.pack(crc32c(header))
         self._header: bytes | None = header.ljust(SECTOR_BYTES, b"\0")
 
@@ -211,6 +214,9 @@ class JournalFile:
 class JournalHeader(NamedTuple):
     generation: int
     first: int
+    """The number of the first commit in the file."""
+    size: int
+    """How long the file was made: one that is shorter was cut."""
     boot_id: bytes
 
 
@@ -255,6 +261,9 @@ def read_frames(path: Path, until: int | None = None) -> Iterator[Frame | Proble
         frame = _frame_at(data, position, generation)
     if until is not None and position < until:
         yield Problem(name, position, until - position, "a frame's header is damaged", None)
+    size = header.size if header is not None else SECTOR_BYTES
+    if until is None and len(data) < size:
+        yield Problem(name, len(data), size - len(data), CUT, None)
 
 
 def _load(path: Path, until: int | None) -> memoryview:
@@ -288,11 +297,11 @@ def _read_sectors(fd: int, into: memoryview, at: int) -> int:
 def _parse_header(sector: bytes | memoryview) -> JournalHeader | None:
     if len(sector) < SECTOR_BYTES:
         return None
-    magic, generation, first, boot_id = _FILE_HEADER.unpack_from(sector)
+    magic, generation, first, size, boot_id = _FILE_HEADER.unpack_from(sector)
     (crc,) = _CRC.unpack_from(sector, _FILE_HEADER.size)
     if magic != _FILE_MAGIC or crc != crc32c(sector[: _FILE_HEADER.size]):
         return None
-    return JournalHeader(generation, first, boot_id)
+    return JournalHeader(generation, first, size, boot_id)
 
 
 def _frame_at(

@@ -7,6 +7,7 @@ write that was not finished: what holds of it is taken, as long as each topic go
 that a damaged last frame takes nothing with it but what is damaged.
 """
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,7 +92,7 @@ class JournalScan:
                 self._bad(file, number, problem)
 
     def _bad(self, file: "_File", number: int, problem: journal.Problem) -> None:
-        damage = number <= self._vouched
+        damage = number <= self._vouched or problem.reason == journal.CUT
         if damage:
             self.damages.append((file.path, problem))
             self.lost_unknown |= problem.entry is None
@@ -115,14 +116,15 @@ class _File:
         """Each with the number of the commit before it."""
         self.bad_entries: list[tuple[int, journal.Problem]] = []
         """Each with the number of the commit it is part of."""
-        before = header.first - 1 if header is not None else 0
+        # Without a header it may have been the newest, of which nothing is applied.
+        before = header.first - 1 if header is not None else sys.maxsize
         for item in journal.read_frames(path):
             if isinstance(item, journal.Frame):
                 self.sequences.append(item.sequence)
                 self.synced = max(self.synced, item.synced)
                 self.bad_entries += [(item.sequence, problem) for problem in item.problems]
                 before = item.sequence
-            elif item.position:
+            elif item.position or item.reason == journal.CUT:
                 self.bad_frames.append((before, item))
         self.last = max(self.sequences, default=0)
         self.first = header.first if header is not None else min(self.sequences, default=0)

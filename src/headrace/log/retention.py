@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from headrace.config import Config
+from headrace.errors import StoreFailedError
 from headrace.log.catalogue import Catalogue, TopicRow
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
@@ -62,15 +64,16 @@ class Retention:
         if isinstance(result, BaseException):
             logger.error("retention: the catalogue could not be read: %s", result)
             return
-        for expired in result:
-            topic = self._store.topic(expired.name)
-            start = expired.start
-            # Meanwhile the topic may have been destroyed, or made anew.
-            if topic.exists and topic.epoch == start.epoch and start.offset > topic.start_offset:
-                logger.info(
-                    "topic %r: forgetting records before offset %d", topic.name, start.offset
-                )
-                self._store.trim(topic, start, lambda: None)
+        with suppress(StoreFailedError):  # it stops, and everyone has heard of it
+            for expired in result:
+                self._forget(expired)
+
+    def _forget(self, expired: Expired) -> None:
+        topic, start = self._store.topic(expired.name), expired.start
+        # Meanwhile the topic may have been destroyed, or made anew.
+        if topic.exists and topic.epoch == start.epoch and start.offset > topic.start_offset:
+            logger.info("topic %r: forgetting records before offset %d", topic.name, start.offset)
+            self._store.trim(topic, start, lambda: None)
 
 
 def find_expired(config: Config, layout: Layout, now_ms: int) -> list[Expired]:

@@ -88,11 +88,11 @@ class Segments:
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def forget(self, topic_id: int, base: int) -> None:
-        """Close a segment that was deleted, so that its space is given back."""
-        for path in (self._layout.segment(topic_id, base), self._layout.index(topic_id, base)):
-            fd = self._open.pop(path, None)
-            if fd is not None:
+    def close_deleted(self) -> None:
+        """Let go of files that have no name any more, so that their space is given back."""
+        for path, fd in list(self._open.items()):
+            if os.fstat(fd).st_nlink == 0:
+                del self._open[path]
                 os.close(fd)
 
     def read(

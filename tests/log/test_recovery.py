@@ -1,0 +1,487 @@
+"""Starting again: what was acknowledged is there, what cannot be is said, and no position means other bytes."""
+
+import shutil
+
+import pytest
+
+from headrace.config import PrefixRule
+from headrace.log import journal, recovery
+from headrace.log.catalogue import Catalogue
+from headrace.log.journal import ENTRY_HEADER_BYTES, FRAME_HEADER_BYTES, SECTOR_BYTES, encode_entry
+from headrace.log.records import pack_record
+from headrace.log.recovery import JUMP
+from headrace.model import Durability
+from headrace.testing.store import StepClock
+from tests.log.conftest import tiny
+
+BOOTS = [b"boot number %4d" % number + b"." for number in range(4)]
+
+
+class Journal:
+    """The journal of a store that was stopped, in the hands of whoever damages it."""
+
+    def __init__(self, store) -> None:
+        self.layout = store.layout
+
+    def frames(self):
+        """(file, where it begins, frame) of every commit, in order."""
+        found = []
+        for path in self.layout.journal_files():
+            position = SECTOR_BYTES
+            for item in journal.read_frames(path):
+                assert isinstance(item, journal.Frame)
+                size = sum(len(encode_entry(*entry)) for entry in item.entries)
+                found.append((path, position, item))
+                position += journal.frame_bytes(size)
+        return sorted(found, key=lambda one: one[2].sequence)
+
+    def flip(self, path, position) -> None:
+        data = bytearray(path.read_bytes())
+        data[position] ^= 1
+        path.write_bytes(data)
+
+    def quarantined(self) -> list[bytes]:
+        if not self.layout.quarantine.exists():
+            return []
+        return [path.read_bytes() for path in sorted(self.layout.quarantine.iterdir())]
+
+
+@pytest.fixture
+def damaged(open_store):
+    """Run commits without applying them, let a function damage the journal, and start again."""
+
+    def run(commits, damage):
+        store = open_store()
+        for commit in commits:
+            store.append(*commit)
+        store.crash()
+        found = Journal(store)
+        damage(found)
+        return open_store(clock=StepClock()), found
+
+    return run
+
+
+def ends(store, *names):
+    return [store.store.topic(name).end_offset for name in names]
+
+
+# Kills and boots
+
+
+def test_a_killed_process_is_no_reason_for_a_word(open_store):
+    store = open_store()
+    for number in range(20):
+        store.append("topic", b"%d" % number)
+        store.append("written/topic", b"%d" % number)
+        if number % 7 == 0:
+            store.rotate()
+    before = store.store.topic("topic").end, store.store.topic("written/topic").end
+    store = open_store()
+    assert store.reports == []
+    assert (store.store.topic("topic").end, store.store.topic("written/topic").end) == before
+    assert len(store.payloads("written/topic")) == 20
+
+
+def test_after_a_crash_of_the_machine_written_topics_jump_and_no_others(open_store):
+    store = open_store(boot_id=BOOTS[0])
+    for name in ("synced", "written/topic", "memory/topic"):
+        store.append(name, b"before")
+    before = {name: store.store.topic(name).end for name in ("synced", "written/topic")}
+    store = open_store(boot_id=BOOTS[1])
+    assert store.reports == ["1 topics go on with a new epoch after a crash of the machine"]
+    assert store.store.topic("synced").end == before["synced"]
+    jumped = store.store.topic("written/topic")
+    assert jumped.end_offset == before["written/topic"].offset + JUMP
+    assert jumped.end_ordinal == before["written/topic"].ordinal + JUMP
+    assert jumped.epoch > before["written/topic"].epoch
+    assert store.payloads("written/topic") == [b"before"]
+    store.append("written/topic", b"after")
+    assert store.read("written/topic") == [
+        (before["written/topic"].offset, b"before"),
+        (jumped.start_offset + 10 + JUMP + 9, b"after"),
+    ]
+    assert not store.store.topic("memory/topic").exists
+
+
+def test_a_jump_leaves_every_position_answered(open_store):
+    store = open_store(boot_id=BOOTS[0])
+    store.append("written/topic", b"before", b"also before")
+    store = open_store(boot_id=BOOTS[1])
+    store.append("written/topic", b"after")
+    for _ in range(2):
+        topic = store.store.topic("written/topic")
+        after = topic.end_offset - 9
+        for offset in (26, 1000, JUMP, after - 1, after):
+            assert store.store.locate_offset(topic, offset).offset == after
+            assert store.payloads("written/topic", offset) == [b"after"]
+        for ordinal in (3, JUMP, 2 + JUMP):
+            found = store.store.locate_ordinal(topic, ordinal)
+            assert (found.offset, found.ordinal) == (after, 2 + JUMP)
+        assert store.payloads("written/topic") == [b"before", b"also before", b"after"]
+        store.settle()
+
+
+def test_an_empty_topic_that_jumps_stays_empty(open_store):
+    store = open_store(boot_id=BOOTS[0])
+    store.append("written/topic", b"before")
+    store.trim("written/topic", store.store.topic("written/topic").end)
+    store = open_store(boot_id=BOOTS[1])
+    topic = store.store.topic("written/topic")
+    assert topic.start == topic.end
+    assert topic.end_offset == 10 + JUMP
+
+
+def test_a_clean_stop_before_a_boot_changes_nothing(open_store):
+    store = open_store(boot_id=BOOTS[0])
+    store.append("written/topic", b"before")
+    end = store.store.topic("written/topic").end
+    store.close()
+    store = open_store(boot_id=BOOTS[1])
+    assert store.reports == []
+    assert store.store.topic("written/topic").end == end
+
+
+def test_journal_files_of_an_earlier_boot_say_nothing_about_this_one(open_store):
+    store = open_store(boot_id=BOOTS[0])
+    for _ in range(5):  # every journal file carries the first boot
+        store.append("written/topic", b"x")
+        store.rotate()
+    store.close()
+    store = open_store(boot_id=BOOTS[1])
+    store.append("written/topic", b"y")
+    end = store.store.topic("written/topic").end
+    store = open_store(boot_id=BOOTS[1])
+    assert store.reports == []
+    assert store.store.topic("written/topic").end == end
+
+
+def test_a_crash_of_the_machine_is_noticed_when_the_journal_has_lost_every_trace(open_store):
+    store = open_store(boot_id=BOOTS[0])
+    store.append("written/topic", b"synced, since it makes the topic")
+    store.settle()
+    store.append("written/topic", b"lost with the file's header")
+    end = store.store.topic("written/topic").end_offset
+    store.crash()
+    for path in store.layout.journal_files():
+        if journal.read_header(path) and journal.read_header(path).first == 2:
+            path.write_bytes(bytes(path.stat().st_size))
+    store = open_store(boot_id=BOOTS[1])
+    assert store.store.topic("written/topic").end_offset > end
+    assert store.payloads("written/topic") == [b"synced, since it makes the topic"]
+
+
+def test_what_counts_is_the_durability_in_force_before_the_crash(open_store, tmp_path):
+    synced = tiny(tmp_path / "data")
+    written = tiny(
+        tmp_path / "data", topics=(PrefixRule(prefix="", durability=Durability.WRITTEN),)
+    )
+    store = open_store(synced, boot_id=BOOTS[0])
+    store.append("topic", b"made while synced")
+    store.close()
+    store = open_store(written, boot_id=BOOTS[1])
+    store.append("topic", b"written only")
+    end = store.store.topic("topic").end_offset
+    store = open_store(synced, boot_id=BOOTS[2])
+    assert store.store.topic("topic").end_offset == end + JUMP
+    store.append("topic", b"synced again")
+    end = store.store.topic("topic").end_offset
+    store = open_store(written, boot_id=BOOTS[3])
+    assert store.store.topic("topic").end_offset == end
+
+
+def test_a_topic_on_disk_that_is_to_be_in_memory_stays_on_disk(open_store, tmp_path):
+    store = open_store()
+    store.append("topic", b"on disk")
+    store.close()
+    memory = PrefixRule(prefix="", durability=Durability.MEMORY)
+    store = open_store(tiny(tmp_path / "data", topics=(memory,)))
+    store.append("topic", b"as well")
+    store.append("other", b"in memory")
+    store = open_store()
+    assert store.payloads("topic") == [b"on disk", b"as well"]
+    assert not store.store.topic("other").exists
+
+
+def test_after_a_clean_stop_the_journal_is_not_read(open_store, monkeypatch):
+    store = open_store()
+    store.append("topic", b"x")
+    store.close()
+    monkeypatch.setattr(journal, "read_frames", None)
+    assert open_store().payloads("topic") == [b"x"]
+
+
+def test_numbers_of_commits_go_on_above_all_there_were(open_store):
+    store = open_store()
+    for _ in range(5):
+        store.append("topic", b"x")
+    store = open_store()
+    store.append("topic", b"y")
+    store.crash()
+    numbers = [frame.sequence for _, _, frame in Journal(store).frames()]
+    assert max(numbers) == 6
+
+
+# Writes that were not finished
+
+
+def test_a_commit_that_was_not_finished_is_dropped(damaged):
+    def tear(found):
+        path, position, _ = found.frames()[-1]
+        data = path.read_bytes()
+        path.write_bytes(data[: position + FRAME_HEADER_BYTES + 70] + bytes(len(data) - position))
+
+    store, found = damaged([("topic", b"one"), ("topic", b"two" * 100)], tear)
+    assert store.payloads("topic") == [b"one"]
+    assert "never acknowledged: dropped" in store.reports[0]
+    assert found.quarantined() == []
+    assert ends(store, "topic") == [7]
+    store.append("topic", b"three")
+    assert store.payloads("topic") == [b"one", b"three"]
+
+
+def test_of_a_last_commit_only_what_is_damaged_is_dropped(open_store):
+    store = open_store()
+    store.append("a", b"first")
+    handles = [store.store.topic(name) for name in ("a", "b", "c")]
+    store.store.append({topic: [pack_record(b"last")] for topic in handles}, lambda: None)
+    store.runner.run()
+    store.crash()
+    found = Journal(store)
+    path, position, frame = found.frames()[-1]
+    # Create and append of b, of c: the data of b's append is the second entry's.
+    kinds = [(entry.kind, entry.topic_id) for entry in frame.entries]
+    assert kinds[1:3] == [(journal.CREATE, 2), (journal.APPEND, 2)]
+    data_at = position + FRAME_HEADER_BYTES
+    data_at += sum(len(encode_entry(*entry)) for entry in frame.entries[:2]) + ENTRY_HEADER_BYTES
+    found.flip(path, data_at + 5)
+    store = open_store()
+    assert store.payloads("a") == [b"first", b"last"]
+    assert store.payloads("b") == []
+    assert store.payloads("c") == [b"last"]
+
+
+def test_an_append_with_a_number_is_stored_whole_or_not_at_all(open_store):
+    store = open_store()
+    store.append("topic", b"before")
+    payloads = [b"%04d" % number for number in range(1300)]
+    assert not store.append_once("topic", "p", 1, *payloads).duplicate
+    store.crash()
+    found = Journal(store)
+    path, position, frame = found.frames()[-1]
+    pieces = [len(encode_entry(*entry)) for entry in frame.entries]
+    assert len(pieces) == 3
+    whole = path.read_bytes()
+    for cut in (pieces[0] + 1000, pieces[0] + pieces[1] + 10, sum(pieces) - 1):
+        at = position + FRAME_HEADER_BYTES + cut
+        path.write_bytes(whole[:at] + bytes(len(whole) - at))
+        copy = store.layout.root.parent / f"{cut}"
+        shutil.copytree(store.layout.root, copy)
+        again = open_store(tiny(copy))
+        assert again.payloads("topic") == [b"before"]
+        assert not again.append_once("topic", "p", 1, *payloads).duplicate
+        assert again.payloads("topic") == [b"before", *payloads]
+
+
+def test_what_an_earlier_use_left_in_a_torn_frame_brings_no_topic_back(open_store):
+    store = open_store()
+    store.append("gone", b"x" * 200)  # makes the topic at the beginning of the first file
+    store.destroy("gone")
+    end = store.store.topic("gone").end
+    for _ in range(3):  # until that file is used again
+        store.settle()
+        store.append("other", b"y" * 200)
+    store.crash()
+    found = Journal(store)
+    path, position, frame = found.frames()[-1]
+    stale = encode_entry(
+        journal.CREATE, 1, 0, 0, 0, 1, recovery.msgspec.msgpack.encode([b"gone", 1, b"synced"]), b""
+    )
+    at = position + FRAME_HEADER_BYTES
+    data = path.read_bytes()
+    length = sum(len(encode_entry(*entry)) for entry in frame.entries)
+    path.write_bytes(data[:at] + stale + bytes(length - len(stale)) + data[at + length :])
+    store = open_store()
+    assert not store.store.topic("gone").exists
+    assert store.store.topic("gone").end[1:] == end[1:]
+
+
+def test_what_an_earlier_use_left_behind_a_closed_file_is_no_damage(open_store):
+    store = open_store()
+    store.applying = False
+    store.append("topic", b"one")
+    store.rotate()
+    store.append("topic", b"two")
+    store.append("topic", b"three")
+    store.crash()
+    path, position, frame = Journal(store).frames()[0]
+    end = position + journal.frame_bytes(sum(len(encode_entry(*e)) for e in frame.entries))
+    data = bytearray(path.read_bytes())
+    stale = encode_entry(*frame.entries[-1])
+    data[end + FRAME_HEADER_BYTES : end + FRAME_HEADER_BYTES + len(stale)] = stale
+    path.write_bytes(data)
+    assert [type(item) for item in journal.read_frames(path)] == [journal.Frame, journal.Problem]
+    store = open_store()
+    assert store.reports == []
+    assert store.payloads("topic") == [b"one", b"two", b"three"]
+
+
+# Damage
+
+
+COMMITS = [("a", b"a1"), ("b", b"b1"), ("a", b"a2"), ("a", b"a3"), ("b", b"b2")]
+
+
+def test_damaged_data_is_kept_aside_and_its_offsets_are_not_used_again(damaged):
+    def flip_data(found):
+        path, position, frame = found.frames()[2]
+        found.flip(path, position + FRAME_HEADER_BYTES + ENTRY_HEADER_BYTES + 5)
+
+    store, found = damaged(COMMITS, flip_data)
+    assert store.payloads("a") == [b"a1", b"a3"]
+    assert store.payloads("b") == [b"b1", b"b2"]
+    assert any("damage: kept in quarantine" in report for report in store.reports)
+    assert any("'a': 1 records from offset 6 to 12 are lost" in one for one in store.reports)
+    assert b"a" in found.quarantined()[0]
+    assert ends(store, "a", "b") == [18, 12]  # it is known what is lost: nobody jumps
+    assert store.store.locate_ordinal(store.store.topic("a"), 1).offset == 12
+
+
+def test_a_damaged_frame_makes_every_topic_jump(damaged):
+    store, found = damaged(
+        COMMITS, lambda found: found.flip(*found.frames()[2][:2])
+    )
+    assert store.payloads("a") == [b"a1", b"a3"]
+    assert store.payloads("b") == [b"b1", b"b2"]
+    assert len(found.quarantined()) == 1
+    assert ends(store, "a", "b") == [18 + JUMP, 12 + JUMP]
+    # Someone may have been told of records of a name that nobody knows now.
+    assert store.store.topic("new").end_offset >= JUMP
+    store.append("a", b"a4")
+    assert store.payloads("a") == [b"a1", b"a3", b"a4"]
+    assert store.payloads("a", 18) == [b"a4"]
+
+
+def test_a_damaged_frame_that_made_a_topic_leaves_its_offsets_unused(damaged):
+    def flip_first(found):
+        found.flip(*found.frames()[0][:2])
+
+    store, _ = damaged([("lost", b"x" * 100), ("a", b"a1"), ("a", b"a2")], flip_first)
+    assert not store.store.topic("lost").exists
+    assert store.store.topic("lost").end_offset > 104
+    assert store.payloads("a") == [b"a1", b"a2"]
+
+
+def test_tombstones_jump_when_nobody_knows_what_was_lost(open_store):
+    store = open_store()
+    store.append("gone", b"x" * 50)
+    store.destroy("gone")
+    store.settle()
+    end = store.store.topic("gone").end_offset
+    store.append("gone", b"a new life that will be lost")
+    store.append("other", b"x")
+    store.append("other", b"y")
+    store.crash()
+    found = Journal(store)
+    found.flip(*[one for one in found.frames() if one[2].sequence == 3][0][:2])
+    store = open_store()
+    assert not store.store.topic("gone").exists
+    assert store.store.topic("gone").end_offset == end + JUMP
+
+
+def test_the_last_frame_may_be_damaged_without_anyone_jumping(damaged):
+    store, found = damaged(COMMITS, lambda found: found.flip(*found.frames()[-1][:2]))
+    assert store.payloads("b") == [b"b1"]
+    assert "never acknowledged: dropped" in store.reports[0]
+    assert ends(store, "a", "b") == [18, 6]
+    assert found.quarantined() == []
+
+
+def test_a_damaged_file_header_costs_nothing_and_is_reported(damaged):
+    store, _ = damaged(COMMITS, lambda found: found.flip(found.frames()[0][0], 12))
+    assert store.payloads("a") == [b"a1", b"a2", b"a3"]
+    assert ends(store, "a", "b") == [18, 12]
+    assert any("its header cannot be read" in report for report in store.reports)
+
+
+def test_a_journal_file_that_is_missing_is_noticed(open_store):
+    store = open_store()
+    store.applying = False
+    for number in range(2):
+        store.append("a", b"%d" % number)
+        store.append("b", b"%d" % number)
+        store.rotate()
+    store.append("a", b"2")
+    store.append("a", b"3")
+    before = ends(store, "a", "b")
+    store.crash()
+    Journal(store).frames()[0][0].unlink()
+    store = open_store()
+    assert any("missing" in report for report in store.reports)
+    assert store.payloads("b") == []  # the file that made it is gone
+    assert all(new > old for new, old in zip(ends(store, "a", "b"), before, strict=True))
+
+
+def test_a_start_that_was_killed_forgets_no_jump(open_store, monkeypatch):
+    store = open_store()
+    for commit in COMMITS:
+        store.append(*commit)
+    store.crash()
+    found = Journal(store)
+    found.flip(*found.frames()[2][:2])
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery, "_jump", killed)
+        with pytest.raises(KeyboardInterrupt):
+            open_store()
+    store = open_store()
+    assert ends(store, "a", "b") == [18 + JUMP, 12 + JUMP]
+    assert store.payloads("a") == [b"a1", b"a3"]
+
+
+# The very beginning
+
+
+def test_a_first_start_that_was_killed_is_no_damage(open_store, tmp_path):
+    path = tmp_path / "data"
+    path.mkdir()
+    Catalogue.open(path).close()  # a file without tables
+    store = open_store()
+    assert store.reports == []
+    store.append("topic", b"x")
+    assert store.read("topic") == [(5, b"x")]
+
+
+def test_directories_that_a_crash_took_are_made_again(open_store):
+    store = open_store()
+    store.append("topic", b"x")
+    store.close()
+    (store.layout.segments / "03").rmdir()
+    (store.layout.segments / "00").rmdir()
+    store = open_store()
+    for number in range(6):
+        store.append(f"{number}", b"x")
+    store.settle()
+    assert store.payloads("5") == [b"x"]
+
+
+def test_files_that_are_not_ours_stay(open_store):
+    store = open_store()
+    store.close()
+    foreign = [store.layout.segments / "00" / name for name in ("notes.log", "x-1.idx", "a.txt")]
+    for path in foreign:
+        path.write_bytes(b"someone's")
+    open_store()
+    assert all(path.exists() for path in foreign)
+
+
+def test_a_directory_that_cannot_be_written_to_is_said_in_words(tmp_path, monkeypatch):
+    from headrace.errors import DataDirectoryError
+    from headrace.log.layout import Layout
+
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DataDirectoryError, match="cannot be used"):
+        Layout(tmp_path / "file").make()

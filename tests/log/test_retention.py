@@ -1,0 +1,230 @@
+"""Retention: what is too old or too much goes, a segment at a time, and nothing else ever does."""
+
+import pytest
+
+from headrace.config import PrefixRule, Retention, Segment
+from headrace.log.recovery import JUMP
+from headrace.log.retention import Retention as Retainer
+from headrace.model import Durability
+from tests.log.conftest import tiny
+
+DAY_S = 86_400.0
+WEEK_S = 7 * DAY_S
+
+
+class Kept:
+    """A store whose clocks, wall and monotonic, a test moves."""
+
+    def __init__(self, open_store, path, *rules: PrefixRule, **retention: float) -> None:
+        self._open = open_store
+        self.config = tiny(
+            path,
+            segment=Segment(bytes=1 << 20),
+            retention=Retention(check_s=60, **retention),
+            topics=rules,
+        )
+        self.monotonic_s = 1000.0
+        self.clock = None
+        self.start()
+
+    def start(self, **options) -> None:
+        self.store = self._open(self.config, **({"clock": self.clock} if self.clock else {}), **options)
+        self.clock = self.store.clock
+        self.retention = Retainer(
+            self.config, self.store.layout, self.store.store, self.store.runner
+        )
+        self.tick()
+
+    def append(self, topic: str, payload: bytes = b"x") -> None:
+        self.store.append(topic, payload)
+        self.store.rotate()
+
+    def wait(self, seconds: float, *, jump_s: float = 0.0) -> None:
+        """Time passes; with a jump the wall clock says otherwise."""
+        self.clock.ms += int((seconds + jump_s) * 1000)
+        self.monotonic_s += seconds
+        self.tick()
+
+    def tick(self) -> None:
+        self.retention.tick(self.clock.ms / 1000, self.monotonic_s)
+        self.store.runner.run()
+        self.store.settle()
+
+    def ages_s(self, topic: str) -> list[float]:
+        """How old each record is that can be read."""
+        handle = self.store.store.topic(topic)
+        reader, at, ages = self.store.store.reader(handle), handle.start_offset, []
+        while at < handle.end_offset:
+            chunk = reader.read(at, 1)
+            for run in chunk.runs:
+                ages += [(self.clock.ms - run.ms) / 1000] * run.record_count
+            at = chunk.next_offset
+        return ages
+
+
+@pytest.fixture
+def keep(open_store, tmp_path):
+    return lambda *rules, **retention: Kept(open_store, tmp_path / "data", *rules, **retention)
+
+
+def test_a_record_outlives_its_window_by_at_most_a_tenth(keep):
+    kept = keep(age_s=WEEK_S)
+    for _ in range(200):
+        kept.append("topic")
+        kept.wait(7000)
+        ages = kept.ages_s("topic")
+        assert max(ages) <= 1.1 * WEEK_S + 7000
+    assert max(ages) > 0.99 * WEEK_S, "nothing goes before its time"
+    assert len(ages) >= int(WEEK_S / 7000)
+
+
+def test_the_last_segment_of_an_idle_topic_expires_too(keep):
+    kept = keep(age_s=WEEK_S)
+    kept.append("topic", b"the only one")
+    end = kept.store.store.topic("topic").end
+    kept.wait(WEEK_S - 100)
+    assert kept.store.payloads("topic") == [b"the only one"]
+    kept.wait(200)
+    assert kept.store.payloads("topic") == []
+    topic = kept.store.store.topic("topic")
+    assert topic.exists
+    assert topic.start == topic.end == end
+    assert list(kept.store.layout.files(".log")) == []
+    kept.append("topic", b"another")
+    assert kept.store.read("topic") == [(end.offset + 11, b"another")]
+
+
+def test_names_of_logux_and_channels_are_never_touched(keep):
+    kept = keep(age_s=DAY_S, bytes=100)
+    for name in ("logux/log", "channel/c", "topic"):
+        kept.append(name, b"x" * 80)
+        kept.append(name, b"y" * 80)
+        kept.append(name, b"z" * 80)
+    kept.wait(30 * DAY_S)
+    assert len(kept.store.payloads("logux/log")) == 3
+    assert len(kept.store.payloads("channel/c")) == 3
+    assert kept.store.payloads("topic") == []
+
+
+def test_the_longest_prefix_says_how_long(keep):
+    kept = keep(
+        PrefixRule(prefix="a/", retention_age_s=10 * DAY_S),
+        PrefixRule(prefix="a/for-ever/", retention_age_s=0),
+        age_s=DAY_S,
+    )
+    names = ["other", "a/some", "a/for-ever/x"]
+    for name in names:
+        kept.append(name)
+    for days, left in ((2, names[1:]), (9, names[2:]), (300, names[2:])):
+        kept.wait(days * DAY_S)
+        assert [name for name in names if kept.store.payloads(name)] == left
+
+
+def test_without_a_limit_nothing_goes(keep):
+    kept = keep(age_s=0)
+    kept.append("topic")
+    kept.wait(10_000 * DAY_S)
+    assert kept.store.payloads("topic") == [b"x"]
+
+
+def test_a_topic_outgrows_its_bytes_by_at_most_a_tenth(keep):
+    kept = keep(PrefixRule(prefix="sized/", retention_bytes=2000), age_s=0)
+    for number in range(80):
+        kept.append("sized/topic", b"%02d" % number + b"x" * 44)
+        kept.append("other", b"x" * 46)
+        kept.wait(60)
+        kept_bytes = 50 * len(kept.store.payloads("sized/topic"))
+        assert kept_bytes <= 2200 + 50
+        assert kept_bytes >= min(2000, 50 * (number + 1)), "not less than it may keep"
+    assert kept.store.payloads("sized/topic")[-1].startswith(b"79")
+    assert len(kept.store.payloads("other")) == 80
+
+
+def test_offsets_that_were_skipped_do_not_count_as_bytes(keep):
+    rule = PrefixRule(prefix="", durability=Durability.WRITTEN, retention_bytes=2000)
+    kept = keep(rule, age_s=0)
+    kept.append("topic", b"x" * 100)
+    kept.start(boot_id=b"after the crash.")
+    kept.append("topic", b"y" * 100)
+    assert kept.store.store.topic("topic").end_offset > JUMP
+    kept.wait(60)
+    assert kept.store.payloads("topic") == [b"x" * 100, b"y" * 100]
+
+
+@pytest.mark.parametrize("jump_s", [2 * WEEK_S, 4000.0, -4000.0, -2 * WEEK_S])
+def test_nothing_is_deleted_on_the_word_of_a_clock_that_jumped(keep, jump_s, caplog):
+    kept = keep(age_s=WEEK_S)
+    kept.append("topic", b"young")
+    kept.wait(100, jump_s=jump_s)
+    assert kept.store.payloads("topic") == [b"young"]
+    assert "the clock jumped" in caplog.text
+
+
+def test_a_clock_that_jumped_and_stays_there_is_believed_at_the_next_check(keep):
+    kept = keep(age_s=WEEK_S)
+    kept.append("topic", b"young")
+    kept.wait(100, jump_s=2 * WEEK_S)
+    kept.wait(100)
+    assert kept.store.payloads("topic") == []
+
+
+def test_a_clock_that_jumped_and_was_put_right_costs_nothing(keep):
+    kept = keep(age_s=WEEK_S)
+    kept.append("topic", b"young")
+    kept.wait(100, jump_s=2 * WEEK_S)
+    kept.wait(100, jump_s=-2 * WEEK_S)
+    kept.wait(100)
+    assert kept.store.payloads("topic") == [b"young"]
+
+
+def test_a_clock_that_is_corrected_a_little_is_no_jump(keep):
+    kept = keep(age_s=WEEK_S)
+    kept.append("topic")
+    kept.wait(WEEK_S + 100, jump_s=30)
+    assert kept.store.payloads("topic") == []
+
+
+def test_checks_come_no_more_often_than_they_should(keep):
+    kept = keep(age_s=1)
+    kept.append("topic")
+    for _ in range(5):
+        kept.wait(10)
+        assert kept.store.payloads("topic") == [b"x"]
+    kept.wait(10)
+    assert kept.store.payloads("topic") == []
+
+
+def test_what_was_forgotten_stays_so_after_a_crash(keep):
+    kept = keep(age_s=DAY_S)
+    kept.append("topic", b"old")
+    kept.wait(2 * DAY_S)
+    kept.append("topic", b"new")
+    kept.start()
+    assert kept.store.payloads("topic") == [b"new"]
+
+
+def test_a_topic_made_anew_meanwhile_is_left_alone(keep):
+    kept = keep(age_s=DAY_S)
+    kept.append("topic", b"old")
+    kept.clock.ms += int(2 * DAY_S * 1000)
+    kept.monotonic_s += 2 * DAY_S
+    kept.retention.tick(kept.clock.ms / 1000, kept.monotonic_s)
+    topic = kept.store.store.topic("topic")
+    found = kept.store.runner._steps.pop()  # the search was started: now the topic is made anew
+    kept.store.destroy("topic")
+    kept.store.append("topic", b"new")
+    kept.store.runner.soon(found)
+    kept.store.runner.run()
+    assert kept.store.payloads("topic") == [b"new"]
+    assert topic.exists
+
+
+def test_a_store_that_failed_is_left_alone(keep, monkeypatch):
+    kept = keep(age_s=DAY_S)
+    kept.append("topic", b"old")
+    kept.store.store._fail("the disk is gone")
+    kept.clock.ms += int(2 * DAY_S * 1000)
+    kept.monotonic_s += 2 * DAY_S
+    kept.retention.tick(kept.clock.ms / 1000, kept.monotonic_s)
+    kept.store.runner.run()
+    assert kept.store.payloads("topic") == [b"old"]
