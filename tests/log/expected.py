@@ -23,6 +23,8 @@ class ExpectedTopic:
     start_asked: int = 0
     start_answered: int = 0
     """What lies before the first may be gone; what lies before the second must be."""
+    start_destroyed: int = 0
+    """Where the last life ended that was destroyed: that is synced in every durability."""
     numbered: dict[tuple[str, int], bytes] = field(default_factory=dict)
     """Of producers: number and payload of what was ever being written."""
     numbered_answered: set[tuple[str, int]] = field(default_factory=set)
@@ -65,6 +67,10 @@ class Expected:
         topic = self.topics[name]
         topic.start_answered = max(offset, topic.start_answered)
 
+    def destroy_answered(self, name: str, offset: int) -> None:
+        self.trim_answered(name, offset)
+        self.topics[name].start_destroyed = offset
+
     def number_asked(self, name: str, producer: str, number: int, payload: bytes) -> None:
         self.topics[name].numbered[producer, number] = payload
 
@@ -77,6 +83,7 @@ class Expected:
             if name.startswith(prefix):
                 topic.acknowledged.clear()
                 topic.numbered_answered.clear()
+                topic.start_answered = topic.start_destroyed
 
     def forget(self, prefix: str) -> None:
         """These topics do not outlive the process."""

@@ -1,7 +1,9 @@
-"""The applier: any stretch of the journal, applied once or again, in one piece or many, gives the same log."""
+"""The applier: any stretch of the journal, once or again, in one piece or many, gives the same log."""
 
 import errno
 import random
+import sys
+from itertools import count, pairwise
 from pathlib import Path
 
 import msgspec
@@ -246,37 +248,40 @@ def test_an_attempt_that_failed_anywhere_is_made_good_by_the_next(tmp_path, erro
     sound = Directory(tmp_path / "sound")
     sound.apply(*before)
     sound.apply(*after)
-    failed, reached = 0, True
-    while reached:
-        reached = False
-        seen = 0
-
-        def fail(_: object) -> OSError | None:
-            nonlocal seen, reached
-            seen += 1
-            reached |= seen > failed
-            return OSError(error, "injected") if seen == failed + 1 else None
-
-        # A process that tries again itself, and another that does so in its place.
-        disk = FailingDisk(lambda operation: fail(operation) if failing else None)
-        failing = False
-        directory = Directory(tmp_path / f"{error}-{failed}", disk)
+    for number in count():
+        disk = _FailOnce(error)
+        directory = Directory(tmp_path / f"{error}-{number}", disk)
         directory.apply(*before)
-        failing = True
-        assert _fails(directory, after) == reached
+        disk.left = number
+        failed = _fails(directory, after)
+        assert failed == (disk.left < 0)
         assert disk.open_files == 0
-        failing = False
         directory.applied = 1
-        if failed % 2:
+        if number % 2:
+            # Another process does it in its place, and not the same one again.
             directory.catalogue.close()
             directory.reopen()
         directory.apply(*after)
         assert directory.files() == sound.files()
         assert directory.rows() == sound.rows()
         directory.catalogue.close()
-        failed += 1
-    assert failed > 20
+        if not failed:
+            break
+    assert number > 20
     sound.catalogue.close()
+
+
+class _FailOnce(FailingDisk):
+    """Fails at the operation that comes after so many others."""
+
+    def __init__(self, error: int) -> None:
+        super().__init__(self._fail_once)
+        self._error = error
+        self.left = sys.maxsize
+
+    def _fail_once(self, _: object) -> OSError | None:
+        self.left -= 1
+        return OSError(self._error, "injected") if self.left == -1 else None
 
 
 def _fails(directory: Directory, entries: list[journal.Entry]) -> bool:
@@ -336,7 +341,7 @@ def test_segments_roll_inside_one_batch_too(directory):
     directory.apply(*entries)
     segments = directory.catalogue.segments(1)
     assert len(segments) > 3
-    for before, after in zip(segments, segments[1:], strict=False):
+    for before, after in pairwise(segments):
         assert (before.end, before.end_ordinal) == (after.base, after.first_ordinal)
         assert before.last_ms < after.first_ms
 
@@ -474,7 +479,8 @@ def test_a_producer_is_kept_with_its_last_few_numbers(directory):
     directory.apply(topic.create())
     ends = []
     for number in range(1, 12):
-        ends.append((number, directory.apply(topic.append_once(b"p", number, b"x")) or topic.offset))
+        directory.apply(topic.append_once(b"p", number, b"x"))
+        ends.append((number, topic.offset))
     assert recent(directory, b"p") == (11, ends[-8:])
     directory.apply(topic.destroy())
     assert recent(directory, b"p") == (11, ends[-8:])

@@ -81,9 +81,13 @@ def test_a_row_that_is_put_again_replaces_the_first(catalogue):
 
 
 def test_a_transaction_is_all_or_nothing(catalogue):
-    with pytest.raises(RuntimeError), catalogue.transaction():
-        catalogue.put([TOPICS[0]])
-        raise RuntimeError
+    def put_and_fail() -> None:
+        with catalogue.transaction():
+            catalogue.put([TOPICS[0]])
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        put_and_fail()
     assert catalogue.topic_by_id(1) is None
     with catalogue.transaction():
         catalogue.put([TOPICS[0]])

@@ -3,7 +3,6 @@
 import pytest
 
 from headrace.model import Durability
-from tests.log.conftest import tiny
 from tests.log.contract import Harness, StoreContract
 
 
@@ -49,5 +48,5 @@ class TestWritten(StoreContract):
 
 class TestMemory(StoreContract):
     @pytest.fixture
-    def harness(self, open_store, tmp_path):
+    def harness(self, open_store):
         return EmbeddedHarness(open_store, Durability.MEMORY)

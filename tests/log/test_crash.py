@@ -77,7 +77,7 @@ class Run:
         topic = self.store.store.topic(name)
         end = topic.end_offset
         self.tell("trim_asked", name, end)
-        self.store.store.destroy(topic, lambda: self.tell("trim_answered", name, end))
+        self.store.store.destroy(topic, lambda: self.tell("destroy_answered", name, end))
         self._run()
 
     def rotate(self) -> None:
@@ -153,7 +153,7 @@ def lives(run: Run) -> None:
 
 
 RUNS = {"everything": everything, "recycling": recycling, "lives": lives}
-PREFIXES_MAX = 60
+PREFIXES_MAX = 45
 
 
 @pytest.fixture(scope="module", params=RUNS)

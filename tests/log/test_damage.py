@@ -24,7 +24,7 @@ KINDS = {
     "write-ahead log": f"{FILE_NAME}-wal",
     "shared memory": f"{FILE_NAME}-shm",
 }
-CASES = 12
+CASES = 8
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A disk that fails at every place of a run: nothing is acknowledged that is not durable, and all of it stays."""
+"""A disk that fails, at every place of a run: what was acknowledged is durable, and nothing else is."""
 
 import errno
 import random
@@ -71,8 +71,8 @@ def test_an_error_stops_the_service_or_is_made_good_by_the_next_start(tmp_path):
         assert run.stopped is not None, f"nobody noticed that {run.failed} failed"
         if run.store is not None:
             run.store.crash()
-        check_all(run.path, run.expected(), BOOT_ID)
         if number % 2:
+            check_all(run.path, run.expected(), BOOT_ID)
             continue
         crashed = tmp_path / f"{number}-crashed"
         run.crash(crashed, number)

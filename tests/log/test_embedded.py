@@ -353,7 +353,9 @@ def test_topics_in_memory_leave_nothing_on_disk(store):
 def test_settling_waits_for_everything(store):
     settled = []
     append(store, "topic", b"x")
-    store.store.settle(lambda: settled.append(len(store.store.segments(store.store.topic("topic")))))
+    store.store.settle(
+        lambda: settled.append(len(store.store.segments(store.store.topic("topic"))))
+    )
     store.runner.run()
     assert settled == [1]
 
@@ -377,3 +379,16 @@ def test_damage_in_a_closed_journal_file_stops_the_applier(store):
     closed.path.write_bytes(data)
     with pytest.raises(StoreFailedError, match="damage"):
         apply_file(store._applier, *closed)
+
+
+def test_a_fault_in_one_caller_does_not_keep_a_commit_from_the_others(store):
+    heard = []
+
+    def faulty():
+        raise RuntimeError("a connection that is gone")
+
+    append(store, "t", b"a", done=faulty)
+    append(store, "t", b"b", done=lambda: heard.append(1))
+    store.runner.run()
+    assert heard == [1]
+    assert store.payloads("t") == [b"a", b"b"]

@@ -319,9 +319,7 @@ class LogMachine(RuleBasedStateMachine):
         assert done
 
     def _start(self) -> None:
-        self.store = StepStore(
-            config(self._path), clock=self.clock, boot_id=b"%016d" % self.boot
-        )
+        self.store = StepStore(config(self._path), clock=self.clock, boot_id=b"%016d" % self.boot)
         assert not [report for report in self.store.reports if "epoch" not in report]
         self.models["memory/m"] = Model()
 

@@ -62,7 +62,9 @@ def test_a_missing_index_is_rebuilt_from_its_records(stopped, open_store, number
     assert open_store().reports == []
 
 
-@pytest.mark.parametrize("cut", [0, 3, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + ROW_BYTES + 9])
+@pytest.mark.parametrize(
+    "cut", [0, 3, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + ROW_BYTES + 9]
+)
 def test_an_index_that_was_cut_is_rebuilt_from_its_records(stopped, open_store, cut):
     before = content(open_store())
     open_store().close()
@@ -105,7 +107,9 @@ def test_zeros_are_not_taken_for_records_without_an_index(open_store):
     store.close()
     (log,), (index,) = files(store, ".log"), files(store, ".idx")
     data = log.read_bytes()
-    log.write_bytes(data[:40] + bytes(80))  # two records are zeros now: as good as twenty empty ones
+    log.write_bytes(
+        data[:40] + bytes(80)
+    )  # two records are zeros now: as good as twenty empty ones
     index.unlink()
     store = open_store()
     assert [payload for payload in store.payloads("topic") if payload] == [b"x" * 36]

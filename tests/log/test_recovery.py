@@ -1,13 +1,15 @@
-"""Starting again: what was acknowledged is there, what cannot be is said, and no position means other bytes."""
+"""Starting again: what was acknowledged is there, what cannot be is said, no position means other bytes."""
 
 import shutil
 
 import pytest
 
 from headrace.config import PrefixRule
+from headrace.errors import DataDirectoryError
 from headrace.log import journal, recovery
 from headrace.log.catalogue import Catalogue
 from headrace.log.journal import ENTRY_HEADER_BYTES, FRAME_HEADER_BYTES, SECTOR_BYTES, encode_entry
+from headrace.log.layout import Layout
 from headrace.log.records import pack_record
 from headrace.log.recovery import JUMP
 from headrace.model import Durability
@@ -334,7 +336,7 @@ COMMITS = [("a", b"a1"), ("b", b"b1"), ("a", b"a2"), ("a", b"a3"), ("b", b"b2")]
 
 def test_damaged_data_is_kept_aside_and_its_offsets_are_not_used_again(damaged):
     def flip_data(found):
-        path, position, frame = found.frames()[2]
+        path, position, _ = found.frames()[2]
         found.flip(path, position + FRAME_HEADER_BYTES + ENTRY_HEADER_BYTES + 5)
 
     store, found = damaged(COMMITS, flip_data)
@@ -348,9 +350,7 @@ def test_damaged_data_is_kept_aside_and_its_offsets_are_not_used_again(damaged):
 
 
 def test_a_damaged_frame_makes_every_topic_jump(damaged):
-    store, found = damaged(
-        COMMITS, lambda found: found.flip(*found.frames()[2][:2])
-    )
+    store, found = damaged(COMMITS, lambda found: found.flip(*found.frames()[2][:2]))
     assert store.payloads("a") == [b"a1", b"a3"]
     assert store.payloads("b") == [b"b1", b"b2"]
     assert len(found.quarantined()) == 1
@@ -383,7 +383,7 @@ def test_tombstones_jump_when_nobody_knows_what_was_lost(open_store):
     store.append("other", b"y")
     store.crash()
     found = Journal(store)
-    found.flip(*[one for one in found.frames() if one[2].sequence == 3][0][:2])
+    found.flip(*next(one for one in found.frames() if one[2].sequence == 3)[:2])
     store = open_store()
     assert not store.store.topic("gone").exists
     assert store.store.topic("gone").end_offset == end + JUMP
@@ -478,10 +478,7 @@ def test_files_that_are_not_ours_stay(open_store):
     assert all(path.exists() for path in foreign)
 
 
-def test_a_directory_that_cannot_be_written_to_is_said_in_words(tmp_path, monkeypatch):
-    from headrace.errors import DataDirectoryError
-    from headrace.log.layout import Layout
-
+def test_a_directory_that_cannot_be_used_is_said_in_words(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DataDirectoryError, match="cannot be used"):
         Layout(tmp_path / "file").make()

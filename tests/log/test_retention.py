@@ -28,7 +28,9 @@ class Kept:
         self.start()
 
     def start(self, **options) -> None:
-        self.store = self._open(self.config, **({"clock": self.clock} if self.clock else {}), **options)
+        self.store = self._open(
+            self.config, **({"clock": self.clock} if self.clock else {}), **options
+        )
         self.clock = self.store.clock
         self.retention = Retainer(
             self.config, self.store.layout, self.store.store, self.store.runner

@@ -1,6 +1,7 @@
 """Peers that are slow, greedy or many: they cost themselves time, and nobody else anything."""
 
 import socket
+import struct
 import time
 from contextlib import ExitStack
 
@@ -162,3 +163,20 @@ def test_very_many_attachments_of_one_connection_are_served_and_forgotten(start:
         publisher.send(*(figg.publish(topic, i, b"x") for i, topic in enumerate(topics)))
         publisher.wait_ack(499)
         assert {wire.expect(DATA).topic for _ in topics} == set(topics)
+
+
+def test_publishers_that_vanish_before_their_ack_keep_nobody_else_waiting(start: Start) -> None:
+    server = start()
+    with Wire(server.figg) as reader, Wire(server.figg) as publisher:
+        reader.attach(b"t")
+        for number in range(200):
+            with socket.create_connection(server.figg) as gone:
+                gone.sendall(figg.publish(b"t", 0, PAYLOAD) * 8)
+                # A reset, not a goodbye: the server learns of it while the commit is being written.
+                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if number % 20 == 0:
+                publisher.publish(b"t", b"still served", first=number)
+        publisher.publish(b"t", b"the last", first=200)
+        while reader.expect(DATA).data != b"the last":
+            pass
+    assert "fault" not in server.stderr

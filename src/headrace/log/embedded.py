@@ -338,7 +338,11 @@ class EmbeddedStore(ReadSide):
         for topic in commit.destroyed:
             _destroyed(topic)
         for waiter in commit.waiters:
-            waiter()
+            try:
+                waiter()
+            except Exception:
+                # The commit is durable: a fault in one caller must not keep it from the others.
+                logger.exception("a fault of our own while a publish was acknowledged")
         for once, one in zip(
             commit.onces, encoded.appended[-len(commit.onces) or None :], strict=False
         ):

@@ -251,9 +251,14 @@ class FiggConnection(asyncio.Protocol):
     def _answer(self) -> None:
         data = self._session.data_to_send()
         if data:
-            self._transport.write(data)
+            self._write(data)
         if self._session.closing and self._session.finished:
             self.close()
+
+    def _write(self, data: bytes) -> None:
+        # A peer may be gone before its publishes are durable, and uvloop raises on a closed transport.
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def stop_reading(self) -> None:
         if self._reading and not self._transport.is_closing():
@@ -276,10 +281,9 @@ class FiggConnection(asyncio.Protocol):
         self._answer()
 
     def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
-        transport = self._transport
         for piece in slices:
             if self._writable and not self._queue:
-                transport.write(piece.data)
+                self._write(piece.data)
             else:
                 if self._queued_bytes >= self._listener.limits.output_bytes_max:
                     return False
@@ -313,13 +317,13 @@ class FiggConnection(asyncio.Protocol):
             if self._queue:
                 _, data = self._queue.popleft()
                 self._queued_bytes -= len(data)
-                self._transport.write(data)
+                self._write(data)
             elif self._pulling:
                 subscription = next(iter(self._pulling))
                 del self._pulling[subscription]
                 data = self._listener.broker.pull(subscription)
                 if data:
-                    self._transport.write(data)
+                    self._write(data)
                     if subscription.state is State.RESUMING:
                         self._pulling[subscription] = None
             else:
