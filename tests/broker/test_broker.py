@@ -146,6 +146,21 @@ def test_a_slow_subscriber_falls_back_to_the_log_and_loses_nothing(bench: Bench)
     assert slow.words == fast.words == ["a@5", "b@10", "c@15", "d@20", "e@25"]
 
 
+def test_a_fault_in_one_sink_costs_the_other_subscribers_nothing(bench: Bench) -> None:
+    faulty, subscription = bench.subscribe("t", None)
+    sound, _ = bench.subscribe("t", None)
+
+    def fail(subscription: Subscription, slices: Sequence[Slice]) -> bool:
+        raise RuntimeError("a transport that is gone")
+
+    faulty.deliver = fail  # type: ignore[method-assign]
+    bench.publish("t", b"a")
+    assert sound.words == ["a@5"]
+    assert subscription.state is State.RESUMING
+    faulty.pull()
+    assert faulty.words == ["a@5"]
+
+
 def test_an_unsubscribed_peer_gets_nothing_and_the_others_go_on(bench: Bench) -> None:
     peers = [bench.subscribe("t", None) for _ in range(3)]
     bench.broker.unsubscribe(peers[1][1])

@@ -166,7 +166,13 @@ class Broker:
             # One that caught up inside this very step has these already.
             if subscription.state is not State.LIVE or subscription.offset != one.offset:
                 continue
-            if not subscription.sink.deliver(subscription, slices):
+            try:
+                taken = subscription.sink.deliver(subscription, slices)
+            except Exception:
+                # The others are live and must get these now; this one reads them from the log.
+                logger.exception("%s: a fault of our own in a delivery", subscription.sink.peer)
+                taken = False
+            if not taken:
                 self._leave_live(subscription)
                 subscription.state = State.RESUMING
                 subscription.sink.ready(subscription)
