@@ -15,6 +15,10 @@ TOPIC_BYTES_MAX = 255
 """The longest topic name, in bytes of UTF-8."""
 
 
+RESERVED_PREFIXES = ("logux/", "channel/")
+"""Name spaces whose records have an envelope: only their own protocols publish there."""
+
+
 class Durability(StrEnum):
     """What an acknowledgement promises."""
 
@@ -49,4 +53,12 @@ def check_topic_name(name: str) -> bytes:
         raise BadTopicNameError(
             f"a topic name may have {TOPIC_BYTES_MAX} bytes of UTF-8, this one has {len(encoded)}"
         )
+    return encoded
+
+
+def check_publish_topic(name: str) -> bytes:
+    """The same for a topic that is to be published to as it is, without an envelope."""
+    encoded = check_topic_name(name)
+    if name.startswith(RESERVED_PREFIXES):
+        raise BadTopicNameError(f"topic {name!r} is published to by its own protocol only")
     return encoded

@@ -21,7 +21,6 @@ class Harness(ABC):
     """What names of topics begin with, so that they have the durability under test."""
     persistent = True
     """Whether topics outlive the store."""
-    epochs = True
 
     store: Store
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from headrace.log.records import pack_record
 from headrace.log.store import Appended, Topic
-from headrace.model import Position
 from headrace.testing.store import RecordingListener, StepStore
 
 
@@ -185,16 +184,3 @@ def check_order(name: str, topic: Topic, found: dict[int, tuple[int, bytes]]) ->
         assert topic.start_ordinal <= ordinals[0]
         assert ordinals[-1] < topic.end_ordinal
     assert topic.start <= topic.end
-
-
-def check_positions(store: StepStore, topic: Topic) -> None:
-    """Every record can be found by its offset and by its ordinal."""
-    for offset, (ordinal, payload) in read(store, topic).items():
-        here = Position(topic.epoch, offset, ordinal)
-        assert store.store.locate_offset(topic, offset) == here
-        assert store.store.locate_ordinal(topic, ordinal) == here
-        after = store.store.locate_offset(topic, offset + 1)
-        assert after[1:] >= (offset + 4 + len(payload), ordinal + 1)
-    for way in (store.store.locate_offset, store.store.locate_ordinal, store.store.locate_time):
-        assert way(topic, 0) == topic.start or way is store.store.locate_time
-        assert way(topic, 1 << 62) == topic.end

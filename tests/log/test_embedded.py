@@ -302,6 +302,8 @@ def test_a_reader_says_how_much_is_lost_and_goes_on(store, caplog):
     assert caplog.text.count("damage skipped") == 1
     store.payloads("topic")
     assert caplog.text.count("damage skipped") == 1, "it is said once"
+    first = store.store.reader(topic).read(segment.base, 1)
+    assert (first.lost, first.runs[0].offset) == (2, segment.base + 61)
     inside = store.store.locate_offset(topic, segment.base)
     assert inside.offset == segment.base + 61
     assert store.store.locate_ordinal(topic, segment.first_ordinal) == inside

@@ -595,8 +595,8 @@ def test_a_journal_file_that_is_used_again_while_it_is_read_is_no_damage(store, 
         store.append("one", b"%d" % number + bytes(1000))
     read_frames = journal.read_frames
 
-    def frames_of_a_file_in_use(path, until=None):
-        frames = read_frames(path, until)
+    def frames_of_a_file_in_use(path, *args, **options):
+        frames = read_frames(path, *args, **options)
         yield from islice(frames, 1)
         if next(waiting, None):
             store.settle()

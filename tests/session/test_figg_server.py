@@ -62,8 +62,28 @@ def test_numbers_out_of_order_inside_one_read_are_acknowledged_together() -> Non
 def test_a_resent_low_number_is_stored_again_and_acknowledged() -> None:
     session = FiggServerSession()
     session.stored(published(session, publishes(9)).unit)
+    assert acks(session) == [9]
     session.stored(published(session, publishes(3)).unit)
-    assert acks(session) == [9, 3]
+    assert acks(session) == [3]
+
+
+def test_units_that_become_durable_together_are_one_ack() -> None:
+    session = FiggServerSession()
+    units = [published(session, publishes(number)).unit for number in range(5)]
+    for unit in units:
+        session.stored(unit)
+    assert acks(session) == [4]
+
+
+def test_a_publish_into_a_reserved_name_space_is_refused_and_not_acknowledged() -> None:
+    session = FiggServerSession()
+    accepted, close = session.receive_data(
+        publishes(0) + publishes(1, topic="logux/main") + publishes(2)
+    )
+    assert isinstance(accepted, Publish) and isinstance(close, Close)
+    assert accepted.records == {"t": [b"\0\0\0\1x"]}
+    session.stored(accepted.unit)
+    assert acks(session) == [0]
 
 
 def test_a_unit_is_stored_once() -> None:

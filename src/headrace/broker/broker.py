@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 SLICE_BYTES_MAX = 1 << 18
 """How much is encoded and handed on at once: more would keep other answers waiting behind it."""
 
-RESERVED_PREFIXES = ("logux/", "channel/")
-"""Name spaces whose records have an envelope: only their own protocols write there."""
+SLICE_RECORDS_MAX = 2048
+"""The same for records that are small beside the frames around them."""
 
 _Live = dict[Encode, dict[Subscription, None]]
 
@@ -84,10 +84,15 @@ class Broker:
                 self._warm(subscription, cold)
                 return b""
             frames = []
+            encoded_bytes = 0
+            subscription.offset = max(chunk.next_offset, subscription.offset)
             for run in chunk.runs:
+                if encoded_bytes > SLICE_BYTES_MAX:
+                    subscription.offset = run.offset
+                    break
                 records = split_records(run.data, run.record_count)
                 frames.append(subscription.encode(topic.name, run.offset, records))
-            subscription.offset = max(chunk.next_offset, subscription.offset)
+                encoded_bytes += len(frames[-1])
             if frames:
                 return b"".join(frames)
         self._go_live(subscription)
@@ -184,12 +189,13 @@ class Broker:
 def _slices(one: Appended, encode: Encode) -> Iterator[Slice]:
     """A commit's records of one topic, encoded in portions."""
     name, records = one.topic.name, one.records
-    if one.end - one.offset <= SLICE_BYTES_MAX:
+    if one.end - one.offset <= SLICE_BYTES_MAX and len(records) <= SLICE_RECORDS_MAX:
         yield Slice(one.end, encode(name, one.offset, records))
         return
     starts = list(accumulate(map(len, records), initial=one.offset))
     first = 0
     while first < len(records):
         last = max(first + 1, bisect_right(starts, starts[first] + SLICE_BYTES_MAX) - 1)
+        last = min(last, first + SLICE_RECORDS_MAX, len(records))
         yield Slice(starts[last], encode(name, starts[first], records[first:last]))
         first = last

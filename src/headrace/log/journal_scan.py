@@ -118,7 +118,7 @@ class _File:
         """Each with the number of the commit it is part of."""
         # Without a header it may have been the newest, of which nothing is applied.
         before = header.first - 1 if header is not None else sys.maxsize
-        for item in journal.read_frames(path):
+        for item in journal.read_frames(path, entries=False):
             if isinstance(item, journal.Frame):
                 self.sequences.append(item.sequence)
                 self.synced = max(self.synced, item.synced)

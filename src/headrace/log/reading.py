@@ -158,6 +158,11 @@ class TopicReader:
             self._base, self._next, self._row = segment.base, block.next_offset, block.row
             if block.damaged:
                 side.report(topic, block.damaged)
+                first = block.damaged[0]
+                # Damage at the very beginning counts too, where its row says how much it is.
+                leads = not block.runs or first.offset < block.runs[0].offset
+                if self._ordinal is None and leads and first.record_count:
+                    self._ordinal = first.ordinal
             if block.runs:
                 return self._chunk(block.runs, block.next_offset)
             offset = max(block.next_offset, offset + 1)

@@ -4,8 +4,10 @@ The replay is the applier's own function. Time taken is proportional to the jour
 to the number of segments, never to their size; segments that lost their index are the exception.
 """
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
@@ -57,8 +59,9 @@ def recover(
                 catalogue.put_meta(msgspec.structs.replace(catalogue.meta(), jump_due=True))
         reports += repair_segments(layout, disk, catalogue)
         applier = Applier(disk, layout, catalogue, rule)
-        for path in scan.paths:
-            reports += map(str, applier.apply(scan.entries(path), scan.last_of(path)))
+        with _collector_paused():
+            for path in scan.paths:
+                reports += map(str, applier.apply(scan.entries(path), scan.last_of(path)))
         with catalogue.transaction():
             if catalogue.meta().jump_due:
                 _jump(catalogue, "damage", None, reports)
@@ -96,6 +99,18 @@ def _open(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Catalogue, bo
             reason = str(error)
     reports.append(f"the catalogue is rebuilt: {reason}")
     return rebuild_catalogue(layout, disk, reports), True
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A journal file is hundreds of thousands of objects and no cycle among them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _is_empty(layout: Layout) -> bool:

@@ -133,7 +133,9 @@ class Server:
         )
         await self._http.start()
         retention = Retention(config, layout, self._store, self._runner)
-        self._timers.append(self._loop.create_task(self._tick(retention)))
+        timer = self._loop.create_task(self._tick(retention))
+        timer.add_done_callback(self._timer_ended)
+        self._timers.append(timer)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, number)
         # What start-up made stays: the collector need not look at it again and again.
@@ -187,6 +189,10 @@ class Server:
         if not self._stopped.done():
             self._stopped.set_result(1)
 
+    def _timer_ended(self, timer: asyncio.Task[None]) -> None:
+        if not timer.cancelled():
+            self._fail(f"a fault of our own in the clock's work: {timer.exception()!r}")
+
     def _prepare_journal(self) -> None:
         """Name the journal files that are ready; the applier makes the others, and waits for room."""
         size = self._config.journal.file_bytes
@@ -204,6 +210,7 @@ class Server:
             await asyncio.sleep(_TICK_S)
             now_s = time.monotonic()
             self._store.tick(now_s)
+            self._figg.tick()
             retention.tick(time.time(), now_s)
             if now_s - synced_s >= self._config.journal.fsync_s:
                 synced_s = now_s

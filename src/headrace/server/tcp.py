@@ -9,9 +9,10 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Sequence
+from enum import IntFlag
 from typing import cast
 
-from headrace.broker.broker import RESERVED_PREFIXES, Broker
+from headrace.broker.broker import Broker
 from headrace.broker.subscription import Slice, State, Subscription
 from headrace.config import Limits
 from headrace.errors import StoreFailedError
@@ -35,12 +36,20 @@ _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 _KERNEL_UNSENT_BYTES_MAX = 1 << 17
 
 UNACKNOWLEDGED_BYTES_MAX = 4 << 20
-"""Publishes of one connection under way before it is no longer read: far above the SDK's window."""
-HELD_BACK_BYTES_MAX = 1 << 16
-"""The same while publishers are held back: room for PINGs to be read and answered."""
+"""Publishes of one connection under way before it is no longer read: the next commit is milliseconds away."""
+HELD_BACK_BYTES_MAX = 72 << 20
+"""The same while commits are held back: the largest window a client has, 256 of the largest payloads, so
+that a PING behind them is still read and answered."""
+CROWDED_BYTES_MAX = 1 << 16
+"""The same while all connections together have reached `publish_bytes_max`."""
 
-_PUMP_BLOCKS_MAX = 4
-"""Blocks written to one connection before the others have their turn."""
+ANSWERS_BYTES_MAX = 1 << 20
+"""A peer that lets so much lie unread is not read from either."""
+
+_COMMANDS_AT_ONCE = 100
+_PUMP_BYTES = 1 << 20
+_PUMP_ITEMS = 500
+"""What is done for one connection before the others have their turn."""
 _CLOSE_TIMEOUT_S = 5.0
 _REFUSALS_LOGGED_EVERY_S = 1.0
 
@@ -61,8 +70,20 @@ class FiggListener:
     def __call__(self) -> "FiggConnection":
         return FiggConnection(self)
 
-    def publishes_held_back(self) -> bool:
-        return self.broker.store.pending_bytes > self.limits.publish_bytes_max
+    def may_read(self, unacknowledged_bytes: int) -> bool:
+        """Whether a connection with so much under way is read from."""
+        store = self.broker.store
+        if store.pending_bytes > self.limits.publish_bytes_max:
+            return unacknowledged_bytes <= CROWDED_BYTES_MAX
+        held_back = bool(store.held_back)
+        return unacknowledged_bytes <= (
+            HELD_BACK_BYTES_MAX if held_back else UNACKNOWLEDGED_BYTES_MAX
+        )
+
+    def tick(self) -> None:
+        """Read again from those that are no longer over a limit which has changed meanwhile."""
+        for connection in list(self.paused):
+            connection.read_again()
 
     def refused(self, peer: str) -> None:
         """Count a connection that was turned away; a flood of them is one line a second."""
@@ -76,23 +97,34 @@ class FiggListener:
         """Read no more from anyone."""
         self.draining = True
         for connection in self.connections:
-            connection.stop_reading()
+            connection.pause(Pause.CLOSING)
 
     def close(self) -> None:
         for connection in list(self.connections):
             connection.close()
 
 
+class Pause(IntFlag):
+    """Why a connection is not read from."""
+
+    PUBLISHES = 1
+    ANSWERS = 2
+    COMMANDS = 4
+    CLOSING = 8
+
+
 class FiggConnection(asyncio.Protocol):
     """Implements the broker's `Sink`."""
 
     __slots__ = (
+        "_answering",
         "_listener",
+        "_paused",
         "_pulling",
         "_pumping",
         "_queue",
         "_queued_bytes",
-        "_reading",
+        "_refused",
         "_session",
         "_subscriptions",
         "_transport",
@@ -111,8 +143,10 @@ class FiggConnection(asyncio.Protocol):
         self._queued_bytes = 0
         self._unacknowledged_bytes = 0
         self._writable = True
-        self._reading = True
+        self._paused = Pause(0)
         self._pumping = False
+        self._answering = False
+        self._refused = False
 
     # The transport
 
@@ -144,18 +178,17 @@ class FiggConnection(asyncio.Protocol):
         self._writable = False
 
     def data_received(self, data: bytes) -> None:
-        session = self._session
-        commands = session.receive_data(data)
-        try:
-            self._handle(commands, len(data))
-        except StoreFailedError:
-            # Nothing is stored any more: without an acknowledgement the peer sends it again elsewhere.
-            self._transport.abort()
-            return
-        self._answer()
+        self._handle(deque(self._session.receive_data(data)), len(data))
 
-    def _handle(self, commands: Sequence[Command], size: int) -> None:
-        for command in commands:
+    def _handle(self, commands: deque[Command], size: int) -> None:
+        """Carry out what one read brought, a part at a time when it is much."""
+        if self._transport.is_closing():
+            return
+        for _ in range(min(_COMMANDS_AT_ONCE, len(commands))):
+            if self._refused:
+                self._discard(commands)
+                break
+            command = commands.popleft()
             if isinstance(command, Publish):
                 self._publish(command, size)
             elif isinstance(command, Attach):
@@ -164,12 +197,26 @@ class FiggConnection(asyncio.Protocol):
                 self._detach(command.topic)
             else:
                 self._refuse(command)
+        if commands:
+            self.pause(Pause.COMMANDS)
+            self._listener.loop.call_soon(self._handle, commands, size)
+        else:
+            self._resume(Pause.COMMANDS)
+        self._answer()
+
+    def _discard(self, commands: deque[Command]) -> None:
+        """Nothing behind a refusal counts."""
+        for command in commands:
+            if isinstance(command, Publish):
+                self._session.discard(command.unit)
+        commands.clear()
 
     def pause_writing(self) -> None:
         self._writable = False
 
     def resume_writing(self) -> None:
         self._writable = True
+        self._resume(Pause.ANSWERS)
         self._pump()
 
     # Commands
@@ -177,37 +224,33 @@ class FiggConnection(asyncio.Protocol):
     def _publish(self, command: Publish, size: int) -> None:
         listener = self._listener
         records, unit = command
-        refused = [name for name in records if name.startswith(RESERVED_PREFIXES)]
-        for name in refused:
-            del records[name]
+        listener.metrics.count("records_published_total", sum(map(len, records.values())))
         self._unacknowledged_bytes += size
-        if records:
-            listener.metrics.count("records_published_total", sum(map(len, records.values())))
+        try:
             listener.broker.publish(records, lambda: self._stored(unit, size))
-        else:
-            self._stored(unit, size)
-        if refused:
-            self._refuse(
-                self._session.refuse(f"topic {refused[0]!r} is written by its own protocol only")
-            )
-        elif self._unacknowledged_bytes > HELD_BACK_BYTES_MAX and (
-            self._unacknowledged_bytes > UNACKNOWLEDGED_BYTES_MAX or listener.publishes_held_back()
-        ):
-            self._transport.pause_reading()
-            self._reading = False
+        except StoreFailedError:
+            # Nothing is stored any more: without an acknowledgement the peer sends it again elsewhere.
+            self._transport.abort()
+            return
+        if not listener.may_read(self._unacknowledged_bytes):
+            self.pause(Pause.PUBLISHES)
             listener.paused.add(self)
 
     def _stored(self, unit: Unit, size: int) -> None:
         self._unacknowledged_bytes -= size
         self._session.stored(unit)
-        self._answer()
-        if not self._reading and not self._session.closing and not self._listener.draining:
-            held_back = self._listener.publishes_held_back()
-            limit = HELD_BACK_BYTES_MAX if held_back else UNACKNOWLEDGED_BYTES_MAX // 2
-            if self._unacknowledged_bytes <= limit and not self._transport.is_closing():
-                self._reading = True
-                self._listener.paused.discard(self)
-                self._transport.resume_reading()
+        if not self._answering:
+            # One ACK for everything that one commit made durable.
+            self._answering = True
+            self._listener.loop.call_soon(self._answer)
+        if self._paused & Pause.PUBLISHES:
+            self.read_again()
+
+    def read_again(self) -> None:
+        """After a pause for publishes, with some room, so that not every commit pauses it anew."""
+        if self._listener.may_read(2 * self._unacknowledged_bytes):
+            self._listener.paused.discard(self)
+            self._resume(Pause.PUBLISHES)
 
     def _attach(self, command: Attach) -> None:
         if self._subscriptions is None:
@@ -230,29 +273,27 @@ class FiggConnection(asyncio.Protocol):
         self._session.detached(topic)
 
     def _drop(self, topic: str) -> None:
-        """End a subscription; nothing of it that still waits here goes out."""
+        """End a subscription; what of it still waits here is passed over when its turn comes."""
         assert self._subscriptions is not None
         subscription = self._subscriptions.pop(topic)
         self._listener.broker.unsubscribe(subscription)
         if self._pulling:
             self._pulling.pop(subscription, None)
-        if self._queue:
-            kept = deque(item for item in self._queue if item[0] is not subscription)
-            self._queued_bytes = sum(len(data) for _, data in kept)
-            self._queue = kept
 
     def _refuse(self, command: Close) -> None:
         logger.warning("%s: closing: %s", self.peer, command.reason)
         self._listener.metrics.count("connections_closed_for_bad_input_total")
-        self.stop_reading()
-        if self._session.finished:
-            self.close()
+        self._refused = True
+        self.pause(Pause.CLOSING)
 
     def _answer(self) -> None:
+        self._answering = False
         data = self._session.data_to_send()
         if data:
             self._write(data)
-        if self._session.closing and self._session.finished:
+            if self._transport.get_write_buffer_size() > ANSWERS_BYTES_MAX:
+                self.pause(Pause.ANSWERS)
+        if self._refused and self._session.finished:
             self.close()
 
     def _write(self, data: bytes) -> None:
@@ -260,10 +301,17 @@ class FiggConnection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.write(data)
 
-    def stop_reading(self) -> None:
-        if self._reading and not self._transport.is_closing():
-            self._reading = False
+    def pause(self, why: Pause) -> None:
+        """Read nothing until every reason not to is gone."""
+        if not self._paused and not self._transport.is_closing():
             self._transport.pause_reading()
+        self._paused |= why
+
+    def _resume(self, why: Pause) -> None:
+        if self._paused & why:
+            self._paused &= ~why
+            if not self._paused and not self._transport.is_closing():
+                self._transport.resume_reading()
 
     def close(self) -> None:
         """Close when what was answered is out, but do not wait for a peer that never reads."""
@@ -311,21 +359,25 @@ class FiggConnection(asyncio.Protocol):
 
     def _pump(self) -> None:
         """Write what waits while there is room; live records first, they were first."""
-        for _ in range(_PUMP_BLOCKS_MAX):
-            if not self._writable:
-                return
+        written = 0
+        for _ in range(_PUMP_ITEMS):
+            if not self._writable or written > _PUMP_BYTES:
+                break
             if self._queue:
-                _, data = self._queue.popleft()
+                subscription, data = self._queue.popleft()
                 self._queued_bytes -= len(data)
-                self._write(data)
+                if subscription.state is State.CLOSED:
+                    continue
             elif self._pulling:
                 subscription = next(iter(self._pulling))
                 del self._pulling[subscription]
                 data = self._listener.broker.pull(subscription)
-                if data:
-                    self._write(data)
-                    if subscription.state is State.RESUMING:
-                        self._pulling[subscription] = None
+                if data and subscription.state is State.RESUMING:
+                    self._pulling[subscription] = None
             else:
                 return
-        self._pump_soon()
+            if data:
+                self._write(data)
+                written += len(data)
+        if self._writable:
+            self._pump_soon()

@@ -51,12 +51,14 @@ class Unit:
 
 
 class FiggServerSession:
-    __slots__ = ("_decoder", "_out", "_units", "closing")
+    __slots__ = ("_decoder", "_news", "_out", "_units", "closing")
 
     def __init__(self) -> None:
         self._decoder = figg.ServerDecoder()
         self._units: deque[Unit] | None = None
         self._out: list[bytes] = []
+        self._news = False
+        """Whether a unit has become durable since the last ACK."""
         self.closing = False
 
     def receive_data(self, data: bytes) -> list[Command]:
@@ -86,20 +88,30 @@ class FiggServerSession:
 
     def stored(self, unit: Unit) -> None:
         """All publishes of the unit are durable."""
-        units = self._units
-        if unit.done or units is None:
+        if unit.done:
             raise LocalProtocolError("a unit is stored once")
-        unit.done = True
-        if units[0] is unit and len(units) == 1:
-            units.popleft()
-            self._out.append(figg.encode_ack(unit.highest))
-            return
-        waiting = min((one.lowest for one in units if not one.done), default=1 << 64)
-        acknowledged = [one for one in units if one.done and one.highest < waiting]
-        if acknowledged:
-            self._out.append(figg.encode_ack(max(one.highest for one in acknowledged)))
-            for one in acknowledged:
-                units.remove(one)
+        unit.done = self._news = True
+
+    def discard(self, unit: Unit) -> None:
+        """The unit is not stored, and never acknowledged: its connection is being closed."""
+        assert self._units is not None
+        self._units.remove(unit)
+
+    def _acknowledge(self) -> None:
+        """One ACK for everything that may be acknowledged by now."""
+        assert self._units is not None
+        self._news = False
+        waiting = min((one.lowest for one in self._units if not one.done), default=1 << 64)
+        kept: deque[Unit] = deque()
+        highest = -1
+        for one in self._units:
+            if one.done and one.highest < waiting:
+                highest = max(highest, one.highest)
+            else:
+                kept.append(one)
+        self._units = kept
+        if highest >= 0:
+            self._out.append(figg.encode_ack(highest))
 
     def attached(self, topic: str, offset: int) -> None:
         self._out.append(figg.encode_attached(topic, offset))
@@ -109,6 +121,8 @@ class FiggServerSession:
 
     def data_to_send(self) -> bytes:
         """Control messages; they go out ahead of any DATA that still waits."""
+        if self._news:
+            self._acknowledge()
         out = self._out
         if not out:
             return b""

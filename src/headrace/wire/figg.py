@@ -17,7 +17,12 @@ from itertools import accumulate, chain, repeat
 from typing import NamedTuple
 
 from headrace.errors import BadTopicNameError
-from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, TOPIC_BYTES_MAX
+from headrace.model import (
+    PAYLOAD_BYTES_MAX,
+    RECORD_HEADER_BYTES,
+    RESERVED_PREFIXES,
+    TOPIC_BYTES_MAX,
+)
 
 VERSION = 1
 
@@ -155,6 +160,20 @@ _topics: dict[bytes, str] = {}
 """Known topics by their field: the name with its length before it."""
 
 
+_publish_topics: dict[bytes, str] = {}
+"""The ones among them that may be published to."""
+
+
+def _publish_topic(field: bytes) -> str:
+    topic = _topic(field)
+    if topic.startswith(RESERVED_PREFIXES):
+        raise BadTopicNameError(f"topic {topic!r} is published to by its own protocol only")
+    if len(_publish_topics) >= _TOPICS_CACHED_MAX:
+        _publish_topics.clear()
+    _publish_topics[field] = topic
+    return topic
+
+
 def _topic(field: bytes) -> str:
     topic = _topics.get(field)
     if topic is None:
@@ -178,7 +197,11 @@ class _BadFrameError(Exception):
 
 
 class ServerDecoder(_Decoder):
-    """Reads what clients send."""
+    """Reads what clients send.
+
+    All publishes of one read come last, as one message: an ATTACH answers where the topic ends on disk,
+    so it makes no difference whether publishes that are not there yet came before or after it.
+    """
 
     __slots__ = ()
 
@@ -196,7 +219,7 @@ class ServerDecoder(_Decoder):
         field = b""
         batch: list[bytes] = []
         append, extend = batch.append, batch.extend
-        previous = 0
+        previous = look_at = 0
         fast = _SEQ_AND_SIZE
         fast_bytes, payload_at, overhead = 1 << 62, 0, 0
         try:
@@ -208,7 +231,7 @@ class ServerDecoder(_Decoder):
                         and version == VERSION
                         and size == length + overhead
                         and length <= PAYLOAD_BYTES_MAX
-                        and again in _topics
+                        and again in _publish_topics
                     ):
                         stop = position + _HEADER_BYTES + size
                         if stop > end:
@@ -216,10 +239,10 @@ class ServerDecoder(_Decoder):
                             break
                         if again != field:
                             field = again
-                            batch = records.setdefault(_topics[field], [])
+                            batch = records.setdefault(_publish_topics[field], [])
                             append, extend = batch.append, batch.extend
                             previous = 0
-                        if size == previous:
+                        if size == previous and position >= look_at:
                             same = _same_frames(data, position, end, size, payload_at)
                             if same:
                                 position = same.end
@@ -227,8 +250,7 @@ class ServerDecoder(_Decoder):
                                 highest = max(highest, same.highest)
                                 lowest = min(lowest, same.lowest)
                                 continue
-                            # Not a stretch of equals: look again when the sizes change.
-                            size = 0
+                            look_at = position + _SAME_FRAMES * (_HEADER_BYTES + size)
                         previous = size
                         append(data[position + payload_at : stop])
                         position = stop
@@ -248,7 +270,7 @@ class ServerDecoder(_Decoder):
                 body = position + _HEADER_BYTES
                 if kind == PUBLISH:
                     after = _topic_end(data, body, stop)
-                    topic = _topic(data[body:after])
+                    topic = _publish_topic(data[body:after])
                     _check_publish(data, after, stop)
                     seq_num = _U64.unpack_from(data, after)[0]
                     batch = records.setdefault(topic, [])
@@ -267,13 +289,7 @@ class ServerDecoder(_Decoder):
                         payload_at = _HEADER_BYTES + after - body + 8
                     field = data[body:after]
                 else:
-                    message = self._control(kind, data, body, stop)
-                    if highest >= 0 and kind != PING:
-                        # An ATTACH must not overtake the publishes before it, nor these split around it.
-                        out.append(Publishes(records, lowest, highest))
-                        records, field, fast_bytes = {}, b"", 1 << 62
-                        lowest = highest = -1
-                    out.append(message)
+                    out.append(self._control(kind, data, body, stop))
                 position = stop
         except (_BadFrameError, BadTopicNameError) as error:
             self.closed = True
@@ -493,27 +509,36 @@ def _same_frames(
     """Frames equal to the one at `position` in everything but number and payload.
 
     Publishers of one kind of message send many of one size. A stretch of them is seen by comparing
-    each byte of their headers column by column, and then taken apart without a loop.
+    each byte of their headers column by column, and then taken apart without a loop. It is looked for
+    in steps that double, so that what is compared in vain is never more than what was found.
     """
     frame = _HEADER_BYTES + size
-    count = (end - position) // frame // _SAME_FRAMES * _SAME_FRAMES
+    room = (end - position) // frame
+    columns = (*range(record_at - 8), *range(record_at, record_at + 4))
+    heads = [data[position + column] for column in columns]
+    count = 0
+    step = _SAME_FRAMES
+    while count + step <= room:
+        first, stop = position + count * frame, position + (count + step) * frame
+        if any(
+            data[first + column : stop : frame].count(head) != step
+            for column, head in zip(columns, heads, strict=True)
+        ):
+            break
+        count += step
+        step = count
     if not count:
         return None
-    stop = position + count * frame
-    number_at = record_at - 8
-    for column in (*range(number_at), *range(record_at, record_at + 4)):
-        if data[position + column : stop : frame].count(data[position + column]) != count:
-            return None
-    chunk = _same_struct(number_at, size + _HEADER_BYTES - record_at)
+    chunk = _same_struct(record_at - 8, frame - record_at)
     records: list[bytes] = []
     lowest, highest = 1 << 64, -1
-    for at in range(position, stop, chunk.size):
+    for at in range(position, position + count * frame, chunk.size):
         fields = chunk.unpack_from(data, at)
         numbers = fields[::2]
         records += fields[1::2]
         lowest = min(lowest, *numbers)
         highest = max(highest, *numbers)
-    return _SameFrames(stop, records, lowest, highest)
+    return _SameFrames(position + count * frame, records, lowest, highest)
 
 
 @lru_cache(maxsize=64)
