@@ -109,7 +109,7 @@ class Limits(_Section, frozen=True):
             ge=4096,
             le=NUMBER_MAX,
         ),
-    ] = 64 * 1024 * 1024
+    ] = 256 * 1024 * 1024
     memory_topic_bytes_max: Annotated[
         int,
         _setting(

@@ -21,10 +21,6 @@ class PayloadTooLargeError(HeadraceError, ValueError):
     """The caller's payload is over the limit: split it."""
 
 
-class RemoteProtocolError(HeadraceError):
-    """The peer broke the protocol: close the connection, keep what it had sent before."""
-
-
 class LocalProtocolError(HeadraceError):
     """The caller asked for something the protocol does not allow in this state."""
 

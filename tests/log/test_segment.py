@@ -237,7 +237,7 @@ def test_bytes_that_are_not_in_memory_are_asked_for_and_then_read(layout, row, m
 
 
 def test_warming_a_file_that_is_gone_is_no_error(layout):
-    ColdError(layout.segment(1, BASE), 0, 10).warm()
+    ColdError(layout.segment(1, BASE), 0, 10, set()).warm()
 
 
 def test_where_the_system_cannot_say_it_is_simply_read(layout, row, monkeypatch):

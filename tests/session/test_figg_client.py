@@ -40,7 +40,7 @@ def connected(**options: int) -> FiggClientSession:
 def connect(session: FiggClientSession, now: float = 0.0) -> list[figg.ToServer]:
     """Connect and return what is said first, without the ping."""
     session.connecting()
-    session.connected(now)
+    session.opened(now)
     return [message for message in sent(session) if not isinstance(message, figg.Ping)]
 
 
@@ -132,7 +132,7 @@ def test_what_was_published_without_a_connection_is_sent_when_there_is_one() -> 
     session.connecting()
     session.publish("t", b"b")
     assert session.data_to_send(BIG) == b""
-    session.connected(0.0)
+    session.opened(0.0)
     assert sent(session)[1:] == [publishes("t", 0, [b"a", b"b"])]
 
 

@@ -17,7 +17,7 @@ from headrace.cli.failure import CommandError, UsageError
 from headrace.cli.lines import LineTooLongError, read_lines
 from headrace.cli.output import ProgressBar, size
 from headrace.errors import WindowFullError
-from headrace.model import PAYLOAD_BYTES_MAX, check_topic_name
+from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic
 
 if TYPE_CHECKING:
     from headrace.client import Client
@@ -50,7 +50,7 @@ def publish(
     """
     if data is not None and file is not None:
         raise UsageError("DATA and --file exclude each other")
-    check_topic_name(topic)
+    check_publish_topic(topic)
     if data is not None and data != "-":
         batches = _single(os.fsencode(data))
         fd = None

@@ -19,7 +19,7 @@ from headrace.client.client import Client, Payload
 from headrace.client.events import ConnectionState, Message, Missed
 from headrace.client.subscription import Subscription
 from headrace.errors import ClientClosedError, UnacknowledgedError, WindowFullError
-from headrace.model import check_topic_name
+from headrace.model import check_publish_topic
 from headrace.session.client import check_payload
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class BlockingClient:
         Raises WindowFullError when too much is unacknowledged: call `window` first.
         """
         payload = bytes(memoryview(payload))
-        check_topic_name(topic)
+        check_publish_topic(topic)
         check_payload(payload)
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # a publish cannot be taken back

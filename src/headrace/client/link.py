@@ -34,7 +34,7 @@ class Link:
         self.loop = asyncio.get_running_loop()
         self.reading = True
         self.last_error = ""
-        """Why the last attempt or connection ended."""
+        """Why the last attempt or connection ended; empty while connected."""
         self._session = session
         self._dial = dial
         self._options = options
@@ -141,25 +141,33 @@ class Link:
     def opened(self, connection: "_Connection") -> None:
         self._connection = connection
         self.reading = True
-        self._session.connected(monotonic())
+        self._session.opened(monotonic())
         self._send()
         self._schedule_tick()
-        self._changed(self._session.state)
 
     def received(self, data: bytes) -> None:
-        # Only a server that speaks counts as reached: one that accepts and hangs up is backed off.
-        self._attempt = 0
-        self._take(self._session.receive_data(data, monotonic()))
+        before = self._session.state
+        events = self._session.receive_data(data, monotonic())
+        if self._session.state is not before:
+            self._reached()
+        self._take(events)
         self._send()
 
     def writable(self) -> None:
         self._send()
 
-    def closed(self) -> None:
+    def closed(self, reason: str) -> None:
         self._connection = None
+        self.last_error = reason
         if self._timer is not None:
             self._timer.cancel()
         self._disconnected()
+
+    def _reached(self) -> None:
+        # Not when a connection opens: a peer that hangs up or speaks otherwise is backed off from.
+        self._attempt = 0
+        self.last_error = ""
+        self._changed(self._session.state)
 
     def _disconnected(self) -> None:
         self._session.disconnected()
@@ -182,7 +190,7 @@ class _Connection(asyncio.Protocol):
         """Close without sending what is left."""
         self._dropped = True
         if self._open:
-            self._leave()
+            self._leave(reason)
             self.transport.abort()
         self._settle(reason)
 
@@ -214,14 +222,15 @@ class _Connection(asyncio.Protocol):
             self._link.writable()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._leave()
-        self._settle(str(error or "") or "the server closed the connection")
+        reason = str(error or "") or "the server closed the connection"
+        self._leave(reason)
+        self._settle(reason)
 
     def _settle(self, reason: str) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
 
-    def _leave(self) -> None:
+    def _leave(self, reason: str) -> None:
         if self._open:
             self._open = False
-            self._link.closed()
+            self._link.closed(reason)

@@ -31,6 +31,8 @@ from headrace.log.ring import ClosedFile
 
 logger = logging.getLogger(__name__)
 
+_END_TIMEOUT_S = 5.0
+
 
 class ApplierProcess:
     """The parent's end. Answers arrive on the event loop."""
@@ -81,7 +83,11 @@ class ApplierProcess:
         self._closing = True
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
-        self._process.wait()
+        try:
+            self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # the journal still holds what it was at
+            self._process.wait()
 
     def _send(self, message: ToChild) -> None:
         # Messages are few and tiny: at most one per journal file, far below a socket's buffer.

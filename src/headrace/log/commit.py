@@ -68,6 +68,7 @@ class Encoded(NamedTuple):
     """In the order in which they must be applied."""
     body_bytes: int
     appended: list[Appended]
+    created: list[Topic]
     sync: bool
 
 
@@ -76,10 +77,12 @@ class Encoder:
 
     def __init__(self, next_topic_id: int) -> None:
         self._next_topic_id = next_topic_id
+        self._created: list[Topic] = []
 
     def encode(self, commit: Commit, now_ms: int) -> Encoded:
         entries: list[bytes] = []
         appended: list[Appended] = []
+        self._created = []
         sync = False
         encode_single, new = journal.encode_single, tuple.__new__
         for topic, records in commit.appends.items():
@@ -115,10 +118,11 @@ class Encoder:
             at = Position(topic.epoch, offset, ordinal)
             entries.append(_control(journal.DESTROY, topic, at, now_ms, extra))
             sync = True
-        return Encoded(commit, entries, sum(map(len, entries)), appended, sync)
+        return Encoded(commit, entries, sum(map(len, entries)), appended, self._created, sync)
 
     def create(self, topic: Topic, now_ms: int) -> bytes:
         """The entry that makes a topic, and its number and epoch from now on."""
+        self._created.append(topic)
         topic.id = self._next_topic_id
         self._next_topic_id += 1
         topic.epoch = max(topic.epoch + 1, now_ms)

@@ -67,8 +67,5 @@ class Disk:
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
-    def make_directory(self, path: Path) -> None:
-        path.mkdir(mode=0o750, exist_ok=True)
-
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -25,6 +25,7 @@ from headrace.errors import StoreFailedError
 from headrace.log.catalogue import Catalogue, TopicRow
 from headrace.log.commit import Commit, Encoded, Encoder, Once, Trim
 from headrace.log.disk import Disk
+from headrace.log.journal import ENTRY_HEADER_BYTES
 from headrace.log.layout import Layout
 from headrace.log.producers import Producers
 from headrace.log.reading import ReadSide
@@ -42,6 +43,7 @@ from headrace.model import Durability, Position
 logger = logging.getLogger(__name__)
 
 _TAILS_DROPPED_AT_ONCE = 500
+_CREATE_BYTES = 96
 
 
 class EmbeddedStore(ReadSide):
@@ -76,6 +78,8 @@ class EmbeddedStore(ReadSide):
             config.journal.commit_bytes_max, config.journal.file_bytes // 4
         )
         self._topics: dict[str, Topic] = {}
+        self._unlisted: dict[str, Topic] = {}
+        """Topics that exist and are not in the catalogue, or not yet."""
         self._sequence = next_sequence - 1
         self._synced = next_sequence - 1
         self._gathering = Commit()
@@ -136,7 +140,7 @@ class EmbeddedStore(ReadSide):
         names = {name.decode() for name in found}
         names.update(
             name
-            for name, topic in self._topics.items()
+            for name, topic in self._unlisted.items()
             if topic.exists and name.startswith(prefix) and name.encode() > after.encode()
         )
         chosen = sorted(names, key=str.encode)[:limit]
@@ -177,6 +181,9 @@ class EmbeddedStore(ReadSide):
             self._memory[-1].add(in_memory, done)
         if journaled:
             size = sum(map(len, chain.from_iterable(journaled.values())))
+            size += ENTRY_HEADER_BYTES * len(journaled)
+            # Making a topic is an entry of its own, with a name that may be longer than the record.
+            size += sum(_CREATE_BYTES + len(topic.name) for topic in journaled if not topic.id)
             self._room(size).add(journaled, done)
         self._begin_later()
 
@@ -333,6 +340,8 @@ class EmbeddedStore(ReadSide):
             topic.last_ms = ms
             if topic.durability is Durability.MEMORY:
                 self._bound_memory(topic)
+        for topic in encoded.created:
+            self._unlisted[topic.name] = topic
         for trim in commit.trims:
             _trimmed(trim.topic, trim.position)
         for topic in commit.destroyed:
@@ -366,7 +375,7 @@ class EmbeddedStore(ReadSide):
     # Time, the applier and the end
 
     def tick(self, now_s: float) -> None:
-        """Called a few times a second: hands an old file to the applier, syncs written commits."""
+        """Called a few times a second: hands an old file to the applier."""
         ring = self._ring
         if self._writing or self._failure:
             return
@@ -411,6 +420,7 @@ class EmbeddedStore(ReadSide):
         for topic, end in islice(ends, _TAILS_DROPPED_AT_ONCE):
             topic.segments = None
             drop_tail(topic, end)
+            self._unlisted.pop(topic.name, None)
         rest = next(ends, None)
         if rest is not None:
             self._runner.soon(lambda: self._drop_tails(path, chain([rest], ends)))

@@ -212,9 +212,6 @@ class JournalFile:
         self._disk.write(self._fd, parts, position, synced=sync)
         self.position += length
 
-    def sync(self) -> None:
-        self._disk.sync(self._fd)
-
     def close(self) -> None:
         self._disk.close(self._fd)
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.config import TopicRule
-from headrace.errors import DataDirectoryError
 from headrace.log import journal
 from headrace.log.applier import Applier
 from headrace.log.catalogue import FILE_NAME, Catalogue, DamagedCatalogueError, TopicRow
@@ -189,15 +188,3 @@ def mark_clean(layout: Layout, disk: Disk) -> None:
         catalogue.keep_backup(disk)
     finally:
         catalogue.close()
-
-
-def check_usable(layout: Layout) -> None:
-    """Raise DataDirectoryError, in words, when the directory cannot be written to."""
-    probe = layout.root / ".probe"
-    try:
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise DataDirectoryError(
-            f"the data directory {layout.root} cannot be written to: {error.strerror}"
-        ) from error

@@ -16,6 +16,9 @@ from headrace.model import Position
 logger = logging.getLogger(__name__)
 
 
+_FORGOTTEN_AT_ONCE = 200
+
+
 class Expired(NamedTuple):
     """A topic whose records before this position are past their time, or too many."""
 
@@ -64,16 +67,21 @@ class Retention:
         if isinstance(result, BaseException):
             logger.error("retention: the catalogue could not be read: %s", result)
             return
-        with suppress(StoreFailedError):  # it stops, and everyone has heard of it
-            for expired in result:
-                self._forget(expired)
+        if result:
+            logger.info("retention: %d topics have records to forget", len(result))
+            self._forget(result)
 
-    def _forget(self, expired: Expired) -> None:
-        topic, start = self._store.topic(expired.name), expired.start
-        # Meanwhile the topic may have been destroyed, or made anew.
-        if topic.exists and topic.epoch == start.epoch and start.offset > topic.start_offset:
-            logger.info("topic %r: forgetting records before offset %d", topic.name, start.offset)
-            self._store.trim(topic, start, lambda: None)
+    def _forget(self, expired: list[Expired]) -> None:
+        """A few topics a step, so that nobody waits for ten thousand of them."""
+        for name, start in expired[:_FORGOTTEN_AT_ONCE]:
+            topic = self._store.topic(name)
+            # Meanwhile the topic may have been destroyed, or made anew.
+            if topic.exists and topic.epoch == start.epoch and start.offset > topic.start_offset:
+                logger.debug("topic %r: forgetting records before offset %d", name, start.offset)
+                with suppress(StoreFailedError):  # it stops, and everyone has heard of it
+                    self._store.trim(topic, start, lambda: None)
+        if len(expired) > _FORGOTTEN_AT_ONCE:
+            self._runner.soon(lambda: self._forget(expired[_FORGOTTEN_AT_ONCE:]))
 
 
 def find_expired(config: Config, layout: Layout, now_ms: int) -> list[Expired]:

@@ -58,11 +58,12 @@ class Block(NamedTuple):
 class ColdError(HeadraceError):
     """The bytes are not in memory: call `warm` in a thread, then try again."""
 
-    def __init__(self, path: Path, position: int, length: int) -> None:
+    def __init__(self, path: Path, position: int, length: int, bad: set[tuple[Path, int]]) -> None:
         super().__init__(f"{length} bytes of {path} at {position} are not in memory")
         self._path = path
         self._position = position
         self._length = length
+        self._bad = bad
 
     def warm(self) -> None:
         try:
@@ -70,7 +71,10 @@ class ColdError(HeadraceError):
         except FileNotFoundError:
             return  # deleted meanwhile: the next attempt sees why
         try:
-            _read_or_nothing(fd, self._length, self._position)
+            os.pread(fd, self._length, self._position)
+        except OSError:
+            # Or the same call would find it cold for ever.
+            self._bad.add((self._path, self._position))
         finally:
             os.close(fd)
 
@@ -83,6 +87,8 @@ class Segments:
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._open_max = max(2, open_files_max)
         self._wait = wait_for_disk
+        self._bad: set[tuple[Path, int]] = set()
+        """Places that the disk could not read: they are damage, like any other."""
 
     def close(self) -> None:
         while self._open:
@@ -187,6 +193,8 @@ class Segments:
             fd = self._fd(path)
         except FileNotFoundError:
             return b""
+        if (path, position) in self._bad:
+            return b""
         if self._wait:
             return _read_or_nothing(fd, length, position)
         buffer = bytearray(length)
@@ -194,12 +202,12 @@ class Segments:
             count = os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
         except OSError as error:
             if error.errno == errno.EAGAIN:
-                raise ColdError(path, position, length) from None
+                raise ColdError(path, position, length, self._bad) from None
             if error.errno != errno.EOPNOTSUPP:
-                return b""  # a bad spot of the disk reads as damage, like any other
+                return b""
             return _read_or_nothing(fd, length, position)
         if count < length and position + count < os.fstat(fd).st_size:
-            raise ColdError(path, position, length)
+            raise ColdError(path, position, length, self._bad)
         del buffer[count:]
         return bytes(buffer)
 

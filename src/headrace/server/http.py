@@ -31,7 +31,7 @@ TOPICS_LISTED_MAX = 1000
 """Topics in one answer; the next page starts `after` the last name."""
 
 REQUEST_TIMEOUT_S = 10.0
-"""How long the first request of a connection may take to arrive."""
+"""How long a request may take to arrive, from the connection or from its first byte."""
 
 _STOP_TIMEOUT_S = 2
 
@@ -101,21 +101,33 @@ def _bounded_protocol(connections_max: int) -> type[asyncio.Protocol]:
     """Uvicorn's HTTP protocol, for at most so many connections, none of which may dawdle."""
 
     class BoundedProtocol(HttpToolsProtocol):
-        asked = False
+        asked = True
+        until_s = 0.0
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > connections_max:
                 transport.abort()
             else:
-                self.loop.call_later(REQUEST_TIMEOUT_S, self._close_if_silent)
+                self._expect_request()
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._expect_request()
 
         def on_headers_complete(self) -> None:
             self.asked = True
             super().on_headers_complete()
 
+        def _expect_request(self) -> None:
+            if self.asked:
+                self.asked = False
+                self.until_s = self.loop.time() + REQUEST_TIMEOUT_S
+                self.loop.call_at(self.until_s, self._close_if_silent)
+
         def _close_if_silent(self) -> None:
-            if not self.asked and not self.transport.is_closing():
+            late = not self.asked and self.loop.time() >= self.until_s
+            if late and not self.transport.is_closing():
                 self.transport.abort()
 
     return BoundedProtocol
@@ -254,7 +266,7 @@ def _place(position: Position) -> dict[str, int]:
 
 
 def _number(text: str, name: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text[:21]) < 1 << 64):
+    if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) < 1 << 64):
         raise HTTPException(400, f"{name} must be a whole number below 2^64, not {text[:40]!r}")
     return int(text)
 

@@ -87,8 +87,11 @@ class ClientSession(Protocol):
     def connecting(self) -> None:
         """An attempt to connect begins."""
 
-    def connected(self, now: float) -> None:
-        """A fresh connection stands: everything the server must hear again becomes data to send."""
+    def opened(self, now: float) -> None:
+        """A fresh connection stands: everything the server must hear again becomes data to send.
+
+        `state` stays CONNECTING until the first valid message has come.
+        """
 
     def disconnected(self) -> None:
         """The attempt failed or the connection ended."""

@@ -6,12 +6,15 @@ Theory of operation
 A client outlives its connections. What the server must know is kept here as state, never as bytes
 in flight: the topics wanted and how far each was received, and the publishes not yet acknowledged.
 Losing a connection throws the unsent bytes away; the next connection is told the state again
-(`connected`), and what the old one had lost is thereby sent anew.
+(`opened`), and what the old one had lost is thereby sent anew.
 
-    connection     connecting()     connected()     disconnected()
-    disconnected   connecting       -               disconnected
-    connecting     -                connected       disconnected
-    connected      -                -               disconnected
+    connection     connecting()     opened()     a valid message     disconnected()
+    disconnected   connecting       -            -                   disconnected
+    connecting     -                connecting   connected           disconnected
+    connected      -                -            connected           disconnected
+
+An open connection is used at once, but is `connected` only when the peer has proved that it speaks
+Figg, at the latest with the PONG for the PING that is sent first: any port takes connections.
 
 Each topic is in one of these states. A cell is the next state and what is sent; `-` cannot happen
 or is ignored. No ATTACH follows a DETACH before its DETACHED has come: so every ATTACHED and DATA
@@ -47,7 +50,12 @@ from enum import Enum, auto
 from itertools import islice
 
 from headrace.errors import LocalProtocolError, WindowFullError
-from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, check_topic_name
+from headrace.model import (
+    PAYLOAD_BYTES_MAX,
+    RECORD_HEADER_BYTES,
+    check_publish_topic,
+    check_topic_name,
+)
 from headrace.session.client import (
     Acknowledged,
     Attached,
@@ -81,6 +89,7 @@ class FiggClientSession:
         pings_unanswered_max: int = PINGS_UNANSWERED_MAX,
     ) -> None:
         self.state = ConnectionState.DISCONNECTED
+        self._open = False
         self.latency_s: float | None = None
         self.ping_at = float("inf")
         self._window_max = window_max
@@ -110,9 +119,9 @@ class FiggClientSession:
         assert self.state is ConnectionState.DISCONNECTED, self.state
         self.state = ConnectionState.CONNECTING
 
-    def connected(self, now: float) -> None:
-        assert self.state is ConnectionState.CONNECTING, self.state
-        self.state = ConnectionState.CONNECTED
+    def opened(self, now: float) -> None:
+        assert self.state is ConnectionState.CONNECTING and not self._open, self.state
+        self._open = True
         self._decoder = figg.ClientDecoder()
         self._ping(now)
         for name, topic in self._topics.items():
@@ -149,14 +158,14 @@ class FiggClientSession:
         self._next_seq_num = seq_num + 1
         self._window.append(frame)
         self._window_bytes += len(frame)
-        if self.state is ConnectionState.CONNECTED:
+        if self._open:
             self._unsent.append(frame)
         return seq_num
 
     def attach(self, topic: str, offset: int | None) -> None:
-        self._check_name(topic)
-        if offset is not None and not 0 <= offset <= _OFFSET_MAX:
-            raise LocalProtocolError(f"an offset is 0 to {_OFFSET_MAX}, not {offset}")
+        check_topic_name(topic)
+        if offset is not None and not (isinstance(offset, int) and 0 <= offset <= _OFFSET_MAX):
+            raise LocalProtocolError(f"an offset is a number from 0 to {_OFFSET_MAX}, not {offset}")
         known = self._topics.get(topic)
         if known is None:
             self._topics[topic] = _Topic(_State.ATTACHING, offset)
@@ -164,7 +173,7 @@ class FiggClientSession:
             return
         assert known.state is _State.DETACHING, f"{topic} is already wanted"
         known.asked = offset
-        if self.state is ConnectionState.CONNECTED:
+        if self._open:
             known.state = _State.REATTACHING
         else:
             known.state = _State.ATTACHING
@@ -176,11 +185,14 @@ class FiggClientSession:
         if known.state in (_State.ATTACHING, _State.ATTACHED):
             self._send(figg.encode_detach(topic))
         known.state = _State.DETACHING
-        return self.state is ConnectionState.CONNECTED
+        return self._open
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         events: list[Event] = []
-        for message in self._decoder.receive(data):
+        messages = self._decoder.receive(data)
+        if self.state is not ConnectionState.CONNECTED and messages:
+            self._first_messages(messages[0])
+        for message in messages:
             if isinstance(message, figg.Data):
                 self._data(message, events)
             else:
@@ -191,7 +203,7 @@ class FiggClientSession:
 
     def tick(self, now: float, reading: bool = True) -> list[Event]:
         """Ping, or give up. While we do not read (`reading`) a missing answer proves nothing."""
-        if self.state is not ConnectionState.CONNECTED or now < self.ping_at:
+        if not self._open or now < self.ping_at:
             return []
         if not reading:
             self.ping_at = now + self._ping_interval_s
@@ -213,8 +225,12 @@ class FiggClientSession:
                 frames.extend(_take(unsent, bytes_max))
         return b"".join(frames)
 
+    def _first_messages(self, first: figg.ToClient) -> None:
+        if self._open and not isinstance(first, figg.Bad):
+            self.state = ConnectionState.CONNECTED
+
     def _send(self, frame: bytes) -> None:
-        if self.state is ConnectionState.CONNECTED:
+        if self._open:
             self._control.append(frame)
 
     def _ping(self, now: float) -> None:
@@ -224,6 +240,7 @@ class FiggClientSession:
         self._send(figg.encode_ping(timestamp))
 
     def _forget_connection(self) -> None:
+        self._open = False
         self.ping_at = float("inf")
         self._pings.clear()
         self._control.clear()
@@ -233,7 +250,7 @@ class FiggClientSession:
                 topic.state = _State.ATTACHING
 
     def _check_name(self, topic: str) -> None:
-        check_topic_name(topic)
+        check_publish_topic(topic)
         if len(self._names_checked) >= _NAMES_CHECKED_MAX:
             self._names_checked.clear()
         self._names_checked.add(topic)
