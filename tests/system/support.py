@@ -21,10 +21,15 @@ def get(server: ServerProcess, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def get_json(server: ServerProcess, path: str) -> Any:
-    status, body = get(server, path)
-    assert status == 200, body
+def get_json(server: ServerProcess, path: str, status: int = 200) -> Any:
+    answered, body = get(server, path)
+    assert answered == status, body
     return json.loads(body)
+
+
+def children(pid: int) -> list[int]:
+    """The processes a server has started: its applier."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def metrics(server: ServerProcess) -> dict[str, float]:

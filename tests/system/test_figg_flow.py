@@ -1,5 +1,8 @@
 """Peers that are slow, greedy or many: they cost themselves time, and nobody else anything."""
 
+import contextlib
+import os
+import signal
 import socket
 import struct
 import time
@@ -10,8 +13,8 @@ import pytest
 from headrace.testing import ServerProcess, wait_until
 from tests.system import foreign_figg as figg
 from tests.system.conftest import SMALL, Start
-from tests.system.foreign_figg import ACK, ATTACHED, DATA, PONG, Wire
-from tests.system.support import resident_bytes
+from tests.system.foreign_figg import ACK, ATTACHED, DATA, PONG, Message, Wire
+from tests.system.support import children, get_json, resident_bytes
 
 MIB = 1024 * 1024
 PAYLOAD = bytes(range(256)) * 64  # 16 KiB
@@ -180,3 +183,51 @@ def test_publishers_that_vanish_before_their_ack_keep_nobody_else_waiting(start:
         while reader.expect(DATA).data != b"the last":
             pass
     assert "fault" not in server.stderr
+
+
+def test_a_peer_that_asks_and_never_reads_costs_bounded_memory(start: Start) -> None:
+    server = start()
+    before = resident_bytes(server.pid)
+    with Wire(server.figg, receive_buffer_bytes=65536) as deaf, Wire(server.figg) as other:
+        deaf.socket.settimeout(1)
+        pings = figg.ping(1) * 4096
+        # Either it stops being read from, or everything it sends is answered in bounded memory.
+        with contextlib.suppress(TimeoutError):
+            for _ in range(1000):
+                deaf.socket.sendall(pings)
+        assert resident_bytes(server.pid) - before < 32 * MIB
+        assert other.alive()
+
+
+def test_attaching_again_and_again_behind_a_full_connection_stalls_nobody(start: Start) -> None:
+    server = start()
+    topics = [b"t%03d" % number for number in range(300)]
+    with Wire(server.figg, receive_buffer_bytes=65536) as deaf, Wire(server.figg) as publisher:
+        deaf.send(*(figg.attach(topic) for topic in topics))
+        for topic in topics:
+            assert deaf.expect(ATTACHED).topic == topic
+        fill(server, topics[0], 8 * MIB)
+        for block in range(20):
+            first = block * len(topics)
+            publisher.send(*(figg.publish(t, first + i, b"") for i, t in enumerate(topics)))
+            publisher.wait_ack(first + len(topics) - 1)
+        deaf.send(*(figg.attach(topics[1]) for _ in range(3000)))
+        assert publisher.alive()
+
+
+def test_ping_is_answered_to_a_publisher_that_is_held_back(start: Start) -> None:
+    server = start(config=SMALL)
+    with Wire(server.figg, timeout_s=60) as publisher:
+        publisher.publish(b"t", PAYLOAD)
+        (applier,) = children(server.pid)
+        os.kill(applier, signal.SIGSTOP)
+        try:
+            # The window of the existing client: far more than the journal has room for.
+            window = [figg.publish(b"t", number, PAYLOAD * 4) for number in range(1, 257)]
+            publisher.send(*window, figg.ping(42))
+            while publisher.receive() != Message(PONG, number=42):
+                pass
+            assert "journal" in get_json(server, "/healthz", status=503)["status"]
+        finally:
+            os.kill(applier, signal.SIGCONT)
+        publisher.wait_ack(256)

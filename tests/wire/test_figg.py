@@ -309,3 +309,39 @@ def test_the_largest_payload_passes_and_one_byte_more_does_not(
             stream = figg.encode_data("t", 0, [record])
         messages = decoder_type().receive(stream)
         assert bool(bads(messages)) is not good
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "cc"]), st.sampled_from([0, 1, 5]), st.integers(1, 200)
+        ),
+        max_size=6,
+    ),
+    st.integers(0, 40),
+)
+def test_long_stretches_of_publishes_are_read_as_what_they_are(
+    stretches: list[tuple[str, int, int]], cut: int
+) -> None:
+    """Equal frames are taken apart many at a time; nothing may depend on where a stretch ends."""
+    sent = [
+        (topic, bytes([n % 256]) * size) for topic, size, count in stretches for n in range(count)
+    ]
+    stream = b"".join(
+        figg.encode_publish(topic, number, payload) for number, (topic, payload) in enumerate(sent)
+    )
+    decoder = figg.ServerDecoder()
+    received: dict[str, list[bytes]] = {}
+    highest = -1
+    for part in (stream[: len(stream) * cut // 40], stream[len(stream) * cut // 40 :]):
+        for message in decoder.receive(part):
+            assert isinstance(message, figg.Publishes)
+            assert message.lowest == highest + 1
+            highest = message.highest
+            for topic, records in message.records.items():
+                received.setdefault(topic, []).extend(record[4:] for record in records)
+    assert highest == len(sent) - 1
+    expected: dict[str, list[bytes]] = {}
+    for topic, payload in sent:
+        expected.setdefault(topic, []).append(payload)
+    assert received == expected
