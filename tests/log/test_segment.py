@@ -10,7 +10,8 @@ from headrace.log.catalogue import SegmentRow
 from headrace.log.index import Header, Piece, encode_header, encode_row, join_runs, row_position
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
-from headrace.log.segment import ColdError, Segments
+from headrace.log.segment import ColdFileError, Segments
+from headrace.log.store import ColdError
 
 BASE = 1000
 RUNS = 9
@@ -237,7 +238,7 @@ def test_bytes_that_are_not_in_memory_are_asked_for_and_then_read(layout, row, m
 
 
 def test_warming_a_file_that_is_gone_is_no_error(layout):
-    ColdError(layout.segment(1, BASE), 0, 10, set()).warm()
+    ColdFileError(layout.segment(1, BASE), 0, 10, set()).warm()
 
 
 def test_where_the_system_cannot_say_it_is_simply_read(layout, row, monkeypatch):

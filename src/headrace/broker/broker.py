@@ -12,8 +12,7 @@ from itertools import accumulate
 from headrace.broker.subscription import Encode, Sink, Slice, State, Subscription
 from headrace.log.records import split_records
 from headrace.log.runner import Runner
-from headrace.log.segment import ColdError
-from headrace.log.store import Appended, Store, Topic
+from headrace.log.store import Appended, ColdError, Store, Topic
 
 logger = logging.getLogger(__name__)
 

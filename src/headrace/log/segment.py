@@ -13,26 +13,12 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from headrace.errors import HeadraceError
 from headrace.log.catalogue import SegmentRow
 from headrace.log.index import ROW_BYTES, Row, decode_row, row_position
 from headrace.log.layout import Layout
+from headrace.log.store import ColdError, Run
 
 _ROWS_AT_ONCE = 128
-
-
-class Run(NamedTuple):
-    """Whole records, checked."""
-
-    offset: int
-    ordinal: int
-    record_count: int
-    ms: int
-    data: bytes
-
-    @property
-    def end(self) -> int:
-        return self.offset + len(self.data)
 
 
 class DamagedRun(NamedTuple):
@@ -55,8 +41,8 @@ class Block(NamedTuple):
     damaged: list[DamagedRun]
 
 
-class ColdError(HeadraceError):
-    """The bytes are not in memory: call `warm` in a thread, then try again."""
+class ColdFileError(ColdError):
+    """Bytes of a file that are not in memory."""
 
     def __init__(self, path: Path, position: int, length: int, bad: set[tuple[Path, int]]) -> None:
         super().__init__(f"{length} bytes of {path} at {position} are not in memory")
@@ -202,12 +188,12 @@ class Segments:
             count = os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
         except OSError as error:
             if error.errno == errno.EAGAIN:
-                raise ColdError(path, position, length, self._bad) from None
+                raise ColdFileError(path, position, length, self._bad) from None
             if error.errno != errno.EOPNOTSUPP:
                 return b""
             return _read_or_nothing(fd, length, position)
         if count < length and position + count < os.fstat(fd).st_size:
-            raise ColdError(path, position, length, self._bad)
+            raise ColdFileError(path, position, length, self._bad)
         del buffer[count:]
         return bytes(buffer)
 

@@ -7,8 +7,29 @@ its callback. Offsets are byte positions in every store.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from headrace.log.segment import Run
+from headrace.errors import HeadraceError
 from headrace.model import Durability, Position
+
+
+class Run(NamedTuple):
+    """Whole records, checked."""
+
+    offset: int
+    ordinal: int
+    record_count: int
+    ms: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.data)
+
+
+class ColdError(HeadraceError):
+    """What was asked for is not in memory: call `warm` in a thread, then ask again."""
+
+    def warm(self) -> None:
+        raise NotImplementedError
 
 
 class Topic:

@@ -4,8 +4,7 @@ from bisect import bisect_left, bisect_right
 
 from headrace.log.journal import decode_entry, entry_end
 from headrace.log.records import boundary, nth
-from headrace.log.segment import Run
-from headrace.log.store import Topic
+from headrace.log.store import Run, Topic
 from headrace.model import Position
 
 

@@ -20,8 +20,7 @@ from headrace.broker.subscription import State
 from headrace.config import Limits
 from headrace.errors import BadTopicNameError
 from headrace.log.embedded import EmbeddedStore
-from headrace.log.segment import ColdError
-from headrace.log.store import Topic
+from headrace.log.store import ColdError, Topic
 from headrace.model import Position, check_topic_name
 from headrace.server.metrics import Metrics
 
