@@ -112,9 +112,14 @@ async def test_what_the_server_would_refuse_is_refused_here(peer: Peer) -> None:
             await client.publish("", b"x")
         with pytest.raises(PayloadTooLargeError):
             await client.publish("t", bytes(262_145))
-        for wrong in ("text", 5):
-            with pytest.raises(TypeError):
-                await client.publish("t", wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="a payload is bytes, not str: encode it"):
+            await client.publish("t", "text")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="a payload is bytes, not int"):
+            await client.publish("t", 5)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="a topic is str, not bytes"):
+            await client.publish(b"t", b"x")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="a topic is str, not int"):
+            client.subscribe(5)  # type: ignore[arg-type]
         await client.publish("t", bytearray(b"array"))
         await client.publish("t", memoryview(b"view"))
         assert peer.payloads("t") == [b"array", b"view"]
@@ -375,8 +380,9 @@ async def test_a_server_that_hangs_up_at_once_is_backed_off_from(peer: Peer, unt
         attempts.append(attempt)
         return 0.001
 
-    async with connect(peer, backoff=backoff) as client:
+    async with connect(peer, backoff=backoff, connect_timeout_s=None) as client:
         await until(lambda: 3 in attempts)
+        assert client.last_error
         peer.hang_up = False
         await client.publish("t", b"foo")
         attempts.clear()
@@ -388,7 +394,7 @@ async def test_a_silent_server_is_left_and_another_connection_tried(
     peer: Peer, until: Until
 ) -> None:
     peer.pongs = False
-    async with connect(peer, ping_interval_s=0.02) as client:
+    async with connect(peer, ping_interval_s=0.02, connect_timeout_s=None) as client:
         await until(lambda: peer.accepted >= 2)
         assert "unanswered" in client.last_error
         peer.pongs = True
@@ -401,10 +407,36 @@ async def test_a_server_that_breaks_the_protocol_is_left_with_the_reason(
     peer: Peer, until: Until
 ) -> None:
     async with connect(peer) as client:
-        await until(lambda: peer.connections)
+        errors: list[tuple[ConnectionState, str]] = []
+        client.on("state", lambda state: errors.append((state, client.last_error)))
         peer.connections[0].transport.write(b"\0\x63" + bytes(6))
-        await until(lambda: peer.accepted == 2)
-        assert "unknown message type 99" in client.last_error
+        await until(lambda: len(errors) == 3)
+    (lost, why), _, (found, nothing) = errors[:3]
+    assert (lost, found) == (ConnectionState.DISCONNECTED, ConnectionState.CONNECTED)
+    assert "unknown message type 99" in why
+    assert nothing == ""
+
+
+async def test_a_port_that_speaks_something_else_is_backed_off_from_and_named() -> None:
+    def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    attempts: list[int] = []
+    states: list[ConnectionState] = []
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        client = headrace.connect(
+            f"figg://127.0.0.1:{port}",
+            connect_timeout_s=0.3,
+            backoff=lambda attempt: attempts.append(attempt) or 0.01,
+        )
+        client.on("state", states.append)
+        with pytest.raises(ConnectTimeoutError, match="the server broke the protocol"):
+            await client
+    assert attempts[:3] == [0, 1, 2]
+    assert ConnectionState.CONNECTED not in states
 
 
 async def test_an_attempt_that_takes_too_long_is_given_up() -> None:
@@ -488,6 +520,20 @@ async def test_closing_tells_what_was_not_acknowledged_in_time(peer: Peer) -> No
     for future in published:
         with pytest.raises(ClientClosedError):
             await future
+
+
+async def test_closing_twice_at_once_is_closing_once(peer: Peer, until: Until) -> None:
+    client = await connect(peer)
+    states: list[ConnectionState] = []
+    client.on("state", states.append)
+    peer.acks = False
+    published = client.publish_nowait("t", b"x")
+    closing = asyncio.gather(client.close(), client.close())
+    await until(lambda: peer.payloads("t"))
+    peer.acknowledge()
+    await closing
+    assert published.exception() is None
+    assert states.count(ConnectionState.CLOSED) == 1
 
 
 async def test_closing_without_flushing_is_quick_and_quiet(peer: Peer) -> None:

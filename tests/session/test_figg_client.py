@@ -409,11 +409,27 @@ def test_topics_are_attached_before_publishes_are_resent() -> None:
 # Pings
 
 
+def test_it_is_connected_when_the_peer_has_answered_and_not_before() -> None:
+    session = connected()
+    assert session.state is ConnectionState.CONNECTING
+    receive(session, figg.encode_pong(0))
+    assert session.state is ConnectionState.CONNECTED
+    reconnect(session)
+    assert session.state is ConnectionState.CONNECTING
+
+
+def test_a_peer_that_speaks_something_else_is_never_connected() -> None:
+    session = connected()
+    [event] = receive(session, b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    assert isinstance(event, Broken)
+    assert session.state is ConnectionState.CONNECTING
+
+
 def test_it_pings_when_connected_and_every_two_seconds_and_knows_the_latency() -> None:
     session = FiggClientSession()
     assert session.tick(0.0) == []
     session.connecting()
-    session.connected(10.0)
+    session.opened(10.0)
     assert pings(session) == [10_000_000]
     assert session.latency_s is None
     session.receive_data(figg.encode_pong(10_000_000), 10.25)
@@ -562,10 +578,10 @@ def test_over_broken_connections_nothing_acknowledged_is_lost_and_nothing_comes_
 
     def step(lossy: bool) -> None:
         nonlocal published
-        if session.state is not ConnectionState.CONNECTED:
+        if session.state is ConnectionState.DISCONNECTED:
             peer.connect()
             session.connecting()
-            session.connected(0.0)
+            session.opened(0.0)
         for _ in range(choose.randrange(4) if lossy else 0):
             session.publish("t", b"%d" % published)
             published += 1

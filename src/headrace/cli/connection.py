@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from headrace.cli.failure import CommandError
+from headrace.cli.failure import CommandError, with_hint
 from headrace.cli.options import url_or_default
+from headrace.errors import ConnectTimeoutError
 
 if TYPE_CHECKING:
     from headrace.client import Client
@@ -21,7 +22,10 @@ def run_with_client(
     """Run `work`; CommandError after `timeout_s` without connection, only at first if `patient`."""
     import uvloop
 
-    uvloop.run(_run(url_or_default(url), timeout_s, work, patient))
+    try:
+        uvloop.run(_run(url_or_default(url), timeout_s, work, patient))
+    except ConnectTimeoutError as error:
+        raise CommandError(with_hint(str(error))) from None
 
 
 async def _run(url: str, timeout_s: float, work: Work, patient: bool) -> None:
@@ -63,7 +67,8 @@ class _Watch:
             self._hold()
         elif state == "disconnected" and not self._down:
             self._down = True
-            typer.echo(f"headrace: lost {self._client.url}; trying again", err=True)
+            reason = self._client.last_error or "no answer"
+            typer.echo(f"headrace: lost {self._client.url} ({reason}); trying again", err=True)
             if not self._patient:
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(self._timeout_s, self._give_up)
@@ -77,6 +82,6 @@ class _Watch:
             self.lost.set_exception(
                 CommandError(
                     f"no connection to {self._client.url} for {self._timeout_s:g} s: "
-                    + (self._client.last_error or "no answer")
+                    + with_hint(self._client.last_error or "no answer")
                 )
             )

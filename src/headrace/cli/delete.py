@@ -8,6 +8,7 @@ import typer
 from headrace.cli import options
 from headrace.cli.failure import UsageError
 from headrace.cli.http_api import request
+from headrace.cli.output import counted
 
 
 def delete(
@@ -22,9 +23,11 @@ def delete(
     \b
     headrace delete greetings --yes
     """
+    base = options.http_or_default(http)
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("delete destroys every record of the topic: add --yes")
-        typer.confirm(f"Destroy every record of {topic!r}?", abort=True, err=True)
-    answer = request(options.http_or_default(http), "DELETE", "/v1/topic", name=topic)
+        records = counted(request(base, "GET", "/v1/topic", name=topic)["records"], "record")
+        typer.confirm(f"Destroy {topic!r} and its {records}?", abort=True, err=True)
+    answer = request(base, "DELETE", "/v1/topic", name=topic)
     typer.echo(f"deleted {topic}, which ended at offset {answer['end']['offset']}", err=True)

@@ -5,6 +5,15 @@ from typer.exceptions import TyperException
 from headrace.errors import HeadraceError
 
 
+def with_hint(reason: str) -> str:
+    """The reason why a server was not reached, and what to look at next where that is known."""
+    if "refused" in reason:
+        return f"{reason}; is a server running? start one with: headrace serve"
+    if "broke the protocol" in reason:
+        return f"{reason}; is it the server's Figg address?"
+    return reason
+
+
 class UsageError(TyperException):
     """The command line makes no sense: exit code 2."""
 

@@ -5,7 +5,7 @@ import json
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from headrace.cli.failure import CommandError, UsageError
+from headrace.cli.failure import CommandError, UsageError, with_hint
 
 _TIMEOUT_S = 30.0
 _ANSWER_BYTES_MAX = 256 * 1024 * 1024
@@ -19,7 +19,9 @@ class NotFoundError(CommandError):
     """The server answers that there is no such thing."""
 
 
-def request(base: str, method: str, path: str, **query: object) -> Any:
+def request(
+    base: str, method: str, path: str, *, timeout_s: float = _TIMEOUT_S, **query: object
+) -> Any:
     """Send one request to `base` (`http://host:port`); query values of None are left out."""
     parts = urlsplit(base)
     try:
@@ -29,14 +31,14 @@ def request(base: str, method: str, path: str, **query: object) -> Any:
     if parts.scheme != "http" or not parts.hostname or port == -1:
         raise UsageError(f"--http takes HOST:PORT or http://HOST:PORT, not {base!r}")
     text = urlencode({name: value for name, value in query.items() if value is not None})
-    connection = http.client.HTTPConnection(parts.hostname, port, timeout=_TIMEOUT_S)
+    connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
     try:
         connection.request(method, f"{path}?{text}" if text else path)
         response = connection.getresponse()
         status, body = response.status, response.read(_ANSWER_BYTES_MAX)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UnreachableError(f"no answer from {base}: {reason}") from None
+        raise UnreachableError(f"no answer from {base}: {with_hint(reason)}") from None
     finally:
         connection.close()
     return _answer(base, status, body)

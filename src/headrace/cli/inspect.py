@@ -9,13 +9,13 @@ from rich.table import Table
 
 from headrace.cli import options
 from headrace.cli.http_api import UnreachableError, request
-from headrace.cli.output import console, moment, size
+from headrace.cli.output import console, counted, moment, print_table, size
 from headrace.cli.topics import printable
 
 
 def inspect(
     topic: options.Topic,
-    data_dir: options.DataDir = None,
+    data_dir: options.ReadDataDir = None,
     http: options.Http = None,
     config_file: options.ConfigFile = None,
     as_json: options.Json = False,
@@ -66,16 +66,17 @@ def _print(topic: dict[str, Any]) -> None:
     facts.add_row("durability", str(topic["durability"]))
     facts.add_row("offsets", f"{start['offset']} to {end['offset']} ({size(topic['bytes'])})")
     facts.add_row(
-        "ordinals", f"{start['ordinal']} to {end['ordinal']} ({topic['records']:,} records)"
+        "ordinals",
+        f"{start['ordinal']} to {end['ordinal']} ({counted(topic['records'], 'record')})",
     )
     facts.add_row("last record", moment(topic["last_ms"]))
     out.print(facts)
     if topic["segments"]:
         out.print()
-        out.print(_segments(topic["segments"]))
+        print_table(_segments(topic["segments"]))
     if topic.get("subscriptions"):
         out.print()
-        out.print(_subscriptions(topic["subscriptions"]))
+        print_table(_subscriptions(topic["subscriptions"]))
 
 
 def _segments(segments: list[dict[str, Any]]) -> Table:

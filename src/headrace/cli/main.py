@@ -9,7 +9,7 @@ from typer.exceptions import Abort, TyperException
 
 from headrace import __version__
 from headrace.cli import config, delete, inspect, publish, serve, subscribe, topics, verify
-from headrace.cli.output import discard_output
+from headrace.cli.output import discard_output, open_closed_streams
 from headrace.errors import BadTopicNameError, ConfigError, HeadraceError
 
 app = typer.Typer(
@@ -55,6 +55,7 @@ def _options(
 
 def main(args: list[str] | None = None) -> None:
     """Run one command and exit: 0 done, 1 failed, 2 not understood, 130 interrupted."""
+    open_closed_streams()
     args = sys.argv[1:] if args is None else args
     if not args:
         args = ["--help"]

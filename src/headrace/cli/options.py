@@ -48,6 +48,12 @@ ConfigFile = Annotated[
 DataDir = Annotated[
     str | None, typer.Option("--data-dir", metavar="DIR", help=SETTINGS["data_dir"].doc)
 ]
+ReadDataDir = Annotated[
+    str | None,
+    typer.Option(
+        "--data-dir", metavar="DIR", help="The server's data directory.  [default headrace-data]"
+    ),
+]
 Figg = Annotated[
     str | None,
     typer.Option(
@@ -88,6 +94,15 @@ def http_or_default(http: str | None) -> str:
     """The base address of the HTTP API, as `http://host:port`."""
     address = http or os.environ.get("HEADRACE_HTTP") or str(Listen().http)
     return address.rstrip("/") if "://" in address else f"http://{address}"
+
+
+def is_same_server(url: str | None, http: str | None) -> bool:
+    """Whether the HTTP address can be taken for that of the server at `url`.
+
+    Not where only the latter was named: the default HTTP address may be that of another.
+    """
+    url_named = bool(url or os.environ.get("HEADRACE_URL"))
+    return bool(http or os.environ.get("HEADRACE_HTTP")) or not url_named
 
 
 def load_settings(

@@ -11,23 +11,56 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
+from rich.table import Table
+from rich.text import Text
 
 _SHORT_S = 1.0
+_WIDTH_MAX = 10_000
 
 
 def console() -> Console:
     """Standard output; in a pipe as wide as its content, so that no cell is cut."""
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False)
-    return Console(highlight=False, markup=False, width=10_000, no_color=True, soft_wrap=True)
+    return Console(highlight=False, markup=False, width=_WIDTH_MAX, no_color=True, soft_wrap=True)
+
+
+def print_table(table: Table, spare: int = 0) -> None:
+    """Print without cutting a cell off: only columns that fold may give way, by `spare` in all.
+
+    A line longer than the terminal is wrapped by it, which is better than a number without its end.
+    """
+    out = console()
+    natural = out.measure(table, options=out.options.update(max_width=_WIDTH_MAX)).maximum
+    out.width = max(out.width, natural - spare)
+    out.print(table)
+
+
+def open_closed_streams() -> None:
+    """Put the null device where a standard stream is closed, which Python shows as None.
+
+    Its number would otherwise go to the next socket or file that is opened.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)
+            if fd != number:
+                os.dup2(fd, number)
+                os.close(fd)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
 def discard_output() -> None:
     """After a broken pipe: the interpreter would flush standard output once more, and complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def size(count: int) -> str:
@@ -71,7 +104,7 @@ class ProgressBar:
             self._progress = Progress(
                 BarColumn(),
                 DownloadColumn(binary_units=True),
-                TransferSpeedColumn(),
+                _Speed(),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
                 transient=True,
@@ -79,3 +112,11 @@ class ProgressBar:
             self._progress.add_task("", total=self._total)
             self._progress.start()
         self._progress.update(self._progress.task_ids[0], completed=done)
+
+
+class _Speed(ProgressColumn):
+    """In the units of everything else: the one that comes with the library counts in thousands."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{size(int(speed))}/s")

@@ -1,6 +1,7 @@
 """`headrace publish`: appends records from the command line, a file or standard input."""
 
 import asyncio
+import errno
 import os
 import stat
 import sys
@@ -15,7 +16,7 @@ from headrace.cli import options
 from headrace.cli.connection import run_with_client
 from headrace.cli.failure import CommandError, UsageError
 from headrace.cli.lines import LineTooLongError, read_lines
-from headrace.cli.output import ProgressBar, size
+from headrace.cli.output import ProgressBar, counted, size
 from headrace.errors import WindowFullError
 from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic
 
@@ -41,7 +42,8 @@ def publish(
 ) -> None:
     """Append records to a topic.
 
-    Ends when the server has acknowledged every one of them; exit code 1 if it has not.
+    Ends when the server has acknowledged every one of them; exit code 1 if it has not. Topics under
+    logux/ and channel/ are refused: those are published to by their own protocols only.
 
     \b
     headrace publish greetings "hello, log"
@@ -105,7 +107,7 @@ class _Publisher:
     def summarise(self) -> None:
         if not self.published:
             return
-        records = f"{self.published:,} record{'s' if self.published > 1 else ''}"
+        records = counted(self.published, "record")
         if self._acknowledged < self.published:
             typer.echo(f"only {self._acknowledged:,} of {records} acknowledged", err=True)
             return
@@ -120,6 +122,8 @@ async def _single(payload: bytes) -> AsyncIterator[list[bytes]]:
 def _open(file: Path | None) -> int:
     if file is not None:
         try:
+            if file.is_dir():  # which can be opened, and only then not read
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise CommandError(f"cannot read {file}: {error.strerror}") from None

@@ -25,6 +25,8 @@ from headrace.model import check_topic_name
 if TYPE_CHECKING:
     from headrace.client import Client, Message, Missed
 
+_GLANCE_S = 1.0
+
 
 def subscribe(
     topic: options.Topic,
@@ -47,6 +49,14 @@ def subscribe(
     count: Annotated[
         int | None, typer.Option("--count", metavar="N", min=1, help="End after this many records.")
     ] = None,
+    until_end: Annotated[
+        bool,
+        typer.Option(
+            "--until-end",
+            help="End where the topic ends now. Begins with the oldest record, if nothing else"
+            " is said.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print one object per line: topic, offset, payload."),
@@ -58,7 +68,7 @@ def subscribe(
     """Print records of a topic, and wait for more.
 
     Each record is followed by a newline; Ctrl-C ends. Begins with the next record published, unless
-    an option says where. --last and --since ask the
+    an option says where. --last, --since and --until-end ask the
     server's HTTP address for the position. The offset of a record, as --json prints it, is the
     place just past it: begin there to go on after it. A payload that is not UTF-8 is printed as
     payload_base64 by --json.
@@ -67,6 +77,7 @@ def subscribe(
     headrace subscribe greetings --from-start
     headrace subscribe greetings --last 10 --json
     headrace subscribe greetings --since 2h | grep error
+    headrace subscribe greetings --until-end > greetings.txt
     """
     options.only_one(
         from_offset=from_offset is not None,
@@ -75,13 +86,19 @@ def subscribe(
         since=since is not None,
     )
     check_topic_name(topic)
+    end = _end(http, topic) if until_end else None
+    if end == 0:
+        return
+    from_start = from_start or (until_end and from_offset is None and last is None and not since)
     if from_start:
         from_offset = 0
     elif last is not None:
         from_offset = _look_up(http, topic, last=last)
     elif since is not None:
         from_offset = _look_up(http, topic, time=_moment(since))
-    printer = _Printer(topic, from_offset, count, as_json=as_json, quiet=from_start)
+    if end is None and _is_missing(url, http, topic):
+        typer.echo(f"headrace: topic {topic!r} does not exist yet: waiting", err=True)
+    printer = _Printer(topic, from_offset, count, end, as_json=as_json, quiet=from_start)
     try:
         run_with_client(url, timeout_s, printer.print_all, patient=True)
     except KeyboardInterrupt:
@@ -92,11 +109,19 @@ def subscribe(
 
 class _Printer:
     def __init__(
-        self, topic: str, offset: int | None, count: int | None, *, as_json: bool, quiet: bool
+        self,
+        topic: str,
+        offset: int | None,
+        count: int | None,
+        end: int | None,
+        *,
+        as_json: bool,
+        quiet: bool,
     ) -> None:
         self._topic = topic
         self._offset = offset
         self._left = count
+        self._end = end
         self._as_json = as_json
         self._quiet = quiet
         self._out = sys.stdout.buffer
@@ -116,14 +141,22 @@ class _Printer:
             await asyncio.gather(printing, return_exceptions=True)
 
     async def _print_messages(self, client: "Client") -> None:
-        async for batch in client.subscribe(self._topic, offset=self._offset).batches():
+        subscription = client.subscribe(self._topic, offset=self._offset)
+        end = self._end
+        if end is not None and await subscription.attached() >= end:
+            return
+        async for batch in subscription.batches():
             wanted = batch[: self._left]
+            if end is not None:
+                wanted = [message for message in wanted if message.offset <= end]
             self._out.write(b"".join(map(self._line, wanted)))
             self._out.flush()
             if self._left is not None:
                 self._left -= len(wanted)
                 if self._left == 0:
                     return
+            if end is not None and batch[-1].offset >= end:
+                return
         raise CommandError("the subscription ended: " + (client.last_error or "the client closed"))
 
     def _line(self, message: "Message") -> bytes:
@@ -140,7 +173,10 @@ class _Printer:
         if self._quiet and missed.asked == 0:
             return
         if missed.got > missed.asked:
-            text = f"offset {missed.asked} is no longer kept; going on at {missed.got}"
+            text = (
+                f"asked for offset {missed.asked}, going on at {missed.got}: "
+                "expired, or not the start of a record"
+            )
         else:
             text = f"offset {missed.asked} is past the end; going on at {missed.got}"
         typer.echo(f"headrace: missed on {missed.topic}: {text}", err=True)
@@ -174,6 +210,29 @@ def _look_up(http: str | None, topic: str, **query: object) -> int:
         return 0  # whatever comes into a topic that is not there yet, is wanted
     offset: int = answer["offset"]
     return offset
+
+
+def _end(http: str | None, topic: str) -> int:
+    """Where the topic ends, and 0 where there is nothing to wait for."""
+    try:
+        found = request(options.http_or_default(http), "GET", "/v1/topic", name=topic)
+    except NotFoundError:
+        return 0
+    return int(found["end"]["offset"]) if found["records"] else 0
+
+
+def _is_missing(url: str | None, http: str | None, topic: str) -> bool:
+    """Whether the server is known not to have the topic: a misspelt name waits for ever."""
+    if not options.is_same_server(url, http):
+        return False
+    base = options.http_or_default(http)
+    try:
+        request(base, "GET", "/v1/topic", timeout_s=_GLANCE_S, name=topic)
+    except NotFoundError:
+        return True
+    except CommandError:
+        pass  # it is a courtesy: the HTTP address may be closed to us
+    return False
 
 
 def _moment(text: str) -> int:

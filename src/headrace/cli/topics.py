@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.table import Table
 
 from headrace.cli import options
 from headrace.cli.http_api import request
-from headrace.cli.output import console, moment, size
+from headrace.cli.output import moment, print_table, size
 
 _PAGE = 1000
+_NAME_MIN = 16
 
 
 def topics(
@@ -35,24 +37,26 @@ def topics(
             typer.echo(json.dumps(topic, ensure_ascii=False))
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("topic", "durability"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("records", "size", "start", "end", "subscribers"):
-        table.add_column(heading, justify="right")
-    table.add_column("last record")
+    table.add_column("topic", overflow="fold")
+    table.add_column("durability", no_wrap=True)
+    for heading in ("records", "size", "end", "subs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("last record", no_wrap=True)
+    longest = 0
     for topic in found:
+        name = printable(topic["name"])
+        longest = max(longest, cell_len(name))
         table.add_row(
-            printable(topic["name"]),
+            name,
             topic["durability"],
             f"{topic['records']:,}",
             size(topic["bytes"]),
-            str(topic["start"]["offset"]),
             str(topic["end"]["offset"]),
             str(topic["subscribers"]),
             moment(topic["last_ms"]),
         )
     if table.row_count:
-        console().print(table)
+        print_table(table, spare=max(0, longest - _NAME_MIN))
     else:
         typer.echo("no topics" + (f" begin with {prefix!r}" if prefix else " yet"), err=True)
 

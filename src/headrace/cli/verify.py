@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from headrace.cli import options
-from headrace.cli.output import ProgressBar, size
+from headrace.cli.output import ProgressBar, counted, size
 from headrace.cli.topics import printable
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def verify(
     topics: Annotated[
         list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.")
     ] = None,
-    data_dir: options.DataDir = None,
+    data_dir: options.ReadDataDir = None,
     config_file: options.ConfigFile = None,
     as_json: options.Json = False,
 ) -> None:
@@ -58,8 +58,8 @@ def _print(report: "Report") -> None:
             f", {topic.journal_records:,} still in the journal" if topic.journal_records else ""
         )
         typer.echo(
-            f"{printable(topic.name)}: {state}, {topic.records:,} records, "
-            f"{size(topic.bytes)} in {topic.segments} segments{journal}"
+            f"{printable(topic.name)}: {state}, {counted(topic.records, 'record')}, "
+            f"{size(topic.bytes)} in {counted(topic.segments, 'segment')}{journal}"
         )
         for part in topic.ranges:
             typer.echo(f"  checked {part}")

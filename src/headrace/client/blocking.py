@@ -15,12 +15,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
-from headrace.client.client import Client, Payload
+from headrace.client.client import Client, Payload, as_bytes
 from headrace.client.events import ConnectionState, Message, Missed
 from headrace.client.subscription import Subscription
 from headrace.errors import ClientClosedError, UnacknowledgedError, WindowFullError
 from headrace.model import check_publish_topic
-from headrace.session.client import check_payload
+from headrace.session.client import check_payload, check_topic_type
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class BlockingClient:
 
     @property
     def last_error(self) -> str:
-        """Why the last connection, or attempt at one, ended; empty if none has."""
+        """Why the last connection, or attempt at one, ended; empty while connected."""
         return self._client.last_error
 
     @property
@@ -99,7 +99,8 @@ class BlockingClient:
 
         Raises WindowFullError when too much is unacknowledged: call `window` first.
         """
-        payload = bytes(memoryview(payload))
+        payload = as_bytes(payload)
+        check_topic_type(topic)
         check_publish_topic(topic)
         check_payload(payload)
         future: Future[None] = Future()
@@ -165,8 +166,9 @@ class BlockingClient:
         try:
             if flush_s > 0 and not self._closed:
                 self.flush(flush_s)
-        except TimeoutError:
-            raise UnacknowledgedError(self.unacknowledged) from None
+        except (TimeoutError, ClientClosedError):  # the latter: closed by another thread meanwhile
+            if self.unacknowledged:
+                raise UnacknowledgedError(self.unacknowledged) from None
         finally:
             self._end()
 

@@ -72,7 +72,7 @@ class Client:
 
     @property
     def last_error(self) -> str:
-        """Why the last connection, or attempt at one, ended; empty if none has."""
+        """Why the last connection, or attempt at one, ended; empty while connected."""
         return self._link.last_error if self._link is not None else ""
 
     @property
@@ -99,7 +99,7 @@ class Client:
         if link is None or self._closed is not None:
             link = self._running()[0]
         if type(payload) is not bytes:
-            payload = bytes(memoryview(payload))
+            payload = as_bytes(payload)
         self._session.publish(topic, payload)
         future = link.loop.create_future()
         self._publishes.append(future)
@@ -195,14 +195,16 @@ class Client:
             if flush_s > 0 and self.unacknowledged:
                 async with asyncio.timeout(flush_s):
                     await self.flush()
-        except TimeoutError:
-            raise UnacknowledgedError(self.unacknowledged) from None
+        except (TimeoutError, ClientClosedError):  # the latter: closed by another call meanwhile
+            if self.unacknowledged:
+                raise UnacknowledgedError(self.unacknowledged) from None
         finally:
             aborting = self.unacknowledged > 0
             self._shut(ClientClosedError("the client is closed"))
             await self._link.stop(abort=aborting)
-            self._session.close()
-            self._handlers.tell("state", ConnectionState.CLOSED)
+            if self._session.state is not ConnectionState.CLOSED:
+                self._session.close()
+                self._handlers.tell("state", ConnectionState.CLOSED)
 
     async def __aenter__(self) -> Self:
         self._start()
@@ -327,6 +329,15 @@ class Client:
         self._detaching.clear()
         _wake(self._acks)
         _wake(self._changes)
+
+
+def as_bytes(payload: Payload) -> bytes:
+    try:
+        return bytes(memoryview(payload))
+    except TypeError:
+        kind = type(payload).__name__
+        hint = ": encode it" if kind == "str" else ""
+        raise TypeError(f"a payload is bytes, not {kind}{hint}") from None
 
 
 def _wake(event: asyncio.Event) -> None:

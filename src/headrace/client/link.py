@@ -158,7 +158,8 @@ class Link:
 
     def closed(self, reason: str) -> None:
         self._connection = None
-        self.last_error = reason
+        if not self._task.done():  # else it was us who ended it
+            self.last_error = reason
         if self._timer is not None:
             self._timer.cancel()
         self._disconnected()

@@ -127,6 +127,12 @@ class ClientSession(Protocol):
         """
 
 
+def check_topic_type(topic: object) -> None:
+    """Raise TypeError for what is no text, in words of the API and not of its inside."""
+    if not isinstance(topic, str):
+        raise TypeError(f"a topic is str, not {type(topic).__name__}")
+
+
 def check_payload(payload: bytes) -> None:
     """Raise PayloadTooLargeError for what every server refuses: it would be resent for ever."""
     if len(payload) > PAYLOAD_BYTES_MAX:

@@ -66,6 +66,7 @@ from headrace.session.client import (
     Messages,
     Missed,
     check_payload,
+    check_topic_type,
 )
 from headrace.wire import figg
 
@@ -163,6 +164,7 @@ class FiggClientSession:
         return seq_num
 
     def attach(self, topic: str, offset: int | None) -> None:
+        check_topic_type(topic)
         check_topic_name(topic)
         if offset is not None and not (isinstance(offset, int) and 0 <= offset <= _OFFSET_MAX):
             raise LocalProtocolError(f"an offset is a number from 0 to {_OFFSET_MAX}, not {offset}")
@@ -250,6 +252,7 @@ class FiggClientSession:
                 topic.state = _State.ATTACHING
 
     def _check_name(self, topic: str) -> None:
+        check_topic_type(topic)
         check_publish_topic(topic)
         if len(self._names_checked) >= _NAMES_CHECKED_MAX:
             self._names_checked.clear()
