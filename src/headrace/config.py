@@ -274,11 +274,13 @@ class Config(_Section, frozen=True):
 
     def rule(self, topic: str) -> TopicRule:
         """What holds for `topic`: each value from the longest matching prefix that sets it."""
+        matching = [rule for rule in self.topics + BUILT_IN_RULES if topic.startswith(rule.prefix)]
+        if not matching:
+            return TopicRule(
+                self.durability, self.retention.age_s, self.retention.bytes, self.segment.bytes
+            )
         # The sort is stable: a rule of the user comes before the built-in one of the same prefix.
-        matching = sorted(
-            (rule for rule in self.topics + BUILT_IN_RULES if topic.startswith(rule.prefix)),
-            key=lambda rule: -len(rule.prefix),
-        )
+        matching.sort(key=lambda rule: -len(rule.prefix))
         return TopicRule(
             durability=_first((rule.durability for rule in matching), self.durability),
             retention_age_s=_first(

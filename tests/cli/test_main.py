@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -53,10 +55,11 @@ def test_a_wrong_command_line_is_exit_code_2(headrace, args, text):
 @pytest.mark.parametrize(
     ("args", "text"),
     [
+        (["publish", "t", "--file", "/tmp"], "cannot read /tmp: Is a directory"),
         (["publish", "t", "--file", "missing"], "cannot read missing: No such file or directory"),
         (
             ["publish", "t", "data", "--url", f"figg://{NOBODY}", "--timeout", "0.2"],
-            "no connection",
+            "Connection refused; is a server running? start one with: headrace serve",
         ),
         (["subscribe", "t", "--url", f"figg://{NOBODY}", "--timeout", "0.2"], "no connection"),
         (["subscribe", "t", "--last", "1", "--http", NOBODY], "no answer from http://127.0.0.1:1"),
@@ -67,6 +70,23 @@ def test_a_wrong_command_line_is_exit_code_2(headrace, args, text):
 )
 def test_a_failure_is_exit_code_1(headrace, args, text):
     assert_one_line(headrace(*args), 1, text)
+
+
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "<&- >&-"])
+@pytest.mark.parametrize("command", ["publish t", "subscribe t", "topics", "delete t", "config"])
+def test_a_closed_standard_stream_is_no_fault_of_our_own(command, redirection):
+    there = f"HEADRACE_URL=figg://{NOBODY} HEADRACE_HTTP={NOBODY}"
+    wait = " --timeout 0.1" if command in ("publish t", "subscribe t") else ""
+    done = subprocess.run(
+        f"{there} {sys.executable} -m headrace {command}{wait} {redirection}",
+        shell=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert "fault" not in done.stderr
+    assert done.stderr.count("\n") == (0 if command == "config" else 1)
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(headrace):

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import time
@@ -173,6 +174,50 @@ def test_what_an_offset_past_the_end_missed_is_said(spawn, publish, topic):
     subscriber = spawn("subscribe", topic, "--from-offset", 1000)
     line = subscriber.stderr.readline().decode()
     assert line == f"headrace: missed on {topic}: offset 1000 is past the end; going on at 7\n"
+
+
+def test_an_offset_inside_a_record_is_said(spawn, publish, topic):
+    publish(b"foo", b"bar")
+    subscriber = spawn("subscribe", topic, "--from-offset", 3)
+    line = subscriber.stderr.readline().decode()
+    assert re.fullmatch(
+        rf"headrace: missed on {topic}: asked for offset 3, going on at \d+: "
+        r"expired, or not the start of a record\n",
+        line,
+    )
+
+
+def test_a_topic_that_does_not_exist_is_said_and_waited_for(spawn, publish, topic):
+    subscriber = spawn("subscribe", topic, "--from-start", "--count", 1)
+    line = subscriber.stderr.readline().decode()
+    assert line == f"headrace: topic {topic!r} does not exist yet: waiting\n"
+    publish(b"foo")
+    assert subscriber.communicate(timeout=10) == (b"foo\n", b"")
+
+
+def test_until_end_prints_what_there_is_and_ends(publish, subscribe):
+    publish(b"foo", b"bar", b"car")
+    assert subscribe("--until-end") == "foo\nbar\ncar\n"
+    assert subscribe("--until-end", "--from-start") == "foo\nbar\ncar\n"
+    assert subscribe("--until-end", "--last", 1) == "car\n"
+    assert subscribe("--until-end", "--from-offset", 7, "--count", 1) == "bar\n"
+    assert subscribe("--until-end", "--from-offset", 21) == ""
+    assert subscribe("--until-end", "--last", 0) == ""
+
+
+def test_until_end_of_an_unknown_topic_ends_at_once(subscribe):
+    assert subscribe("--until-end") == ""
+
+
+def test_a_port_that_speaks_something_else_is_given_up_in_time(headrace, at):
+    url = "figg://" + at["HEADRACE_HTTP"].removeprefix("http://")
+    done = headrace("publish", "t", "x", "--url", url, "--timeout", 0.5)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"headrace: no connection [^\n]+ within 0.5 s: the server broke the protocol: [^\n]+"
+        r"; is it the server's Figg address\?\n",
+        done.stderr,
+    )
 
 
 def test_ctrl_c_ends_a_subscriber_quietly(spawn, publish, topic, headrace, at):

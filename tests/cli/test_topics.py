@@ -1,11 +1,15 @@
 """`headrace topics`, `inspect`, `delete` and `verify` against a real server and its directory."""
 
 import json
+import os
+import pty
 import re
 
 import pytest
+from rich.console import Console
 
 from headrace import connect_blocking
+from headrace.cli import output, topics
 from headrace.testing import ServerProcess
 
 
@@ -23,10 +27,30 @@ def test_topics_lists_each_topic_with_its_range(run, topic):
     run("publish", topic, "foo")
     run("publish", topic, "bar")
     line = run("topics", topic).stdout.splitlines()[1]
-    assert re.match(rf"{topic} +synced +2 +14 B +0 +14 +0 +\d{{4}}-", line)
+    assert re.match(rf"{topic} +synced +2 +14 B +14 +0 +\d{{4}}-", line)
     (found,) = map(json.loads, run("topics", topic, "--json").stdout.splitlines())
     assert found["name"] == topic
     assert found["end"] == {"offset": 14, "ordinal": 2}
+
+
+def test_on_a_narrow_terminal_names_fold_and_numbers_stay_whole(capsys, monkeypatch):
+    name = "a-name/that-is-much/longer-than/the-terminal-is-wide/by-some-characters-more"
+    listed = {
+        "name": name,
+        "durability": "synced",
+        "records": 123_456_789_012,
+        "bytes": 1_000 << 30,
+        "end": {"offset": 1_234_567_890_123},
+        "subscribers": 1234,
+        "last_ms": 1_750_000_000_000,
+    }
+    monkeypatch.setattr(topics, "_all_topics", lambda base, prefix: [listed])
+    monkeypatch.setattr(output, "console", lambda: Console(width=80))
+    topics.topics(prefix="", as_json=False, http=None)
+    shown = capsys.readouterr().out
+    for whole in ("123,456,789,012", "1000.0 GiB", "1234567890123", "1234", "2025-06-15 15:06:40Z"):
+        assert f" {whole}" in shown
+    assert "".join(line.split(" ")[0] for line in shown.splitlines()[1:]) == name
 
 
 def test_topics_can_be_narrowed_to_a_prefix(run, topic):
@@ -66,7 +90,7 @@ def test_inspect_shows_segments_and_subscribers(run, spawn, topic):
     shown = run("inspect", topic).stdout
     assert re.search(rf"^topic +{topic} *$", shown, re.MULTILINE)
     assert re.search(r"^offsets +0 to 7 \(7 B\) *$", shown, re.MULTILINE)
-    assert re.search(r"^ordinals +0 to 1 \(1 records\) *$", shown, re.MULTILINE)
+    assert re.search(r"^ordinals +0 to 1 \(1 record\) *$", shown, re.MULTILINE)
     assert re.search(r"^127\.0\.0\.1:\d+ +figg +7 +live *$", shown, re.MULTILINE)
 
 
@@ -115,6 +139,16 @@ def test_verify_finds_a_sound_log_sound_and_a_damaged_one_damaged(headrace, tmp_
     assert headrace("verify", "sound", "--data-dir", "data").returncode == 0
     report = json.loads(headrace("verify", "--json", "--data-dir", "data").stdout)
     assert report["damaged"] is True
+
+
+def test_deleting_an_unknown_topic_asks_nothing(spawn):
+    primary, secondary = pty.openpty()
+    deleting = spawn("delete", "no such topic", stdin=secondary)
+    os.close(secondary)
+    _, errors = deleting.communicate(timeout=10)
+    os.close(primary)
+    assert deleting.returncode == 1
+    assert re.fullmatch(r"headrace: [^\n]*no such topic[^\n]*\n", errors.decode())
 
 
 def test_verify_of_a_directory_that_is_none_is_one_clear_line(headrace, tmp_path):

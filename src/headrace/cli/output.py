@@ -51,7 +51,8 @@ def open_closed_streams() -> None:
             if fd != number:
                 os.dup2(fd, number)
                 os.close(fd)
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
+            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115 - stays open
+            setattr(sys, name, stream)
 
 
 def discard_output() -> None:

@@ -89,7 +89,8 @@ def subscribe(
     end = _end(http, topic) if until_end else None
     if end == 0:
         return
-    from_start = from_start or (until_end and from_offset is None and last is None and not since)
+    if until_end and from_offset is None and last is None and since is None:
+        from_start = True
     if from_start:
         from_offset = 0
     elif last is not None:
@@ -203,7 +204,7 @@ def _watch_output(gone: asyncio.Future[None]) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-def _look_up(http: str | None, topic: str, **query: object) -> int:
+def _look_up(http: str | None, topic: str, **query: int) -> int:
     try:
         answer = request(options.http_or_default(http), "GET", "/v1/position", topic=topic, **query)
     except NotFoundError:

@@ -123,7 +123,29 @@ class _Known(NamedTuple):
 
     row: TopicRow
     segment: SegmentRow | None
-    rule: TopicRule
+
+
+class _Memory:
+    """Known topics, packed: very many of them should cost little."""
+
+    def __init__(self) -> None:
+        self._packed: dict[int, bytes] = {}
+
+    def get(self, topic_id: int) -> _Known | None:
+        packed = self._packed.get(topic_id)
+        return _unpack(packed) if packed is not None else None
+
+    def put(self, known: _Known) -> None:
+        if len(self._packed) >= KNOWN_MAX:
+            self._packed.clear()
+        self._packed[known.row.id] = _pack(known)
+
+    def drop(self, topic_id: int) -> None:
+        self._packed.pop(topic_id, None)
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(_Known).decode
 
 
 class Applier:
@@ -138,7 +160,7 @@ class Applier:
         self._layout = layout
         self._catalogue = catalogue
         self._rule = rule
-        self._known: dict[int, _Known] = {}
+        self._known = _Memory()
 
     def quarantine(self, path: Path, problem: journal.Problem) -> None:
         """Keep a damaged part of a journal file."""
@@ -179,29 +201,19 @@ class Applier:
             finally:
                 self._disk.close(whole)
 
-    def _look_up(self, row: TopicRow) -> _Known:
-        known = self._known.get(row.id)
-        if known is None:
-            rule = self._rule(row.name.decode())
-            known = _Known(row, self._catalogue.last_segment(row.id), rule)
-        return known
-
     def _remember(self, plans: Iterable[_Plan]) -> None:
         """What the transaction said is so."""
-        if len(self._known) > KNOWN_MAX:
-            self._known.clear()
         for plan in plans:
-            if plan.destroyed or plan.trimmed:
-                self._known.pop(plan.row.id, None)
-            elif plan.changed:
-                rule = self._look_up(plan.row).rule
-                self._known[plan.row.id] = _Known(plan.final_row(), plan.changed[-1], rule)
+            if plan.changed and not plan.destroyed and not plan.trimmed:
+                self._known.put(_Known(plan.final_row(), plan.changed[-1]))
             else:
-                self._known.pop(plan.row.id, None)
+                self._known.drop(plan.row.id)
 
     def _layout_runs(self, plan: _Plan) -> list[_Writes]:
         """Divide a topic's new records over segments."""
-        _, current, rule = self._look_up(plan.row)
+        rule = self._rule(plan.row.name.decode())
+        known = self._known.get(plan.row.id)
+        current = known.segment if known else self._catalogue.last_segment(plan.row.id)
         age_ms_max = rule.retention_age_s * 1000 * SEGMENT_SHARE
         bytes_max = rule.segment_bytes
         if rule.retention_bytes:
@@ -327,7 +339,7 @@ class Applier:
 class _Batch:
     """Entries gathered by topic: step 1."""
 
-    def __init__(self, catalogue: Catalogue, known: dict[int, _Known]) -> None:
+    def __init__(self, catalogue: Catalogue, known: _Memory) -> None:
         self._catalogue = catalogue
         self._known = known
         self.plans: dict[int, _Plan] = {}

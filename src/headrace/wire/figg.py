@@ -58,8 +58,8 @@ _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
 _SEQ_AND_SIZE = struct.Struct(">QI")
 
-_TOPICS_CACHED_MAX = 65_536
-"""Names remembered for all connections together, so that a known one is neither decoded nor checked."""
+_FIELDS_CACHED_MAX = 1024
+"""Encoded names remembered: a publisher or a delivery has few topics at a time."""
 
 
 class Attach(NamedTuple):
@@ -156,39 +156,23 @@ class _Decoder:
         self.closed = False
 
 
-_topics: dict[bytes, str] = {}
-"""Known topics by their field: the name with its length before it."""
-
-
-_publish_topics: dict[bytes, str] = {}
-"""The ones among them that may be published to."""
+def _topic(field: bytes) -> str:
+    """The name in a topic's field, which has its length before it."""
+    encoded = field[4:]
+    if not encoded:
+        raise BadTopicNameError("the topic name is empty")
+    if len(encoded) > TOPIC_BYTES_MAX:
+        raise BadTopicNameError(f"the topic name has {len(encoded)} bytes")
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError:
+        raise BadTopicNameError("the topic name is not UTF-8") from None
 
 
 def _publish_topic(field: bytes) -> str:
     topic = _topic(field)
     if topic.startswith(RESERVED_PREFIXES):
         raise BadTopicNameError(f"topic {topic!r} is published to by its own protocol only")
-    if len(_publish_topics) >= _TOPICS_CACHED_MAX:
-        _publish_topics.clear()
-    _publish_topics[field] = topic
-    return topic
-
-
-def _topic(field: bytes) -> str:
-    topic = _topics.get(field)
-    if topic is None:
-        encoded = field[4:]
-        if not encoded:
-            raise BadTopicNameError("the topic name is empty")
-        if len(encoded) > TOPIC_BYTES_MAX:
-            raise BadTopicNameError(f"the topic name has {len(encoded)} bytes")
-        try:
-            topic = encoded.decode()
-        except UnicodeDecodeError:
-            raise BadTopicNameError("the topic name is not UTF-8") from None
-        if len(_topics) >= _TOPICS_CACHED_MAX:
-            _topics.clear()
-        _topics[field] = topic
     return topic
 
 
@@ -214,8 +198,8 @@ class ServerDecoder(_Decoder):
         records: dict[str, list[bytes]] = {}
         lowest = highest = -1
         position, end, need = 0, len(data), _HEADER_BYTES
-        # The publish loop is shaped by the previous frame: when the next topic's name is as long and
-        # known, one unpack reads all there is to check. `field` is the topic with its length.
+        # The publish loop is shaped by the previous frame: when the next topic's name is as long, one
+        # unpack reads all there is to check. `field` is the topic with its length.
         field = b""
         batch: list[bytes] = []
         append, extend = batch.append, batch.extend
@@ -231,15 +215,15 @@ class ServerDecoder(_Decoder):
                         and version == VERSION
                         and size == length + overhead
                         and length <= PAYLOAD_BYTES_MAX
-                        and again in _publish_topics
+                        and (again == field or again[:4] == field[:4])
                     ):
                         stop = position + _HEADER_BYTES + size
                         if stop > end:
                             need = _HEADER_BYTES + size
                             break
                         if again != field:
+                            batch = records.setdefault(_publish_topic(again), [])
                             field = again
-                            batch = records.setdefault(_publish_topics[field], [])
                             append, extend = batch.append, batch.extend
                             previous = 0
                         if size == previous and position >= look_at:
@@ -473,7 +457,7 @@ def _frame(kind: int, body: bytes) -> bytes:
     return _HEADER.pack(kind, VERSION, len(body)) + body
 
 
-@lru_cache(maxsize=_TOPICS_CACHED_MAX)
+@lru_cache(maxsize=_FIELDS_CACHED_MAX)
 def _topic_field(topic: str) -> bytes:
     encoded = topic.encode()
     return _U32.pack(len(encoded)) + encoded
