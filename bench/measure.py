@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bench.process import TICKS_PER_S, Server
+from bench.process import TICKS_PER_S, Server, find
 
 CORES = os.cpu_count() or 1
 QUIET_WAIT_S_MAX, QUIET_SHARE = 20.0, 0.05
@@ -191,8 +191,8 @@ def machine(data_dir: Path) -> dict[str, object]:
         "data_dir": str(data_dir),
         "file_system": _output("stat", "-f", "-c", "%T", str(data_dir)),
         "fdatasync_4k_ms": _fdatasync_ms(data_dir),
-        "redis": _output("redis-server", "--version"),
-        "nats": _output("nats-server", "--version"),
+        "redis": _output(find("redis-server"), "--version"),
+        "nats": _output(find("nats-server"), "--version"),
         "commit": _output("git", "rev-parse", "HEAD"),
     }
 
@@ -231,8 +231,9 @@ def _fdatasync_ms(directory: Path) -> float:
     return statistics.median(times) * 1e3
 
 
-def _output(*command: str) -> str | None:
+def _output(program: str | None, *arguments: str) -> str | None:
     try:
+        command = [program or "", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None

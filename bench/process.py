@@ -137,8 +137,9 @@ class Server:
     def memory_peak(self) -> int:
         return sum(_status_bytes(pid, "VmHWM") for pid in process_tree(self.pid))
 
-    def memory_now(self) -> int:
-        return sum(_status_bytes(pid, "VmRSS") for pid in process_tree(self.pid))
+    def memory_now(self) -> list[int]:
+        """Of each process, the one that was started first."""
+        return [_status_bytes(pid, "VmRSS") for pid in process_tree(self.pid)]
 
     def settle(self, timeout_s: float = 60.0) -> float:
         """Waits until the background work of what was published is done; the seconds it took."""
@@ -214,7 +215,15 @@ class Redis(Server):
     def start(self) -> None:
         self.port = free_port()
         # No snapshots and no rewriting of the append-only file: only what the load itself asks for.
-        command = ["redis-server", "--bind", self.host, "--port", str(self.port), "--save", ""]
+        command = [
+            find("redis-server") or "",
+            "--bind",
+            self.host,
+            "--port",
+            str(self.port),
+            "--save",
+            "",
+        ]
         command += ["--appendonly", "yes", "--appendfsync", self.fsync]
         command += ["--auto-aof-rewrite-percentage", "0", "--dir", str(self.dir)]
         self.spawn(command)
@@ -232,15 +241,20 @@ class Nats(Server):
             'ping_interval: "10m"\n'
             f'jetstream {{ store_dir: "{self.dir}/store", max_mem: 1G, max_file: 50G }}\n'
         )
-        self.spawn(["nats-server", "-c", str(config)])
+        self.spawn([find("nats-server") or "", "-c", str(config)])
         self.wait_for_port()
 
 
 def missing(program: str) -> str | None:
     """None if the program is installed, else the line that says what to install."""
-    if shutil.which(program) or Path("/usr/sbin", program).exists():
+    if find(program):
         return None
     return f"{program} is not installed: skipped (Debian: apt install {PACKAGES[program]})"
+
+
+def find(program: str) -> str | None:
+    """Its path. Debian puts nats-server into /usr/sbin, which is not in everyone's PATH."""
+    return shutil.which(program) or shutil.which(program, path="/usr/sbin")
 
 
 def free_port() -> int:
