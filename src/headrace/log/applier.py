@@ -413,7 +413,7 @@ class _Batch:
             return
         if offset > plan.end_offset:
             self._damage(plan, offset, ordinal)
-        plan.pieces.append(Piece(offset, ordinal, count, ms, data))
+        plan.pieces.append(tuple.__new__(Piece, (offset, ordinal, count, ms, data)))
         plan.end_offset = end
         plan.end_ordinal = ordinal + count
         plan.last_ms = ms

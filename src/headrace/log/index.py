@@ -104,21 +104,21 @@ def join_runs(pieces: Sequence[Piece]) -> Iterator[tuple[Row, list[bytes | memor
     """Pieces in order, as runs: each with its row and the bytes it covers."""
     parts: list[bytes | memoryview] = []
     offset = ordinal = count = length = ms = crc = 0
-    for piece in pieces:
-        size = len(piece.data)
+    for at, first, records, when, data in pieces:
+        size = len(data)
         if parts and (
-            piece.offset != offset + length
-            or count + piece.record_count > RUN_RECORDS_MAX
+            at != offset + length
+            or when != ms
+            or count + records > RUN_RECORDS_MAX
             or length + size > RUN_BYTES_MAX
-            or piece.ms != ms
         ):
             yield Row(offset, length, ordinal, count, ms, crc), parts
             parts = []
         if not parts:
-            offset, ordinal, count, length, ms, crc = piece.offset, piece.ordinal, 0, 0, piece.ms, 0
-        parts.append(piece.data)
-        count += piece.record_count
+            offset, ordinal, count, length, ms, crc = at, first, 0, 0, when, 0
+        parts.append(data)
+        count += records
         length += size
-        crc = crc32c(piece.data, crc)
+        crc = crc32c(data, crc)
     if parts:
         yield Row(offset, length, ordinal, count, ms, crc), parts

@@ -380,6 +380,7 @@ def _entries(
     entries: list[Entry] = []
     problems: list[Problem] = []
     position = start
+    new = tuple.__new__
     while position + ENTRY_HEADER_BYTES <= stop and len(entries) < entries_max:
         kind, extra_bytes, data_bytes, topic_id, offset, ordinal, count, ms, crc, head_crc = (
             _CHECKED_ENTRY.unpack_from(data, position)
@@ -394,7 +395,8 @@ def _entries(
         if checked != head_crc:
             break
         body = data[data_at : data_at + data_bytes]
-        entry = Entry(kind, topic_id, offset, ordinal, count, ms, extra, body)
+        # What `Entry(…)` does, without its way through Python: there may be a third of a million.
+        entry = new(Entry, (kind, topic_id, offset, ordinal, count, ms, extra, body))
         if len(body) < data_bytes or crc32c(body) != crc:
             entry = entry._replace(kind=LOST, data=bytes(data_bytes))
             size = data_at + data_bytes - position
