@@ -202,6 +202,7 @@ class ServerDecoder(_Decoder):
         # unpack reads all there is to check. `field` is the topic with its length.
         field = b""
         batch: list[bytes] = []
+        batches: dict[bytes, list[bytes]] = {}
         append, extend = batch.append, batch.extend
         previous = look_at = 0
         fast = _SEQ_AND_SIZE
@@ -222,8 +223,11 @@ class ServerDecoder(_Decoder):
                             need = _HEADER_BYTES + size
                             break
                         if again != field:
-                            batch = records.setdefault(_publish_topic(again), [])
-                            field = again
+                            known = batches.get(again)
+                            if known is None:
+                                known = records.setdefault(_publish_topic(again), [])
+                                batches[again] = known
+                            batch, field = known, again
                             append, extend = batch.append, batch.extend
                             previous = 0
                         if size == previous and position >= look_at:
