@@ -187,12 +187,21 @@ def test_a_clock_that_is_corrected_a_little_is_no_jump(keep):
 
 
 def test_checks_come_no_more_often_than_they_should(keep):
-    kept = keep(age_s=1)
+    kept = keep(age_s=DAY_S)
     kept.append("topic")
+    kept.wait(DAY_S - 30)
     for _ in range(5):
         kept.wait(10)
         assert kept.store.payloads("topic") == [b"x"]
     kept.wait(10)
+    assert kept.store.payloads("topic") == []
+
+
+def test_a_short_window_is_checked_more_often(keep):
+    kept = keep(age_s=100)
+    kept.append("topic")
+    kept.wait(100)
+    kept.wait(2)
     assert kept.store.payloads("topic") == []
 
 

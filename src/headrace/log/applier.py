@@ -49,9 +49,9 @@ from headrace.log.quarantine import quarantine
 SYNC_EACH_MAX = 64
 """With more files than this, one sync of the whole file system is cheaper than one for each."""
 
-SEGMENT_SHARE = 0.1
+SEGMENT_SHARE = 0.09
 """How much of a topic's retention one segment may hold: whole segments are forgotten, so no record
-outlives its window, and no topic its size, by more."""
+outlives its window, and no topic its size, by more. With the time between two checks it is a tenth."""
 
 KNOWN_MAX = 50_000
 """Topics remembered from one journal file to the next."""

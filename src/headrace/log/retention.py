@@ -16,6 +16,9 @@ from headrace.model import Position
 logger = logging.getLogger(__name__)
 
 
+CHECK_SHARE = 0.01
+"""How much of the shortest window may pass between two checks."""
+
 _FORGOTTEN_AT_ONCE = 200
 
 
@@ -34,6 +37,11 @@ class Retention:
         self._layout = layout
         self._store = store
         self._runner = runner
+        # Seldom, but never so seldom that a short window is overstayed by it.
+        shortest_s = _shortest_age_s(config)
+        self._interval_s = config.retention.check_s
+        if shortest_s:
+            self._interval_s = min(self._interval_s, shortest_s * CHECK_SHARE)
         self._checked: tuple[float, float] | None = None
         self._running = False
 
@@ -47,7 +55,7 @@ class Retention:
             self._checked = (wall_s, monotonic_s)
             return
         passed_s = monotonic_s - self._checked[1]
-        if passed_s < self._config.retention.check_s or self._running:
+        if passed_s < self._interval_s or self._running:
             return
         jumped_s = abs(wall_s - self._checked[0] - passed_s)
         self._checked = (wall_s, monotonic_s)
@@ -98,9 +106,14 @@ def find_expired(config: Config, layout: Layout, now_ms: int) -> list[Expired]:
         catalogue.close()
 
 
-def _too_old(config: Config, catalogue: Catalogue, now_ms: int) -> Iterator[Expired]:
+def _shortest_age_s(config: Config) -> float:
+    """The shortest window there is; 0 when everything is kept for ever."""
     ages = [config.retention.age_s, *(rule.retention_age_s or 0.0 for rule in config.topics)]
-    shortest_s = min((age for age in ages if age > 0), default=0.0)
+    return min((age for age in ages if age > 0), default=0.0)
+
+
+def _too_old(config: Config, catalogue: Catalogue, now_ms: int) -> Iterator[Expired]:
+    shortest_s = _shortest_age_s(config)
     if not shortest_s:
         return
     topics: dict[int, TopicRow | None] = {}
