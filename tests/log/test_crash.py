@@ -6,6 +6,7 @@ machine crashed. What must then be there is another (`expected.py`).
 
 import random
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,6 @@ def lives(run: Run) -> None:
 
 
 RUNS = {"everything": everything, "recycling": recycling, "lives": lives}
-PREFIXES_MAX = 45
 
 
 @pytest.fixture(scope="module", params=RUNS)
@@ -166,19 +166,16 @@ def recorded(request, tmp_path_factory) -> tuple[Path, list[Operation]]:
 
 
 def prefixes(operations: list[Operation]) -> list[int]:
-    """Every place between two operations, or as many as there is time for."""
+    """Every place between two operations."""
     places = [at for at, done in enumerate(operations) if not isinstance(done, Mark)]
-    places.append(len(operations))
-    if len(places) > PREFIXES_MAX:
-        places = sorted(random.Random(len(places)).sample(places, PREFIXES_MAX))
-    return places
+    return [*places, len(operations)]
 
 
-def states(recorded, every: int = 1):
+def states(recorded, places: Iterable[int] | None = None):
     """(number of operations done, the disk, what is expected, the operation that is running)."""
     path, operations = recorded
     model, expected = DiskModel(path), Expected()
-    wanted = set(prefixes(operations)[::every])
+    wanted = set(prefixes(operations) if places is None else places)
     for at in range(len(operations) + 1):
         if at in wanted:
             yield at, model, expected.copy(), operations[at] if at < len(operations) else None
@@ -217,50 +214,57 @@ def _took(expected: Expected, store: StepStore) -> None:
     expected.acknowledged(one.topic.name, one.offset, one.ordinal, one.records, one.topic.epoch)
 
 
+def crash_and_check(state, tmp_path: Path, chance: random.Random, *, machine: bool) -> None:
+    """One crash at one place, of the process or of the machine, and what must be there after it."""
+    at, model, expected, running = state
+    target = tmp_path / f"{at}"
+    if machine:
+        model.crashed(target, running, chance)
+        expected.machine_crashed("written/")
+    else:
+        model.killed(target, running, chance)
+    check_all(target, expected, OTHER_BOOT if machine else BOOT_ID)
+    shutil.rmtree(target)
+
+
+def crash_twice_and_check(state, tmp_path: Path, chance: random.Random, *, machine: bool) -> None:
+    """Crash, and crash again at some place of the recovery."""
+    at, model, expected, running = state
+    boot_id = OTHER_BOOT if machine else BOOT_ID
+    first, copy, second = (tmp_path / f"{at}-{part}" for part in ("first", "copy", "second"))
+    if machine:
+        model.crashed(first, running, chance)
+        expected.machine_crashed("written/")
+    else:
+        model.killed(first, running, chance)
+    if not first.exists():
+        return  # nothing was on disk yet
+    shutil.copytree(first, copy)
+    disk = RecordingDisk()
+    with disk.record_catalogue():
+        reopen(copy, boot_id, disk=disk).crash()
+    again = DiskModel(copy, first)
+    done = chance.randrange(len(disk.operations))
+    for operation in disk.operations[:done]:
+        again.do(operation)
+    (again.crashed if machine else again.killed)(second, disk.operations[done], chance)
+    check_all(second, expected, boot_id)
+    for path in (first, copy, second):
+        shutil.rmtree(path)
+
+
 def test_a_killed_process_loses_nothing(recorded, tmp_path):
-    for at, model, expected, running in states(recorded):
-        target = tmp_path / f"{at}"
-        model.killed(target, running, random.Random(at))
-        check_all(target, expected, BOOT_ID)
-        shutil.rmtree(target)
+    for state in states(recorded):
+        crash_and_check(state, tmp_path, random.Random(state[0]), machine=False)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_crash_of_the_machine_loses_nothing_that_was_synced(recorded, tmp_path, seed):
-    for at, model, expected, running in states(recorded):
-        target = tmp_path / f"{at}"
-        model.crashed(target, running, random.Random(f"{seed} {at}"))
-        expected.machine_crashed("written/")
-        check_all(target, expected, OTHER_BOOT)
-        shutil.rmtree(target)
+    for state in states(recorded):
+        crash_and_check(state, tmp_path, random.Random(f"{seed} {state[0]}"), machine=True)
 
 
 @pytest.mark.parametrize("machine", [False, True])
 def test_a_crash_during_recovery_is_recovered_from(recorded, tmp_path, machine):
-    """Crash, and crash again at some place of the recovery."""
-    boot_id = OTHER_BOOT if machine else BOOT_ID
-    for at, model, expected, running in states(recorded, every=4):
-        chance = random.Random(at)
-        first, copy, second = (tmp_path / f"{at}-{part}" for part in ("first", "copy", "second"))
-        if machine:
-            model.crashed(first, running, chance)
-            expected.machine_crashed("written/")
-        else:
-            model.killed(first, running, chance)
-        if not first.exists():
-            continue  # nothing was on disk yet
-        shutil.copytree(first, copy)
-        disk = RecordingDisk()
-        with disk.record_catalogue():
-            reopen(copy, boot_id, disk=disk).crash()
-        again = DiskModel(copy, first)
-        done = chance.randrange(len(disk.operations))
-        for operation in disk.operations[:done]:
-            again.do(operation)
-        if machine:
-            again.crashed(second, disk.operations[done], chance)
-        else:
-            again.killed(second, disk.operations[done], chance)
-        check_all(second, expected, boot_id)
-        for path in (first, copy, second):
-            shutil.rmtree(path)
+    for state in states(recorded, prefixes(recorded[1])[::4]):
+        crash_twice_and_check(state, tmp_path, random.Random(state[0]), machine=machine)
