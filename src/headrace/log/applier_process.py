@@ -10,6 +10,7 @@ import pickle
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,8 @@ class ApplierProcess:
         self._on_failed = failed
         self._socket, theirs = socket.socketpair()
         self._buffer = b""
+        self._to_prepare: deque[Path] = deque()
+        """The first of them is being made."""
         self._closing = False
         self._process = subprocess.Popen(
             [sys.executable, "-m", "headrace.log.applier_child", str(theirs.fileno())],
@@ -76,7 +79,10 @@ class ApplierProcess:
         self._send(Apply(str(closed.path), closed.until, closed.last))
 
     def prepare(self, path: Path) -> None:
-        self._send(Prepare(str(path)))
+        """Have a journal file made. One at a time: what is to be applied must not wait for them all."""
+        self._to_prepare.append(path)
+        if len(self._to_prepare) == 1:
+            self._send(Prepare(str(path)))
 
     def close(self) -> None:
         """Let the child end; what it has not applied stays in the journal."""
@@ -122,7 +128,9 @@ class ApplierProcess:
                 logger.error("%s", report)
             self._on_applied(Path(message.path))
         elif isinstance(message, Prepared):
-            self._on_prepared(Path(message.path))
+            self._on_prepared(self._to_prepare.popleft())
+            if self._to_prepare:
+                self._send(Prepare(str(self._to_prepare[0])))
         elif isinstance(message, Waiting):
             logger.warning("%s", message.reason)
             self._on_waiting(message.reason)

@@ -9,8 +9,8 @@ now hold. Reads take from the tail what is there and the rest from segments.
     gathering ──begin──▶ encoded ──file has room──▶ being written ──▶ committed ──▶ applied
                             └─ no free file: held back until the applier frees one
 
-What is not here: reading (`reading.py`), formats (`journal.py`, `index.py`), applying (`applier.py`),
-start-up (`recovery.py`).
+What is not here: which topics there are (`handles.py`), reading (`reading.py`), formats (`journal.py`,
+`index.py`), applying (`applier.py`), start-up (`recovery.py`).
 """
 
 import logging
@@ -22,9 +22,10 @@ from pathlib import Path
 
 from headrace.config import Config
 from headrace.errors import StoreFailedError
-from headrace.log.catalogue import Catalogue, TopicRow
+from headrace.log.catalogue import Catalogue
 from headrace.log.commit import Commit, Encoded, Encoder, Once, Trim
 from headrace.log.disk import Disk
+from headrace.log.handles import Handles
 from headrace.log.journal import ENTRY_HEADER_BYTES
 from headrace.log.layout import Layout
 from headrace.log.producers import Producers
@@ -33,11 +34,7 @@ from headrace.log.ring import ApplierLink, Ring
 from headrace.log.runner import Runner
 from headrace.log.segment import Segments
 from headrace.log.store import Listener, Stored, Topic
-from headrace.log.tails import (
-    drop_tail,
-    read_tail,
-    tail_start,
-)
+from headrace.log.tails import drop_tail, read_tail, tail_start
 from headrace.model import Durability, Position
 
 logger = logging.getLogger(__name__)
@@ -77,9 +74,7 @@ class EmbeddedStore(ReadSide):
         self._commit_bytes_max = min(
             config.journal.commit_bytes_max, config.journal.file_bytes // 4
         )
-        self._topics: dict[str, Topic] = {}
-        self._unlisted: dict[str, Topic] = {}
-        """Topics that exist and are not in the catalogue, or not yet."""
+        self._handles = Handles(self._catalogue, config.rule)
         self._sequence = next_sequence - 1
         self._synced = next_sequence - 1
         self._gathering = Commit()
@@ -98,27 +93,14 @@ class EmbeddedStore(ReadSide):
     # Topics
 
     def topic(self, name: str) -> Topic:
-        topic = self._topics.get(name)
-        if topic is None:
-            rule = self._config.rule(name)
-            topic = Topic(name, rule.durability)
-            encoded = name.encode()
-            row = self._catalogue.topic(encoded)
-            if row is not None:
-                _fill(topic, row)
-            else:
-                start = self._catalogue.grave(encoded)
-                topic.epoch = start.epoch
-                topic.start_offset = topic.end_offset = start.offset
-                topic.start_ordinal = topic.end_ordinal = start.ordinal
-            self._topics[name] = topic
-        return topic
+        return self._handles.get(name)
+
+    def topics(self, prefix: str, after: str, limit: int) -> list[Topic]:
+        return self._handles.list(prefix, after, limit)
 
     def forget(self, topic: Topic) -> None:
-        """Drop a handle nobody holds any more of a topic that was never made."""
-        # One that was destroyed has a time, and stays: the catalogue may not know of its end yet.
-        if not topic.exists and not topic.last_ms and not self._is_pending(topic):
-            self._topics.pop(topic.name, None)
+        if not self._is_pending(topic):
+            self._handles.drop(topic)
 
     def _is_pending(self, topic: Topic) -> bool:
         commits = [self._gathering, *self._sealed, *self._memory]
@@ -127,33 +109,6 @@ class EmbeddedStore(ReadSide):
         if self._writing is not None:
             commits.append(self._writing)
         return any(commit.mentions(topic) for commit in commits)
-
-    def topics(self, prefix: str, after: str, limit: int) -> list[Topic]:
-        found: dict[bytes, TopicRow] = {}
-        for row in self._catalogue.topics(prefix.encode(), after.encode()):
-            known = self._topics.get(row.name.decode())
-            # One that was destroyed and not applied yet must not take the place of another.
-            if known is None or known.exists:
-                found[row.name] = row
-                if len(found) == limit:
-                    break
-        names = {name.decode() for name in found}
-        names.update(
-            name
-            for name, topic in self._unlisted.items()
-            if topic.exists and name.startswith(prefix) and name.encode() > after.encode()
-        )
-        chosen = sorted(names, key=str.encode)[:limit]
-        topics = []
-        for name in chosen:
-            topic = self._topics.get(name)
-            if topic is None:
-                # Looking at a topic does not keep it in memory.
-                topic = Topic(name, self._config.rule(name).durability)
-                _fill(topic, found[name.encode()])
-            if topic.exists:
-                topics.append(topic)
-        return topics
 
     # Appending
 
@@ -341,11 +296,12 @@ class EmbeddedStore(ReadSide):
             if topic.durability is Durability.MEMORY:
                 self._bound_memory(topic)
         for topic in encoded.created:
-            self._unlisted[topic.name] = topic
+            self._handles.created(topic)
         for trim in commit.trims:
             _trimmed(trim.topic, trim.position)
         for topic in commit.destroyed:
             _destroyed(topic)
+            self._handles.destroyed(topic)
         for waiter in commit.waiters:
             try:
                 waiter()
@@ -420,7 +376,7 @@ class EmbeddedStore(ReadSide):
         for topic, end in islice(ends, _TAILS_DROPPED_AT_ONCE):
             topic.segments = None
             drop_tail(topic, end)
-            self._unlisted.pop(topic.name, None)
+            self._handles.applied(topic)
         rest = next(ends, None)
         if rest is not None:
             self._runner.soon(lambda: self._drop_tails(path, chain([rest], ends)))
@@ -452,17 +408,6 @@ class EmbeddedStore(ReadSide):
         self._ring.close()
         self.files.close()
         self._catalogue.close()
-
-
-def _fill(topic: Topic, row: TopicRow) -> None:
-    topic.id = row.id
-    topic.epoch = row.epoch
-    topic.start_offset, topic.start_ordinal = row.start_offset, row.start_ordinal
-    topic.end_offset, topic.end_ordinal = row.end_offset, row.end_ordinal
-    topic.last_ms = row.last_ms
-    if topic.durability is Durability.MEMORY:
-        # It has a log on disk from before the rule: that is not given up silently.
-        topic.durability = Durability.WRITTEN
 
 
 def _trimmed(topic: Topic, position: Position) -> None:

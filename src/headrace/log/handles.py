@@ -1,0 +1,82 @@
+"""Handles of topics: which one stands for a name, and which names there are. Knows no records.
+
+A handle is made when a topic is first asked for, from the catalogue or from nothing. The catalogue is some
+seconds behind, so what was made or destroyed since is known here alone.
+"""
+
+from collections.abc import Callable
+
+from headrace.config import TopicRule
+from headrace.log.catalogue import Catalogue, TopicRow
+from headrace.log.store import Topic
+from headrace.model import Durability
+
+
+class Handles:
+    def __init__(self, catalogue: Catalogue, rule: Callable[[str], TopicRule]) -> None:
+        self._catalogue = catalogue
+        self._rule = rule
+        self._known: dict[str, Topic] = {}
+        self._unlisted: dict[str, Topic] = {}
+        """Topics that exist and are not in the catalogue, or not yet."""
+
+    def get(self, name: str) -> Topic:
+        topic = self._known.get(name)
+        if topic is None:
+            topic = self._known[name] = self._load(name, self._catalogue.topic(name.encode()))
+        return topic
+
+    def drop(self, topic: Topic) -> None:
+        """Forget the handle of a topic that was never made."""
+        # One that was destroyed has a time, and stays: the catalogue may not know of its end yet.
+        if not topic.exists and not topic.last_ms:
+            self._known.pop(topic.name, None)
+
+    def created(self, topic: Topic) -> None:
+        self._unlisted[topic.name] = topic
+
+    def destroyed(self, topic: Topic) -> None:
+        self._unlisted.pop(topic.name, None)
+
+    applied = destroyed
+    """Once it is in the catalogue, the catalogue lists it."""
+
+    def list(self, prefix: str, after: str, limit: int) -> list[Topic]:
+        """Existing topics in the order of their names' bytes."""
+        first = after.encode()
+        rows: dict[bytes, TopicRow] = {}
+        for row in self._catalogue.topics(prefix.encode(), first):
+            known = self._known.get(row.name.decode())
+            # One that was destroyed and not applied yet must not take the place of another.
+            if known is None or known.exists:
+                rows[row.name] = row
+                if len(rows) == limit:
+                    break
+        names = set(rows)
+        for name in self._unlisted:
+            encoded = name.encode()
+            if name.startswith(prefix) and encoded > first:
+                names.add(encoded)
+        # Looking at a topic does not keep it in memory.
+        return [
+            self._known.get(name.decode()) or self._load(name.decode(), rows[name])
+            for name in sorted(names)[:limit]
+        ]
+
+    def _load(self, name: str, row: TopicRow | None) -> Topic:
+        topic = Topic(name, self._rule(name).durability)
+        if row is None:
+            start = self._catalogue.grave(name.encode())
+            topic.epoch = start.epoch
+            topic.start_offset = topic.end_offset = start.offset
+            topic.start_ordinal = topic.end_ordinal = start.ordinal
+            return topic
+        topic.id = row.id
+        topic.epoch = row.epoch
+        topic.start_offset, topic.start_ordinal = row.start_offset, row.start_ordinal
+        topic.end_offset, topic.end_ordinal = row.end_offset, row.end_ordinal
+        topic.last_ms = row.last_ms
+        if topic.durability is Durability.MEMORY:
+            # It has a log on disk from before the rule: that is not given up silently.
+            topic.durability = Durability.WRITTEN
+        return topic
