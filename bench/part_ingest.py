@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bench import load, load_figg, load_nats, load_redis
+from bench import load, load_figg, load_nats, load_redis, load_wombat
 from bench.load import BLOCK, Publisher
 from bench.measure import Part, Run, measured, percentile_ms, undisturbed
 from bench.options import Options
@@ -17,6 +17,7 @@ from bench.process import Headrace, Nats, Redis, Server, missing
 
 NAME = "ingest"
 SYNCED, WRITTEN, MIXED = "headrace synced", "headrace written", "headrace synced, 64–192 B"
+WOMBAT = "headrace written, Wombat"
 ALWAYS, EVERYSEC = "Redis Streams always", "Redis Streams everysec"
 JETSTREAM, CORE = "NATS JetStream file", "NATS core (no storage)"
 
@@ -43,6 +44,19 @@ def headrace(label: str, options: Options, durability: str, mixed: bool = False)
         subscriber = load_figg.FiggSubscriber(address, load_figg.data_stream(total, mixed))
         subscriber.attach()
         publisher = load_figg.publisher(address, load_figg.publish_stream(total, mixed))
+        result = _measure(label, options, server, publisher, subscriber)
+        subscriber.verify(total // BLOCK)
+        return result
+
+
+def _wombat(label: str, options: Options) -> Run:
+    total = options.warm + options.count
+    with Headrace(options.dir, "written") as server:
+        server.start()
+        address = (server.host, server.ws_port)
+        subscriber = load_wombat.WombatSubscriber(address, load_wombat.payload_stream(total))
+        subscriber.attach()
+        publisher = load_wombat.publisher(address, load_wombat.publish_stream(total))
         result = _measure(label, options, server, publisher, subscriber)
         subscriber.verify(total // BLOCK)
         return result
@@ -109,6 +123,7 @@ def _check(part: Part) -> None:
     part.compare("synced: CPU against Redis always", SYNCED, ALWAYS, cpu, 0.6, at_least=False)
     part.compare("written: rate against Redis everysec", WRITTEN, EVERYSEC, rate, 2, at_least=True)
     part.compare("written: CPU against Redis everysec", WRITTEN, EVERYSEC, cpu, 0.8, at_least=False)
+    part.compare("Wombat: rate against Figg, both written", WOMBAT, WRITTEN, rate, 0.5, at_least=True)
     part.compare("written: rate against JetStream file", WRITTEN, JETSTREAM, rate, 5, at_least=True)
 
 
@@ -116,6 +131,7 @@ RUNS: dict[str, Callable[[str, Options], Run]] = {
     SYNCED: lambda label, options: headrace(label, options, "synced"),
     ALWAYS: lambda label, options: _redis(label, options, "always"),
     WRITTEN: lambda label, options: headrace(label, options, "written"),
+    WOMBAT: _wombat,
     EVERYSEC: lambda label, options: _redis(label, options, "everysec"),
     JETSTREAM: lambda label, options: _nats(label, options, jetstream=True),
     CORE: lambda label, options: _nats(label, options, jetstream=False),

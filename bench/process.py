@@ -170,6 +170,7 @@ class Headrace(Server):
     def __init__(self, root: Path, durability: str = "synced") -> None:
         super().__init__(root)
         self.durability = durability
+        self.ws_port = 0
         self.http_port = 0
         self.start_s = 0.0
 
@@ -180,13 +181,16 @@ class Headrace(Server):
         command = [sys.executable, "-m", "headrace", "serve", "--data-dir", str(self.dir / "data")]
         command += ["--figg", local, "--ws", local, "--http", local]
         command += ["--durability", self.durability]
+        # The load's WebSockets send no PING while they are measured.
+        command += ["--set", "limits.silence_s=3600"]
         self.spawn(command, pipe_stdout=True)
         line = self._ready_line(began + START_TIMEOUT_S)
         self.start_s = time.monotonic() - began
-        listeners = dict(re.findall(r"(figg|http)=\S+:(\d+)", line))
+        listeners = dict(re.findall(r"(figg|ws|http)=\S+:(\d+)", line))
         if not line.startswith("headrace ready ") or "figg" not in listeners:
             raise ServerError(f"not a ready line: {line!r}\n{self.log_tail()}")
         self.port = int(listeners["figg"])
+        self.ws_port = int(listeners["ws"])
         self.http_port = int(listeners.get("http", 0))
 
     def _ready_line(self, deadline: float) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.config import to_markdown
-from headrace.config import Address, Config, PrefixRule
+from headrace.config import Address, Config, Origins, PrefixRule
 from headrace.errors import ConfigError
 from headrace.model import Durability
 from headrace.settings import SETTINGS, load
@@ -272,3 +272,44 @@ def test_the_printed_toml_is_read_back_as_the_same_configuration(tmp_path, headr
 def test_the_reference_page_is_up_to_date():
     page = (REPOSITORY / "docs/configuration.md").read_text()
     assert page == to_markdown(), "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    ("listed", "origin", "allowed"),
+    [
+        (("same-host",), "http://app.example:3000", True),
+        (("same-host",), "https://APP.example", True),
+        (("same-host",), "http://other.example", False),
+        (("same-host",), "null", False),
+        (("same-host",), "http://[::1", False),
+        (("same-host",), "", False),
+        (("https://other.example",), "https://other.example", True),
+        (("https://other.example",), "http://other.example", False),
+        (("https://other.example",), "http://app.example", False),
+        (("same-host", "https://other.example"), "http://app.example", True),
+        (("*",), "https://anything.example", True),
+        (("null",), "null", True),
+        ((), "http://app.example", False),
+    ],
+)
+def test_pages_are_let_in_by_their_origin(
+    listed: tuple[str, ...], origin: str, allowed: bool
+) -> None:
+    assert Origins(listed).allow(origin, "app.example:8120") is allowed
+
+
+def test_origins_are_a_list_in_the_file_and_have_commas_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text('[listen]\norigins = ["same-host", "https://App.example"]\n')
+    wanted = ("same-host", "https://app.example")
+    assert load({}, {}, file).config.listen.origins == wanted
+    assert (
+        load({"listen.origins": "same-host, https://app.example"}, {}).config.listen.origins
+        == wanted
+    )
+
+
+@pytest.mark.parametrize("text", ["app.example", "https://app.example/path", "https://", ""])
+def test_what_is_no_origin_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"listen\.origins must be .*https://app\.example\.com"):
+        load({"listen.origins": text}, {})

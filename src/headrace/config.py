@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NamedTuple, Self, TypeVar
+from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
@@ -66,6 +67,50 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class Origins(tuple[str, ...]):
+    """The origins (scheme and host) of pages whose scripts may connect from a browser."""
+
+    __slots__ = ()
+
+    ANY = "*"
+    SAME_HOST = "same-host"
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """From a list, or a text with commas."""
+        origins = value.split(",") if isinstance(value, str) else value
+        if not isinstance(origins, list | tuple):
+            raise ValueError("neither a list nor a text")
+        return cls(cls._parse_one(origin) for origin in origins)
+
+    @classmethod
+    def _parse_one(cls, origin: object) -> str:
+        text = origin.strip().lower() if isinstance(origin, str) else ""
+        parts = urlsplit(text)
+        is_origin = parts.scheme and parts.hostname and text == f"{parts.scheme}://{parts.netloc}"
+        if not is_origin and text not in (cls.ANY, cls.SAME_HOST, "null"):
+            raise ValueError(f"{origin!r} is not an origin")
+        return text
+
+    def allow(self, origin: str, host: str) -> bool:
+        """Whether a page of that origin may connect to a server it calls `host`."""
+        origin = origin.lower()
+        if self.ANY in self or origin in self:
+            return True
+        name = _host_name(origin)
+        return self.SAME_HOST in self and bool(name) and name == _host_name(f"//{host}")
+
+    def __str__(self) -> str:
+        return ",".join(self)
+
+
+def _host_name(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
 class _Section(Struct, frozen=True, kw_only=True):
     pass
 
@@ -74,11 +119,15 @@ class Listen(_Section, frozen=True):
     figg: Annotated[Address, _setting("Figg over TCP.", flag="--figg")] = Address("127.0.0.1", 8119)
     ws: Annotated[
         Address,
-        _setting("WebSocket protocols (nothing answers here yet).", flag="--ws"),
+        _setting("Wombat over WebSocket, and health.", flag="--ws"),
     ] = Address("127.0.0.1", 8120)
     http: Annotated[Address, _setting("The HTTP API, health and metrics.", flag="--http")] = (
         Address("127.0.0.1", 8121)
     )
+    origins: Annotated[
+        Origins,
+        _setting("Which pages may connect from a browser, by their `Origin`."),
+    ] = Origins((Origins.SAME_HOST,))
 
 
 class Limits(_Section, frozen=True):
@@ -110,6 +159,16 @@ class Limits(_Section, frozen=True):
             le=NUMBER_MAX,
         ),
     ] = 256 * 1024 * 1024
+    silence_s: Annotated[
+        float,
+        _setting(
+            "How long a Wombat client may be without a PING before it is given up; the protocol's 10 "
+            "suits clients that send one every 5.",
+            "seconds",
+            gt=0,
+            le=86_400,
+        ),
+    ] = 10.0
     memory_topic_bytes_max: Annotated[
         int,
         _setting(

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import msgspec
 from msgspec import Meta, Struct
 
-from headrace.config import NUMBER_MAX, Address, Config, PrefixRule
+from headrace.config import NUMBER_MAX, Address, Config, Origins, PrefixRule
 from headrace.errors import ConfigError
 
 CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
@@ -24,7 +24,7 @@ CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
 # makes for every container beside a service called "headrace".
 _OTHER_VARIABLES = {
     *(CONFIG_FILE_VARIABLE, "HEADRACE_URL", "HEADRACE_HTTP"),
-    *("HEADRACE_TORTURE", "HEADRACE_SEED"),
+    *("HEADRACE_TORTURE", "HEADRACE_SEED", "HEADRACE_REQUIRE_TOOLS"),
     "HEADRACE_PORT",
 }
 _OTHER_PREFIXES = ("HEADRACE_PORT_", "HEADRACE_SERVICE_")
@@ -114,6 +114,11 @@ def allowed(setting: Setting) -> str:
         return "one of " + ", ".join(base)
     if base is Address:
         return "HOST:PORT such as 127.0.0.1:8119 or [::1]:8119"
+    if base is Origins:
+        return (
+            "a list of origins such as https://app.example.com, `same-host` (pages of the host that is "
+            "connected to, whatever their port) and `*` (any page); in flags and variables with commas"
+        )
     if base is Path:
         return "a path"
     if base is str:
@@ -187,8 +192,11 @@ def _flatten(table: dict[str, Any], origin: str) -> Iterator[tuple[str, object]]
 
 def _convert(setting: Setting, value: object, origin: str, *, text: bool = False) -> Any:
     base, meta = _base_and_meta(setting.type)
+    converted: object
     try:
-        if base in (Address, Path):
+        if base is Origins:
+            converted = Origins.parse(value)
+        elif base in (Address, Path):
             converted = _convert_text(base, value)
         else:
             converted = msgspec.convert(value, Annotated[base, meta], strict=not text)

@@ -9,10 +9,11 @@ from headrace.broker.broker import SLICE_BYTES_MAX, Broker
 from headrace.broker.subscription import Slice, State, Subscription
 from headrace.config import Config, Journal, Segment
 from headrace.log.records import pack_record
+from headrace.model import Durability
 from headrace.testing.store import StepStore
 
 
-def names(topic: str, offset: int, records: Sequence[bytes]) -> bytes:
+def names(topic: str, epoch: int, offset: int, records: Sequence[bytes]) -> bytes:
     """A protocol for people: what was delivered, in words."""
     out = []
     for record in records:
@@ -30,12 +31,14 @@ class Peer:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.attached_at: int | None = None
+        self.exact = False
         self.received = b""
         self.room = True
         self.pulling: list[Subscription] = []
 
-    def attached(self, subscription: Subscription, offset: int) -> None:
+    def attached(self, subscription: Subscription, offset: int, exact: bool) -> None:
         self.attached_at = offset
+        self.exact = exact
 
     def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
         for piece in slices:
@@ -62,9 +65,12 @@ class Peer:
 
 
 class Bench:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, durability: Durability = Durability.SYNCED) -> None:
         config = Config(
-            data_dir=path, journal=Journal(file_bytes=1 << 16, files=3), segment=Segment(bytes=256)
+            data_dir=path,
+            durability=durability,
+            journal=Journal(file_bytes=1 << 16, files=3),
+            segment=Segment(bytes=256),
         )
         self.steps = StepStore(config)
         self.failures: list[str] = []
@@ -77,9 +83,11 @@ class Bench:
         self.steps.runner.run()
         assert stored == [1]
 
-    def subscribe(self, topic: str, offset: int | None) -> tuple[Peer, Subscription]:
+    def subscribe(
+        self, topic: str, offset: int | None, epoch: int | None = None
+    ) -> tuple[Peer, Subscription]:
         peer = Peer(self.broker)
-        subscription = self.broker.subscribe(peer, topic, offset, names)
+        subscription = self.broker.subscribe(peer, topic, offset, names, epoch)
         self.steps.runner.run()
         return peer, subscription
 
@@ -216,3 +224,72 @@ def test_an_offset_past_the_end_is_answered_with_the_end(bench: Bench) -> None:
     peer, subscription = bench.subscribe("t", (1 << 64) - 1)
     assert peer.attached_at == 7
     assert subscription.state is State.LIVE
+
+
+def test_a_position_of_this_life_is_where_it_says(bench: Bench) -> None:
+    bench.publish("t", b"foo", b"bar")
+    epoch = bench.steps.store.topic("t").epoch
+    for offset, found, exact in ((7, 7, True), (14, 14, True), (5, 7, False), (99, 14, False)):
+        peer, _ = bench.subscribe("t", offset, epoch)
+        assert (peer.attached_at, peer.exact) == (found, exact)
+
+
+def test_a_position_of_another_life_is_answered_with_everything_kept(bench: Bench) -> None:
+    bench.publish("t", b"foo", b"bar")
+    epoch = bench.steps.store.topic("t").epoch
+    for foreign in (epoch - 1, epoch + 1):
+        peer, _ = bench.subscribe("t", 7, foreign)
+        assert (peer.attached_at, peer.exact) == (0, False)
+        peer.pull()
+        assert peer.words == ["foo@7", "bar@14"]
+
+
+def test_who_had_read_an_earlier_life_to_its_end_has_missed_nothing(bench: Bench) -> None:
+    store = bench.steps.store
+    bench.publish("t", b"foo")
+    epoch = store.topic("t").epoch
+    store.destroy(store.topic("t"), lambda: None)
+    bench.steps.runner.run()
+    for offset, exact in ((7, True), (0, False)):
+        peer, _ = bench.subscribe("t", offset, epoch)
+        assert (peer.attached_at, peer.exact) == (7, exact), "between two lives"
+    bench.publish("t", b"bar")
+    assert store.topic("t").epoch > epoch
+    for offset, exact in ((7, True), (0, False)):
+        peer, _ = bench.subscribe("t", offset, epoch)
+        assert (peer.attached_at, peer.exact) == (7, exact), "in the next one"
+        peer.pull()
+        assert peer.words == ["bar@14"]
+
+
+def test_who_came_before_a_topic_was_made_has_missed_nothing(bench: Bench) -> None:
+    before = bench.steps.store.topic("t").epoch
+    bench.publish("t", b"foo")
+    peer, _ = bench.subscribe("t", 0, before)
+    assert (peer.attached_at, peer.exact) == (0, True)
+
+
+def test_of_a_topic_in_memory_no_other_life_is_known(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Durability.MEMORY)
+    bench.publish("t", b"foo")
+    peer, _ = bench.subscribe("t", 0, bench.steps.store.topic("t").epoch - 1)
+    assert (peer.attached_at, peer.exact) == (0, False)
+    bench.steps.crash()
+
+
+def test_frames_carry_the_epoch_of_the_life_they_belong_to(bench: Bench) -> None:
+    epochs: list[int] = []
+
+    def encode(topic: str, epoch: int, offset: int, records: Sequence[bytes]) -> bytes:
+        epochs.append(epoch)
+        return b"."
+
+    store = bench.steps.store
+    bench.broker.subscribe(Peer(bench.broker), "t", None, encode)
+    bench.publish("t", b"foo")
+    first = store.topic("t").epoch
+    store.destroy(store.topic("t"), lambda: None)
+    bench.steps.runner.run()
+    bench.publish("t", b"bar")
+    assert epochs == [first, store.topic("t").epoch]
+    assert first < epochs[1]

@@ -3,7 +3,8 @@
 import pytest
 
 from headrace.errors import LocalProtocolError
-from headrace.session.figg_server import Attach, Close, Detach, FiggServerSession, Publish
+from headrace.session.figg_server import FiggServerSession
+from headrace.session.server import Attach, Close, Detach, Publish
 from headrace.wire import figg
 
 

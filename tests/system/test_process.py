@@ -36,7 +36,8 @@ def read_all(server: ServerProcess, topic: bytes) -> list[tuple[int, bytes]]:
 
 def test_one_line_on_standard_output_says_what_is_open(start: Start, tmp_path: Path) -> None:
     server = start("--ws=127.0.0.1:0")
-    wanted = rf"headrace ready figg=127\.0\.0\.1:\d+ http=127\.0\.0\.1:\d+ data={tmp_path}/data\n"
+    address = r"127\.0\.0\.1:\d+"
+    wanted = rf"headrace ready figg={address} ws={address} http={address} data={tmp_path}/data\n"
     assert re.fullmatch(wanted, server.ready_line)
     assert server.terminate() == 0
     assert server.stdout == server.ready_line, "exactly one line"

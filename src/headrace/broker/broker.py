@@ -13,6 +13,7 @@ from headrace.broker.subscription import Encode, Sink, Slice, State, Subscriptio
 from headrace.log.records import split_records
 from headrace.log.runner import Runner
 from headrace.log.store import Appended, ColdError, Store, Topic
+from headrace.model import Durability
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +47,25 @@ class Broker:
 
     # Subscribing
 
-    def subscribe(self, sink: Sink, name: str, offset: int | None, encode: Encode) -> Subscription:
-        """Follow a topic from an offset, or from its end. Makes nothing on disk."""
+    def subscribe(
+        self,
+        sink: Sink,
+        name: str,
+        offset: int | None,
+        encode: Encode,
+        epoch: int | None = None,
+    ) -> Subscription:
+        """Follow a topic from an offset (of a life of it, where `epoch` says so), or from its end.
+
+        Makes nothing on disk.
+        """
         topic = self.store.topic(name)
         subscription = Subscription(topic, sink, encode)
         self._subscriptions.setdefault(topic, {})[subscription] = None
-        self._locate(subscription, offset)
+        if offset is None or epoch is None or _is_of(topic, epoch, offset):
+            self._locate(subscription, offset)
+        else:
+            self._locate(subscription, 0, foreign=True)
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
@@ -90,14 +104,16 @@ class Broker:
                     subscription.offset = run.offset
                     break
                 records = split_records(run.data, run.record_count)
-                frames.append(subscription.encode(topic.name, run.offset, records))
+                frames.append(subscription.encode(topic.name, topic.epoch, run.offset, records))
                 encoded_bytes += len(frames[-1])
             if frames:
                 return b"".join(frames)
         self._go_live(subscription)
         return b""
 
-    def _locate(self, subscription: Subscription, offset: int | None) -> None:
+    def _locate(
+        self, subscription: Subscription, offset: int | None, foreign: bool = False
+    ) -> None:
         topic = subscription.topic
         if offset is None:
             found = topic.end_offset
@@ -108,7 +124,7 @@ class Broker:
                 self._runner.background(
                     cold.warm,
                     lambda _: (
-                        self._locate(subscription, offset)
+                        self._locate(subscription, offset, foreign)
                         if subscription.state is State.LOCATING
                         else None
                     ),
@@ -116,7 +132,8 @@ class Broker:
                 return
         subscription.offset = found
         subscription.state = State.RESUMING
-        subscription.sink.attached(subscription, found)
+        exact = not foreign and (offset is None or offset == found)
+        subscription.sink.attached(subscription, found, exact)
         if found >= topic.end_offset:
             self._go_live(subscription)
         else:
@@ -185,16 +202,26 @@ class Broker:
         self._on_failure(reason)
 
 
+def _is_of(topic: Topic, epoch: int, offset: int) -> bool:
+    """Whether an offset of that life of the topic means the same place in its present one."""
+    if epoch == topic.epoch:
+        return True
+    # Offsets of a topic on disk go on from life to life: who was at the end of an earlier one, or came
+    # before the first, is at the beginning of this one and has missed nothing.
+    began_here = epoch < topic.epoch and offset == topic.start_offset
+    return began_here and topic.durability is not Durability.MEMORY
+
+
 def _slices(one: Appended, encode: Encode) -> Iterator[Slice]:
     """A commit's records of one topic, encoded in portions."""
-    name, records = one.topic.name, one.records
+    name, epoch, records = one.topic.name, one.topic.epoch, one.records
     if one.end - one.offset <= SLICE_BYTES_MAX and len(records) <= SLICE_RECORDS_MAX:
-        yield Slice(one.end, encode(name, one.offset, records))
+        yield Slice(one.end, encode(name, epoch, one.offset, records))
         return
     starts = list(accumulate(map(len, records), initial=one.offset))
     first = 0
     while first < len(records):
         last = max(first + 1, bisect_right(starts, starts[first] + SLICE_BYTES_MAX) - 1)
         last = min(last, first + SLICE_RECORDS_MAX, len(records))
-        yield Slice(starts[last], encode(name, starts[first], records[first:last]))
+        yield Slice(starts[last], encode(name, epoch, starts[first], records[first:last]))
         first = last

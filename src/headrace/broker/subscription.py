@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 
 from headrace.log.store import Reader, Topic
 
-Encode = Callable[[str, int, Sequence[bytes]], bytes]
-"""A protocol's frames for records of a topic, the first of which begins at the offset."""
+Encode = Callable[[str, int, int, Sequence[bytes]], bytes]
+"""A protocol's frames for records: topic, epoch, the offset at which the first begins, the records."""
 
 
 class State(Enum):
@@ -38,8 +38,8 @@ class Sink(Protocol):
     peer: str
     protocol: str
 
-    def attached(self, subscription: "Subscription", offset: int) -> None:
-        """It starts here."""
+    def attached(self, subscription: "Subscription", offset: int, exact: bool) -> None:
+        """It starts here. `exact`: nothing lies between this and what was asked for."""
 
     def deliver(self, subscription: "Subscription", slices: Sequence[Slice]) -> bool:
         """Take live records; False when full, and the subscription falls back from where it is."""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from headrace.cli import options
 from headrace.cli.output import console
-from headrace.config import BUILT_IN_RULES, Config, PrefixRule
+from headrace.config import BUILT_IN_RULES, Config, Origins, PrefixRule
 from headrace.settings import RULE_SETTINGS, SETTINGS, Loaded, Setting, allowed
 
 
@@ -156,7 +156,7 @@ their own take `--set KEY=VALUE`, such as `--set journal.files=8`. The variable 
 `headrace config` shows each value in force and where it came from; `headrace config --toml` prints
 a complete file to start from.
 
-The other commands read `HEADRACE_URL` (where Figg answers, default `figg://127.0.0.1:8119`) and
+The other commands read `HEADRACE_URL` (the server's address, default `figg://127.0.0.1:8119`) and
 `HEADRACE_HTTP` (where the HTTP API answers, default `127.0.0.1:8121`). Variables that Kubernetes
 sets for a service called `headrace` are left alone.
 """
@@ -199,6 +199,8 @@ def _set_in(rule: PrefixRule) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Origins):
+        return list(value)
     return value if isinstance(value, int | float) else str(value)
 
 
@@ -206,4 +208,6 @@ def _literal(value: Any) -> str:
     """The value as TOML, whose strings are JSON's when nothing is escaped as a surrogate pair."""
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, Origins | list):
+        return f"[{', '.join(map(_literal, value))}]"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

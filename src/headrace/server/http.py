@@ -22,6 +22,7 @@ from headrace.errors import BadTopicNameError
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.store import ColdError, Topic
 from headrace.model import Position, check_topic_name
+from headrace.server.health import health
 from headrace.server.metrics import Metrics
 
 T = TypeVar("T")
@@ -146,10 +147,8 @@ class _Api:
         self._count_connections = count_connections
 
     async def health(self, request: Request) -> Response:
-        reason = self._store.held_back
-        if reason:
-            return JSONResponse({"status": reason}, 503)
-        return JSONResponse({"status": "ok"})
+        status, body = health(self._store)
+        return JSONResponse(body, status)
 
     async def metrics_text(self, request: Request) -> Response:
         return PlainTextResponse(

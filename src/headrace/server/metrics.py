@@ -1,14 +1,14 @@
 """Counters of one server, and their text for Prometheus. What counts is decided where it happens."""
 
 COUNTERS = {
-    "connections_total": "Connections accepted by the Figg listener.",
+    "connections_total": "Connections of Figg and Wombat clients accepted.",
     "connections_refused_total": "Connections turned away because connections_max was reached.",
     "connections_closed_for_bad_input_total": "Connections closed because the peer broke the protocol.",
     "records_published_total": "Records received from publishers.",
     "subscriptions_total": "Subscriptions begun.",
 }
 GAUGES = {
-    "connections": "Open connections of the Figg listener.",
+    "connections": "Open connections of Figg and Wombat clients.",
     "pending_bytes": "Bytes received and not yet committed.",
     "held_back": "1 while publishes are held back, else 0.",
     "damaged_runs": "Damaged stretches that readers have come across since the start.",

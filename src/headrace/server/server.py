@@ -25,10 +25,14 @@ from headrace.log.layout import Layout
 from headrace.log.recovery import mark_clean, recover
 from headrace.log.retention import Retention
 from headrace.server import diagnostics
+from headrace.server.connection import Connections
+from headrace.server.handshake import Door
 from headrace.server.http import HttpListener
 from headrace.server.metrics import Metrics
 from headrace.server.runner import LoopRunner
-from headrace.server.tcp import FiggListener
+from headrace.server.tcp import FiggConnection
+from headrace.server.wombat import Wombats
+from headrace.wire import wombat
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +93,7 @@ class Server:
         self._lock = layout.lock()
         # Listeners first: a taken port must not cost a recovery.
         figg = _listen(config.listen.figg, "figg")
+        ws = _listen(config.listen.ws, "ws")
         http = _listen(config.listen.http, "http")
         disk = self._disk = Disk()
         boot_id = journal.boot_id()
@@ -119,15 +124,18 @@ class Server:
         )
         self._prepare_journal()
         self._broker = Broker(self._store, self._runner, self._fail)
-        self._figg = FiggListener(self._broker, config.limits, self._metrics)
-        self._listeners.append(
-            await self._loop.create_server(self._figg, sock=figg, backlog=_BACKLOG)
-        )
+        connections = self._connections = Connections(self._broker, config.limits, self._metrics)
+        self._wombats = Wombats(connections)
+        door = Door(connections, {wombat.PATH: self._wombats}, config.listen.origins)
+        for sock, make in ((figg, lambda: FiggConnection(connections)), (ws, door)):
+            self._listeners.append(
+                await self._loop.create_server(make, sock=sock, backlog=_BACKLOG)
+            )
         self._http = HttpListener(
             self._broker,
             self._store,
             self._metrics,
-            lambda: len(self._figg.connections),
+            lambda: len(connections.open),
             config.limits,
             http,
         )
@@ -143,7 +151,7 @@ class Server:
         gc.freeze()
         gc.set_threshold(*_COLLECT_THRESHOLDS)
         print(
-            f"headrace ready figg={_name(figg)} http={_name(http)} data={root}",
+            f"headrace ready figg={_name(figg)} ws={_name(ws)} http={_name(http)} data={root}",
             flush=True,
         )
 
@@ -157,7 +165,7 @@ class Server:
         for listener in self._listeners:
             listener.close()
         failed = self._stopped.done() and self._stopped.result() != 0
-        self._figg.drain()
+        self._connections.drain()
         if not failed:
             settled = asyncio.Event()
             self._store.settle(settled.set)
@@ -168,7 +176,7 @@ class Server:
                     "stopping with commits that are not applied: they stay in the journal"
                 )
                 failed = True
-        self._figg.close()
+        await self._connections.close()
         if self._http is not None:
             await self._http.stop()
         self._applier.close()
@@ -210,7 +218,8 @@ class Server:
             await asyncio.sleep(_TICK_S)
             now_s = time.monotonic()
             self._store.tick(now_s)
-            self._figg.tick()
+            self._connections.tick()
+            self._wombats.tick(self._loop.time())
             retention.tick(time.time(), now_s)
             if now_s - synced_s >= self._config.journal.fsync_s:
                 synced_s = now_s

@@ -1,64 +1,21 @@
 """The server's side of one Figg connection, without I/O: bytes in, commands out; events in, bytes out.
 
-Keeps one thing only: which publishes of this connection are not durable yet. One read's worth of them is a
-*unit* with a range of sequence numbers. ACK n may go out when no unit that is still under way holds a number
-at or below n, so units that finish out of turn (topics may differ in durability) wait for the others.
+Keeps one thing only: which publishes of this connection are not durable yet.
 
     open ──bad input──▶ closing ──every accepted publish acknowledged──▶ closed
 """
 
-from collections import deque
-from typing import NamedTuple
-
-from headrace.errors import LocalProtocolError
-from headrace.wire import figg
-
-
-class Publish(NamedTuple):
-    """Store these; call `stored` with the unit when all of them are durable."""
-
-    records: dict[str, list[bytes]]
-    unit: "Unit"
-
-
-class Attach(NamedTuple):
-    topic: str
-    offset: int | None
-
-
-class Detach(NamedTuple):
-    topic: str
-
-
-class Close(NamedTuple):
-    """The peer broke the protocol: read no more, close when `finished`."""
-
-    reason: str
-
-
-Command = Publish | Attach | Detach | Close
-
-
-class Unit:
-    """Publishes that came in one read."""
-
-    __slots__ = ("done", "highest", "lowest")
-
-    def __init__(self, lowest: int, highest: int) -> None:
-        self.lowest = lowest
-        self.highest = highest
-        self.done = False
+from headrace.session.server import Attach, Close, Command, Detach, Publish, Unit, Units
+from headrace.wire import figg, websocket
 
 
 class FiggServerSession:
-    __slots__ = ("_decoder", "_news", "_out", "_units", "closing")
+    __slots__ = ("_decoder", "_out", "_units", "closing")
 
     def __init__(self) -> None:
         self._decoder = figg.ServerDecoder()
-        self._units: deque[Unit] | None = None
+        self._units: Units | None = None
         self._out: list[bytes] = []
-        self._news = False
-        """Whether a unit has become durable since the last ACK."""
         self.closing = False
 
     def receive_data(self, data: bytes) -> list[Command]:
@@ -67,8 +24,8 @@ class FiggServerSession:
             if isinstance(message, figg.Publishes):
                 unit = Unit(message.lowest, message.highest)
                 if self._units is None:
-                    self._units = deque()
-                self._units.append(unit)
+                    self._units = Units()
+                self._units.add(unit)
                 commands.append(Publish(message.records, unit))
             elif isinstance(message, figg.Ping):
                 self._out.append(figg.encode_pong(message.timestamp))
@@ -80,50 +37,34 @@ class FiggServerSession:
                 commands.append(self.refuse(message.reason))
         return commands
 
-    def refuse(self, reason: str) -> Close:
-        """Take nothing more from this peer."""
+    def refuse(self, reason: str, code: int = websocket.POLICY_VIOLATION) -> Close:
+        """Take nothing more from this peer, which this protocol cannot tell why."""
         self.closing = True
         self._decoder.closed = True
-        return Close(reason)
+        return Close(reason, code)
 
     def stored(self, unit: Unit) -> None:
         """All publishes of the unit are durable."""
-        if unit.done:
-            raise LocalProtocolError("a unit is stored once")
-        unit.done = self._news = True
+        assert self._units is not None
+        self._units.stored(unit)
 
     def discard(self, unit: Unit) -> None:
         """The unit is not stored, and never acknowledged: its connection is being closed."""
         assert self._units is not None
-        self._units.remove(unit)
+        self._units.discard(unit)
 
-    def _acknowledge(self) -> None:
-        """One ACK for everything that may be acknowledged by now."""
-        assert self._units is not None
-        self._news = False
-        waiting = min((one.lowest for one in self._units if not one.done), default=1 << 64)
-        kept: deque[Unit] = deque()
-        highest = -1
-        for one in self._units:
-            if one.done and one.highest < waiting:
-                highest = max(highest, one.highest)
-            else:
-                kept.append(one)
-        self._units = kept
-        if highest >= 0:
-            self._out.append(figg.encode_ack(highest))
-
-    def attached(self, topic: str, offset: int) -> None:
+    def attached(self, topic: str, epoch: int, offset: int, exact: bool) -> None:
         self._out.append(figg.encode_attached(topic, offset))
 
     def detached(self, topic: str) -> None:
         self._out.append(figg.encode_detached(topic))
 
     def data_to_send(self) -> bytes:
-        """Control messages; they go out ahead of any DATA that still waits."""
-        if self._news:
-            self._acknowledge()
+        """Answers; they go out ahead of any DATA that still waits."""
         out = self._out
+        if self._units is not None and (ready := self._units.take()):
+            # One for everything that may be acknowledged by now.
+            out.append(figg.encode_ack(max(unit.highest for unit in ready)))
         if not out:
             return b""
         data = out[0] if len(out) == 1 else b"".join(out)

@@ -44,6 +44,7 @@ class ServerProcess:
         data_dir: str | os.PathLike[str],
         *flags: str,
         figg: str = "127.0.0.1:0",
+        ws: str = "127.0.0.1:0",
         http: str = "127.0.0.1:0",
         stderr_path: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -54,7 +55,7 @@ class ServerProcess:
         self.stderr_path = Path(stderr_path or f"{self.data_dir}.stderr")
         self.ready_line = ""
         self.stdout = ""
-        self._addresses = {"figg": figg, "http": http}
+        self._addresses = {"figg": figg, "ws": ws, "http": http}
         self._env = _environment(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         if start:
@@ -65,12 +66,20 @@ class ServerProcess:
         return _split(self._addresses["figg"])
 
     @property
+    def ws(self) -> tuple[str, int]:
+        return _split(self._addresses["ws"])
+
+    @property
     def http(self) -> tuple[str, int]:
         return _split(self._addresses["http"])
 
     @property
     def figg_url(self) -> str:
         return f"figg://{self._addresses['figg']}"
+
+    @property
+    def wombat_url(self) -> str:
+        return f"wombat://{self._addresses['ws']}"
 
     @property
     def http_url(self) -> str:

@@ -1,0 +1,457 @@
+"""A connection of any protocol: a transport, a session, its subscriptions. Decides how much goes out when.
+
+Answers (ACK, PONG, ATTACHED) are written at once; records wait in this connection's own queue until the
+transport has room, so that an answer has at most a bounded amount of them ahead of it. How bytes become
+commands is left to `tcp.py` and `websocket.py`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import IntFlag
+
+from headrace.broker.broker import Broker
+from headrace.broker.subscription import Encode, Slice, State, Subscription
+from headrace.config import Limits
+from headrace.errors import StoreFailedError
+from headrace.server.metrics import Metrics
+from headrace.session.server import (
+    Attach,
+    Close,
+    Command,
+    Detach,
+    Publish,
+    ServerSession,
+    Unit,
+)
+from headrace.wire import websocket
+
+logger = logging.getLogger(__name__)
+
+UNSENT_BYTES_MAX = 1 << 18
+"""What may lie in the transport ahead of an answer."""
+_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
+_KERNEL_UNSENT_BYTES_MAX = 1 << 17
+
+UNACKNOWLEDGED_BYTES_MAX = 4 << 20
+"""Publishes of one connection under way before it is no longer read: the next commit is milliseconds away."""
+HELD_BACK_BYTES_MAX = 72 << 20
+"""The same while commits are held back: the largest window a client has, 256 of the largest payloads, so
+that a PING behind them is still read and answered."""
+CROWDED_BYTES_MAX = 1 << 16
+"""The same while all connections together have reached `publish_bytes_max`."""
+
+ANSWERS_BYTES_MAX = 1 << 20
+"""A peer that lets so much lie unread is not read from either."""
+
+_COMMANDS_AT_ONCE = 100
+_PUMP_BYTES = 1 << 20
+_PUMP_ITEMS = 500
+"""What is done for one connection before the others have their turn."""
+_CLOSE_TIMEOUT_S = 5.0
+_STOP_TIMEOUT_S = 1.0
+_REFUSALS_LOGGED_EVERY_S = 1.0
+
+
+class Connections:
+    """What the connections of one server share, whatever their protocol."""
+
+    def __init__(self, broker: Broker, limits: Limits, metrics: Metrics) -> None:
+        self.broker = broker
+        self.limits = limits
+        self.metrics = metrics
+        self.loop = asyncio.get_running_loop()
+        self.open: set[Connection] = set()
+        self.paused: set[Connection] = set()
+        self.draining = False
+        self._all_gone = asyncio.Event()
+        self._refusal_logged_s = -_REFUSALS_LOGGED_EVERY_S
+
+    @property
+    def full(self) -> bool:
+        """Whether a further connection is turned away."""
+        return self.draining or len(self.open) >= self.limits.connections_max
+
+    def may_read(self, unacknowledged_bytes: int) -> bool:
+        """Whether a connection with so much under way is read from."""
+        store = self.broker.store
+        if store.pending_bytes > self.limits.publish_bytes_max:
+            return unacknowledged_bytes <= CROWDED_BYTES_MAX
+        held_back = bool(store.held_back)
+        return unacknowledged_bytes <= (
+            HELD_BACK_BYTES_MAX if held_back else UNACKNOWLEDGED_BYTES_MAX
+        )
+
+    def tick(self) -> None:
+        """Read again from those that are no longer over a limit which has changed meanwhile."""
+        for connection in list(self.paused):
+            connection.read_again()
+
+    def refused(self, peer: str, why: str = "connections_max is reached") -> None:
+        """Count a connection that was turned away; a flood of them is one line a second."""
+        self.metrics.count("connections_refused_total")
+        now_s = self.loop.time()
+        if now_s - self._refusal_logged_s >= _REFUSALS_LOGGED_EVERY_S:
+            self._refusal_logged_s = now_s
+            logger.warning("%s: refused, %s", peer, why)
+
+    def drain(self) -> None:
+        """Read no more from anyone."""
+        self.draining = True
+        for connection in self.open:
+            connection.pause(Pause.CLOSING)
+
+    async def close(self) -> None:
+        """Hang up on everyone, and wait a moment for them to hear it."""
+        if self.open:
+            for connection in list(self.open):
+                connection.close("the server is stopping", websocket.GOING_AWAY)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_gone.wait(), _STOP_TIMEOUT_S)
+
+    def lost(self, connection: "Connection") -> None:
+        self.open.discard(connection)
+        self.paused.discard(connection)
+        if not self.open:
+            self._all_gone.set()
+
+
+class Pause(IntFlag):
+    """Why a connection is not read from."""
+
+    PUBLISHES = 1
+    ANSWERS = 2
+    COMMANDS = 4
+    CLOSING = 8
+
+
+class Connection:
+    """Implements the broker's `Sink`."""
+
+    __slots__ = (
+        "_answering",
+        "_closed",
+        "_goodbye",
+        "_paused",
+        "_pulling",
+        "_pumping",
+        "_queue",
+        "_queued_bytes",
+        "_session",
+        "_shared",
+        "_subscriptions",
+        "_transport",
+        "_unacknowledged_bytes",
+        "_writable",
+        "peer",
+    )
+    protocol: str
+    encode: Encode
+    """How records go out in this protocol."""
+
+    def __init__(self, shared: Connections, session: ServerSession) -> None:
+        self._shared = shared
+        self._session = session
+        self._subscriptions: dict[str, Subscription] | None = None
+        self._queue: deque[tuple[Subscription, bytes]] | None = None
+        self._pulling: dict[Subscription, None] | None = None
+        self._queued_bytes = 0
+        self._unacknowledged_bytes = 0
+        self._writable = True
+        self._paused = Pause(0)
+        self._pumping = False
+        self._answering = False
+        self._closed = False
+        self._goodbye: Close | None = None
+        """Why this peer is being closed, as soon as what it published is acknowledged."""
+
+    # The transport
+
+    def opened(self, transport: asyncio.Transport) -> bool:
+        """The peer is there; False when it was turned away."""
+        self._transport = transport
+        self.peer = peer_name(transport)
+        shared = self._shared
+        shared.metrics.count("connections_total")
+        if shared.full:
+            shared.refused(self.peer)
+            transport.abort()
+            return False
+        shared.open.add(self)
+        set_socket_options(transport)
+        transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX, low=UNSENT_BYTES_MAX // 4)
+        return True
+
+    def lost(self) -> None:
+        self._shared.lost(self)
+        for subscription in (self._subscriptions or {}).values():
+            self._shared.broker.unsubscribe(subscription)
+        self._subscriptions = self._queue = self._pulling = None
+        self._writable = False
+
+    def handle(self, commands: list[Command], size: int) -> None:
+        """Carry out what one read of `size` bytes brought."""
+        self._handle(deque(commands), size)
+
+    def _handle(self, commands: deque[Command], size: int) -> None:
+        """A part at a time when it is much."""
+        if self._transport.is_closing():
+            return
+        for _ in range(min(_COMMANDS_AT_ONCE, len(commands))):
+            if self._goodbye is not None:
+                self._discard(commands)
+                break
+            command = commands.popleft()
+            if isinstance(command, Publish):
+                self._publish(command, size)
+            elif isinstance(command, Attach):
+                self._attach(command)
+            elif isinstance(command, Detach):
+                self._detach(command.topic)
+            else:
+                self._refuse(command)
+        if commands:
+            self.pause(Pause.COMMANDS)
+            self._shared.loop.call_soon(self._handle, commands, size)
+        else:
+            self._resume(Pause.COMMANDS)
+        self._answer()
+
+    def _discard(self, commands: deque[Command]) -> None:
+        """Nothing behind a refusal counts."""
+        for command in commands:
+            if isinstance(command, Publish):
+                self._session.discard(command.unit)
+        commands.clear()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._resume(Pause.ANSWERS)
+        self._pump()
+
+    # Commands
+
+    def _publish(self, command: Publish, size: int) -> None:
+        shared = self._shared
+        records, unit = command
+        shared.metrics.count("records_published_total", sum(map(len, records.values())))
+        self._unacknowledged_bytes += size
+        try:
+            shared.broker.publish(records, lambda: self._stored(unit, size))
+        except StoreFailedError:
+            # Nothing is stored any more: without an acknowledgement the peer sends it again elsewhere.
+            self._transport.abort()
+            return
+        if not shared.may_read(self._unacknowledged_bytes):
+            self.pause(Pause.PUBLISHES)
+            shared.paused.add(self)
+
+    def _stored(self, unit: Unit, size: int) -> None:
+        self._unacknowledged_bytes -= size
+        self._session.stored(unit)
+        # One ACK for everything that one commit made durable.
+        self._answer_soon()
+        if self._paused & Pause.PUBLISHES:
+            self.read_again()
+
+    def read_again(self) -> None:
+        """After a pause for publishes, with some room, so that not every commit pauses it anew."""
+        if self._shared.may_read(2 * self._unacknowledged_bytes):
+            self._shared.paused.discard(self)
+            self._resume(Pause.PUBLISHES)
+
+    def _attach(self, command: Attach) -> None:
+        if self._subscriptions is None:
+            self._subscriptions = {}
+        if command.topic in self._subscriptions:
+            self._drop(command.topic)
+        elif len(self._subscriptions) >= self._shared.limits.topics_attached_max:
+            self._refuse(self._session.refuse("topics_attached_max is reached"))
+            return
+        broker = self._shared.broker
+        self._shared.metrics.count("subscriptions_total")
+        # The broker answers through `attached`, which needs to know whose answer it is.
+        self._subscriptions[command.topic] = broker.subscribe(
+            self, command.topic, command.offset, type(self).encode, command.epoch
+        )
+
+    def _detach(self, topic: str) -> None:
+        if self._subscriptions and topic in self._subscriptions:
+            self._drop(topic)
+        self._session.detached(topic)
+
+    def _drop(self, topic: str) -> None:
+        """End a subscription; what of it still waits here is passed over when its turn comes."""
+        assert self._subscriptions is not None
+        subscription = self._subscriptions.pop(topic)
+        self._shared.broker.unsubscribe(subscription)
+        if self._pulling:
+            self._pulling.pop(subscription, None)
+
+    def _refuse(self, command: Close) -> None:
+        self.count_refusal(command.reason)
+        self.leave(command)
+
+    def count_refusal(self, reason: str) -> None:
+        logger.warning("%s: closing: %s", self.peer, reason)
+        self._shared.metrics.count("connections_closed_for_bad_input_total")
+
+    def leave(self, command: Close) -> None:
+        """Read no more, and close as soon as everything accepted is acknowledged."""
+        self._goodbye = command
+        self.pause(Pause.CLOSING)
+        self._answer_soon()
+
+    def _answer_soon(self) -> None:
+        if not self._answering:
+            self._answering = True
+            self._shared.loop.call_soon(self._answer)
+
+    def _answer(self) -> None:
+        self._answering = False
+        data = self._session.data_to_send()
+        if data:
+            self._write_answer(data)
+        if self._goodbye is not None and self._session.finished:
+            self.close(*self._goodbye)
+
+    def _write_answer(self, data: bytes) -> None:
+        self._write(data)
+        if self._transport.get_write_buffer_size() > ANSWERS_BYTES_MAX:
+            self.pause(Pause.ANSWERS)
+
+    def _write(self, data: bytes) -> None:
+        # A peer may be gone before its publishes are durable, and uvloop raises on a closed transport.
+        if data and not self._closed and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def pause(self, why: Pause) -> None:
+        """Read nothing until every reason not to is gone."""
+        if not self._paused and not self._closed and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._paused |= why
+
+    def _resume(self, why: Pause) -> None:
+        if self._paused & why:
+            self._paused &= ~why
+            if not self._paused and not self._closed and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def close(self, reason: str, code: int) -> None:
+        """Say what is still to be said, and hang up."""
+        if not self._closed and not self._transport.is_closing():
+            self._write(self._session.data_to_send())
+            self._say_goodbye(reason, code)
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self._closed = True
+        hang_up(self._transport, self.lost)
+
+    def _say_goodbye(self, reason: str, code: int) -> None:
+        """Tell the peer why, where the protocol has words for it."""
+
+    # The broker's sink
+
+    def attached(self, subscription: Subscription, offset: int, exact: bool) -> None:
+        topic = subscription.topic
+        self._session.attached(topic.name, topic.epoch, offset, exact)
+        self._answer()
+
+    def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
+        for piece in slices:
+            if self._writable and not self._queue:
+                self._write(piece.data)
+            else:
+                if self._queued_bytes >= self._shared.limits.output_bytes_max:
+                    return False
+                if self._queue is None:
+                    self._queue = deque()
+                self._queue.append((subscription, piece.data))
+                self._queued_bytes += len(piece.data)
+            subscription.offset = piece.end
+        return True
+
+    def ready(self, subscription: Subscription) -> None:
+        if self._pulling is None:
+            self._pulling = {}
+        self._pulling[subscription] = None
+        self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        if not self._pumping:
+            self._pumping = True
+            self._shared.loop.call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._pumping = False
+        self._pump()
+
+    def _pump(self) -> None:
+        """Write what waits while there is room; live records first, they were first."""
+        written = 0
+        for _ in range(_PUMP_ITEMS):
+            if not self._writable or written > _PUMP_BYTES:
+                break
+            if self._queue:
+                subscription, data = self._queue.popleft()
+                self._queued_bytes -= len(data)
+                if subscription.state is State.CLOSED:
+                    continue
+            elif self._pulling:
+                subscription = next(iter(self._pulling))
+                del self._pulling[subscription]
+                data = self._shared.broker.pull(subscription)
+                if data and subscription.state is State.RESUMING:
+                    self._pulling[subscription] = None
+            else:
+                return
+            if data:
+                self._write(data)
+                written += len(data)
+        if self._writable:
+            self._pump_soon()
+
+
+def hang_up(transport: asyncio.Transport, lost: Callable[[], None]) -> None:
+    """Send what is written, then end; `lost` is called when it has ended.
+
+    Until the peer hangs up too, what it still sends is read and thrown away: a socket that is closed with
+    unread data is reset by the kernel, and the peer loses what was said to it last.
+    """
+    # Reading is stopped and started so that the loop reads for the new protocol.
+    transport.pause_reading()
+    transport.set_protocol(_Ending(lost))
+    transport.resume_reading()
+    transport.write_eof()
+    # But nobody waits for a peer that never reads.
+    asyncio.get_running_loop().call_later(_CLOSE_TIMEOUT_S, transport.abort)
+
+
+class _Ending(asyncio.Protocol):
+    __slots__ = ("_lost",)
+
+    def __init__(self, lost: Callable[[], None]) -> None:
+        self._lost = lost
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost()
+
+
+def peer_name(transport: asyncio.BaseTransport) -> str:
+    name = transport.get_extra_info("peername")
+    return f"{name[0]}:{name[1]}" if name else "unknown"
+
+
+def set_socket_options(transport: asyncio.BaseTransport) -> None:
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_BYTES_MAX)

@@ -1,0 +1,211 @@
+"""The HTTP side of the WebSocket listener: who is let in, and plain answers to everyone else.
+
+A request is read and judged here, and only a WebSocket handshake that we accept gets as far as picows, in a
+form of our own: browsers write some headers in ways it does not take.
+"""
+
+import asyncio
+import base64
+import binascii
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import cast
+
+import httptools
+
+from headrace.config import Origins
+from headrace.server.connection import Connections, hang_up, peer_name
+from headrace.server.health import health
+from headrace.server.websocket import WebSocketConnection, upgrade
+
+HANDSHAKE_TIMEOUT_S = 5.0
+"""How long a request may take to arrive."""
+HANDSHAKES_MAX = 1024
+"""Connections that have not said yet what they want; further ones are closed at once."""
+REQUEST_BYTES_MAX = 16 * 1024
+"""The largest request, all headers included."""
+
+_VERSION = "13"
+
+
+class Door:
+    """What the connections of the WebSocket listener share until they are let in."""
+
+    def __init__(
+        self,
+        shared: Connections,
+        routes: dict[str, Callable[[], WebSocketConnection]],
+        origins: Origins,
+    ) -> None:
+        self.shared = shared
+        self.routes = routes
+        self.origins = origins
+        self.waiting = 0
+
+    def __call__(self) -> "Handshake":
+        return Handshake(self)
+
+
+class _Answer(Exception):  # noqa: N818
+    """This request is answered in plain HTTP."""
+
+    def __init__(self, status: int, text: str, **headers: str) -> None:
+        super().__init__(text)
+        self.status = HTTPStatus(status)
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+class Handshake(asyncio.Protocol):
+    """One request: either it becomes a WebSocket, or it is answered and the connection ends."""
+
+    __slots__ = (
+        "_complete",
+        "_door",
+        "_headers",
+        "_parser",
+        "_size",
+        "_timer",
+        "_transport",
+        "_url",
+    )
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._headers: dict[str, list[str]] = {}
+        self._size = 0
+        self._complete = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        shared = self._door.shared
+        if self._door.waiting >= HANDSHAKES_MAX:
+            shared.refused(peer_name(transport), "too many handshakes at once")
+            self._transport.abort()
+            return
+        self._door.waiting += 1
+        self._timer = shared.loop.call_later(HANDSHAKE_TIMEOUT_S, self._transport.abort)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end_wait()
+
+    def data_received(self, data: bytes) -> None:
+        if self._timer is None:
+            return
+        self._size += len(data)
+        rest = b""
+        try:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as found:
+                rest = data[found.args[0] :]
+            except httptools.HttpParserError:
+                raise _Answer(400, "this is not an HTTP request") from None
+            if self._size - len(rest) > REQUEST_BYTES_MAX:
+                raise _Answer(431, f"a request may have {REQUEST_BYTES_MAX} bytes")
+            if self._complete:
+                self._upgrade(self._judge(), rest)
+        except _Answer as answer:
+            self._answer(answer)
+
+    # What the parser finds
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        key = name.decode("latin-1").lower()
+        self._headers.setdefault(key, []).append(value.decode("latin-1").strip())
+
+    def on_headers_complete(self) -> None:
+        self._complete = True
+
+    # What becomes of it
+
+    def _judge(self) -> WebSocketConnection:
+        """The connection that this request opens; raises the answer when it opens none."""
+        path = self._url.partition(b"?")[0].decode("latin-1")
+        method = self._parser.get_method().decode("latin-1")
+        if path == "/healthz":
+            if method not in ("GET", "HEAD"):
+                raise _Answer(405, "ask with GET", Allow="GET, HEAD")
+            status, body = health(self._door.shared.broker.store)
+            raise _Answer(status, json.dumps(body), Content_Type="application/json")
+        make = self._door.routes.get(path)
+        if make is None:
+            known = ", ".join(self._door.routes)
+            raise _Answer(404, f"there is nothing here: WebSocket clients connect at {known}")
+        if method != "GET":
+            raise _Answer(405, "a WebSocket is opened with GET", Allow="GET")
+        if "websocket" not in self._tokens("upgrade") or "upgrade" not in self._tokens(
+            "connection"
+        ):
+            raise _Answer(426, "connect here with a WebSocket client", Upgrade="websocket")
+        if self._header("sec-websocket-version") != _VERSION:
+            raise _Answer(
+                426,
+                f"version {_VERSION} of WebSocket is spoken here",
+                Sec_WebSocket_Version=_VERSION,
+            )
+        if not _is_key(self._header("sec-websocket-key")):
+            raise _Answer(400, "Sec-WebSocket-Key must be 16 bytes in base64")
+        if not self._comes_from_an_allowed_page():
+            raise _Answer(403, "pages of this origin may not connect (see listen.origins)")
+        if self._door.shared.full:
+            self._door.shared.refused(peer_name(self._transport))
+            raise _Answer(503, "connections_max is reached")
+        return make()
+
+    def _comes_from_an_allowed_page(self) -> bool:
+        origins = self._headers.get("origin")
+        # Only browsers send it, and they always do: others could send anything.
+        return origins is None or (
+            len(origins) == 1 and self._door.origins.allow(origins[0], self._header("host"))
+        )
+
+    def _upgrade(self, connection: WebSocketConnection, rest: bytes) -> None:
+        self._end_wait()
+        request = (
+            "GET / HTTP/1.1\r\nHost: headrace\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Version: {_VERSION}\r\n"
+            f"Sec-WebSocket-Key: {self._header('sec-websocket-key')}\r\n\r\n"
+        )
+        upgrade(connection, self._transport, request.encode() + rest)
+
+    def _answer(self, answer: _Answer) -> None:
+        self._end_wait()
+        body = f"{answer}\n".encode()
+        headers = {
+            "Content-Type": "text/plain; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+            **answer.headers,
+        }
+        lines = [f"HTTP/1.1 {answer.status.value} {answer.status.phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        head = "\r\n".join([*lines, "", ""]).encode()
+        is_head = self._complete and self._parser.get_method() == b"HEAD"
+        self._transport.write(head if is_head else head + body)
+        hang_up(self._transport, lambda: None)
+
+    def _header(self, name: str) -> str:
+        return self._headers.get(name, [""])[0]
+
+    def _tokens(self, name: str) -> set[str]:
+        return {token.strip().lower() for token in ",".join(self._headers.get(name, [])).split(",")}
+
+    def _end_wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._door.waiting -= 1
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return len(base64.b64decode(text, validate=True)) == 16
+    except (binascii.Error, ValueError):
+        return False

@@ -1,0 +1,217 @@
+"""WebSocket connections: picows' frames become whole messages, and close codes go out. Knows no protocol.
+
+What a WebSocket carries is a `WebSocketConnection` of some protocol. Frames that came in one read are handed
+on together, so that batches cross layers here too.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import picows
+from picows.picows import WSProtocol  # type: ignore[attr-defined]
+
+from headrace.server.connection import Connection
+from headrace.wire import websocket
+
+logger = logging.getLogger(__name__)
+
+_READ_BUFFER_BYTES = 1024
+"""What an idle connection has; it grows with what comes."""
+
+_READ_BYTES_MAX = 1 << 17
+"""What one read may bring: without it the buffer, which never shrinks, would grow to all the kernel holds."""
+
+_CONTROL_BYTES_MAX = 125
+"""The largest ping, pong or close, RFC 6455 section 5.5."""
+
+_BINARY = picows.WSMsgType.BINARY
+_TEXT = picows.WSMsgType.TEXT
+_CONTINUATION = picows.WSMsgType.CONTINUATION
+_CLOSE = picows.WSMsgType.CLOSE
+
+
+class WebSocketConnection(Connection):
+    """A connection whose peer sends messages and is told why it is closed."""
+
+    __slots__ = ("_websocket",)
+    message_bytes_max: int
+    """Larger messages are refused, from the header of the frame that goes beyond it."""
+
+    def websocket_opened(self, transport: asyncio.Transport, ws: picows.WSTransport) -> None:
+        self._websocket = ws
+        self.opened(transport)
+
+    def messages_received(self, messages: Sequence[bytes]) -> None:
+        """Binary messages, all that one read brought."""
+        raise NotImplementedError
+
+    def text_received(self) -> None:
+        self.refuse("text messages are not part of this protocol", websocket.UNSUPPORTED_DATA)
+
+    def refuse(self, reason: str, code: int) -> None:
+        self.handle([self._session.refuse(reason, code)], 0)
+
+    def peer_closes(self, code: int) -> None:
+        """The peer has said goodbye: it is answered when what it published is acknowledged."""
+        self.leave(self._session.refuse("", code))
+
+    def frames_refused(self) -> None:
+        """Picows has told the peer what is wrong with its frames."""
+        if not self._closed and not self._transport.is_closing():
+            said = self._websocket.close_handshake.sent
+            self.count_refusal(said.reason if said is not None else "bad frames")
+            self._hang_up()
+
+    def _say_goodbye(self, reason: str, code: int) -> None:
+        self._websocket.send_close(picows.WSCloseCode(code), websocket.close_reason(reason))
+
+
+def upgrade(connection: WebSocketConnection, transport: asyncio.Transport, data: bytes) -> None:
+    """Give a transport whose handshake is `data` (and perhaps first frames) to picows."""
+    frames = _Frames(connection, transport)
+    protocol = _Protocol(
+        *(None, None, False),  # host and path are a client's; this is the server's side
+        lambda _: frames,
+        _Silent(logger, None),
+        *(True, None),  # a fault of our own ends the connection; the handshake is here already
+        *(False, 10, 10, picows.WSAutoPingStrategy.PING_WHEN_IDLE),  # no pings of picows' own
+        *(True, connection.message_bytes_max, None, _READ_BUFFER_BYTES),
+    )
+    transport.pause_reading()
+    transport.set_protocol(protocol)
+    protocol.frames = frames
+    protocol.connection_made(_Transport(transport, connection.frames_refused))
+    # Reading was stopped so that the loop starts it anew for a protocol of another kind.
+    transport.resume_reading()
+    while data:
+        room = protocol.get_buffer(-1)
+        size = min(len(room), len(data))
+        room[:size] = data[:size]
+        protocol.buffer_updated(size)
+        data = data[size:]
+
+
+class _Frames(picows.WSListener):
+    """Puts messages together and hands on what one read brought."""
+
+    __slots__ = ("_add", "_messages", "_parts", "_parts_bytes", "_transport", "connection")
+
+    def __init__(self, connection: WebSocketConnection, transport: asyncio.Transport) -> None:
+        self.connection = connection
+        self._transport = transport
+        self._messages: list[bytes] = []
+        self._add = self._messages.append
+        self._parts: list[bytes] | None = None
+        self._parts_bytes = 0
+
+    def on_ws_connected(self, ws: picows.WSTransport) -> None:
+        self.connection.websocket_opened(self._transport, ws)
+
+    def on_ws_frame(self, ws: picows.WSTransport, frame: picows.WSFrame) -> None:
+        # The one place where something is done for each message that comes: it stays short. To ask a
+        # frame for its type costs as much as all the rest, and most need not be asked: what is longer than
+        # a control frame may be, and begins as no text does but MessagePack's maps do, is binary.
+        payload = frame.get_payload_as_bytes()
+        if len(payload) > _CONTROL_BYTES_MAX and payload[0] & 0xF0 == 0x80:
+            if frame.fin and self._parts is None:
+                self._add(payload)
+            else:
+                self._fragment(frame, payload)
+        else:
+            self._other(frame, payload)
+
+    def on_ws_disconnected(self, ws: picows.WSTransport) -> None:
+        self.connection.lost()
+
+    def pause_writing(self) -> None:
+        self.connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.connection.resume_writing()
+
+    def hand_on(self) -> None:
+        """Give the connection what has come so far."""
+        if self._messages:
+            messages = self._messages.copy()
+            self._messages.clear()
+            self.connection.messages_received(messages)
+
+    def read_is_over(self) -> None:
+        self.hand_on()
+
+    def _other(self, frame: picows.WSFrame, payload: bytes) -> None:
+        kind = frame.msg_type
+        if kind is _BINARY and frame.fin and self._parts is None:
+            self._add(payload)
+        elif kind is _BINARY or kind is _CONTINUATION:
+            self._fragment(frame, payload)
+        elif kind is _TEXT:
+            self.hand_on()
+            self.connection.text_received()
+        elif kind is _CLOSE:
+            self.hand_on()
+            self.connection.peer_closes(frame.get_close_code().value or websocket.OK)
+
+    def _fragment(self, frame: picows.WSFrame, payload: bytes) -> None:
+        """A part of a message; RFC 6455 section 5.4."""
+        begins = frame.msg_type is _BINARY
+        if begins is not (self._parts is None):
+            self.hand_on()
+            self.connection.refuse("fragments out of order", websocket.PROTOCOL_ERROR)
+            return
+        if self._parts is None:
+            self._parts = []
+            self._parts_bytes = 0
+        self._parts_bytes += len(payload)
+        if self._parts_bytes > self.connection.message_bytes_max:
+            self.hand_on()
+            limit = self.connection.message_bytes_max
+            self.connection.refuse(f"a message of more than {limit} bytes", websocket.TOO_BIG)
+            return
+        self._parts.append(payload)
+        if frame.fin:
+            self._add(b"".join(self._parts))
+            self._parts = None
+
+
+class _Protocol(WSProtocol):  # type: ignore[misc]
+    """Picows' protocol, which also knows when a read is over."""
+
+    __slots__ = ("frames",)
+
+    def get_buffer(self, size_hint: int) -> memoryview:
+        buffer: memoryview = super().get_buffer(size_hint)
+        return buffer[:_READ_BYTES_MAX]
+
+    def buffer_updated(self, size: int) -> None:
+        super().buffer_updated(size)
+        self.frames.hand_on()
+        # Having refused a frame, picows would go on to read it for a moment, however large it is.
+        if self.transport.is_close_frame_sent:
+            self.frames.connection.frames_refused()
+
+
+class _Transport:
+    """What picows takes for its transport: the real one, but hanging up is done our way."""
+
+    __slots__ = ("_transport", "close")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport = transport
+        self.close = close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class _Silent(logging.LoggerAdapter[logging.Logger]):
+    """Picows' log: of what it says about peers we say what matters ourselves, its faults are ours."""
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
+        return level >= logging.CRITICAL
+
+    def exception(self, msg: object, *args: object, **kwargs: object) -> None:
+        logger.error("a fault of our own in a WebSocket connection", exc_info=sys.exc_info())

@@ -1,0 +1,69 @@
+"""Wombat over WebSocket: messages go to the session, and silent clients are given up."""
+
+from collections.abc import Sequence
+
+from headrace.server.connection import Connections
+from headrace.server.websocket import WebSocketConnection
+from headrace.session.wombat_server import WombatServerSession
+from headrace.wire import websocket, wombat
+
+
+class Wombats:
+    """The Wombat connections of one server, in the order in which they were last heard of."""
+
+    def __init__(self, shared: Connections) -> None:
+        self.shared = shared
+        self.heard: dict[WombatConnection, None] = {}
+
+    def __call__(self) -> "WombatConnection":
+        return WombatConnection(self)
+
+    def tick(self, now: float) -> None:
+        """Close those that have been silent for too long. Costs nothing for the others."""
+        while self.heard:
+            connection = next(iter(self.heard))
+            if not connection.is_silent(now):
+                break
+
+
+class WombatConnection(WebSocketConnection):
+    __slots__ = ("_wombat", "_wombats")
+    protocol = "wombat"
+    encode = staticmethod(wombat.encode_payloads)
+    message_bytes_max = wombat.MESSAGE_BYTES_MAX
+
+    def __init__(self, wombats: Wombats) -> None:
+        self._wombats = wombats
+        shared = wombats.shared
+        self._wombat = WombatServerSession(shared.loop.time(), shared.limits.silence_s)
+        super().__init__(shared, self._wombat)
+        wombats.heard[self] = None
+
+    def messages_received(self, messages: Sequence[bytes]) -> None:
+        silent_at = self._wombat.silent_at
+        commands = self._wombat.receive_messages(messages, self._shared.loop.time())
+        if self._wombat.silent_at != silent_at:
+            self._move_to_end()
+        self.handle(commands, sum(map(len, messages)))
+
+    def is_silent(self, now: float) -> bool:
+        """Whether the client's time is up; if so it is no longer among those to be looked at first."""
+        if now < self._wombat.silent_at:
+            return False
+        if self._paused:
+            # We do not read, so we cannot have heard it.
+            self._wombat.heard(now)
+            self._move_to_end()
+        else:
+            del self._wombats.heard[self]
+            silence_s = self._shared.limits.silence_s
+            self.close(f"no PING for {silence_s:g} s", websocket.POLICY_VIOLATION)
+        return True
+
+    def lost(self) -> None:
+        self._wombats.heard.pop(self, None)
+        super().lost()
+
+    def _move_to_end(self) -> None:
+        if self._wombats.heard.pop(self, self) is None:
+            self._wombats.heard[self] = None

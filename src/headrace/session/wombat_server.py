@@ -1,0 +1,178 @@
+"""The server's side of one Wombat connection, without I/O: messages in, commands out; events in, bytes out.
+
+Keeps which publishes of this connection are not durable yet, which sequence numbers it has brought (a client
+sends again what was not acknowledged within two seconds), where it asked to be attached, and when it was
+last heard of.
+
+    open ──bad input──▶ closing ──every accepted publish acknowledged──▶ closed
+"""
+
+from collections.abc import Iterable, Sequence
+
+from headrace.session.numbers import Numbers
+from headrace.session.server import Attach, Close, Command, Detach, Publish, Unit, Units
+from headrace.wire import websocket, wombat
+from headrace.wire.wombat_decoder import ServerDecoder
+
+
+class WombatServerSession:
+    __slots__ = (
+        "_asked",
+        "_decoder",
+        "_numbers",
+        "_out",
+        "_silence_s",
+        "_units",
+        "closing",
+        "silent_at",
+    )
+
+    def __init__(self, now: float, silence_s: float) -> None:
+        self._decoder = ServerDecoder()
+        self._units: Units | None = None
+        self._numbers: Numbers | None = None
+        self._asked: dict[str, str] | None = None
+        """The serials of ATTACHs that are not answered yet."""
+        self._out: list[bytes] = []
+        self.closing = False
+        self._silence_s = silence_s
+        self.silent_at = now + silence_s
+        """When to give the client up, unless a PING comes."""
+
+    def receive_messages(self, messages: Sequence[bytes], now: float) -> list[Command]:
+        commands: list[Command] = []
+        for message in self._decoder.receive(messages):
+            if isinstance(message, wombat.Publishes):
+                self._publishes(message, commands)
+            elif isinstance(message, wombat.Ping):
+                self.heard(now)
+                self._out.append(wombat.encode_pong(message.timestamp))
+            elif isinstance(message, wombat.Attach):
+                commands.append(self._attach(message))
+            elif isinstance(message, wombat.Detach):
+                commands.append(Detach(message.topic))
+            else:
+                commands.append(self.refuse(message.reason, message.code))
+        return commands
+
+    def heard(self, now: float) -> None:
+        """The client is there, or could not be heard because nobody read."""
+        self.silent_at = now + self._silence_s
+
+    def refuse(self, reason: str, code: int = websocket.POLICY_VIOLATION) -> Close:
+        """Take nothing more from this peer."""
+        self.closing = True
+        self._decoder.closed = True
+        return Close(reason, code)
+
+    def stored(self, unit: Unit) -> None:
+        """All publishes of the unit are durable."""
+        assert self._units is not None
+        self._units.stored(unit)
+
+    def discard(self, unit: Unit) -> None:
+        """The unit is not stored, and never acknowledged: its connection is being closed."""
+        assert self._units is not None
+        self._units.discard(unit)
+
+    def attached(self, topic: str, epoch: int, offset: int, exact: bool) -> None:
+        asked = self._asked.pop(topic, None) if self._asked else None
+        # A client sees that it missed something by a serial that is not the one it asked for.
+        serial = asked if asked and exact else wombat.make_serial(epoch, offset)
+        self._out.append(wombat.encode_attached(topic, serial))
+
+    def detached(self, topic: str) -> None:
+        if self._asked:
+            self._asked.pop(topic, None)
+        self._out.append(wombat.encode_detached(topic))
+
+    def data_to_send(self) -> bytes:
+        """Answers; they go out ahead of any PAYLOAD that still waits."""
+        if self._units is not None and (ready := self._units.take()):
+            self._acknowledge(ready)
+        out = self._out
+        if not out:
+            return b""
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return data
+
+    @property
+    def finished(self) -> bool:
+        """Whether every publish that was accepted is acknowledged."""
+        return not self._units
+
+    def _attach(self, message: wombat.Attach) -> Attach:
+        if self._asked is None:
+            self._asked = {}
+        self._asked.pop(message.topic, None)
+        if message.serial is None:
+            return Attach(message.topic, None)
+        serial = wombat.parse_serial(message.serial)
+        if serial is None:
+            # Not one of ours: all that is kept, and the answer is not what was asked for.
+            return Attach(message.topic, 0)
+        self._asked[message.topic] = message.serial
+        return Attach(message.topic, serial.offset, serial.epoch)
+
+    def _publishes(self, message: wombat.Publishes, commands: list[Command]) -> None:
+        if self._units is None or self._numbers is None:
+            self._units, self._numbers = Units(), Numbers()
+        if message.in_order:
+            first = self._numbers.unwrap(message.first)
+            last = first + sum(map(len, message.records.values())) - 1
+            if self._numbers.add_run(first, last):
+                topics = {
+                    name: first + (of[-1] - message.first) % wombat.SEQUENCE_NUMBERS
+                    for name, of in message.numbers.items()
+                }
+                unit = Unit(first, last, topics)
+                self._units.add(unit)
+                commands.append(Publish(message.records, unit))
+                return
+        self._one_by_one(message, self._units, self._numbers, commands)
+
+    def _one_by_one(
+        self,
+        message: wombat.Publishes,
+        units: Units,
+        numbers: Numbers,
+        commands: list[Command],
+    ) -> None:
+        """A number that has come before is not stored again, only acknowledged."""
+        fresh: dict[str, list[bytes]] = {}
+        taken: dict[str, list[int]] = {}
+        again: dict[str, list[int]] = {}
+        for name, records in message.records.items():
+            for wire_number, record in zip(message.numbers[name], records, strict=True):
+                number = numbers.unwrap(wire_number)
+                if numbers.add(number):
+                    fresh.setdefault(name, []).append(record)
+                    taken.setdefault(name, []).append(number)
+                else:
+                    again.setdefault(name, []).append(number)
+        if again:
+            repeated = _unit(again)
+            repeated.done = True
+            units.add(repeated)
+        if fresh:
+            unit = _unit(taken)
+            units.add(unit)
+            commands.append(Publish(fresh, unit))
+
+    def _acknowledge(self, ready: Iterable[Unit]) -> None:
+        """One ACK for each topic, with the highest number of it."""
+        highest: dict[str, int] = {}
+        for unit in ready:
+            for topic, number in (unit.topics or {}).items():
+                highest[topic] = max(number, highest.get(topic, 0))
+        for topic, number in highest.items():
+            self._out.append(wombat.encode_ack(topic, number % wombat.SEQUENCE_NUMBERS))
+
+
+def _unit(numbers: dict[str, list[int]]) -> Unit:
+    return Unit(
+        min(map(min, numbers.values())),
+        max(map(max, numbers.values())),
+        {topic: max(of) for topic, of in numbers.items()},
+    )

@@ -1,0 +1,221 @@
+"""The Wombat codec's messages and encoders, for both sides. Decoding is in `wombat_decoder.py`.
+
+A message is one MessagePack map, `{"type": number, "name": {fields}}`, in one binary WebSocket message. What
+a server sends is encoded with its WebSocket frame; a client's frames are masked by its transport. The
+`message` of a PAYLOAD is sent as MessagePack's `bin 32`: behind its first byte it is the log's record, a
+big-endian `uint32` size and the payload, so records go out as they lie on disk.
+
+A *serial* is `EPOCH@OFFSET` in decimal, the offset just past its message, as on the Figg wire.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate, chain
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.wire import websocket
+
+ATTACH, ATTACHED, PUBLISH, ACK, PAYLOAD, PING, PONG, DETACH, DETACHED = range(1, 10)
+NAMES = (
+    *("", "attach", "attached", "publish", "ack", "payload", "ping", "pong"),
+    *("detach", "detached"),  # our extension: the protocol has no way to unsubscribe
+)
+
+MESSAGE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX + 4096
+"""The largest message: some encoders write a byte array as integers, up to two bytes for each."""
+
+SEQUENCE_NUMBERS = 1 << 32
+"""Sequence numbers are `uint32`: behind the last comes 0 again."""
+
+PATH = "/v1/ws"
+
+_SERIAL = re.compile(r"([0-9]{1,20})?@([0-9]{1,20})", re.ASCII)
+_OFFSET_MAX = (1 << 64) - 1
+_BIN_32 = b"\xc6"
+
+_pack = msgspec.msgpack.encode
+
+
+class Serial(NamedTuple):
+    epoch: int | None
+    """None: whatever life the topic is in."""
+    offset: int
+
+
+class Attach(NamedTuple):
+    topic: str
+    serial: str | None
+    """None: from the end of the topic."""
+
+
+class Attached(NamedTuple):
+    topic: str
+    serial: str
+
+
+class Detach(NamedTuple):
+    topic: str
+
+
+class Detached(NamedTuple):
+    topic: str
+
+
+class Publishes(NamedTuple):
+    """All publishes of one read, by topic."""
+
+    records: dict[str, list[bytes]]
+    numbers: dict[str, list[int]]
+    """The sequence number of each record."""
+    in_order: bool
+    """Whether each number was the one after the number before it, whatever the topic."""
+    first: int
+    """The number that came first."""
+
+
+class Ack(NamedTuple):
+    topic: str
+    number: int
+
+
+class Payloads(NamedTuple):
+    """Consecutive PAYLOAD messages of one topic: the serial of each, and its payload."""
+
+    topic: str
+    messages: list[tuple[str, bytes]]
+
+
+class Ping(NamedTuple):
+    timestamp: bytes
+    """As MessagePack, whatever kind of number it is: PONG gives it back as it came."""
+
+
+class Pong(NamedTuple):
+    timestamp: int
+
+
+class Bad(NamedTuple):
+    """The peer broke the protocol here; nothing after it is read."""
+
+    code: int
+    """What to close the WebSocket with."""
+    reason: str
+
+
+ToServer = Attach | Detach | Publishes | Ping | Bad
+ToClient = Attached | Detached | Ack | Payloads | Pong | Bad
+
+
+def make_serial(epoch: int, offset: int) -> str:
+    return f"{epoch}@{offset}"
+
+
+def parse_serial(text: str) -> Serial | None:
+    """None for what is not a serial of ours."""
+    found = _SERIAL.fullmatch(text)
+    if found is None or int(found[2]) > _OFFSET_MAX:
+        return None
+    return Serial(None if found[1] is None else int(found[1]), int(found[2]))
+
+
+# From server to client, with their WebSocket frames.
+
+
+def encode_attached(topic: str, serial: str) -> bytes:
+    return _framed(ATTACHED, {"topic": topic, "serial": serial})
+
+
+def encode_detached(topic: str) -> bytes:
+    return _framed(DETACHED, {"topic": topic})
+
+
+def encode_ack(topic: str, number: int) -> bytes:
+    return _framed(ACK, {"topic": topic, "sequence_number": number})
+
+
+def encode_pong(timestamp: bytes) -> bytes:
+    return _framed(PONG, {"timestamp": msgspec.Raw(timestamp)})
+
+
+def encode_payloads(topic: str, epoch: int, offset: int, records: Sequence[bytes]) -> bytes:
+    """PAYLOAD messages for consecutive records, the first of which begins at `offset`."""
+    sizes = list(map(len, records))
+    ends = list(accumulate(sizes, initial=offset))[1:]
+    digits = len(str(ends[0]))
+    if ends[-1] >= 10**digits:
+        # From here on offsets have a digit more, and everything around them another size.
+        more = bisect_left(ends, 10**digits)
+        return encode_payloads(topic, epoch, offset, records[:more]) + encode_payloads(
+            topic, epoch, ends[more - 1], records[more:]
+        )
+    # One formatting for all: everything per record happens in C.
+    formats = _PayloadFormats(topic, epoch, digits)
+    if len(set(sizes)) == 1:
+        form = formats[sizes[0]] * len(sizes)
+    else:
+        form = b"".join(map(formats.__getitem__, sizes))
+    return form % tuple(chain.from_iterable(zip(ends, records, strict=True)))
+
+
+# From client to server, without frames.
+
+
+def encode_attach(topic: str, serial: str | None) -> bytes:
+    fields = {"topic": topic} if serial is None else {"topic": topic, "serial": serial}
+    return _message(ATTACH, fields)
+
+
+def encode_detach(topic: str) -> bytes:
+    return _message(DETACH, {"topic": topic})
+
+
+def encode_publish(topic: str, number: int, payload: bytes) -> bytes:
+    return _message(PUBLISH, {"topic": topic, "message": payload, "sequence_number": number})
+
+
+def encode_ping(timestamp: int) -> bytes:
+    return _message(PING, {"timestamp": timestamp})
+
+
+def _message(kind: int, fields: Mapping[str, object]) -> bytes:
+    return _pack({"type": kind, NAMES[kind]: fields})
+
+
+def _framed(kind: int, fields: Mapping[str, object]) -> bytes:
+    return websocket.frame(_message(kind, fields))
+
+
+_BEFORE_RECORD = _pack("message") + _BIN_32
+
+
+class _PayloadFormats(dict[int, bytes]):
+    """A PAYLOAD with its frame, to be filled with offset and record, by the record's size."""
+
+    def __init__(self, topic: str, epoch: int, digits: int) -> None:
+        serial_bytes = len(str(epoch)) + 1 + digits
+        # The header of a string of that length, from MessagePack itself.
+        serial_head = _pack("-" * serial_bytes)[:-serial_bytes]
+        self._before = _before_serial(topic) + serial_head + b"%d@" % epoch
+        self._digits = digits
+
+    def __missing__(self, record_bytes: int) -> bytes:
+        size = len(self._before) + self._digits + len(_BEFORE_RECORD) + record_bytes
+        before = (websocket.head(size) + self._before).replace(b"%", b"%%")
+        made = self[record_bytes] = before + b"%d" + _BEFORE_RECORD + b"%b"
+        return made
+
+
+_TOPICS_CACHED_MAX = 1024
+"""Encoded names remembered: a delivery has few topics at a time."""
+
+
+@lru_cache(maxsize=_TOPICS_CACHED_MAX)
+def _before_serial(topic: str) -> bytes:
+    """A PAYLOAD message up to the value of its serial, the second of three fields."""
+    whole = _message(PAYLOAD, {"topic": topic, "serial": None, "message": None})
+    return whole[: -len(_pack(None) + _pack("message") + _pack(None))]

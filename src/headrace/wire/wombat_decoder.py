@@ -1,0 +1,420 @@
+"""The Wombat decoders: MessagePack messages of one read become as few messages of ours as possible.
+
+What is not used is passed over by the MessagePack library without being built. Publishes and payloads are
+the hot path: those of one read become one `Publishes` on the server, one `Payloads` per topic on the client.
+
+What a peer gets wrong ends the stream: the last message is then a `Bad` with close code and reason, and the
+messages before it still count.
+"""
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Annotated, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from headrace.errors import BadTopicNameError
+from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic, check_topic_name
+from headrace.wire import websocket
+from headrace.wire.wombat import (
+    ACK,
+    ATTACH,
+    ATTACHED,
+    DETACH,
+    DETACHED,
+    NAMES,
+    PAYLOAD,
+    PING,
+    PONG,
+    PUBLISH,
+    SEQUENCE_NUMBERS,
+    Ack,
+    Attach,
+    Attached,
+    Bad,
+    Detach,
+    Detached,
+    Payloads,
+    Ping,
+    Pong,
+    Publishes,
+    ToClient,
+    ToServer,
+)
+
+_U32 = struct.Struct(">I")
+
+T = TypeVar("T")
+
+_Number = Annotated[int, Meta(ge=0, lt=SEQUENCE_NUMBERS)]
+
+
+class _Publish(Struct, gc=False):
+    topic: str
+    message: bytes
+    sequence_number: _Number
+
+
+class _PlainPublish(Struct, gc=False):
+    """A publish as most encoders write it; all else takes the longer way."""
+
+    type: Literal[3]
+    publish: _Publish
+
+
+class _AnyPublish(Struct):
+    """A publish with its payload in whichever form an encoder chose."""
+
+    topic: str
+    message: Raw
+    sequence_number: _Number
+
+
+class _Attach(Struct):
+    topic: str
+    serial: str | None = None
+
+
+class _Topic(Struct):
+    topic: str
+
+
+class _Timestamp(Struct):
+    timestamp: Raw
+
+
+class _ToServer(Struct):
+    type: int
+    attach: _Attach | UnsetType = UNSET
+    publish: _AnyPublish | UnsetType = UNSET
+    ping: _Timestamp | UnsetType = UNSET
+    detach: _Topic | UnsetType = UNSET
+
+
+class _BadMessageError(Exception):
+    """A message that cannot be read; becomes a `Bad` before it leaves this module."""
+
+    def __init__(self, reason: str, code: int = websocket.PROTOCOL_ERROR) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class ServerDecoder:
+    """Reads what clients send.
+
+    All publishes of one read come last, as one message: an ATTACH answers where the topic ends on disk,
+    so it makes no difference whether publishes that are not there yet came before or after it.
+    """
+
+    __slots__ = ("closed",)
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def receive(self, messages: Sequence[bytes]) -> list[ToServer]:
+        """What these messages say. After a `Bad` everything is ignored."""
+        out: list[ToServer] = []
+        if self.closed:
+            return out
+        gathered = _Gathered()
+        bad: Bad | None = None
+        try:
+            gathered.take(messages, out)
+        except _BadMessageError as error:
+            bad = Bad(error.code, str(error))
+        except BadTopicNameError as error:
+            bad = Bad(websocket.POLICY_VIOLATION, str(error))
+        if gathered.batches:
+            out.append(gathered.publishes())
+        if bad is not None:
+            self.closed = True
+            out.append(bad)
+        return out
+
+
+class _Batch:
+    """Publishes to one topic."""
+
+    __slots__ = ("numbers", "records")
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self.numbers: list[int] = []
+
+
+class _Gathered:
+    """The publishes of one read."""
+
+    __slots__ = ("batches", "first", "in_order")
+
+    def __init__(self) -> None:
+        self.batches: dict[str, _Batch] = {}
+        self.first = -1
+        self.in_order = True
+
+    def take(self, messages: Sequence[bytes], others: list[ToServer]) -> None:
+        """Gather publishes, and put what else there is to `others`."""
+        expected = -1
+        for index, message in enumerate(messages):
+            found = _to_server(message)
+            if not isinstance(found, _Publish):
+                others.append(found)
+                continue
+            payload, number = found.message, found.sequence_number
+            if len(payload) > PAYLOAD_BYTES_MAX:
+                raise _too_large(len(payload))
+            batch = self._batch(found.topic)
+            if not index and (alike := _cut_alike(messages, payload)) is not None:
+                self.first = number
+                batch.records += alike.records
+                batch.numbers += alike.numbers
+                self.in_order = alike.numbers == tuple(range(number, number + len(messages)))
+                return
+            batch.records.append(_U32.pack(len(payload)) + payload)
+            batch.numbers.append(number)
+            if number != expected:
+                self._jump(expected, number)
+            expected = number + 1
+
+    def publishes(self) -> Publishes:
+        return Publishes(
+            {topic: batch.records for topic, batch in self.batches.items()},
+            {topic: batch.numbers for topic, batch in self.batches.items()},
+            self.in_order,
+            self.first,
+        )
+
+    def _batch(self, topic: str) -> _Batch:
+        batch = self.batches.get(topic)
+        if batch is None:
+            check_publish_topic(topic)
+            batch = self.batches[topic] = _Batch()
+        return batch
+
+    def _jump(self, expected: int, number: int) -> None:
+        """A number that is not simply one more than the last."""
+        if expected < 0:
+            self.first = number
+        elif number != expected % SEQUENCE_NUMBERS:
+            self.in_order = False
+
+
+class _Alike(NamedTuple):
+    """Publishes that differ in nothing but payload and number."""
+
+    records: list[bytes]
+    numbers: tuple[int, ...]
+
+
+_ALIKE = 64
+"""How many messages are cut by one call; fewer are decoded."""
+
+_NUMBER_KEYS = tuple(
+    (msgspec.msgpack.encode("sequence_number") + kind, code)
+    for kind, code in ((b"\xce", "I"), (b"\xcd", "H"))
+)
+"""The last field's name, and MessagePack's two ways to begin all but the smallest numbers."""
+
+
+def _cut_alike(messages: Sequence[bytes], payload: bytes) -> _Alike | None:
+    """Cut messages that look like the first, whose payload is known, instead of decoding each.
+
+    Publishers of one kind of message send many of one size, with fields in the protocol's order. Whether
+    these are such is seen by putting them together again from what was cut out.
+    """
+    if len(messages) < _ALIKE or len(set(map(len, messages))) > 1:
+        return None
+    first = messages[0]
+    layout = _layout(first, payload)
+    if layout is None:
+        return None
+    start, key, code = layout
+    number_bytes = struct.calcsize(code)
+    form = first[:start].replace(b"%", b"%%") + b"%b" + key + b"%b"
+    records: list[bytes] = []
+    numbers: list[bytes] = []
+    record_head = _U32.pack(len(payload))
+    for at in range(0, len(messages), _ALIKE):
+        some = messages[at : at + _ALIKE]
+        data = b"".join(some)
+        fields = _cut(start, len(payload), len(key), number_bytes, len(some)).unpack(data)
+        if form * len(some) % fields != data:
+            return None
+        records += map(record_head.__add__, fields[::2])
+        numbers += fields[1::2]
+    return _Alike(records, struct.unpack(f">{len(numbers)}{code}", b"".join(numbers)))
+
+
+@lru_cache(maxsize=4 * _ALIKE)
+def _cut(
+    head_bytes: int, payload_bytes: int, key_bytes: int, number_bytes: int, count: int
+) -> struct.Struct:
+    """Payload and number of so many messages, and nothing of the rest."""
+    one = f"{head_bytes}x{payload_bytes}s{key_bytes}x{number_bytes}s"
+    return struct.Struct(one * count)
+
+
+def _layout(message: bytes, payload: bytes) -> tuple[int, bytes, str] | None:
+    """Where the payload begins, what comes behind it, and how the number at the end is written."""
+    for key, code in _NUMBER_KEYS:
+        stop = len(message) - struct.calcsize(code) - len(key)
+        start = stop - len(payload)
+        if message.startswith(key, stop) and message.endswith(_payload_heads(payload), 0, start):
+            return start, key, code
+    return None
+
+
+def _payload_heads(payload: bytes) -> tuple[bytes, ...]:
+    """What may come before a payload: its key, and one of MessagePack's ways to say its size."""
+    size = _U32.pack(len(payload))
+    ways = [b"\xc6" + size]
+    if len(payload) < 1 << 16:
+        ways.append(b"\xc5" + size[2:])
+    if len(payload) < 1 << 8:
+        ways.append(b"\xc4" + size[3:])
+    return tuple(msgspec.msgpack.encode("message") + way for way in ways)
+
+
+def _to_server(message: bytes) -> Attach | Detach | Ping | _Publish:
+    try:
+        return _publish_decoder.decode(message).publish
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass  # not a plain publish: what it is, or what is wrong with it, is found out below
+    found = _decode(_to_server_decoder, message)
+    if found.type == PUBLISH and found.publish:
+        publish = found.publish
+        return _Publish(publish.topic, _payload(publish.message), publish.sequence_number)
+    if found.type == PING and found.ping:
+        return Ping(_timestamp(found.ping.timestamp))
+    if found.type == ATTACH and found.attach:
+        check_topic_name(found.attach.topic)
+        return Attach(found.attach.topic, found.attach.serial or None)
+    if found.type == DETACH and found.detach:
+        check_topic_name(found.detach.topic)
+        return Detach(found.detach.topic)
+    raise _wrong_type(found.type, (ATTACH, PUBLISH, PING, DETACH), "a client")
+
+
+class _Attached(Struct):
+    topic: str
+    serial: str
+
+
+class _Ack(Struct):
+    topic: str
+    sequence_number: _Number
+
+
+class _Payload(Struct, gc=False):
+    topic: str
+    serial: str
+    message: bytes
+
+
+class _Pong(Struct):
+    timestamp: int
+
+
+class _ToClient(Struct):
+    type: int
+    payload: _Payload | UnsetType = UNSET
+    ack: _Ack | UnsetType = UNSET
+    attached: _Attached | UnsetType = UNSET
+    pong: _Pong | UnsetType = UNSET
+    detached: _Topic | UnsetType = UNSET
+
+
+class ClientDecoder:
+    """Reads what servers send."""
+
+    __slots__ = ("closed",)
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def receive(self, messages: Sequence[bytes]) -> list[ToClient]:
+        """What these messages say. After a `Bad` everything is ignored."""
+        out: list[ToClient] = []
+        if self.closed:
+            return out
+        topic: str | None = None
+        payloads: list[tuple[str, bytes]] = []
+        try:
+            for message in messages:
+                found = _decode(_to_client_decoder, message)
+                payload = found.payload
+                if found.type != PAYLOAD or not payload:
+                    out.append(_to_client(found))
+                    topic = None
+                    continue
+                if payload.topic != topic:
+                    topic, payloads = payload.topic, []
+                    out.append(Payloads(topic, payloads))
+                payloads.append((payload.serial, payload.message))
+        except _BadMessageError as error:
+            self.closed = True
+            out.append(Bad(error.code, str(error)))
+        return out
+
+
+def _to_client(found: _ToClient) -> ToClient:
+    if found.type == ACK and found.ack:
+        return Ack(found.ack.topic, found.ack.sequence_number)
+    if found.type == PONG and found.pong:
+        return Pong(found.pong.timestamp)
+    if found.type == ATTACHED and found.attached:
+        return Attached(found.attached.topic, found.attached.serial)
+    if found.type == DETACHED and found.detached:
+        return Detached(found.detached.topic)
+    raise _wrong_type(found.type, (ATTACHED, ACK, PAYLOAD, PONG, DETACHED), "a server")
+
+
+_publish_decoder = msgspec.msgpack.Decoder(_PlainPublish)
+_to_server_decoder = msgspec.msgpack.Decoder(_ToServer)
+_to_client_decoder = msgspec.msgpack.Decoder(_ToClient)
+_numbers_decoder = msgspec.msgpack.Decoder(list[Annotated[int, Meta(ge=0, le=255)]])
+_text_decoder = msgspec.msgpack.Decoder(str)
+_bytes_decoder = msgspec.msgpack.Decoder(bytes)
+_number_decoder = msgspec.msgpack.Decoder(int | float)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], message: bytes | Raw) -> T:
+    try:
+        return decoder.decode(message)
+    except msgspec.MsgspecError as error:
+        raise _BadMessageError(f"not a message of this protocol: {error}") from None
+    except UnicodeDecodeError:
+        raise _BadMessageError("a string is not UTF-8") from None
+    except RecursionError:
+        raise _BadMessageError("a message nested too deeply") from None
+
+
+def _payload(raw: Raw) -> bytes:
+    """The bytes of a `message`: MessagePack's bin, or text, or an array of small integers."""
+    first = memoryview(raw)[0]
+    if 0xC4 <= first <= 0xC6:
+        return _decode(_bytes_decoder, raw)
+    if 0xA0 <= first <= 0xBF or 0xD9 <= first <= 0xDB:
+        return _decode(_text_decoder, raw).encode()
+    return bytes(_decode(_numbers_decoder, raw))
+
+
+def _timestamp(raw: Raw) -> bytes:
+    _decode(_number_decoder, raw)
+    return bytes(raw)
+
+
+def _too_large(size: int) -> _BadMessageError:
+    return _BadMessageError(
+        f"a payload of {size} bytes, at most {PAYLOAD_BYTES_MAX} are allowed", websocket.TOO_BIG
+    )
+
+
+def _wrong_type(kind: int, allowed: tuple[int, ...], sender: str) -> _BadMessageError:
+    if kind in allowed:
+        return _BadMessageError(f"a message of type {kind} without `{NAMES[kind]}`")
+    if 0 < kind < len(NAMES):
+        return _BadMessageError(f"{NAMES[kind].upper()} is not for {sender} to send")
+    return _BadMessageError(f"unknown message type {kind}")
