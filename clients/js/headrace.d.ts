@@ -1,0 +1,152 @@
+/** Bytes, or text that is published as UTF-8. */
+export type Payload = string | ArrayBuffer | ArrayBufferView;
+
+export type State =
+  /** Waiting before the next attempt; `client.lastError` says why. */
+  | "disconnected"
+  /** An attempt is under way. */
+  | "connecting"
+  /** The server answers. */
+  | "connected"
+  /** For good, by `close`. */
+  | "closed";
+
+/** Messages of a topic did not and will not come: expired, or the topic was made anew. */
+export interface Missed {
+  readonly topic: string;
+  /** The serial that delivery should have gone on from. */
+  readonly asked: string;
+  /** The serial that it goes on from. */
+  readonly got: string;
+}
+
+/** Times are milliseconds. */
+export interface Options {
+  /** Publishes sent and not acknowledged; further ones wait. Default 4096. */
+  windowMax?: number;
+  /** The same in bytes; the last publish may go beyond it. Default 16 MiB. */
+  windowBytesMax?: number;
+  /** Received and not yet taken, for each subscription. Default 8 MiB. */
+  receiveBytesMax?: number;
+  /** Time between pings, which is also the time that an answer may take. Default 5000. */
+  pingIntervalMs?: number;
+  /** A publish not acknowledged for so long is sent again. Default 2000. */
+  resendMs?: number;
+  /** Time for one attempt to connect. Default 5000. */
+  attemptTimeoutMs?: number;
+  /** How long `close` waits for acknowledgements. Default 5000; 0: it does not wait. */
+  flushTimeoutMs?: number;
+  /** The share of each wait before an attempt that is cut off at random, 0 to 1. Default 0. */
+  jitter?: number;
+  /** The constructor of WebSockets. Default: the global one. */
+  WebSocket?: new (url: string) => unknown;
+}
+
+/** Where a subscription starts; at most one of these. Without any: with the next message. */
+export interface Start {
+  /** The serial of a message: with the one after it. Null is as good as none. */
+  serial?: string | null;
+  /** The offset of a message, also of one received over another protocol: with the one after it. */
+  offset?: number | bigint;
+  /** With the oldest message that is kept, or with the next one. */
+  from?: "start" | "now";
+}
+
+export interface Message {
+  readonly topic: string;
+  /** Names the position just past this message: subscribe from it to get the next one. */
+  readonly serial: string;
+  /** The byte position in that serial; null when it has none, or one beyond 2⁵³. */
+  readonly offset: number | null;
+  /** A view of the bytes received: its `buffer` holds more than the payload. */
+  readonly payload: Uint8Array;
+  /** The payload decoded as UTF-8. */
+  text(): string;
+}
+
+/**
+ * The messages of one topic, for `for await`. Leaving a loop keeps the subscription, and the next loop
+ * goes on where that one stopped.
+ */
+export interface Subscription extends AsyncIterableIterator<Message> {
+  readonly topic: string;
+  /**
+   * The serial of the last message taken, or where delivery began: store it to resume later.
+   * Null while the server has not said where the topic ends.
+   */
+  readonly serial: string | null;
+  /** Wait until the server delivers the topic; gives the serial that it began from. */
+  attached(): Promise<string>;
+  /** End the iteration, drop what was not taken, and wait until the server has stopped. */
+  unsubscribe(): Promise<void>;
+}
+
+/** Publishes to and subscribes to topics of one server, over as many connections as it takes. */
+export interface Client {
+  readonly url: string;
+  readonly state: State;
+  /** Round trip to the server, from the last answered ping; null before the first. */
+  readonly latencyMs: number | null;
+  /** Why the last connection, or attempt at one, ended; empty while connected. */
+  readonly lastError: string;
+  /** How many publishes wait for their acknowledgement. */
+  readonly unacknowledged: number;
+
+  /** Wait for a connection; with `timeoutMs`, rejects with ConnectTimeoutError after that time. */
+  connected(options?: { timeoutMs?: number }): Promise<void>;
+
+  /**
+   * Publish; done when the server has acknowledged it. Publishes go out in the order of the calls,
+   * whether or not their promises are waited for.
+   */
+  publish(topic: string, payload: Payload): Promise<void>;
+
+  /** Wait until a publish would be sent at once: keeps the memory of one who publishes many bounded. */
+  window(): Promise<void>;
+
+  /** Wait until everything published so far is acknowledged. */
+  flush(): Promise<void>;
+
+  /** Subscribe, once per topic. After a lost connection it goes on where it stopped. */
+  subscribe(topic: string, start?: Start): Subscription;
+  /** The same with a handler instead of a loop. One that returns a promise is waited for. */
+  subscribe(
+    topic: string,
+    handler: (message: Message) => unknown,
+    start?: Start,
+  ): Omit<Subscription, keyof AsyncIterableIterator<Message>>;
+
+  /** Be told of every change of the state. Returns a function that ends it. */
+  on(event: "state", handler: (state: State) => void): () => void;
+  /** Be told of missed messages before any message behind the gap can be taken. */
+  on(event: "missed", handler: (missed: Missed) => void): () => void;
+
+  /**
+   * Wait up to `flushMs` for acknowledgements, then disconnect for good. Rejects with
+   * UnacknowledgedError when they did not all come; with 0 it neither waits nor rejects.
+   */
+  close(options?: { flushMs?: number }): Promise<void>;
+}
+
+/** Make a client of the server at `ws://HOST:PORT`, which connects at once. */
+export function connect(url: string, options?: Options): Client;
+
+/** Anything that is rejected or thrown on purpose, but for a TypeError or RangeError of a bad argument. */
+export class HeadraceError extends Error {}
+/** A URL or an option that cannot be meant. */
+export class ConfigError extends HeadraceError {}
+/** A topic that is empty, over 255 bytes of UTF-8 or reserved for another protocol. */
+export class BadTopicNameError extends HeadraceError {}
+/** A payload over 256 KiB: split it. */
+export class PayloadTooLargeError extends HeadraceError {}
+/** A second subscription of a topic, or a loop over one that has a handler. */
+export class LocalProtocolError extends HeadraceError {}
+/** No server answered in time: check the address, or wait longer. */
+export class ConnectTimeoutError extends HeadraceError {}
+/** The client was closed: make a new one. */
+export class ClientClosedError extends HeadraceError {}
+/** Closed before all acknowledgements came: those messages may or may not be in the log. */
+export class UnacknowledgedError extends HeadraceError {
+  /** How many. */
+  readonly publishes: number;
+}

@@ -1,0 +1,1473 @@
+/**
+ * The Headrace client for browsers and Node: publishes to topics of a server and subscribes to
+ * them, over as many connections as it takes. One file, no dependencies.
+ *
+ * From the top down: what an application uses (`connect`, Client, Subscription, Message), the link
+ * (the WebSocket and its timers), the session (the Wombat protocol without I/O: messages and time
+ * are arguments), the codec (MessagePack), and last the checks of what an application passes in.
+ *
+ * The manual of the API is headrace.d.ts. Exports that it does not have are for tests only.
+ */
+
+const PAYLOAD_BYTES_MAX = 262_144;
+const TOPIC_BYTES_MAX = 255;
+/** Topics whose records have an envelope: only their own protocols publish there. */
+const RESERVED_PREFIXES = ["logux/", "channel/"];
+
+const PATH = "/v1/ws";
+const DEFAULT_PORT = 8120;
+
+const DEFAULTS = {
+  windowMax: 4096,
+  windowBytesMax: 16 * 1024 * 1024,
+  receiveBytesMax: 8 * 1024 * 1024,
+  pingIntervalMs: 5000,
+  resendMs: 2000,
+  attemptTimeoutMs: 5000,
+  flushTimeoutMs: 5000,
+  jitter: 0,
+};
+/** As far as timers reach, and half of all sequence numbers. */
+const OPTION_MAX = 2 ** 31 - 1;
+
+export class HeadraceError extends Error {
+  static {
+    this.prototype.name = "HeadraceError";
+  }
+}
+
+export class ConfigError extends HeadraceError {
+  static {
+    this.prototype.name = "ConfigError";
+  }
+}
+
+export class BadTopicNameError extends HeadraceError {
+  static {
+    this.prototype.name = "BadTopicNameError";
+  }
+}
+
+export class PayloadTooLargeError extends HeadraceError {
+  static {
+    this.prototype.name = "PayloadTooLargeError";
+  }
+}
+
+export class LocalProtocolError extends HeadraceError {
+  static {
+    this.prototype.name = "LocalProtocolError";
+  }
+}
+
+export class ConnectTimeoutError extends HeadraceError {
+  static {
+    this.prototype.name = "ConnectTimeoutError";
+  }
+}
+
+export class ClientClosedError extends HeadraceError {
+  static {
+    this.prototype.name = "ClientClosedError";
+  }
+}
+
+export class UnacknowledgedError extends HeadraceError {
+  static {
+    this.prototype.name = "UnacknowledgedError";
+  }
+
+  constructor(publishes) {
+    super(`${publishes} publishes were not acknowledged before the client closed`);
+    this.publishes = publishes;
+  }
+}
+
+export function connect(url, options = {}) {
+  return new Client(websocketUrl(url), checkOptions(options));
+}
+
+class Client {
+  #options;
+  #session;
+  #link;
+  #handlers = { state: new Set(), missed: new Set() };
+  #inboxes = new Map();
+  #detaching = new Set();
+  /** How to settle the promise of each unacknowledged publish, in the session's order. */
+  #publishes = new Fifo();
+  #published = 0;
+  #acknowledged = 0;
+  #waiting = new Set();
+
+  constructor(url, options) {
+    this.url = url;
+    this.#options = options;
+    this.#session = new WombatSession(options);
+    this.#link = new Link(this.#session, url, options, {
+      changed: (state) => this.#stateChanged(state),
+      happened: (event) => this.#handle(event),
+    });
+  }
+
+  get state() {
+    return this.#session.state;
+  }
+
+  get latencyMs() {
+    return this.#session.latencyMs;
+  }
+
+  get lastError() {
+    return this.#link.lastError;
+  }
+
+  get unacknowledged() {
+    return this.#session.unacknowledged;
+  }
+
+  async connected({ timeoutMs } = {}) {
+    if (!(await this.#until(() => this.state === "connected", timeoutMs))) {
+      const reason = this.lastError || "no answer";
+      throw new ConnectTimeoutError(
+        `no connection to ${this.url} within ${timeoutMs} ms: ${reason}`,
+      );
+    }
+  }
+
+  // Not `async`: that would wrap the promise, and the wrapper would count as unhandled.
+  publish(topic, payload) {
+    try {
+      this.#mustBeOpen();
+      this.#session.publish(topic, bytesOf(payload));
+    } catch (error) {
+      return Promise.reject(error);
+    }
+    this.#published += 1;
+    const acknowledged = new Promise((resolve, reject) => {
+      this.#publishes.push({ resolve, reject });
+    });
+    // Rejected only by `close`, which tells of it itself: one who publishes many and then waits in
+    // `flush` has no need to look at each promise.
+    acknowledged.catch(() => {});
+    this.#link.send();
+    return acknowledged;
+  }
+
+  async window() {
+    await this.#until(() => this.#session.hasRoom);
+  }
+
+  async flush() {
+    await this.#flushed();
+  }
+
+  subscribe(topic, handler, options) {
+    if (typeof handler !== "function") [handler, options] = [undefined, handler ?? options];
+    this.#mustBeOpen();
+    const serial = startOf(options ?? {});
+    if (this.#inboxes.has(topic)) {
+      throw new LocalProtocolError(`"${topic}" is already subscribed on this client`);
+    }
+    this.#session.attach(topic, serial);
+    this.#detaching.delete(topic);
+    const inbox = new Inbox(serial, this.#options.receiveBytesMax, () => {
+      this.#session.attach(topic, inbox.received);
+      this.#link.send();
+    });
+    this.#inboxes.set(topic, inbox);
+    this.#link.send();
+    this.#wake();
+    if (handler) callForEach(inbox, handler);
+    return new Subscription(topic, inbox, {
+      handled: handler !== undefined,
+      unsubscribe: () => this.#unsubscribe(topic, inbox),
+    });
+  }
+
+  on(name, handler) {
+    if (!Object.hasOwn(this.#handlers, name)) {
+      throw new TypeError(`there is no event "${name}", only "state" and "missed"`);
+    }
+    mustBe("function", handler, "a handler");
+    const registration = { handler };
+    this.#handlers[name].add(registration);
+    return () => {
+      this.#handlers[name].delete(registration);
+    };
+  }
+
+  async close({ flushMs = this.#options.flushTimeoutMs } = {}) {
+    let unacknowledged = 0;
+    if (flushMs > 0 && this.unacknowledged > 0 && this.state !== "closed") {
+      const flushed = await this.#flushed(flushMs).catch(() => false); // closed by another call
+      if (!flushed) unacknowledged = this.unacknowledged;
+    }
+    if (this.state !== "closed") this.#shut();
+    await this.#link.stop();
+    if (unacknowledged > 0) throw new UnacknowledgedError(unacknowledged);
+  }
+
+  #flushed(timeoutMs) {
+    const published = this.#published;
+    return this.#until(() => this.#acknowledged >= published, timeoutMs);
+  }
+
+  async #unsubscribe(topic, inbox) {
+    if (this.#inboxes.get(topic) === inbox) {
+      this.#inboxes.delete(topic);
+      inbox.end(new HeadraceError(`the subscription of "${topic}" ended before it began`));
+      if (this.#session.detach(topic)) this.#detaching.add(topic);
+      this.#link.send();
+    }
+    await this.#until(() => !this.#detaching.has(topic)).catch(() => {}); // closing detaches too
+  }
+
+  #shut() {
+    this.#session.close();
+    const error = new ClientClosedError("the client is closed");
+    for (const inbox of this.#inboxes.values()) inbox.end(error);
+    this.#inboxes.clear();
+    while (this.#publishes.length > 0) this.#publishes.shift().reject(error);
+    this.#stateChanged("closed");
+  }
+
+  #handle(event) {
+    switch (event.kind) {
+      case "acknowledged":
+        this.#acknowledged += event.publishes;
+        for (let n = 0; n < event.publishes; n += 1) this.#publishes.shift().resolve();
+        break;
+      case "message":
+        if (!this.#inboxes.get(event.topic).push(new Message(event))) {
+          // A WebSocket cannot be told to wait, so a subscription that is over its bound leaves the
+          // topic, and comes back where it stopped when the application has caught up.
+          this.#session.detach(event.topic);
+        }
+        break;
+      case "attached":
+        this.#inboxes.get(event.topic).begin(event.serial);
+        break;
+      case "detached":
+        this.#detaching.delete(event.topic);
+        break;
+      case "missed":
+        this.#tell("missed", { topic: event.topic, asked: event.asked, got: event.got });
+        break;
+    }
+    this.#wake();
+  }
+
+  #stateChanged(state) {
+    if (state === "disconnected") this.#detaching.clear(); // the server has forgotten them with it
+    this.#wake();
+    this.#tell("state", state);
+  }
+
+  #tell(name, event) {
+    for (const { handler } of [...this.#handlers[name]]) {
+      try {
+        handler(event);
+      } catch (error) {
+        report(error);
+      }
+    }
+  }
+
+  /** Whether the condition came true within the time; looks again whenever something happened. */
+  #until(condition, timeoutMs) {
+    return new Promise((resolve, reject) => {
+      this.#mustBeOpen();
+      if (condition()) return resolve(true);
+      const settle = (settler, value) => {
+        this.#waiting.delete(look);
+        clearTimeout(timer);
+        settler(value);
+      };
+      const look = () => {
+        if (condition()) settle(resolve, true);
+        else if (this.state === "closed") {
+          settle(reject, new ClientClosedError("the client is closed"));
+        }
+      };
+      let timer;
+      if (timeoutMs !== undefined) {
+        timer = setTimeout(settle, Math.min(timeoutMs, OPTION_MAX), resolve, false);
+      }
+      this.#waiting.add(look);
+    });
+  }
+
+  #wake() {
+    for (const look of this.#waiting) look();
+  }
+
+  #mustBeOpen() {
+    if (this.state === "closed") throw new ClientClosedError("the client is closed");
+  }
+}
+
+/** What one topic brings; an async iterator that ends when unsubscribed or closed. */
+class Subscription {
+  #inbox;
+  #hooks;
+
+  constructor(topic, inbox, hooks) {
+    this.topic = topic;
+    this.#inbox = inbox;
+    this.#hooks = hooks;
+  }
+
+  get serial() {
+    return this.#inbox.taken;
+  }
+
+  attached() {
+    return this.#inbox.attached;
+  }
+
+  unsubscribe() {
+    return this.#hooks.unsubscribe();
+  }
+
+  async next() {
+    if (this.#hooks.handled) {
+      throw new LocalProtocolError(`the messages of "${this.topic}" go to its handler`);
+    }
+    const value = await this.#inbox.next();
+    return { value, done: value === undefined };
+  }
+
+  // No `return`: leaving a loop keeps the subscription, and the next loop goes on with it.
+  [Symbol.asyncIterator]() {
+    return this;
+  }
+}
+
+class Message {
+  constructor({ topic, serial, payload }) {
+    this.topic = topic;
+    this.serial = serial;
+    this.payload = payload;
+  }
+
+  get offset() {
+    const offset = Number(/^\d+@(\d+)$/.exec(this.serial)?.[1] ?? NaN);
+    return Number.isSafeInteger(offset) ? offset : null;
+  }
+
+  text() {
+    return new TextDecoder().decode(this.payload);
+  }
+}
+
+/** Messages received and not yet taken, bounded. Knows no protocol. */
+class Inbox {
+  static MESSAGE_OVERHEAD_BYTES = 128;
+
+  #bytesMax;
+  #caughtUp;
+  #messages = new Fifo();
+  #bytes = 0;
+  #over = false;
+  #takers = new Fifo();
+  #ended = false;
+  #begun;
+
+  constructor(serial, bytesMax, caughtUp) {
+    /** The serial of the last message taken, or where delivery begins. */
+    this.taken = serial;
+    /** The same of the last message received. */
+    this.received = serial;
+    this.#bytesMax = bytesMax;
+    this.#caughtUp = caughtUp;
+    this.attached = new Promise((resolve, reject) => {
+      this.#begun = { resolve, reject };
+    });
+    this.attached.catch(() => {}); // whoever asks hears of it
+  }
+
+  /** The server delivers the topic from here; also called on every later connection. */
+  begin(serial) {
+    this.taken ??= serial;
+    this.received = serial;
+    this.#begun.resolve(serial);
+  }
+
+  /** False asks for no more until `caughtUp` is called. */
+  push(message) {
+    this.received = message.serial;
+    if (this.#takers.length > 0) {
+      this.taken = message.serial;
+      this.#takers.shift()(message);
+    } else {
+      this.#messages.push(message);
+      this.#bytes += sizeOf(message);
+      this.#over = this.#bytes > this.#bytesMax;
+    }
+    return !this.#over;
+  }
+
+  /** The next message; undefined when there will be none. */
+  async next() {
+    if (this.#ended) return undefined;
+    if (this.#messages.length === 0) return new Promise((resolve) => this.#takers.push(resolve));
+    const message = this.#messages.shift();
+    this.taken = message.serial;
+    this.#bytes -= sizeOf(message);
+    if (this.#over && this.#bytes <= this.#bytesMax / 2) {
+      this.#over = false;
+      this.#caughtUp();
+    }
+    return message;
+  }
+
+  /** What was not taken is dropped. */
+  end(error) {
+    this.#ended = true;
+    this.#messages = new Fifo();
+    while (this.#takers.length > 0) this.#takers.shift()(undefined);
+    this.#begun.reject(error);
+  }
+
+  get ended() {
+    return this.#ended;
+  }
+}
+
+function sizeOf(message) {
+  return message.payload.length + Inbox.MESSAGE_OVERHEAD_BYTES;
+}
+
+/** One call after the other: a handler that returns a promise is waited for, within the bound. */
+async function callForEach(inbox, handler) {
+  for (let message; (message = await inbox.next()) && !inbox.ended;) {
+    try {
+      await handler(message);
+    } catch (error) {
+      report(error);
+    }
+  }
+}
+
+/** Keeps a session connected: makes WebSockets one after the other, moves messages and time. */
+class Link {
+  /** What may wait in the WebSocket: publishes beyond it stay where a PING can overtake them. */
+  static SEND_BUFFER_BYTES_MAX = 256 * 1024;
+  /** A WebSocket does not say when its buffer has room. */
+  static DRAIN_POLL_MS = 10;
+  /** How long a closing WebSocket may take to get its last bytes out. */
+  static CLOSE_TIMEOUT_MS = 1000;
+
+  lastError = "";
+  #session;
+  #url;
+  #options;
+  #client;
+  #socket = null;
+  #open = false;
+  /** For the attempt under way, or for the wait before the next one. */
+  #attemptTimer;
+  #drainTimer;
+  #tickTimer;
+  #tickTimerAt = Infinity;
+
+  constructor(session, url, options, client) {
+    this.#session = session;
+    this.#url = url;
+    this.#options = options;
+    this.#client = client;
+    this.#connect();
+  }
+
+  /** Hand the WebSocket what the session has for it, as far as there is room. */
+  send() {
+    if (!this.#open) return;
+    const socket = this.#socket;
+    for (const data of this.#session.controlToSend()) socket.send(data);
+    const now = performance.now();
+    while (socket.bufferedAmount < Link.SEND_BUFFER_BYTES_MAX) {
+      const data = this.#session.publishToSend(now);
+      if (data === null) break;
+      socket.send(data);
+    }
+    if (socket.bufferedAmount >= Link.SEND_BUFFER_BYTES_MAX && this.#drainTimer === undefined) {
+      this.#drainTimer = setTimeout(() => {
+        this.#drainTimer = undefined;
+        this.send();
+      }, Link.DRAIN_POLL_MS);
+    }
+    this.#schedule(now);
+  }
+
+  /** End for good; resolves when what was sent is out, or takes too long. */
+  async stop() {
+    const wasOpen = this.#open;
+    const socket = this.#forget();
+    if (socket === null) return;
+    const closed = wasOpen && untilClosed(socket, Link.CLOSE_TIMEOUT_MS);
+    socket.close(1000);
+    await closed;
+    abandon(socket);
+  }
+
+  #connect() {
+    this.#session.connecting();
+    this.#client.changed(this.#session.state);
+    if (this.#session.state === "closed") return; // by a handler
+    let socket;
+    try {
+      socket = new this.#options.WebSocket(this.#url);
+    } catch (error) {
+      this.#lost(error.message);
+      return;
+    }
+    this.#socket = socket;
+    socket.binaryType = "arraybuffer";
+    // Listeners stay when a socket is given up, and then find that it is not the current one.
+    const listen = (name, listener) => {
+      socket.addEventListener(name, (event) => {
+        if (socket === this.#socket) listener(event);
+      });
+    };
+    let failure;
+    listen("open", () => this.#opened());
+    listen("message", ({ data }) => this.#received(data));
+    listen("error", (event) => {
+      failure = event.message; // Node says why; browsers do not tell pages
+      // Node 20 lets no "close" follow when no connection came about.
+      if (!this.#open) this.#drop(failure || "the server cannot be reached");
+    });
+    listen("close", (event) => this.#lost(whyClosed(event, failure)));
+    const { attemptTimeoutMs } = this.#options;
+    this.#attemptTimer = setTimeout(() => {
+      this.#drop(`no answer within ${attemptTimeoutMs} ms`);
+    }, attemptTimeoutMs);
+  }
+
+  #opened() {
+    clearTimeout(this.#attemptTimer);
+    this.#open = true;
+    this.#session.opened(performance.now());
+    this.send();
+  }
+
+  #received(data) {
+    const socket = this.#socket;
+    const before = this.#session.state;
+    const events = this.#session.receive(data, performance.now());
+    if (this.#session.state !== before) {
+      this.lastError = "";
+      this.#client.changed(this.#session.state);
+    }
+    this.#take(events, socket);
+    // Not left to the timer alone: browsers let timers of hidden pages wait for up to a minute.
+    if (socket === this.#socket) this.#tick();
+  }
+
+  #tick() {
+    const socket = this.#socket;
+    const drained = socket.bufferedAmount === 0;
+    this.#take(this.#session.tick(performance.now(), drained), socket);
+    if (socket === this.#socket) this.send();
+  }
+
+  #take(events, socket) {
+    for (const event of events) {
+      if (socket !== this.#socket) return; // a handler has closed the client
+      if (event.kind === "broken") this.#drop(event.reason);
+      else this.#client.happened(event);
+    }
+  }
+
+  #schedule(now) {
+    const at = this.#session.tickAt;
+    if (at >= this.#tickTimerAt) return; // a timer that fires too early only looks again
+    clearTimeout(this.#tickTimer);
+    this.#tickTimerAt = at;
+    const waitMs = Math.max(0, Math.ceil(at - now));
+    this.#tickTimer = setTimeout(() => {
+      this.#tickTimerAt = Infinity;
+      this.#tick();
+    }, waitMs);
+  }
+
+  #drop(reason) {
+    const socket = this.#socket;
+    this.#lost(reason);
+    abandon(socket);
+  }
+
+  #lost(reason) {
+    this.#forget();
+    this.lastError = reason;
+    const waitMs = this.#session.disconnected();
+    this.#attemptTimer = setTimeout(() => this.#connect(), waitMs);
+    this.#client.changed(this.#session.state);
+  }
+
+  #forget() {
+    clearTimeout(this.#attemptTimer);
+    clearTimeout(this.#drainTimer);
+    clearTimeout(this.#tickTimer);
+    this.#drainTimer = undefined;
+    this.#tickTimerAt = Infinity;
+    const socket = this.#socket;
+    this.#socket = null;
+    this.#open = false;
+    return socket;
+  }
+}
+
+function untilClosed(socket, timeoutMs) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, timeoutMs);
+    socket.addEventListener("close", () => {
+      clearTimeout(timer);
+      resolve();
+    });
+  });
+}
+
+/** Close without waiting for a peer that may be gone, where the WebSocket can, as that of `ws`. */
+function abandon(socket) {
+  if (typeof socket.terminate === "function") socket.terminate();
+  else socket.close();
+}
+
+function whyClosed({ code, reason }, failure) {
+  // Two codes never come over the wire: none was sent, or the connection ended without one.
+  if (code === 1005) return "the server closed the connection";
+  if (code === 1006) return failure || "the connection broke";
+  return `the server closed the connection: ${code} ${reason}`.trimEnd();
+}
+
+/**
+ * The Wombat protocol of one client over all its connections, without I/O, promises or clocks.
+ * Times are milliseconds of one monotonic clock.
+ *
+ * A client outlives its connections. What the server must know is kept here as state, never as
+ * bytes in flight: the topics wanted and the last serial of each, and the publishes not yet
+ * acknowledged. A new connection is told all of it, so what the old one had lost is sent anew.
+ *
+ * An open connection is used at once, but is "connected" only when the peer has proved that it
+ * speaks Wombat, at the latest with the PONG for the PING that is sent first: any port takes
+ * connections.
+ *
+ * Each topic is in one of these states. A cell is the next state and what is sent; `-` cannot
+ * happen or is ignored. No ATTACH follows a DETACH before its DETACHED has come: so every ATTACHED
+ * and PAYLOAD that is looked at belongs to the newest ATTACH, and answers need no counting.
+ *
+ *     state        attach()     detach()   ATTACHED  PAYLOAD  DETACHED   disconnected()  opened()
+ *     (none)       attaching    -          -         -        -          -               -
+ *                  ATTACH
+ *     attaching    -            detaching  attached  -        broken     attaching       attaching
+ *                               DETACH                                                   ATTACH
+ *     attached     -            detaching  -         deliver  broken     attaching       -
+ *                               DETACH
+ *     detaching    reattaching  -          -         -        (none)     (none)          -
+ *     reattaching  -            detaching  -         -        attaching  attaching       -
+ *                                                             ATTACH
+ *
+ * Without a connection nothing is sent, and `detach` leads straight to (none).
+ */
+export class WombatSession {
+  state = "disconnected";
+  latencyMs = null;
+  #options;
+  #open = false;
+  #attempts = 0;
+  #topics = new Map();
+  #control = [];
+  /** All unacknowledged publishes in order. The first `#sent` of them are on this connection. */
+  #publishes = new Fifo();
+  #publishesBytes = 0;
+  #sent = 0;
+  #sentBytes = 0;
+  /** Those of the sent ones that must be sent once more. */
+  #again = new Fifo();
+  #nextNumber;
+  #pingAt = Infinity;
+  /** The PING without a PONG. */
+  #ping = null;
+  /** No publish is due to be sent again before this. */
+  #againAt = Infinity;
+
+  constructor({ firstNumber = 0, random = Math.random, ...options } = {}) {
+    this.#options = { ...DEFAULTS, random, ...options };
+    this.#nextNumber = firstNumber;
+  }
+
+  get unacknowledged() {
+    return this.#publishes.length;
+  }
+
+  get hasRoom() {
+    const { windowMax, windowBytesMax } = this.#options;
+    return this.#publishes.length < windowMax && this.#publishesBytes < windowBytesMax;
+  }
+
+  /** When `tick` is next due. */
+  get tickAt() {
+    return Math.min(this.#pingAt, this.#againAt);
+  }
+
+  connecting() {
+    this.state = "connecting";
+  }
+
+  /** A fresh connection stands. */
+  opened(now) {
+    this.#open = true;
+    this.#sendPing(now);
+    for (const [name, topic] of this.#topics) this.#sendAttach(name, topic);
+  }
+
+  /** The attempt failed or the connection ended. Returns how long to wait before the next one. */
+  disconnected() {
+    this.state = "disconnected";
+    this.#open = false;
+    this.#control = [];
+    this.#sent = 0;
+    this.#sentBytes = 0;
+    this.#again = new Fifo();
+    this.#pingAt = Infinity;
+    this.#ping = null;
+    this.#againAt = Infinity;
+    for (const [name, topic] of this.#topics) {
+      if (topic.state === "detaching") this.#topics.delete(name);
+      else topic.state = "attaching";
+    }
+    const { jitter, random } = this.#options;
+    const waitMs = 100 * Math.min(2 ** this.#attempts, 100) * (1 - jitter * random());
+    this.#attempts += 1;
+    return waitMs;
+  }
+
+  /** The application is done; nothing follows. */
+  close() {
+    this.state = "closed";
+  }
+
+  /** Take a publish, also without a connection. What is over the window is sent later. */
+  publish(topic, payload) {
+    checkTopic(topic);
+    if (RESERVED_PREFIXES.some((prefix) => topic.startsWith(prefix))) {
+      throw new BadTopicNameError(`topic "${topic}" is published to by its own protocol only`);
+    }
+    if (payload.length > PAYLOAD_BYTES_MAX) {
+      throw new PayloadTooLargeError(
+        `a payload may have ${PAYLOAD_BYTES_MAX} bytes, this one has ${payload.length}`,
+      );
+    }
+    const number = this.#nextNumber;
+    const data = encode("publish", { topic, message: payload, sequence_number: number });
+    this.#nextNumber = uint32(number + 1);
+    this.#publishes.push({ data, sentAt: 0, acknowledged: false });
+    this.#publishesBytes += data.length;
+  }
+
+  /** Ask for a topic from a serial, or from its end. */
+  attach(name, serial) {
+    checkTopic(name);
+    const topic = this.#topics.get(name);
+    if (topic === undefined) {
+      const fresh = { state: "attaching", serial };
+      this.#topics.set(name, fresh);
+      if (this.#open) this.#sendAttach(name, fresh);
+    } else {
+      topic.state = "reattaching";
+      topic.serial = serial;
+    }
+  }
+
+  /** Ask for a topic no more. Returns whether a "detached" will come, if the connection lasts. */
+  detach(name) {
+    const topic = this.#topics.get(name);
+    if (topic === undefined) return false;
+    if (!this.#open) {
+      this.#topics.delete(name);
+      return false;
+    }
+    if (topic.state === "attaching" || topic.state === "attached") {
+      this.#control.push(encode("detach", { topic: name }));
+    }
+    topic.state = "detaching";
+    return true;
+  }
+
+  /** Take a message of the connection and say what it means. */
+  receive(data, now) {
+    let message;
+    try {
+      message = decode(data);
+    } catch (error) {
+      if (!(error instanceof CodecError)) throw error;
+      return [broken(`the server broke the protocol: ${error.message}`)];
+    }
+    if (this.state === "connecting") {
+      this.state = "connected";
+      this.#attempts = 0;
+    }
+    switch (message.name) {
+      case "payload":
+        return this.#payload(message);
+      case "ack":
+        return this.#ack(message.sequence_number);
+      case "pong":
+        return this.#pong(message.timestamp, now);
+      case "attached":
+        return this.#attached(message);
+      case "detached":
+        return this.#detached(message.topic);
+      default:
+        return []; // a newer server may say more than we understand
+    }
+  }
+
+  /**
+   * Send the PING that is due, or give up; send again what was not acknowledged in time.
+   * While the connection has not taken all it was given (`drained`), a publish may still be in
+   * there, and a second one behind it would only make the wait longer.
+   */
+  tick(now, drained = true) {
+    if (now >= this.#pingAt) {
+      if (this.#ping !== null) {
+        return [broken(`a ping was not answered within ${this.#options.pingIntervalMs} ms`)];
+      }
+      this.#sendPing(now);
+    }
+    if (now >= this.#againAt) {
+      if (drained) this.#sendAgain(now);
+      else this.#againAt = now + this.#options.resendMs;
+    }
+    return [];
+  }
+
+  /** The messages that overtake publishes; they are few. */
+  controlToSend() {
+    const control = this.#control;
+    this.#control = [];
+    return control;
+  }
+
+  /** The next publish for the connection, or null when there is none or the window is full. */
+  publishToSend(now) {
+    if (!this.#open) return null;
+    const publish = this.#nextAgain() ?? this.#nextFresh();
+    if (publish === null) return null;
+    publish.sentAt = now;
+    this.#againAt = Math.min(this.#againAt, now + this.#options.resendMs);
+    return publish.data;
+  }
+
+  #nextAgain() {
+    while (this.#again.length > 0) {
+      const publish = this.#again.shift();
+      if (!publish.acknowledged) return publish;
+    }
+    return null;
+  }
+
+  #nextFresh() {
+    const { windowMax, windowBytesMax } = this.#options;
+    const sent = this.#sent;
+    if (sent === this.#publishes.length || sent >= windowMax || this.#sentBytes >= windowBytesMax) {
+      return null;
+    }
+    const publish = this.#publishes.at(sent);
+    this.#sent += 1;
+    this.#sentBytes += publish.data.length;
+    return publish;
+  }
+
+  #sendAgain(now) {
+    this.#againAt = Infinity;
+    for (let n = 0; n < this.#sent; n += 1) {
+      const publish = this.#publishes.at(n);
+      const at = publish.sentAt + this.#options.resendMs;
+      if (at <= now) {
+        publish.sentAt = Infinity; // not before it has been sent
+        this.#again.push(publish);
+      } else {
+        this.#againAt = Math.min(this.#againAt, at);
+      }
+    }
+  }
+
+  #sendPing(now) {
+    this.#ping = { timestamp: Math.floor(now * 1000), at: now };
+    this.#pingAt = now + this.#options.pingIntervalMs;
+    this.#control.push(encode("ping", { timestamp: this.#ping.timestamp }));
+  }
+
+  #sendAttach(name, topic) {
+    this.#control.push(encode("attach", { topic: name, serial: topic.serial ?? undefined }));
+  }
+
+  #payload({ topic: name, serial, message: payload }) {
+    const topic = this.#topics.get(name);
+    if (topic?.state !== "attached") return [];
+    topic.serial = serial;
+    return [{ kind: "message", topic: name, serial, payload }];
+  }
+
+  #ack(number) {
+    const first = uint32(this.#nextNumber - this.#publishes.length);
+    const count = uint32(number - first) + 1;
+    if (count > 2 ** 31) return []; // the number lies before the first: an older ACK
+    if (count > this.#sent) {
+      return [broken(`the server acknowledged publish ${number}, which was never sent`)];
+    }
+    for (let n = 0; n < count; n += 1) {
+      const publish = this.#publishes.shift();
+      publish.acknowledged = true;
+      this.#publishesBytes -= publish.data.length;
+      this.#sentBytes -= publish.data.length;
+    }
+    this.#sent -= count;
+    return [{ kind: "acknowledged", publishes: count }];
+  }
+
+  #pong(timestamp, now) {
+    if (this.#ping?.timestamp === timestamp) {
+      this.latencyMs = now - this.#ping.at;
+      this.#ping = null;
+    }
+    return [];
+  }
+
+  #attached({ topic: name, serial }) {
+    const topic = this.#topics.get(name);
+    if (topic?.state !== "attaching") return [];
+    const asked = topic.serial;
+    topic.state = "attached";
+    topic.serial = serial;
+    const events = [{ kind: "attached", topic: name, serial }];
+    if (asked && asked !== serial) {
+      events.push({ kind: "missed", topic: name, asked, got: serial });
+    }
+    return events;
+  }
+
+  #detached(name) {
+    const topic = this.#topics.get(name);
+    switch (topic?.state) {
+      case undefined:
+        return [];
+      case "detaching":
+        this.#topics.delete(name);
+        return [{ kind: "detached", topic: name }];
+      case "reattaching":
+        topic.state = "attaching";
+        this.#sendAttach(name, topic);
+        return [];
+      default:
+        return [broken(`the server detached "${name}" unasked`)];
+    }
+  }
+}
+
+function broken(reason) {
+  return { kind: "broken", reason };
+}
+
+/** Sequence numbers count modulo 2³². */
+function uint32(number) {
+  return number >>> 0;
+}
+
+/** A message of the protocol is a map, `{"type": number, "name": {fields}}`. */
+const MESSAGES = [
+  { type: 1, name: "attach", required: ["topic"] },
+  { type: 2, name: "attached", required: ["topic", "serial"] },
+  { type: 3, name: "publish", required: ["topic", "message", "sequence_number"] },
+  { type: 4, name: "ack", required: ["sequence_number"] },
+  { type: 5, name: "payload", required: ["topic", "serial", "message"] },
+  { type: 6, name: "ping", required: ["timestamp"] },
+  { type: 7, name: "pong", required: ["timestamp"] },
+  { type: 8, name: "detach", required: ["topic"] }, // 8 and 9 are our extension
+  { type: 9, name: "detached", required: ["topic"] },
+];
+const BY_TYPE = new Map(MESSAGES.map((message) => [message.type, message]));
+const BY_NAME = new Map(MESSAGES.map((message) => [message.name, message]));
+
+/** How to read the fields; all others are passed over. */
+const FIELDS = new Map([
+  ["topic", (reader) => reader.text()],
+  ["serial", (reader) => reader.text()],
+  ["message", (reader) => reader.bytes()],
+  ["sequence_number", (reader) => reader.uint(2 ** 32 - 1)],
+  ["timestamp", (reader) => reader.number()],
+]);
+
+/** The peer sent what is not a message of this protocol. */
+export class CodecError extends HeadraceError {
+  static {
+    this.prototype.name = "CodecError";
+  }
+}
+
+/** The fields are text, bytes and unsigned integers; undefined ones are left out. */
+export function encode(name, fields) {
+  const present = Object.keys(fields).filter((field) => fields[field] !== undefined);
+  const writer = new Writer(present.reduce((sum, field) => sum + sizeMax(fields[field]), 32));
+  writer.map(2);
+  writer.value("type");
+  writer.value(BY_NAME.get(name).type);
+  writer.value(name);
+  writer.map(present.length);
+  for (const field of present) {
+    writer.value(field);
+    writer.value(fields[field]);
+  }
+  return writer.finish();
+}
+
+/** What a field may take, its name included. */
+function sizeMax(value) {
+  if (typeof value === "number") return 32;
+  // UTF-8 takes at most three bytes for each unit of a JavaScript string.
+  return 32 + (typeof value === "string" ? 3 : 1) * value.length;
+}
+
+/** The message's name and fields; without a name when its type is unknown. */
+export function decode(data) {
+  if (typeof data === "string") throw new CodecError("a text message");
+  const reader = new Reader(new Uint8Array(data));
+  let type;
+  // The type may come last, so bodies are passed over first; only the one that counts is read.
+  const bodies = new Map();
+  for (let left = reader.map(); left > 0; left -= 1) {
+    const key = reader.key();
+    if (key === "type") {
+      type = reader.uint(2 ** 16 - 1);
+    } else {
+      bodies.set(key, reader.at);
+      reader.skip();
+    }
+  }
+  reader.finish();
+  if (type === undefined) throw new CodecError("a message without type");
+  const known = BY_TYPE.get(type);
+  if (known === undefined) return {};
+  if (!bodies.has(known.name)) throw new CodecError(`type ${type} without "${known.name}"`);
+  reader.at = bodies.get(known.name);
+  return readBody(reader, known);
+}
+
+function readBody(reader, { name, required }) {
+  const message = { name };
+  for (let left = reader.map(); left > 0; left -= 1) {
+    const field = reader.key();
+    const read = FIELDS.get(field);
+    if (read === undefined || reader.isNil()) reader.skip();
+    else message[field] = read(reader);
+  }
+  for (const field of required) {
+    if (!(field in message)) throw new CodecError(`"${name}" without "${field}"`);
+  }
+  return message;
+}
+
+/** Writes MessagePack, each value in its shortest form. */
+class Writer {
+  #bytes;
+  #view;
+  #at = 0;
+
+  constructor(bytesMax) {
+    this.#bytes = new Uint8Array(bytesMax);
+    this.#view = new DataView(this.#bytes.buffer);
+  }
+
+  /** Up to 15 pairs of key and value follow. */
+  map(count) {
+    this.#uint8(0x80 | count);
+  }
+
+  value(value) {
+    if (typeof value === "number") this.#number(value);
+    else if (typeof value === "string") this.#text(value);
+    else this.#binary(value);
+  }
+
+  finish() {
+    return this.#bytes.subarray(0, this.#at);
+  }
+
+  #number(number) {
+    if (number < 2 ** 7) this.#uint8(number);
+    else if (number < 2 ** 8) this.#headed8(0xcc, number);
+    else if (number < 2 ** 16) this.#headed16(0xcd, number);
+    else if (number < 2 ** 32) this.#headed32(0xce, number);
+    else {
+      this.#headed32(0xcf, number / 2 ** 32);
+      this.#uint32(number % 2 ** 32);
+    }
+  }
+
+  #text(text) {
+    // Names are short and mostly ASCII: for those the general encoder takes ten times as long.
+    const bytes = ASCII.test(text) ? null : utf8.encode(text);
+    const length = bytes === null ? text.length : bytes.length;
+    if (length < 2 ** 5) this.#uint8(0xa0 | length);
+    else if (length < 2 ** 8) this.#headed8(0xd9, length);
+    else if (length < 2 ** 16) this.#headed16(0xda, length);
+    else this.#headed32(0xdb, length);
+    if (bytes !== null) this.#append(bytes);
+    else for (let n = 0; n < length; n += 1) this.#uint8(text.charCodeAt(n));
+  }
+
+  #binary(bytes) {
+    if (bytes.length < 2 ** 8) this.#headed8(0xc4, bytes.length);
+    else if (bytes.length < 2 ** 16) this.#headed16(0xc5, bytes.length);
+    else this.#headed32(0xc6, bytes.length);
+    this.#append(bytes);
+  }
+
+  #headed8(head, number) {
+    this.#uint8(head);
+    this.#uint8(number);
+  }
+
+  #headed16(head, number) {
+    this.#uint8(head);
+    this.#view.setUint16(this.#at, number);
+    this.#at += 2;
+  }
+
+  #headed32(head, number) {
+    this.#uint8(head);
+    this.#uint32(number);
+  }
+
+  #uint8(number) {
+    this.#view.setUint8(this.#at, number);
+    this.#at += 1;
+  }
+
+  #uint32(number) {
+    this.#view.setUint32(this.#at, number);
+    this.#at += 4;
+  }
+
+  #append(bytes) {
+    this.#bytes.set(bytes, this.#at);
+    this.#at += bytes.length;
+  }
+}
+
+/**
+ * Reads MessagePack. Every length is compared with what is there before it is believed, and what
+ * is passed over is counted, not descended into: no size and no nesting costs memory or stack.
+ */
+class Reader {
+  at = 0;
+  #bytes;
+  #view;
+  /** What `#head` found: a kind of value, and its number, or how many bytes or values it has. */
+  #kind;
+  #value;
+
+  constructor(bytes) {
+    this.#bytes = bytes;
+    this.#view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  }
+
+  /** How many pairs of key and value follow. */
+  map() {
+    this.#expect("map");
+    return this.#value;
+  }
+
+  /** A key, or undefined for one that is no text: what it names is not ours. */
+  key() {
+    const at = this.at;
+    this.#head();
+    if (this.#kind === "text") return this.#text();
+    this.at = at;
+    this.skip();
+    return undefined;
+  }
+
+  text() {
+    this.#expect("text");
+    return this.#text();
+  }
+
+  /** Bytes are `bin`; some encoders write them as text, or as an array of integers. */
+  bytes() {
+    this.#head();
+    if (this.#kind === "bytes" || this.#kind === "text") return this.#take(this.#value);
+    if (this.#kind !== "array") throw new CodecError(`${this.#kind} where bytes are due`);
+    return Uint8Array.from({ length: this.#value }, () => this.uint(255));
+  }
+
+  uint(max) {
+    const number = this.number();
+    if (!Number.isInteger(number) || number < 0 || number > max) {
+      throw new CodecError(`${number} where an integer from 0 to ${max} is due`);
+    }
+    return number;
+  }
+
+  /** Exact up to 2⁵³, as far as JavaScript's numbers are. */
+  number() {
+    this.#expect("number");
+    return this.#value;
+  }
+
+  isNil() {
+    return this.#bytes[this.at] === 0xc0;
+  }
+
+  skip() {
+    for (let left = 1; left > 0; left -= 1) {
+      this.#head();
+      if (this.#kind === "array") left += this.#value;
+      else if (this.#kind === "map") left += 2 * this.#value;
+      else if (this.#kind !== "number") this.#pass(this.#value);
+    }
+  }
+
+  finish() {
+    if (this.at !== this.#bytes.length) throw new CodecError("bytes behind the message");
+  }
+
+  #expect(kind) {
+    this.#head();
+    if (this.#kind !== kind) throw new CodecError(`${this.#kind} where ${kind} is due`);
+  }
+
+  #text() {
+    const at = this.at;
+    this.#pass(this.#value);
+    return asciiText(this.#bytes, at, this.at) ?? this.#utf8Text(this.#bytes.subarray(at, this.at));
+  }
+
+  #utf8Text(bytes) {
+    try {
+      return strictUtf8.decode(bytes);
+    } catch {
+      throw new CodecError("text that is not UTF-8");
+    }
+  }
+
+  #take(count) {
+    const at = this.at;
+    this.#pass(count);
+    return this.#bytes.subarray(at, this.at);
+  }
+
+  #pass(count) {
+    this.#mustHave(count);
+    this.at += count;
+  }
+
+  /** Read a value up to where its bytes, or the values in it, begin. */
+  #head() {
+    const head = this.#bytes[this.at];
+    this.#pass(1);
+    if (head <= 0x7f) this.#found("number", head);
+    else if (head <= 0x8f) this.#found("map", head & 0x0f);
+    else if (head <= 0x9f) this.#found("array", head & 0x0f);
+    else if (head <= 0xbf) this.#found("text", head & 0x1f);
+    else if (head >= 0xe0) this.#found("number", head - 0x100);
+    else {
+      const { kind, size, read } = HEADS[head - 0xc0];
+      this.#mustHave(size);
+      this.#found(kind, read(this.#view, this.at));
+      this.at += size;
+    }
+    // A value takes at least a byte.
+    if (this.#kind === "array") this.#mustHave(this.#value);
+    else if (this.#kind === "map") this.#mustHave(2 * this.#value);
+    else if (this.#kind === "invalid") throw new CodecError("a byte that begins no value");
+  }
+
+  #found(kind, value) {
+    this.#kind = kind;
+    this.#value = value;
+  }
+
+  #mustHave(count) {
+    const left = this.#bytes.length - this.at;
+    if (count <= left) return;
+    throw new CodecError(`${count} bytes or values announced, ${left} bytes left`);
+  }
+}
+
+const UINT8 = { size: 1, read: (view, at) => view.getUint8(at) };
+const UINT16 = { size: 2, read: (view, at) => view.getUint16(at) };
+const UINT32 = { size: 4, read: (view, at) => view.getUint32(at) };
+const UINT64 = { size: 8, read: (view, at) => low(view, at) + 2 ** 32 * view.getUint32(at) };
+const INT8 = { size: 1, read: (view, at) => view.getInt8(at) };
+const INT16 = { size: 2, read: (view, at) => view.getInt16(at) };
+const INT32 = { size: 4, read: (view, at) => view.getInt32(at) };
+const INT64 = { size: 8, read: (view, at) => low(view, at) + 2 ** 32 * view.getInt32(at) };
+const FLOAT32 = { size: 4, read: (view, at) => view.getFloat32(at) };
+const FLOAT64 = { size: 8, read: (view, at) => view.getFloat64(at) };
+
+/** Of 64 bits: two halves are exact where JavaScript's numbers are, and need no BigInt. */
+const low = (view, at) => view.getUint32(at + 4);
+const fixed = (value) => ({ size: 0, read: () => value });
+/** An extension has a byte for its type before its data. */
+const withType = ({ size, read }) => ({ size, read: (view, at) => read(view, at) + 1 });
+
+/** What begins with 0xc0 to 0xdf: the kind of value, and how its number or length is written. */
+const HEADS = [
+  ["nil", fixed(0)],
+  ["invalid", fixed(0)],
+  ["boolean", fixed(0)],
+  ["boolean", fixed(0)],
+  ...[UINT8, UINT16, UINT32].map((length) => ["bytes", length]),
+  ...[UINT8, UINT16, UINT32].map((length) => ["extension", withType(length)]),
+  ...[FLOAT32, FLOAT64].map((number) => ["number", number]),
+  ...[UINT8, UINT16, UINT32, UINT64].map((number) => ["number", number]),
+  ...[INT8, INT16, INT32, INT64].map((number) => ["number", number]),
+  ...[1, 2, 4, 8, 16].map((length) => ["extension", withType(fixed(length))]),
+  ...[UINT8, UINT16, UINT32].map((length) => ["text", length]),
+  ...[UINT16, UINT32].map((count) => ["array", count]),
+  ...[UINT16, UINT32].map((count) => ["map", count]),
+].map(([kind, written]) => ({ kind, ...written }));
+
+const ASCII = /^[\x00-\x7f]*$/;
+const LONE_SURROGATE = /\p{Surrogate}/u;
+const utf8 = new TextEncoder();
+// `ignoreBOM` keeps a mark at the beginning: two topics must not become one.
+const strictUtf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+
+/** Null for what is long or not ASCII: only then is the general decoder the faster one. */
+function asciiText(bytes, from, to) {
+  if (to - from > 32) return null;
+  let text = "";
+  for (let at = from; at < to; at += 1) {
+    if (bytes[at] > 0x7f) return null;
+    text += String.fromCharCode(bytes[at]);
+  }
+  return text;
+}
+
+/** A queue whose front is taken in constant time, however long it is. */
+class Fifo {
+  #items = [];
+  #first = 0;
+
+  get length() {
+    return this.#items.length - this.#first;
+  }
+
+  at(index) {
+    return this.#items[this.#first + index];
+  }
+
+  push(item) {
+    this.#items.push(item);
+  }
+
+  shift() {
+    const item = this.#items[this.#first];
+    this.#items[this.#first] = undefined;
+    this.#first += 1;
+    if (this.#first * 2 > this.#items.length) {
+      this.#items = this.#items.slice(this.#first);
+      this.#first = 0;
+    }
+    return item;
+  }
+}
+
+const TRANSPORTS = { ws: "ws", wss: "wss", wombat: "ws", wombats: "wss" };
+
+function websocketUrl(text) {
+  const [, scheme, rest] = /^(wss?|wombats?):\/\/(.+)$/.exec(text) ?? [];
+  const address = `${TRANSPORTS[scheme]}://${rest}`;
+  if (scheme === undefined || !URL.canParse(address)) {
+    throw new ConfigError(`a URL is ws://HOST:PORT or wss://HOST:PORT, not "${text}"`);
+  }
+  const url = new URL(address);
+  if (url.pathname === "/") url.pathname = PATH;
+  // Asked of the text: a URL object drops the port that is its transport's default.
+  const hasPort = /^[^/?#]*:\d+(?![^/?#])/.test(rest);
+  if (scheme.startsWith("wombat") && !hasPort) url.port = DEFAULT_PORT;
+  url.hash = ""; // no WebSocket takes one
+  return url.href;
+}
+
+function checkOptions({ WebSocket = globalThis.WebSocket, ...options }) {
+  const given = Object.entries(options).filter(([, value]) => value !== undefined);
+  for (const [name, value] of given) {
+    if (!Object.hasOwn(DEFAULTS, name)) throw new TypeError(`there is no option "${name}"`);
+    const least = name === "jitter" || name === "flushTimeoutMs" ? 0 : 1;
+    const most = name === "jitter" ? 1 : OPTION_MAX;
+    if (typeof value !== "number" || !(value >= least && value <= most)) {
+      throw new ConfigError(`${name} must be a number from ${least} to ${most}, not ${value}`);
+    }
+  }
+  if (typeof WebSocket !== "function") {
+    throw new ConfigError(
+      "there is no WebSocket here: use Node 22 or newer, start Node 20 with " +
+        "--experimental-websocket, or pass one (from the package ws, say) as the option WebSocket",
+    );
+  }
+  return { ...DEFAULTS, ...Object.fromEntries(given), WebSocket };
+}
+
+/** The serial that a subscription asks for; null asks for nothing older than now. */
+function startOf({ serial, offset, from, ...others }) {
+  const unknown = Object.keys(others)[0];
+  if (unknown !== undefined) throw new TypeError(`there is no option "${unknown}"`);
+  if ([serial, offset, from].filter((given) => given !== undefined).length > 1) {
+    throw new TypeError("give one of serial, offset and from");
+  }
+  if (serial !== undefined && serial !== null) {
+    mustBe("string", serial, "a serial");
+    return serial;
+  }
+  if (offset !== undefined) {
+    if (typeof offset !== "bigint" && !Number.isSafeInteger(offset)) {
+      throw new TypeError(`an offset is an integer, not ${offset}`);
+    }
+    if (offset < 0) throw new RangeError(`an offset is not below 0, as ${offset} is`);
+    return `@${offset}`;
+  }
+  if (from !== undefined && from !== "start" && from !== "now") {
+    throw new TypeError(`from is "start" or "now", not "${from}"`);
+  }
+  return from === "start" ? "@0" : null;
+}
+
+function checkTopic(topic) {
+  mustBe("string", topic, "a topic");
+  if (topic === "") throw new BadTopicNameError("a topic name must not be empty");
+  if (LONE_SURROGATE.test(topic)) {
+    throw new BadTopicNameError("a topic name must be well-formed Unicode");
+  }
+  if (3 * topic.length <= TOPIC_BYTES_MAX) return; // without looking at each character
+  const size = utf8.encode(topic).length;
+  if (size > TOPIC_BYTES_MAX) {
+    throw new BadTopicNameError(
+      `a topic name may have ${TOPIC_BYTES_MAX} bytes of UTF-8, this one has ${size}`,
+    );
+  }
+}
+
+function bytesOf(payload) {
+  if (typeof payload === "string") return utf8.encode(payload);
+  if (ArrayBuffer.isView(payload)) {
+    return new Uint8Array(payload.buffer, payload.byteOffset, payload.byteLength);
+  }
+  if (payload instanceof ArrayBuffer) return new Uint8Array(payload);
+  throw new TypeError(`a payload is bytes or text, not ${typeof payload}`);
+}
+
+function mustBe(type, value, what) {
+  if (typeof value !== type) throw new TypeError(`${what} is a ${type}, not ${typeof value}`);
+}
+
+/** What an application's handler threw is not mixed with the client's own errors. */
+function report(error) {
+  if (typeof globalThis.reportError === "function") globalThis.reportError(error);
+  else console.error(error);
+}

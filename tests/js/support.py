@@ -1,0 +1,185 @@
+"""Runs scenarios of the JavaScript client in Node and in Chromium, and hears what they report.
+
+Both are real programs that need not be installed: without them a test is skipped, or fails where
+HEADRACE_REQUIRE_TOOLS is set. Nothing here knows what the scenarios do.
+"""
+
+import functools
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+
+HERE = Path(__file__).parent
+CLIENT = HERE.parents[1] / "clients" / "js"
+REPORT_TIMEOUT_S = 40.0
+STOP_TIMEOUT_S = 10.0
+
+# Node 20 has a WebSocket behind this flag; later versions have it anyway, and take the flag.
+NODE_FLAGS = ("--experimental-websocket",)
+NODE_MAJOR_MIN = 20
+
+CHROMIUM = ("chromium", "chromium-browser")
+CHROMIUM_FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+FILES = {
+    "/page.html": (HERE / "page.html", "text/html"),
+    "/scenarios.mjs": (HERE / "scenarios.mjs", "text/javascript"),
+    "/headrace.js": (CLIENT / "headrace.js", "text/javascript"),
+}
+
+
+def tool(*names: str) -> str:
+    """The path of the first program of these that is installed."""
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    _without(f"{' or '.join(names)} is not installed")
+
+
+@functools.cache
+def _node_major(path: str) -> int:
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    return int(version.removeprefix("v").partition(".")[0])
+
+
+def node_tool() -> str:
+    """The path of a Node that is new enough."""
+    path = tool("node")
+    if (major := _node_major(path)) < NODE_MAJOR_MIN:
+        _without(f"Node {major} is installed, {NODE_MAJOR_MIN} is needed")
+    return path
+
+
+def _without(reason: str) -> NoReturn:
+    if os.environ.get("HEADRACE_REQUIRE_TOOLS"):
+        pytest.fail(f"{reason}, and HEADRACE_REQUIRE_TOOLS is set")
+    pytest.skip(reason)
+
+
+class Reports:
+    """What a scenario says of itself, in order."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
+
+    def put(self, name: str, facts: dict[str, Any]) -> None:
+        self._queue.put((name, facts))
+
+    def expect(self, name: str) -> dict[str, Any]:
+        """Wait for the next report, which must be this one."""
+        try:
+            got, facts = self._queue.get(timeout=REPORT_TIMEOUT_S)
+        except queue.Empty:
+            pytest.fail(f"waited {REPORT_TIMEOUT_S:g} s for the report {name!r}")
+        assert got == name, facts
+        return facts
+
+
+@contextmanager
+def node(scenario: str, url: str) -> Iterator[Reports]:
+    """Run a scenario in Node; leaving waits for the process, which must end by itself and well."""
+    reports = Reports()
+    command = [node_tool(), *NODE_FLAGS, str(HERE / "node_host.mjs"), scenario, url]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        reader = threading.Thread(target=_read, args=(process, reports))
+        reader.start()
+        try:
+            yield reports
+            assert process.wait(STOP_TIMEOUT_S) == 0
+        finally:
+            process.kill()
+            reader.join(STOP_TIMEOUT_S)
+
+
+def _read(process: "subprocess.Popen[str]", reports: Reports) -> None:
+    assert process.stdout is not None and process.stderr is not None
+    for line in process.stdout:
+        reports.put(*json.loads(line))
+    # Last, so that whoever waits for a report learns why none comes.
+    reports.put("ended", {"stderr": process.stderr.read()})
+
+
+class Pages:
+    """Serves the page and takes its reports, on a port of its own."""
+
+    def __init__(self) -> None:
+        self.reports = Reports()
+        pages = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                found = FILES.get(urlsplit(self.path).path)
+                if found is None:
+                    self.send_error(404)
+                    return
+                path, kind = found
+                self._answer(200, path.read_bytes(), kind)
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                pages.reports.put(*json.loads(body))
+                self._answer(204, b"", "text/plain")
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+            def _answer(self, status: int, body: bytes, kind: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+
+    def origin(self, host: str = "127.0.0.1") -> str:
+        return f"http://{host}:{self.port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join(STOP_TIMEOUT_S)
+        self._server.server_close()
+
+
+@contextmanager
+def chromium(
+    pages: Pages, scenario: str, url: str, profile: Path, host: str = "127.0.0.1"
+) -> Iterator[Reports]:
+    """Run a scenario in a page of that host; leaving kills the browser."""
+    page = f"{pages.origin(host)}/page.html?{urlencode({'scenario': scenario, 'url': url})}"
+    command = [tool(*CHROMIUM), *CHROMIUM_FLAGS, f"--user-data-dir={profile}", page]
+    with Path(f"{profile}.output").open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # it starts many processes, which are killed together
+        )
+    try:
+        yield pages.reports
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(STOP_TIMEOUT_S)
