@@ -122,6 +122,20 @@ def ping(sock: socket.socket, stamp: int) -> None:
         raise VerificationError("PING was not answered with its own PONG")
 
 
+def attached(address: tuple[str, int]) -> socket.socket:
+    """A WebSocket that follows the topic, which is not there yet."""
+    sock = connect(address)
+    _attach(sock)
+    return sock
+
+
+def _attach(sock: socket.socket) -> None:
+    sock.sendall(attach(TOPIC))
+    answer = server_frame(message(2, b"attached", topic=text(TOPIC), serial=text(b"0@0")))
+    if load.receive_exactly(sock, len(answer)) != answer:
+        raise VerificationError("not the ATTACHED of a topic that is not there yet")
+
+
 class WombatAcks:
     """Reads every ACK: each must be well-formed and higher than the one before."""
 
@@ -161,10 +175,7 @@ class WombatSubscriber:
         self.sock = connect(address)
 
     def attach(self) -> None:
-        self.sock.sendall(attach(TOPIC))
-        answer = server_frame(message(2, b"attached", topic=text(TOPIC), serial=text(b"0@0")))
-        if load.receive_exactly(self.sock, len(answer)) != answer:
-            raise VerificationError("not the ATTACHED of a topic that is not there yet")
+        _attach(self.sock)
 
     def readable(self) -> None:
         at = self.received

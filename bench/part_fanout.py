@@ -1,4 +1,4 @@
-"""Fan-out: what a delivered record costs with 1,000 live subscribers, against one.
+"""Fan-out: what a delivered record costs with 1,000 live subscribers, against one, and over WebSocket.
 
 A live subscriber is one that keeps up, so the load waits for it: two blocks are on the way, and
 the next is published when every subscriber has all of the block before. Both sides get that same
@@ -11,10 +11,12 @@ import gc
 import select
 import socket
 import time
+from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
-from bench import load, load_figg
+from bench import load, load_figg, load_wombat
 from bench.load import BLOCK, STALL_TIMEOUT_S, TOPIC, StallError, Stream, VerificationError
 from bench.measure import Part, Run, measured, undisturbed
 from bench.options import Options
@@ -23,6 +25,7 @@ from bench.process import Headrace
 NAME = "fanout"
 MANY = 1000
 IN_FLIGHT = 2
+Kept = load_figg.FiggSubscriber | load_wombat.WombatSubscriber
 KEPT = 4  # subscribers whose whole stream is verified
 BLOCKS_MANY, BLOCKS_ONE, WARM = 200, 4000, 20
 
@@ -30,11 +33,17 @@ BLOCKS_MANY, BLOCKS_ONE, WARM = 200, 4000, 20
 def run(options: Options, say: Callable[[str], None]) -> Part:
     part = Part(NAME, f"fan-out: {MANY:,} live subscribers on one topic, blocks of 256")
     many, one = f"headrace, {MANY:,} subscribers", "headrace, 1 subscriber"
+    websockets = f"headrace, {MANY:,} WebSocket subscribers"
     shrink = 4 if options.quick else 1
+    runs = (
+        (one, FIGG, 1, BLOCKS_ONE),
+        (many, FIGG, MANY, BLOCKS_MANY),
+        (websockets, WOMBAT, MANY, BLOCKS_MANY),
+    )
     for turn in range(options.repeat):
-        for label, subscribers, blocks in ((one, 1, BLOCKS_ONE), (many, MANY, BLOCKS_MANY)):
+        for label, protocol, subscribers, blocks in runs:
             say(f"{label}, {turn + 1} of {options.repeat}")
-            measure = partial(_fan_out, label, options, subscribers, blocks // shrink)
+            measure = partial(_fan_out, label, options, protocol, subscribers, blocks // shrink)
             part.add(undisturbed(measure, options.retries))
     part.compare(
         "CPU per delivered record against one subscriber",
@@ -44,15 +53,61 @@ def run(options: Options, say: Callable[[str], None]) -> Part:
         0.08,
         at_least=False,
     )
+    part.compare(
+        "WebSocket: CPU per delivered record against Figg",
+        websockets,
+        many,
+        lambda run: run.cpu_us,
+        2,
+        at_least=False,
+    )
     part.notes.append("rate, CPU and load CPU are per delivered record here")
     return part
 
 
-def _fan_out(label: str, options: Options, subscribers: int, blocks: int) -> Run:
+@dataclass(frozen=True)
+class Subscribers:
+    """How subscribers of a protocol are made."""
+
+    expected: Callable[[int], Stream]
+    kept: Callable[[tuple[str, int], Stream], Kept]
+    """One that stores what it receives."""
+    attached: Callable[[tuple[str, int]], socket.socket]
+    """One that does not."""
+    port: Callable[[Headrace], int]
+
+
+def _figg_attached(address: tuple[str, int]) -> socket.socket:
+    sock = load.connect(*address)
+    sock.sendall(load_figg.attach(TOPIC, None))
+    answer = load_figg.attached(TOPIC, 0)
+    if load.receive_exactly(sock, len(answer)) != answer:
+        raise VerificationError("not the ATTACHED of an empty topic")
+    return sock
+
+
+FIGG = Subscribers(
+    load_figg.data_stream,
+    load_figg.FiggSubscriber,
+    _figg_attached,
+    lambda server: server.port,
+)
+WOMBAT = Subscribers(
+    load_wombat.payload_stream,
+    load_wombat.WombatSubscriber,
+    load_wombat.attached,
+    lambda server: server.ws_port,
+)
+
+
+def _fan_out(
+    label: str, options: Options, protocol: Subscribers, subscribers: int, blocks: int
+) -> Run:
     total = (WARM + blocks) * BLOCK
     with Headrace(options.dir) as server:
         server.start()
-        audience = Audience((server.host, server.port), subscribers, load_figg.data_stream(total))
+        address = (server.host, protocol.port(server))
+        audience = Audience(address, protocol, subscribers, protocol.expected(total))
         publisher = load.connect(server.host, server.port)
         stream = load_figg.publish_stream(total)
         acks = load_figg.FiggAcks()
@@ -71,29 +126,26 @@ def _fan_out(label: str, options: Options, subscribers: int, blocks: int) -> Run
 class Audience:
     """The subscribers' connections, and how far each has read."""
 
-    def __init__(self, address: tuple[str, int], size: int, expected: Stream) -> None:
+    def __init__(
+        self, address: tuple[str, int], protocol: Subscribers, size: int, expected: Stream
+    ) -> None:
         self.expected = expected
         self.scratch = bytearray(load.READ_BYTES)
-        self.kept: dict[int, load_figg.FiggSubscriber] = {}
+        self.kept: dict[int, Kept] = {}
         self.socks: dict[int, socket.socket] = {}
         self.received: dict[int, int] = {}
         self.done = [0] * (len(expected.ends) + 1)  # how many subscribers have all of block i
         for index in range(size):
             if index < KEPT:
-                subscriber = load_figg.FiggSubscriber(address, expected)
+                subscriber = protocol.kept(address, expected)
                 subscriber.attach()
                 sock = subscriber.sock
                 self.kept[sock.fileno()] = subscriber
             else:
-                sock = load.connect(*address)
-                sock.sendall(load_figg.attach(TOPIC, None))
-                answer = load_figg.attached(TOPIC, 0)
-                if load.receive_exactly(sock, len(answer)) != answer:
-                    raise VerificationError("not the ATTACHED of an empty topic")
+                sock = protocol.attached(address)
             sock.setblocking(False)
             self.socks[sock.fileno()] = sock
             self.received[sock.fileno()] = 0
-        self.block_bytes = expected.ends[0]
         self.complete = 0
         self.sent = 0
 
@@ -140,7 +192,8 @@ class Audience:
                 raise ConnectionError("the server closed a subscriber's connection")
             after = before + got
         self.received[fd] = after
-        for block in range(before // self.block_bytes, after // self.block_bytes):
+        ends = self.expected.ends
+        for block in range(bisect_right(ends, before), bisect_right(ends, after)):
             self.done[block] += 1
 
     def verify(self, acks: load_figg.FiggAcks, total: int) -> None:

@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from bench import load, load_figg
+from bench import load, load_figg, load_wombat
 from bench.measure import Check, Part
 from bench.options import Options
 from bench.process import Headrace
@@ -28,35 +28,47 @@ ROUNDS_IN_FLIGHT = 8  # of one record for each topic
 def run(options: Options, say: Callable[[str], None]) -> Part:
     part = Part(NAME, "footprint: memory when idle, start-up time")
     say("idle connections")
-    _connections(part, options)
+    _connections(part, options, "connection", 6, _figg_connection)
+    say("idle WebSocket connections")
+    _connections(part, options, "WebSocket connection", 24, _websocket)
     say("idle topics")
     _topics(part, options)
     _start_up(part, options, say)
     return part
 
 
-def _connections(part: Part, options: Options) -> None:
+def _connections(
+    part: Part,
+    options: Options,
+    kind: str,
+    kib_max: int,
+    connect: Callable[[Headrace], socket.socket],
+) -> None:
     with Headrace(options.dir) as server:
         server.start()
-        warm = _connect_many(server, CONNECTIONS_WARM)
+        warm = [connect(server) for _ in range(CONNECTIONS_WARM)]
         time.sleep(2)
         before = sum(server.memory_now())
-        socks = _connect_many(server, CONNECTIONS)
+        socks = [connect(server) for _ in range(CONNECTIONS)]
         time.sleep(2)
         each = (sum(server.memory_now()) - before) / CONNECTIONS / 1024
         for sock in warm + socks:
             sock.close()
-    part.facts["connection_kib"] = each
-    part.checks.append(
-        Check(NAME, "an idle connection, all processes", each, 6, at_least=False, unit="KiB")
-    )
+    part.facts[f"{kind.replace(' ', '_').lower()}_kib"] = each
+    claim = f"an idle {kind}, all processes"
+    part.checks.append(Check(NAME, claim, each, kib_max, at_least=False, unit="KiB"))
 
 
-def _connect_many(server: Headrace, count: int) -> list[socket.socket]:
-    socks = [load.connect(server.host, server.port) for _ in range(count)]
-    for index, sock in enumerate(socks):
-        load_figg.ping(sock, index)
-    return socks
+def _figg_connection(server: Headrace) -> socket.socket:
+    sock = load.connect(server.host, server.port)
+    load_figg.ping(sock, 1)
+    return sock
+
+
+def _websocket(server: Headrace) -> socket.socket:
+    sock = load_wombat.connect((server.host, server.ws_port))
+    load_wombat.ping(sock, 1)
+    return sock
 
 
 def _topics(part: Part, options: Options) -> None:

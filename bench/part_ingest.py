@@ -123,7 +123,9 @@ def _check(part: Part) -> None:
     part.compare("synced: CPU against Redis always", SYNCED, ALWAYS, cpu, 0.6, at_least=False)
     part.compare("written: rate against Redis everysec", WRITTEN, EVERYSEC, rate, 2, at_least=True)
     part.compare("written: CPU against Redis everysec", WRITTEN, EVERYSEC, cpu, 0.8, at_least=False)
-    part.compare("Wombat: rate against Figg, both written", WOMBAT, WRITTEN, rate, 0.5, at_least=True)
+    part.compare(
+        "Wombat: rate against Figg, both written", WOMBAT, WRITTEN, rate, 0.5, at_least=True
+    )
     part.compare("written: rate against JetStream file", WRITTEN, JETSTREAM, rate, 5, at_least=True)
 
 

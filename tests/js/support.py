@@ -45,10 +45,8 @@ FILES = {
 
 def tool(*names: str) -> str:
     """The path of the first program of these that is installed."""
-    for name in names:
-        if path := shutil.which(name):
-            return path
-    _without(f"{' or '.join(names)} is not installed")
+    found = next(filter(None, map(shutil.which, names)), None)
+    return found or _without(f"{' or '.join(names)} is not installed")
 
 
 @functools.cache
