@@ -25,6 +25,7 @@ from headrace.log.layout import Layout
 from headrace.log.recovery import mark_clean, recover
 from headrace.log.retention import Retention
 from headrace.server import diagnostics
+from headrace.server.api import make_app
 from headrace.server.connection import Connections
 from headrace.server.handshake import Door
 from headrace.server.http import HttpListener
@@ -131,14 +132,8 @@ class Server:
             self._listeners.append(
                 await self._loop.create_server(make, sock=sock, backlog=_BACKLOG)
             )
-        self._http = HttpListener(
-            self._broker,
-            self._store,
-            self._metrics,
-            lambda: len(connections.open),
-            config.limits,
-            http,
-        )
+        app = make_app(connections, self._store)
+        self._http = HttpListener(app, config.limits.connections_max, http)
         await self._http.start()
         retention = Retention(config, layout, self._store, self._runner)
         timer = self._loop.create_task(self._tick(retention))
