@@ -395,3 +395,18 @@ def test_a_fault_in_one_caller_does_not_keep_a_commit_from_the_others(store):
     store.runner.run()
     assert heard == [1]
     assert store.payloads("t") == [b"a", b"b"]
+
+
+def test_a_fault_in_a_numbered_append_does_not_keep_a_commit_from_the_others(store):
+    answers = []
+
+    def faulty(stored):
+        raise RuntimeError("a connection that is gone")
+
+    topic = store.store.topic("t")
+    for number, done in ((1, faulty), (1, answers.append), (2, answers.append)):
+        store.store.append_once(topic, [pack_record(b"%d" % number)], "p", number, done)
+    store.runner.run()
+    assert [answer.duplicate for answer in answers] == [True, False]
+    assert [one.records for one in store.listener.appended] != []
+    assert store.payloads("t") == [b"1", b"2"]

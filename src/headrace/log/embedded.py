@@ -302,16 +302,19 @@ class EmbeddedStore(ReadSide):
         for topic in commit.destroyed:
             _destroyed(topic)
             self._handles.destroyed(topic)
-        for waiter in commit.waiters:
-            try:
-                waiter()
-            except Exception:
-                # The commit is durable: a fault in one caller must not keep it from the others.
-                logger.exception("a fault of our own while a publish was acknowledged")
+        answers = commit.waiters
         for once, one in zip(
             commit.onces, encoded.appended[-len(commit.onces) or None :], strict=False
         ):
-            self._producers.stored(once.topic, once.producer, once.number, one.end, sequence)
+            answers += self._producers.stored(
+                once.topic, once.producer, once.number, one.end, sequence
+            )
+        for answer in answers:
+            try:
+                answer()
+            except Exception:
+                # The commit is durable: a fault in one caller must not keep it from the others.
+                logger.exception("a fault of our own while a publish was acknowledged")
         if encoded.appended:
             self.listener.committed(encoded.appended)
 

@@ -5,6 +5,7 @@ The truth is in the catalogue and, for commits not applied yet, here.
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -45,8 +46,10 @@ class Producers:
     ) -> None:
         self._waiting[topic.name, producer].setdefault(number, []).append(done)
 
-    def stored(self, topic: Topic, producer: str, number: int, end: int, sequence: int) -> None:
-        """The append is durable in this commit: answer everyone who waits for it."""
+    def stored(
+        self, topic: Topic, producer: str, number: int, end: int, sequence: int
+    ) -> list[Callable[[], None]]:
+        """The append is durable in this commit; returns the answers to everyone who waits for it."""
         key = (topic.name, producer)
         recent = [*self._load(key), (number, end)][-RECENT_MAX:]
         self._cached.pop(key, None)
@@ -58,10 +61,9 @@ class Producers:
         waiting = self._waiting[key].pop(number)
         if not self._waiting[key]:
             del self._waiting[key]
-        first, *repeats = waiting
-        first(Stored(end, duplicate=False))
-        for done in repeats:
-            done(Stored(end, duplicate=True))
+        return [
+            partial(done, Stored(end, duplicate=index > 0)) for index, done in enumerate(waiting)
+        ]
 
     def applied(self, sequence: int) -> None:
         """The catalogue holds everything up to this commit."""
