@@ -391,6 +391,13 @@ def test_no_input_breaks_a_decoder_or_makes_it_take_much_memory(
         assert len(websocket.close_reason(bad.reason)) <= 123
 
 
+def test_a_client_passes_over_what_it_does_not_know_and_a_server_refuses_it() -> None:
+    later = msgpack.packb({"type": 10, "news": {"topic": "t"}})
+    pong = msgpack.packb({"type": 7, "pong": {"timestamp": 1}})
+    assert ClientDecoder().receive([later, pong]) == [wombat.Pong(1)]
+    assert ServerDecoder().receive([later]) == [wombat.Bad(1002, "unknown message type 10")]
+
+
 def test_a_reason_is_cut_between_characters() -> None:
     assert websocket.close_reason("é" * 100) == ("é" * 61).encode()
     assert websocket.close_reason("plain") == b"plain"

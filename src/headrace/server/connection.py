@@ -198,7 +198,7 @@ class Connection:
 
     def _handle(self, commands: deque[Command], size: int) -> None:
         """A part at a time when it is much."""
-        if self._transport.is_closing():
+        if self._closed or self._transport.is_closing():
             return
         for _ in range(min(_COMMANDS_AT_ONCE, len(commands))):
             if self._goodbye is not None:

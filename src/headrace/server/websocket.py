@@ -31,6 +31,7 @@ _BINARY = picows.WSMsgType.BINARY
 _TEXT = picows.WSMsgType.TEXT
 _CONTINUATION = picows.WSMsgType.CONTINUATION
 _CLOSE = picows.WSMsgType.CLOSE
+_PING = picows.WSMsgType.PING
 
 
 class WebSocketConnection(Connection):
@@ -50,6 +51,9 @@ class WebSocketConnection(Connection):
 
     def text_received(self) -> None:
         self.refuse("text messages are not part of this protocol", websocket.UNSUPPORTED_DATA)
+
+    def ping_received(self, payload: bytes) -> None:
+        self._write_answer(websocket.frame(payload, websocket.PONG))
 
     def refuse(self, reason: str, code: int) -> None:
         self.handle([self._session.refuse(reason, code)], 0)
@@ -78,7 +82,8 @@ def upgrade(connection: WebSocketConnection, transport: asyncio.Transport, data:
         _Silent(logger, None),
         *(True, None),  # a fault of our own ends the connection; the handshake is here already
         *(False, 10, 10, picows.WSAutoPingStrategy.PING_WHEN_IDLE),  # no pings of picows' own
-        *(True, connection.message_bytes_max, None, _READ_BUFFER_BYTES),
+        # Nor pongs: what a peer lets lie unread must be counted.
+        *(False, connection.message_bytes_max, None, _READ_BUFFER_BYTES),
     )
     transport.pause_reading()
     transport.set_protocol(protocol)
@@ -153,7 +158,10 @@ class _Frames(picows.WSListener):
             self.connection.text_received()
         elif kind is _CLOSE:
             self.hand_on()
-            self.connection.peer_closes(frame.get_close_code().value or websocket.OK)
+            # Picows knows codes of the standard only; applications have codes of their own.
+            self.connection.peer_closes(int.from_bytes(payload[:2]) or websocket.OK)
+        elif kind is _PING:
+            self.connection.ping_received(payload)
 
     def _fragment(self, frame: picows.WSFrame, payload: bytes) -> None:
         """A part of a message; RFC 6455 section 5.4."""
@@ -188,7 +196,11 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
 
     def buffer_updated(self, size: int) -> None:
         super().buffer_updated(size)
-        self.frames.hand_on()
+        try:
+            self.frames.hand_on()
+        except Exception:
+            logger.exception("a fault of our own in a WebSocket connection")
+            self.frames.connection.close("a fault of the server", websocket.INTERNAL_ERROR)
         # Having refused a frame, picows would go on to read it for a moment, however large it is.
         if self.transport.is_close_frame_sent:
             self.frames.connection.frames_refused()

@@ -345,6 +345,8 @@ class ClientDecoder:
             for message in messages:
                 found = _decode(_to_client_decoder, message)
                 payload = found.payload
+                if found.type >= len(NAMES):
+                    continue  # of a later version, which we can do without
                 if found.type != PAYLOAD or not payload:
                     out.append(_to_client(found))
                     topic = None
