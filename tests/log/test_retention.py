@@ -1,8 +1,11 @@
 """Retention: what is too old or too much goes, a segment at a time, and nothing else ever does."""
 
+from itertools import groupby
+
 import pytest
 
 from headrace.config import PrefixRule, Retention, Segment
+from headrace.log import retention
 from headrace.log.recovery import JUMP
 from headrace.log.retention import Retention as Retainer
 from headrace.model import Durability
@@ -239,3 +242,21 @@ def test_a_store_that_failed_is_left_alone(keep, monkeypatch):
     kept.retention.tick(kept.clock.ms / 1000, kept.monotonic_s)
     kept.store.runner.run()
     assert kept.store.payloads("topic") == [b"old"]
+
+
+def test_many_topics_are_forgotten_a_few_at_a_time(keep, monkeypatch):
+    monkeypatch.setattr(retention, "_FORGOTTEN_AT_ONCE", 3)
+    kept = keep(age_s=WEEK_S)
+    names = [f"topic/{number}" for number in range(8)]
+    for name in names:
+        kept.append(name)
+    store, steps = kept.store.store, []
+    trim = store.trim
+    monkeypatch.setattr(store, "trim", lambda *given: (steps.append(given[0].name), trim(*given)))
+    soon = kept.store.runner.soon
+    monkeypatch.setattr(kept.store.runner, "soon", lambda call: (steps.append(None), soon(call)))
+    kept.wait(2 * WEEK_S)
+    assert sorted(filter(None, steps)) == names
+    assert all(kept.store.payloads(name) == [] for name in names)
+    runs = [len(list(run)) for name, run in groupby(steps, bool) if name]
+    assert max(runs) <= 3, "others have their turn in between"

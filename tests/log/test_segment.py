@@ -249,3 +249,34 @@ def test_where_the_system_cannot_say_it_is_simply_read(layout, row, monkeypatch)
     files = Segments(layout, 4, wait_for_disk=False)
     assert offsets(files.read(row, BASE, 1 << 20)) == all_offsets()
     files.close()
+
+
+def test_bytes_that_the_disk_cannot_read_are_damage_and_not_asked_for_again(
+    layout, row, monkeypatch
+):
+    Cache(monkeypatch)
+    warm = segment.os.pread
+    failing = str(layout.segment(1, BASE))
+    failed = []
+
+    def pread(fd, length, position):
+        if os.readlink(f"/proc/self/fd/{fd}") == failing:
+            failed.append(position)
+            raise OSError(errno.EIO, "a bad sector")
+        return warm(fd, length, position)
+
+    monkeypatch.setattr(segment.os, "pread", pread)
+    files = Segments(layout, 4, wait_for_disk=False)
+    for attempt in range(20):
+        try:
+            block = files.read(row, BASE, 1 << 20)
+            break
+        except ColdError as cold:
+            assert attempt < 19, "each warming brings it further"
+            cold.warm()
+    assert offsets(block) == []
+    assert block.damaged
+    assert len(failed) == len(set(failed)) > 0
+    assert files.read(row, BASE, 1 << 20).damaged
+    assert len(failed) == len(set(failed)), "once is enough"
+    files.close()

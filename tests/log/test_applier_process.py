@@ -1,0 +1,90 @@
+"""The server's end of the line to the applier: order, and an end that nobody waits for."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.log import applier_process
+from headrace.log.applier_process import ApplierProcess
+from headrace.log.layout import Layout
+from tests.log.conftest import tiny
+
+WAIT_S = 20.0
+
+
+class Line:
+    def __init__(self, path: Path) -> None:
+        self.layout = Layout(path)
+        self.layout.make()
+        self.prepared: list[Path] = []
+        self.failures: list[str] = []
+        self._news = asyncio.Event()
+        self.process = ApplierProcess(
+            tiny(path),
+            self.layout.lock(),
+            applied=lambda _: None,
+            prepared=self._heard(self.prepared),
+            waiting=lambda _: None,
+            failed=self._heard(self.failures),
+        )
+
+    def _heard(self, what: list[object]) -> Callable[[object], None]:
+        def heard(one: object) -> None:
+            what.append(one)
+            self._news.set()
+
+        return heard
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+
+@pytest.fixture
+async def line(tmp_path: Path) -> AsyncIterator[Line]:
+    made = Line(tmp_path / "data")
+    yield made
+    if made.process._process.returncode is None:
+        made.process.close()
+
+
+async def test_journal_files_are_made_one_at_a_time(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[object] = []
+    send = line.process._send
+    monkeypatch.setattr(
+        line.process, "_send", lambda message: (sent.append(message), send(message))
+    )
+    paths = [line.layout.journal_file(number) for number in range(4)]
+    for path in paths:
+        line.process.prepare(path)
+    assert len(sent) == 1, "an apply would be second, not last"
+    await line.until(lambda: len(line.prepared) == 4)
+    assert line.prepared == paths
+    assert len(sent) == 4
+    assert all(path.exists() for path in paths)
+
+
+async def test_an_applier_that_dies_is_a_failure(line: Line) -> None:
+    os.kill(line.process.pid, signal.SIGKILL)
+    await line.until(lambda: bool(line.failures))
+    assert line.failures == ["the applier process ended with code -9"]
+
+
+async def test_an_applier_that_does_not_end_is_killed(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier_process, "_END_TIMEOUT_S", 0.1)
+    line.process.prepare(line.layout.journal_file(0))
+    await line.until(lambda: bool(line.prepared))
+    os.kill(line.process.pid, signal.SIGSTOP)
+    line.process.close()
+    assert line.process._process.returncode == -signal.SIGKILL
+    assert line.failures == []
