@@ -50,7 +50,7 @@ class Line:
 async def line(tmp_path: Path) -> AsyncIterator[Line]:
     made = Line(tmp_path / "data")
     yield made
-    if made.process._process.returncode is None:
+    if not made.process._closing:
         made.process.close()
 
 
