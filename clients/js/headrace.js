@@ -15,6 +15,7 @@ const TOPIC_BYTES_MAX = 255;
 const RESERVED_PREFIXES = ["logux/", "channel/"];
 
 const PATH = "/v1/ws";
+/** Of `wombat://`; the others have the port of their transport, as a load balancer does. */
 const DEFAULT_PORT = 8120;
 
 const DEFAULTS = {
@@ -1390,7 +1391,7 @@ function websocketUrl(text) {
   if (url.pathname === "/") url.pathname = PATH;
   // Asked of the text: a URL object drops the port that is its transport's default.
   const hasPort = /^[^/?#]*:\d+(?![^/?#])/.test(rest);
-  if (scheme.startsWith("wombat") && !hasPort) url.port = DEFAULT_PORT;
+  if (scheme === "wombat" && !hasPort) url.port = DEFAULT_PORT;
   url.hash = ""; // no WebSocket takes one
   return url.href;
 }

@@ -209,15 +209,29 @@ def test_until_end_of_an_unknown_topic_ends_at_once(subscribe):
     assert subscribe("--until-end") == ""
 
 
-def test_a_port_that_speaks_something_else_is_given_up_in_time(headrace, at):
-    url = "figg://" + at["HEADRACE_HTTP"].removeprefix("http://")
+@pytest.mark.parametrize(
+    ("scheme", "reason"),
+    [("figg", "the server broke the protocol"), ("wombat", r"the server answered \d+")],
+)
+def test_a_port_that_speaks_something_else_is_given_up_in_time(headrace, at, scheme, reason):
+    url = f"{scheme}://" + at["HEADRACE_HTTP"].removeprefix("http://")
     done = headrace("publish", "t", "x", "--url", url, "--timeout", 0.5)
     assert done.returncode == 1
     assert re.fullmatch(
-        r"headrace: no connection [^\n]+ within 0.5 s: the server broke the protocol: [^\n]+"
-        r"; is it the server's Figg address\?\n",
+        rf"headrace: no connection [^\n]+ within 0.5 s: {reason}: [^\n]+"
+        r"; is it the server's address for this protocol\?\n",
         done.stderr,
     )
+
+
+def test_every_protocol_can_be_spoken(headrace, server, at, topic):
+    for url, data in ((server.figg_url, "one"), (server.wombat_url, "two")):
+        assert headrace("publish", topic, data, "--url", url).returncode == 0
+    for url in (server.figg_url, server.wombat_url):
+        everything = headrace("subscribe", topic, "--from-start", "--count", 2, "--url", url)
+        assert (everything.returncode, everything.stdout) == (0, "one\ntwo\n")
+        last = headrace("subscribe", topic, "--last", 1, "--count", 1, "--url", url, environ=at)
+        assert (last.stdout, last.stderr) == ("two\n", "")
 
 
 def test_ctrl_c_ends_a_subscriber_quietly(spawn, publish, topic, headrace, at):

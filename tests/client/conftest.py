@@ -7,7 +7,9 @@ import pytest
 import pytest_asyncio
 import uvloop
 
+from tests.client.figg_peer import figg_peer
 from tests.client.peer import Peer, PeerThread
+from tests.client.wombat_peer import WombatPeer
 
 
 def pytest_asyncio_loop_factories(
@@ -17,15 +19,28 @@ def pytest_asyncio_loop_factories(
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
+@pytest.fixture(params=[figg_peer, WombatPeer], ids=["figg", "wombat"])
+def idle_peer(request: pytest.FixtureRequest) -> Peer:
+    """A peer of each protocol that does not listen yet."""
+    peer: Peer = request.param()
+    return peer
+
+
 @pytest_asyncio.fixture
-async def peer() -> AsyncIterator[Peer]:
-    async with Peer() as peer:
+async def peer(idle_peer: Peer) -> AsyncIterator[Peer]:
+    async with idle_peer:
+        yield idle_peer
+
+
+@pytest_asyncio.fixture
+async def wombat_peer() -> AsyncIterator[WombatPeer]:
+    async with WombatPeer() as peer:
         yield peer
 
 
 @pytest.fixture
-def peer_thread() -> Iterator[PeerThread]:
-    with PeerThread() as thread:
+def peer_thread(idle_peer: Peer) -> Iterator[PeerThread]:
+    with PeerThread(idle_peer) as thread:
         yield thread
 
 

@@ -1,27 +1,52 @@
-"""A small Figg server on loopback that does as it is told, to test clients against.
+"""A small server on loopback that does as it is told, to test clients against. Topics are lists.
 
-It shares the codec with the client, which has its own tests, and nothing else: topics are lists.
+What it says on the wire is in `figg_peer.py` and `wombat_peer.py`.
 """
 
 import asyncio
 import socket
 import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Self, cast
+from typing import NamedTuple, Self, cast
 
 import uvloop
 
-from headrace.wire import figg
+
+class Attach(NamedTuple):
+    topic: str
+    offset: int | None
+    epoch: int | None = None
+
+
+class Detach(NamedTuple):
+    topic: str
+
+
+class Publish(NamedTuple):
+    number: int
+    topic: str
+    payload: bytes
+
+
+class Ping(NamedTuple):
+    timestamp: int
+
+
+Heard = Attach | Detach | Publish | Ping
 
 
 class Peer:
     """Answers like a server, unless one of its switches says otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, scheme: str, connection: "type[Connection]") -> None:
+        self.scheme = scheme
         self.log: dict[str, list[bytes]] = {}
         self.begins: dict[str, int] = {}
         """Where the oldest record kept of a topic begins, for expiry."""
-        self.received: list[figg.ToServer] = []
+        self.epoch = 1
+        self.received: list[Heard] = []
         self.reads: list[bytes] = []
         self.connections: list[Connection] = []
         self.accepted = 0
@@ -29,6 +54,7 @@ class Peer:
         self.pongs = True
         self.hang_up = False
         """Close every connection as soon as it stands."""
+        self._connection = connection
         self._server: asyncio.Server | None = None
         # Bound once, so that the address stays the same while nothing listens.
         with socket.socket() as probe:
@@ -37,12 +63,12 @@ class Peer:
 
     @property
     def url(self) -> str:
-        return f"figg://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     async def start(self) -> Self:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self), "127.0.0.1", self.port, reuse_address=True
+            lambda: self._connection(self), "127.0.0.1", self.port, reuse_address=True
         )
         return self
 
@@ -61,22 +87,26 @@ class Peer:
 
     def append(self, topic: str, *payloads: bytes) -> None:
         """Publish from nowhere, and deliver."""
-        self.log.setdefault(topic, []).extend(
-            len(payload).to_bytes(4, "big") + payload for payload in payloads
-        )
+        self.log.setdefault(topic, []).extend(payloads)
         for connection in self.connections:
             connection.deliver()
 
     def expire(self, topic: str, records: int) -> None:
         gone = self.log[topic][:records]
         del self.log[topic][:records]
-        self.begins[topic] = self.begins.get(topic, 0) + sum(map(len, gone))
+        self.begins[topic] = self.begins.get(topic, 0) + sum(map(_size, gone))
+
+    def end(self, topic: str) -> int:
+        return self.begins.get(topic, 0) + sum(map(_size, self.log.get(topic, [])))
 
     def payloads(self, topic: str) -> list[bytes]:
-        return [record[4:] for record in self.log.get(topic, [])]
+        return self.log.get(topic, [])
 
-    def attaches(self) -> list[figg.Attach]:
-        return [message for message in self.received if isinstance(message, figg.Attach)]
+    def attaches(self) -> list[Attach]:
+        return [message for message in self.received if isinstance(message, Attach)]
+
+    def publishes(self) -> list[Publish]:
+        return [message for message in self.received if isinstance(message, Publish)]
 
     def acknowledge(self) -> None:
         """Send the acknowledgements held back so far."""
@@ -96,14 +126,40 @@ class Peer:
         await self.stop()
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol, ABC):
+    """What a server does; how it is said is for its protocol."""
+
     transport: asyncio.Transport
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        self.decoder = figg.ServerDecoder()
         self.next: dict[str, int] = {}
-        self.highest = -1
+        self.unacknowledged: Publish | None = None
+
+    @abstractmethod
+    def hear(self, data: bytes) -> Iterable[Heard]: ...
+
+    @abstractmethod
+    def say_attached(self, asked: Attach, offset: int) -> None: ...
+
+    @abstractmethod
+    def say_detached(self, topic: str) -> None: ...
+
+    @abstractmethod
+    def say_ack(self, publish: Publish) -> None: ...
+
+    @abstractmethod
+    def say_pong(self, timestamp: int) -> None: ...
+
+    @abstractmethod
+    def say_messages(self, topic: str, begin: int, payloads: list[bytes]) -> None: ...
+
+    @abstractmethod
+    def say_detach(self) -> None:
+        """What only a client says."""
+
+    def is_new(self, publish: Publish) -> bool:
+        return True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -117,55 +173,54 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.peer.reads.append(data)
-        for message in self.decoder.receive(data):
+        for message in self.hear(data):
             self.peer.received.append(message)
             self.answer(message)
+        if self.peer.acks:
+            self.acknowledge()
         self.deliver()
 
-    def answer(self, message: figg.ToServer) -> None:
+    def answer(self, message: Heard) -> None:
         match message:
-            case figg.Attach(topic, offset):
-                start = self.end(topic) if offset is None else offset
+            case Attach(topic, offset):
+                start = self.peer.end(topic) if offset is None else offset
                 start = max(start, self.peer.begins.get(topic, 0))
                 self.next[topic] = start
-                self.transport.write(figg.encode_attached(topic, start))
-            case figg.Detach(topic):
+                self.say_attached(message, start)
+            case Detach(topic):
                 self.next.pop(topic, None)
-                self.transport.write(figg.encode_detached(topic))
-            case figg.Publishes(records, _, highest):
-                for topic, new in records.items():
-                    self.peer.log.setdefault(topic, []).extend(new)
-                self.highest = max(self.highest, highest)
-                if self.peer.acks:
-                    self.acknowledge()
-            case figg.Ping(timestamp) if self.peer.pongs:
-                self.transport.write(figg.encode_pong(timestamp))
+                self.say_detached(topic)
+            case Publish(_, topic, payload):
+                if self.is_new(message):
+                    self.peer.log.setdefault(topic, []).append(payload)
+                    self.unacknowledged = message
+            case Ping(timestamp):
+                if self.peer.pongs:
+                    self.say_pong(timestamp)
 
     def acknowledge(self) -> None:
-        if self.highest >= 0:
-            self.transport.write(figg.encode_ack(self.highest))
-
-    def end(self, topic: str) -> int:
-        return self.peer.begins.get(topic, 0) + sum(map(len, self.peer.log.get(topic, [])))
+        if self.unacknowledged is not None:
+            self.say_ack(self.unacknowledged)
+            self.unacknowledged = None
 
     def deliver(self) -> None:
         for topic, begin in self.next.items():
             position = self.peer.begins.get(topic, 0)
             new = []
-            for record in self.peer.log.get(topic, []):
+            for payload in self.peer.log.get(topic, []):
                 if position >= begin:
-                    new.append(record)
-                position += len(record)
+                    new.append(payload)
+                position += _size(payload)
             if new:
-                self.transport.write(figg.encode_data(topic, begin, new))
                 self.next[topic] = position
+                self.say_messages(topic, begin, new)
 
 
 class PeerThread:
     """A peer in a thread of its own, for blocking clients."""
 
-    def __init__(self) -> None:
-        self.peer = Peer()
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
 
@@ -174,6 +229,9 @@ class PeerThread:
 
     def stop(self) -> None:
         asyncio.run_coroutine_threadsafe(self.peer.stop(), self._loop).result(5)
+
+    def acknowledge(self) -> None:
+        self._loop.call_soon_threadsafe(self.peer.acknowledge)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -185,3 +243,7 @@ class PeerThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _size(payload: bytes) -> int:
+    return 4 + len(payload)

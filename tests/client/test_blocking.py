@@ -91,7 +91,7 @@ def test_a_subscription_is_a_plain_iterator_and_can_end_by_timeout(
 ) -> None:
     with connect(peer_thread) as client:
         client.publish("t", b"foo")
-        subscription = client.subscribe("t", 0, timeout_s=0.05)
+        subscription = client.subscribe("t", offset=0, timeout_s=0.05)
         assert list(subscription) == [Message("t", 7, b"foo")]
         client.publish("t", b"bar")
         assert list(subscription) == [Message("t", 14, b"bar")]
@@ -111,6 +111,60 @@ def test_a_subscription_from_now_on_knows_where_it_began(peer_thread: PeerThread
         client.unsubscribe("t")
 
 
+def test_a_handler_is_called_in_the_clients_thread(peer_thread: PeerThread) -> None:
+    taken: list[tuple[bytes, str]] = []
+
+    def take(message: Message) -> None:
+        taken.append((message.payload, threading.current_thread().name))
+        client.publish_nowait("answers", message.payload)
+
+    with connect(peer_thread) as client:
+        subscription = client.subscribe("t", take, offset=0)
+        with pytest.raises(LocalProtocolError, match="handler"):
+            next(subscription)
+        client.publish("t", b"foo")
+        wait_until(lambda: peer_thread.peer.payloads("answers") == [b"foo"])
+        assert subscription.offset == 7
+    assert taken == [(b"foo", f"headrace {peer_thread.peer.url}")]
+
+
+def test_a_handler_that_would_wait_for_itself_is_told_so_and_can_unsubscribe(
+    peer_thread: PeerThread,
+) -> None:
+    refused: list[str] = []
+
+    def take(message: Message) -> None:
+        waits: list[Callable[[], object]] = [
+            lambda: client.publish("t", b"never published"),
+            client.flush,
+            client.window,
+            lambda: client.subscribe("other"),
+        ]
+        for wait in waits:
+            with pytest.raises(LocalProtocolError, match="wait here for itself"):
+                wait()
+            refused.append(message.payload.decode())
+        client.unsubscribe("t")
+
+    with connect(peer_thread, window_max=2) as client:
+        client.publish("t", b"1")
+        client.publish("t", b"2")
+        peer_thread.peer.acks = False
+        client.publish_nowait("other", b"x")
+        client.publish_nowait("other", b"x")
+        client.subscribe("t", take, offset=0)
+        wait_until(lambda: len(refused) == 4)
+        client.unsubscribe("t")
+        peer_thread.acknowledge()
+    assert refused == ["1"] * 4
+    assert peer_thread.peer.payloads("t") == [b"1", b"2"]
+
+
+def test_an_offset_in_the_place_of_the_handler_is_told_from_one(peer_thread: PeerThread) -> None:
+    with connect(peer_thread) as client, pytest.raises(TypeError, match="offset="):
+        client.subscribe("t", 7)  # type: ignore[arg-type]
+
+
 def test_it_is_safe_from_several_threads(peer_thread: PeerThread) -> None:
     with connect(peer_thread, window_max=10) as client, ThreadPoolExecutor(8) as threads:
 
@@ -121,7 +175,7 @@ def test_it_is_safe_from_several_threads(peer_thread: PeerThread) -> None:
         def read(expected: int) -> list[bytes]:
             return [next(subscription).payload for _ in range(expected)]
 
-        subscription = iter(client.subscribe("t", 0))
+        subscription = iter(client.subscribe("t", offset=0))
         reading = [threads.submit(read, 200) for _ in range(2)]
         for publishing in [threads.submit(publish, thread) for thread in range(4)]:
             publishing.result(timeout=60)
@@ -139,7 +193,7 @@ def test_it_goes_on_over_a_server_that_goes_and_comes(peer_thread: PeerThread) -
         states: list[ConnectionState] = []
         client.on("state", states.append)
         client.publish("t", b"foo")
-        subscription = client.subscribe("t", 0)
+        subscription = client.subscribe("t", offset=0)
         assert next(subscription).payload == b"foo"
         peer_thread.stop()
         future = client.publish_nowait("t", b"bar")
@@ -195,10 +249,10 @@ def test_it_leaves_no_thread_behind(peer_thread: PeerThread) -> None:
     assert threading.active_count() == before
 
 
-def test_without_a_server_making_it_fails_in_time() -> None:
+def test_without_a_server_making_it_fails_in_time(idle_peer: Peer) -> None:
     before = threading.active_count()
     with pytest.raises(ConnectTimeoutError):
-        headrace.connect_blocking(Peer().url, connect_timeout_s=0.05)
+        headrace.connect_blocking(idle_peer.url, connect_timeout_s=0.05)
     assert threading.active_count() == before
 
 

@@ -1,6 +1,10 @@
 """The asynchronous client over real loopback connections, on asyncio's loop and on uvloop."""
 
 import asyncio
+import socket
+import ssl
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_type_hints
@@ -8,8 +12,9 @@ from typing import Any, get_type_hints
 import pytest
 
 import headrace
-from headrace.client import Client, ConnectionState, Message, Missed, Options, exponential
+from headrace.client import Client, ConnectionState, Message, Missed, Options
 from headrace.client.options import OptionsDict
+from headrace.client.websocket_connection import WebSocketConnection
 from headrace.errors import (
     BadTopicNameError,
     ClientClosedError,
@@ -21,8 +26,8 @@ from headrace.errors import (
     UnacknowledgedError,
     WindowFullError,
 )
-from headrace.wire import figg
-from tests.client.peer import Peer
+from tests.client.peer import Detach, Peer
+from tests.client.wombat_peer import WombatPeer
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 
@@ -34,6 +39,10 @@ def connect(peer: Peer, **options: Any) -> Client:
 async def take(subscription: headrace.client.Subscription, count: int) -> list[Message]:
     async with asyncio.timeout(10):
         return [await anext(subscription) for _ in range(count)]
+
+
+async def take_one(subscription: headrace.client.Subscription) -> Message:
+    return (await take(subscription, 1))[0]
 
 
 # Publishing
@@ -145,7 +154,7 @@ async def test_flush_waits_for_what_was_published_before_it_only(peer: Peer) -> 
 async def test_a_subscription_gives_what_was_and_then_what_comes(peer: Peer) -> None:
     peer.append("t", b"foo", b"bar")
     async with connect(peer) as client:
-        subscription = client.subscribe("t", 0)
+        subscription = client.subscribe("t", offset=0)
         assert await take(subscription, 2) == [Message("t", 7, b"foo"), Message("t", 14, b"bar")]
         peer.append("t", b"car")
         assert await take(subscription, 1) == [Message("t", 21, b"car")]
@@ -165,7 +174,7 @@ async def test_without_an_offset_it_starts_at_the_end_and_says_where(peer: Peer)
 async def test_batches_give_what_came_together(peer: Peer) -> None:
     peer.append("t", *(b"%d" % number for number in range(10)))
     async with connect(peer) as client:
-        subscription = client.subscribe("t", 0)
+        subscription = client.subscribe("t", offset=0)
         first = await take(subscription, 3)
         rest: list[Message] = []
         async for batch in subscription.batches():
@@ -178,7 +187,7 @@ async def test_batches_give_what_came_together(peer: Peer) -> None:
 
 async def test_a_cancelled_wait_loses_no_message(peer: Peer) -> None:
     async with connect(peer) as client:
-        subscription = client.subscribe("t", 0)
+        subscription = client.subscribe("t", offset=0)
         for number in range(20):
             waiting = asyncio.ensure_future(anext(subscription))
             await asyncio.sleep(0)
@@ -191,11 +200,11 @@ async def test_a_cancelled_wait_loses_no_message(peer: Peer) -> None:
 
 async def test_unsubscribing_ends_the_iteration_and_tells_the_server(peer: Peer) -> None:
     async with connect(peer) as client:
-        async with client.subscribe("t", 0) as subscription:
+        async with client.subscribe("t", offset=0) as subscription:
             await subscription.attached()
             iteration = asyncio.ensure_future(take(subscription, 1))
             await asyncio.sleep(0)
-        assert peer.received[-1] == figg.Detach("t")
+        assert peer.received[-1] == Detach("t")
         with pytest.raises(StopAsyncIteration):
             await anext(subscription)
         with pytest.raises((RuntimeError, StopAsyncIteration)):
@@ -207,11 +216,11 @@ async def test_unsubscribing_ends_the_iteration_and_tells_the_server(peer: Peer)
 async def test_a_topic_can_be_subscribed_again_at_once(peer: Peer) -> None:
     peer.append("t", b"foo", b"bar")
     async with connect(peer) as client:
-        first = client.subscribe("t", 0)
+        first = client.subscribe("t", offset=0)
         await take(first, 1)
         ending = asyncio.ensure_future(client.unsubscribe("t"))
         await asyncio.sleep(0)
-        second = client.subscribe("t", 7)
+        second = client.subscribe("t", offset=7)
         await asyncio.wait_for(ending, 5)
         assert await take(second, 1) == [Message("t", 14, b"bar")]
 
@@ -220,7 +229,7 @@ async def test_a_topic_is_subscribed_once_per_client(peer: Peer) -> None:
     async with connect(peer) as client:
         client.subscribe("t")
         with pytest.raises(LocalProtocolError):
-            client.subscribe("t", 0)
+            client.subscribe("t", offset=0)
 
 
 async def test_a_subscription_that_ends_before_it_began_says_so(peer: Peer) -> None:
@@ -232,6 +241,153 @@ async def test_a_subscription_that_ends_before_it_began_says_so(peer: Peer) -> N
             await waiting
 
 
+# Handlers of messages
+
+
+async def test_a_handler_is_called_with_each_message_in_order(peer: Peer, until: Until) -> None:
+    peer.append("t", b"foo", b"bar")
+    async with connect(peer) as client:
+        taken: list[Message] = []
+        subscription = client.subscribe("t", taken.append, offset=0)
+        await until(lambda: len(taken) == 2)
+        peer.append("t", b"car")
+        await until(lambda: len(taken) == 3)
+        assert taken == [
+            Message("t", 7, b"foo"),
+            Message("t", 14, b"bar"),
+            Message("t", 21, b"car"),
+        ]
+        assert subscription.offset == 21
+
+
+async def test_an_asynchronous_handler_is_awaited_before_it_gets_the_next(
+    peer: Peer, until: Until
+) -> None:
+    peer.append("t", *(b"%d" % number for number in range(10)))
+    async with connect(peer) as client:
+        steps: list[tuple[str, bytes]] = []
+
+        async def take(message: Message) -> None:
+            steps.append(("begin", message.payload))
+            await client.publish("answers", message.payload)
+            assert subscription.offset == message.offset
+            steps.append(("end", message.payload))
+
+        subscription = client.subscribe("t", take, offset=0)
+        await until(lambda: len(steps) == 20)
+    assert steps == [(step, b"%d" % number) for number in range(10) for step in ("begin", "end")]
+    assert peer.payloads("answers") == [b"%d" % number for number in range(10)]
+
+
+async def test_a_handler_that_fails_is_told_to_the_loop_and_gets_the_next(
+    peer: Peer, until: Until
+) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    peer.append("t", b"raises", b"raises later", b"is cancelled", b"works")
+    taken: list[bytes] = []
+
+    async def fail_later() -> None:
+        raise ZeroDivisionError
+
+    async def be_cancelled() -> None:
+        raise asyncio.CancelledError
+
+    def take(message: Message) -> object:
+        taken.append(message.payload)
+        if message.payload == b"raises":
+            raise ZeroDivisionError
+        if message.payload == b"raises later":
+            return fail_later()
+        return be_cancelled() if message.payload == b"is cancelled" else 42
+
+    async with connect(peer) as client:
+        client.subscribe("t", take, offset=0)
+        await until(lambda: len(taken) == 4)
+    errors = [ZeroDivisionError, ZeroDivisionError, asyncio.CancelledError]
+    assert [type(context["exception"]) for context in reported] == errors
+    assert "the handler of 't' failed" in reported[0]["message"]
+
+
+async def test_a_handled_subscription_cannot_be_iterated_over_as_well(peer: Peer) -> None:
+    async with connect(peer) as client:
+        subscription = client.subscribe("t", print, offset=0)
+        assert await subscription.attached() == 0
+        for take in (anext(subscription), subscription.batch(), anext(subscription.batches())):
+            with pytest.raises(LocalProtocolError, match="'t' was subscribed with a handler"):
+                await take
+
+
+async def test_an_offset_in_the_place_of_the_handler_is_told_from_one(peer: Peer) -> None:
+    async with connect(peer) as client:
+        with pytest.raises(TypeError, match=r"not int: to begin at an offset, .*offset="):
+            client.subscribe("t", 7)  # type: ignore[arg-type]
+        client.subscribe("t", offset=7)
+
+
+async def test_unsubscribing_ends_the_calls_at_once_and_lets_the_last_one_finish(
+    peer: Peer, until: Until
+) -> None:
+    peer.append("t", b"1", b"2", b"3", b"4")
+    taken: list[bytes] = []
+    finished: list[bytes] = []
+
+    def take(message: Message) -> object:
+        taken.append(message.payload)
+        if message.payload == b"2":
+            client.unsubscribe_nowait("t")
+            return finish(message.payload)
+        return None
+
+    async def finish(payload: bytes) -> None:
+        await client.unsubscribe("t")
+        finished.append(payload)
+
+    async with connect(peer) as client:
+        client.subscribe("t", take, offset=0)
+        await until(lambda: finished)
+        peer.append("t", b"5")
+        await client.publish("other", b"")
+        again = client.subscribe("t", offset=10)
+        assert await take_one(again) == Message("t", 15, b"3")
+    assert taken == [b"1", b"2"]
+
+
+async def test_a_slow_handler_holds_the_server_back_and_loses_nothing(
+    peer: Peer, until: Until
+) -> None:
+    payloads = [b"%06d" % number + bytes(10_000) for number in range(300)]
+    peer.append("t", *payloads)
+    taken: list[bytes] = []
+    go_on = asyncio.Event()
+
+    async def take(message: Message) -> None:
+        await go_on.wait()
+        taken.append(message.payload)
+
+    async with connect(peer, receive_bytes_max=100_000, receive_pause_s=60) as client:
+        subscription = client.subscribe("t", take, offset=0)
+        await until(lambda: client._link is not None and not client._link.reading)
+        assert subscription._batches_bytes < 1_000_000
+        go_on.set()
+        await until(lambda: taken == payloads)
+
+
+async def test_closing_ends_the_calls(peer: Peer) -> None:
+    peer.append("t", b"1", b"2", b"3")
+    taken: list[bytes] = []
+
+    async def take(message: Message) -> None:
+        taken.append(message.payload)
+        await client.close(flush_s=0)
+
+    client = await connect(peer)
+    task = client.subscribe("t", take, offset=0)._handing
+    assert task is not None
+    await asyncio.wait_for(task, 10)
+    assert taken == [b"1"]
+
+
 # Slow subscribers
 
 
@@ -241,7 +397,7 @@ async def test_a_slow_subscriber_holds_the_server_back_and_loses_nothing(
     payloads = [b"%06d" % number + bytes(10_000) for number in range(1000)]
     peer.append("t", *payloads)
     async with connect(peer, receive_bytes_max=100_000, receive_pause_s=60) as client:
-        subscription = client.subscribe("t", 0)
+        subscription = client.subscribe("t", offset=0)
         await until(lambda: client._link is not None and not client._link.reading)
         buffered = subscription._batches_bytes
         await asyncio.sleep(0.05)
@@ -254,9 +410,9 @@ async def test_a_subscriber_that_does_not_read_steps_aside_for_the_others(peer: 
     payloads = [b"%06d" % number + bytes(10_000) for number in range(1000)]
     peer.append("slow", *payloads)
     async with connect(peer, receive_bytes_max=100_000, receive_pause_s=0.02) as client:
-        slow = client.subscribe("slow", 0)
+        slow = client.subscribe("slow", offset=0)
         await slow.attached()
-        quick = client.subscribe("quick", 0)
+        quick = client.subscribe("quick", offset=0)
         peer.append("quick", b"foo")
         assert await take(quick, 1) == [Message("quick", 7, b"foo")]
         assert [message.payload for message in await take(slow, 1000)] == payloads
@@ -268,7 +424,7 @@ async def test_a_slow_subscriber_does_not_keep_acknowledgements_from_a_publisher
 ) -> None:
     peer.append("t", *(bytes(10_000) for _ in range(1000)))
     async with connect(peer, receive_bytes_max=100_000, receive_pause_s=60) as client:
-        subscription = client.subscribe("t", 0)
+        subscription = client.subscribe("t", offset=0)
         await until(lambda: client._link is not None and not client._link.reading)
         await asyncio.wait_for(client.publish("other", b"foo"), 5)
         received = 0
@@ -284,7 +440,7 @@ async def test_a_slow_subscriber_goes_on_over_a_lost_connection(peer: Peer, unti
     payloads = [b"%06d" % number + bytes(10_000) for number in range(300)]
     peer.append("t", *payloads)
     async with connect(peer, receive_bytes_max=100_000, receive_pause_s=60) as client:
-        subscription = client.subscribe("t", 0)
+        subscription = client.subscribe("t", offset=0)
         await until(lambda: client._link is not None and not client._link.reading)
         peer.drop()
         assert [message.payload for message in await take(subscription, 300)] == payloads
@@ -296,7 +452,7 @@ async def test_unsubscribing_a_slow_topic_lets_the_client_read_on(
 ) -> None:
     peer.append("t", *(bytes(10_000) for _ in range(1000)))
     async with connect(peer, receive_bytes_max=100_000, receive_pause_s=pause_s) as client:
-        subscription = client.subscribe("t", 0)
+        subscription = client.subscribe("t", offset=0)
         await until(lambda: subscription._over)
         await asyncio.sleep(0.05)
         await asyncio.wait_for(client.unsubscribe("t"), 5)
@@ -328,7 +484,7 @@ async def test_it_resends_and_resumes_over_a_server_that_goes_and_comes(
 ) -> None:
     peer.append("t", b"foo")
     async with connect(peer) as client:
-        subscription = client.subscribe("t", 0)
+        subscription = client.subscribe("t", offset=0)
         await take(subscription, 1)
         await peer.stop()
         await until(lambda: client.state is not ConnectionState.CONNECTED)
@@ -337,14 +493,14 @@ async def test_it_resends_and_resumes_over_a_server_that_goes_and_comes(
         await peer.start()
         await asyncio.wait_for(published, 10)
         assert await take(subscription, 1) == [Message("t", 14, b"bar")]
-        assert peer.attaches() == [figg.Attach("t", 0), figg.Attach("t", 7)]
+        assert [(attach.topic, attach.offset) for attach in peer.attaches()] == [("t", 0), ("t", 7)]
 
 
-async def test_it_may_start_before_the_server_does() -> None:
-    peer = Peer()
+async def test_it_may_start_before_the_server_does(idle_peer: Peer) -> None:
+    peer = idle_peer
     async with connect(peer, connect_timeout_s=None) as client:
         published = client.publish_nowait("t", b"foo")
-        subscription = client.subscribe("t", 0)
+        subscription = client.subscribe("t", offset=0)
         async with peer:
             await asyncio.wait_for(client.connected(), 10)
             await asyncio.wait_for(published, 10)
@@ -352,15 +508,13 @@ async def test_it_may_start_before_the_server_does() -> None:
             await client.close()
 
 
-async def test_without_a_server_entering_fails_in_time_and_says_why() -> None:
-    peer = Peer()
+async def test_without_a_server_entering_fails_in_time_and_says_why(idle_peer: Peer) -> None:
     with pytest.raises(ConnectTimeoutError, match=r"127\.0\.0\.1.*within 0\.1 s: .*\d+"):
-        async with connect(peer, connect_timeout_s=0.1):
+        async with connect(idle_peer, connect_timeout_s=0.1):
             raise AssertionError("entered without a server")
 
 
-async def test_the_wait_between_attempts_is_the_applications_to_choose() -> None:
-    peer = Peer()
+async def test_the_wait_between_attempts_is_the_applications_to_choose(idle_peer: Peer) -> None:
     attempts: list[int] = []
 
     def backoff(attempt: int) -> float:
@@ -368,7 +522,7 @@ async def test_the_wait_between_attempts_is_the_applications_to_choose() -> None
         return 0.001
 
     with pytest.raises(ConnectTimeoutError):
-        await connect(peer, connect_timeout_s=0.2, backoff=backoff)
+        await connect(idle_peer, connect_timeout_s=0.2, backoff=backoff)
     assert attempts[:3] == [0, 1, 2]
 
 
@@ -409,11 +563,11 @@ async def test_a_server_that_breaks_the_protocol_is_left_with_the_reason(
     async with connect(peer) as client:
         errors: list[tuple[ConnectionState, str]] = []
         client.on("state", lambda state: errors.append((state, client.last_error)))
-        peer.connections[0].transport.write(b"\0\x63" + bytes(6))
+        peer.connections[0].say_detach()
         await until(lambda: len(errors) == 3)
     (lost, why), _, (found, nothing) = errors[:3]
     assert (lost, found) == (ConnectionState.DISCONNECTED, ConnectionState.CONNECTED)
-    assert "unknown message type 99" in why
+    assert "DETACH is not for a server to send" in why
     assert nothing == ""
 
 
@@ -439,18 +593,31 @@ async def test_a_port_that_speaks_something_else_is_backed_off_from_and_named() 
     assert ConnectionState.CONNECTED not in states
 
 
-async def test_an_attempt_that_takes_too_long_is_given_up() -> None:
-    # A full backlog lets nobody in and says nothing.
-    loop = asyncio.get_running_loop()
-    never: asyncio.Future[None] = loop.create_future()
+async def test_an_attempt_that_takes_too_long_is_given_up(idle_peer: Peer) -> None:
+    with socket.socket() as full, socket.socket() as first:
+        full.bind(("127.0.0.1", idle_peer.port))
+        full.listen(0)  # a full backlog lets nobody in and says nothing
+        first.connect(full.getsockname())
+        with pytest.raises(ConnectTimeoutError, match=r"no answer within 0\.02 s"):
+            await connect(idle_peer, attempt_timeout_s=0.02, connect_timeout_s=0.2)
+        client = connect(idle_peer, attempt_timeout_s=60, connect_timeout_s=None)
+        async with client:
+            await asyncio.sleep(0.01)
 
-    async def dial(protocol: Callable[[], asyncio.Protocol]) -> None:
-        await never
 
-    client = headrace.connect("figg://127.0.0.1:1", attempt_timeout_s=0.02, connect_timeout_s=0.1)
-    client._dial = dial
-    with pytest.raises(ConnectTimeoutError, match="no answer within"):
-        await client
+async def test_what_is_not_acknowledged_in_time_is_sent_again_and_stored_once(
+    wombat_peer: WombatPeer, until: Until
+) -> None:
+    wombat_peer.acks = False
+    async with connect(wombat_peer, resend_s=0.02) as client:
+        published = client.publish_nowait("t", b"foo")
+        await until(lambda: len(wombat_peer.publishes()) == 3)
+        assert not published.done()
+        wombat_peer.acknowledge()
+        await asyncio.wait_for(published, 10)
+    assert {publish.number for publish in wombat_peer.publishes()} == {0}
+    assert wombat_peer.payloads("t") == [b"foo"]
+    assert wombat_peer.accepted == 1
 
 
 async def test_missed_messages_are_told(peer: Peer, until: Until) -> None:
@@ -458,7 +625,7 @@ async def test_missed_messages_are_told(peer: Peer, until: Until) -> None:
     async with connect(peer) as client:
         missed: list[Missed] = []
         client.on("missed", missed.append)
-        subscription = client.subscribe("t", 0)
+        subscription = client.subscribe("t", offset=0)
         await take(subscription, 2)
         await peer.stop()
         peer.append("t", b"car", b"dar")
@@ -488,14 +655,12 @@ async def test_only_known_events_can_be_asked_for(peer: Peer) -> None:
         connect(peer).on("stat", print)  # type: ignore[call-overload]
 
 
-async def test_a_backoff_that_fails_ends_the_client_with_its_error() -> None:
-    peer = Peer()
-
+async def test_a_backoff_that_fails_ends_the_client_with_its_error(idle_peer: Peer) -> None:
     def backoff(attempt: int) -> float:
         raise ZeroDivisionError
 
     with pytest.raises(ClientClosedError) as raised:
-        await connect(peer, backoff=backoff)
+        await connect(idle_peer, backoff=backoff)
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
@@ -597,26 +762,106 @@ async def test_a_client_must_be_entered_before_it_is_used(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["127.0.0.1:8119", "http://127.0.0.1", "figg://", "figg://h:99999", "figg://h/x", "figg://u@h"],
+    ("url", "reason"),
+    [
+        ("127.0.0.1:8119", "must begin with figg:// or wombat:// or wombats://"),
+        ("http://127.0.0.1", "must begin with"),
+        ("ws://127.0.0.1", "must begin with"),
+        ("figg://", "names no host"),
+        ("wombat:///v1/ws", "names no host"),
+        ("wombat://h/a path", "names no host, or has a space"),
+        ("figg://h:99999", "a port that is no port"),
+        ("figg://h/x", "more than a host and a port"),
+        ("figg://u@h", "more than a host, a port and a path"),
+        ("wombat://h/v1/ws?x=1", "more than a host, a port and a path"),
+        ("wombats://u:p@h", "more than a host, a port and a path"),
+    ],
 )
-def test_a_url_that_cannot_be_meant_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError):
+def test_a_url_that_cannot_be_meant_is_refused(url: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
         headrace.connect(url)
 
 
-@pytest.mark.parametrize("url", ["figg://127.0.0.1", "figg://[::1]:8119/", "figg://localhost:1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "figg://127.0.0.1",
+        "figg://[::1]:8119/",
+        "figg://localhost:1",
+        "wombat://127.0.0.1",
+        "wombat://[::1]:8120/v1/ws",
+        "wombats://localhost/prefix/v1/ws",
+    ],
+)
 def test_a_port_may_be_left_out_and_ipv6_has_brackets(url: str) -> None:
     assert headrace.connect(url).url == url
 
 
 @pytest.mark.parametrize(
-    "option",
-    [{"window_max": 0}, {"ping_interval_s": -1}, {"flush_timeout_s": None}, {"backoff": 3}],
+    ("url", "dialled"),
+    [
+        ("wombat://h", ("h", 8120, "ws://h:8120/v1/ws")),
+        ("wombats://h", ("h", 443, "wss://h:443/v1/ws")),
+        ("wombat://[::1]:7/x", ("::1", 7, "ws://[::1]:7/x")),
+    ],
 )
-def test_an_option_that_cannot_be_meant_is_refused(option: dict[str, Any]) -> None:
+async def test_where_a_wombat_url_leads(url: str, dialled: tuple[str, int, str]) -> None:
+    client = headrace.connect(url)
+    connection = client._make_connection(None)  # type: ignore[arg-type]
+    assert isinstance(connection, WebSocketConnection)
+    assert (connection._host, connection._port, connection._url) == dialled
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"window_max": 0},
+        {"window_max": None},
+        {"ping_interval_s": -1},
+        {"flush_timeout_s": None},
+        {"backoff": 3},
+        {"resend_s": 0},
+        {"ssl": True},
+    ],
+)
+@pytest.mark.parametrize("scheme", ["figg", "wombat", "wombats"])
+def test_an_option_that_cannot_be_meant_is_refused(scheme: str, option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(option))):
-        headrace.connect(**option)
+        headrace.connect(f"{scheme}://h", **option)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "option"),
+    [
+        ("figg", {"ssl": ssl.create_default_context()}),
+        ("wombat", {"ssl": ssl.create_default_context()}),
+        ("figg", {"resend_s": 1.0}),
+    ],
+)
+def test_an_option_of_another_protocol_is_refused(scheme: str, option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        headrace.connect(f"{scheme}://h", **option)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"), [("figg://h", (2.0, 2, None)), ("wombat://h", (5.0, 1, 2.0))]
+)
+def test_what_is_not_set_is_the_protocols_own(
+    url: str, expected: tuple[float, int, float | None]
+) -> None:
+    own = headrace.connect(url)._pace
+    assert (own.ping_interval_s, own.pings_unanswered_max, own.resend_s) == expected
+    set_ = headrace.connect(url, ping_interval_s=1.0, pings_unanswered_max=7)._pace
+    assert (set_.ping_interval_s, set_.pings_unanswered_max) == (1.0, 7)
+    assert set_.backoff is own.backoff
+
+
+def test_figg_does_without_the_websocket() -> None:
+    check = (
+        "import sys, headrace; headrace.connect('figg://h'); assert 'picows' not in sys.modules; "
+        "headrace.connect('wombat://h'); assert 'picows' in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
 def test_every_option_is_a_keyword_argument_and_documented() -> None:
@@ -628,10 +873,11 @@ def test_every_option_is_a_keyword_argument_and_documented() -> None:
         headrace.connect(no_such_option=1)  # type: ignore[call-arg]
 
 
-def test_the_default_backoff_doubles_to_its_limit_with_jitter() -> None:
-    exact = exponential(0.1, 10.0, jitter=0.0)
-    assert [exact(attempt) for attempt in (0, 1, 2, 6, 7, 10_000)] == pytest.approx(
-        [0.1, 0.2, 0.4, 6.4, 10.0, 10.0]
+def test_the_backoff_doubles_to_its_limit_with_jitter_only_on_figg() -> None:
+    attempts = (0, 1, 2, 6, 7, 10_000)
+    exact = headrace.connect("wombat://h")._pace.backoff
+    assert [exact(attempt) for attempt in attempts] == pytest.approx(
+        [0.1 * min(2**attempt, 100) for attempt in attempts]
     )
-    spread = [exponential(0.1, 10.0, jitter=0.5)(3) for _ in range(100)]
+    spread = [headrace.connect("figg://h")._pace.backoff(3) for _ in range(100)]
     assert 0.4 <= min(spread) < max(spread) <= 0.8

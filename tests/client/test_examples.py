@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import headrace
 from headrace.testing import ServerProcess
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -17,6 +18,16 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(tmp_path_factory.mktemp("examples") / "data") as server:
         yield server
+
+
+@pytest.fixture(params=["figg", "wombat"])
+def url(server: ServerProcess, request: pytest.FixtureRequest) -> str:
+    return {"figg": server.figg_url, "wombat": server.wombat_url}[request.param]
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name)
 
 
 def run(name: str, *arguments: object) -> str:
@@ -32,15 +43,15 @@ def run(name: str, *arguments: object) -> str:
     return done.stdout
 
 
-def test_publish(server: ServerProcess) -> None:
-    output = run("publish.py", server.figg_url, "publish")
+def test_publish(url: str, topic: str) -> None:
+    output = run("publish.py", url, topic)
     assert output.startswith("published hello\npublished again\npublished 10000 more")
 
 
-def test_subscribe(server: ServerProcess) -> None:
-    run("publish.py", server.figg_url, "subscribe")
+def test_subscribe(url: str, topic: str) -> None:
+    run("publish.py", url, topic)
     with subprocess.Popen(
-        [sys.executable, str(EXAMPLES / "subscribe.py"), server.figg_url, "subscribe"],
+        [sys.executable, str(EXAMPLES / "subscribe.py"), url, topic],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -57,8 +68,8 @@ def test_subscribe(server: ServerProcess) -> None:
     assert "Traceback" not in said
 
 
-def test_resume(server: ServerProcess, tmp_path: Path) -> None:
-    arguments = (server.figg_url, "resume", tmp_path / "offset")
+def test_resume(url: str, topic: str, tmp_path: Path) -> None:
+    arguments = (url, topic, tmp_path / "offset")
     run("publish.py", *arguments[:2])
     assert run("resume.py", *arguments).startswith("processed 10002 messages")
     assert run("resume.py", *arguments).startswith("processed 0 messages")
@@ -66,10 +77,27 @@ def test_resume(server: ServerProcess, tmp_path: Path) -> None:
     assert run("resume.py", *arguments).startswith("processed 10002 messages")
 
 
-def test_blocking(server: ServerProcess) -> None:
-    assert run("blocking.py", server.figg_url, "blocking") == (
-        f"the sum of what came back is {sum(range(1000))}\n"
-    )
+def test_blocking(url: str, topic: str) -> None:
+    assert run("blocking.py", url, topic) == (f"the sum of what came back is {sum(range(1000))}\n")
+
+
+def test_handler(url: str, topic: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "handler.py"), url, topic],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == f"answering {topic}\n"
+        with headrace.connect_blocking(url) as client:
+            answers = client.subscribe(f"{topic}-answers", offset=0)
+            client.publish(topic, b"hello")
+            assert next(answers).payload == b"HELLO"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert process.stderr.read() == ""
 
 
 def test_every_example_is_run_here() -> None:

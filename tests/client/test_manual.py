@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.client import Options
+from headrace.client import Options, figg, wombat
 from headrace.testing import ServerProcess
 
 PAGE = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
@@ -26,23 +26,25 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def test_the_examples_run_one_after_the_other(server: ServerProcess) -> None:
+@pytest.mark.parametrize("protocol", ["figg", "wombat"])
+def test_the_examples_run_one_after_the_other(server: ServerProcess, protocol: str) -> None:
+    url = {"figg": server.figg_url, "wombat": server.wombat_url}[protocol]
     programs, fragments = BLOCKS[:1], BLOCKS[1:]
     for program in programs:
         done = subprocess.run(
-            [sys.executable, "-c", at(server, program)], capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", at(url, program)], capture_output=True, text=True, timeout=60
         )
         assert (done.returncode, done.stderr) == (0, "")
-    asyncio.run(run(server, fragments))
+    asyncio.run(run(url, fragments))
 
 
-async def run(server: ServerProcess, fragments: list[str]) -> None:
+async def run(url: str, fragments: list[str]) -> None:
     """Fragments use a connected `client`, and may await at the top."""
-    async with headrace.connect(server.figg_url) as client:
-        names = {"headrace": headrace, "client": client}
+    async with headrace.connect(url) as client:
+        names = {"headrace": headrace, "client": client, "asyncio": asyncio}
         for fragment in fragments:
             code = compile(
-                at(server, fragment), "client.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+                at(url, fragment), "client.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
             )
             async with asyncio.timeout(30):
                 result = eval(code, names)
@@ -50,21 +52,25 @@ async def run(server: ServerProcess, fragments: list[str]) -> None:
                     await result
 
 
-def at(server: ServerProcess, code: str) -> str:
-    return code.replace("figg://127.0.0.1:8119", server.figg_url)
+def at(url: str, code: str) -> str:
+    return code.replace("figg://127.0.0.1:8119", url)
 
 
-def test_the_table_has_every_option_with_its_default() -> None:
-    options = Options()
-    table = dict(
-        re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \|", PAGE.split("## Options")[1], re.MULTILINE)
+def test_the_table_has_every_option_with_its_default_for_each_protocol() -> None:
+    rows = re.findall(
+        r"^\| `([a-z_]+)` \| ([^|]+) \| ([^|]+) \|", PAGE.split("## Options")[1], re.MULTILINE
     )
-    assert set(table) == {field.name for field in fields(Options)}
-    for name, shown in table.items():
-        value = getattr(options, name)
-        if name == "backoff":
-            assert shown == "exponential"
-        elif shown.endswith(" MiB"):
-            assert value == int(shown.split()[0]) * 1024 * 1024
-        else:
-            assert value == float(shown.replace(",", ""))
+    assert [name for name, *_ in rows] == [field.name for field in fields(Options)]
+    for name, *columns in rows:
+        for shown, pace in zip(columns, (figg.PACE, wombat.PACE), strict=True):
+            value = getattr(pace, name, getattr(Options(), name))
+            if name != "backoff":
+                assert value == number(shown), name
+
+
+def number(shown: str) -> float | None:
+    if shown in ("-", "None"):
+        return None
+    if shown.endswith(" MiB"):
+        return int(shown.split()[0]) * 1024 * 1024
+    return float(shown.replace(",", ""))

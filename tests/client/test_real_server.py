@@ -10,8 +10,11 @@ import pytest
 import headrace
 from headrace.client import Message, Missed
 from headrace.testing import ServerProcess
+from tests.client.tls import Certificate, TlsProxy
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
+
+PROTOCOLS = pytest.mark.parametrize("protocol", ["figg", "wombat"])
 
 
 @pytest.fixture(scope="module")
@@ -20,18 +23,25 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield server
 
 
+@pytest.fixture(params=["figg", "wombat"])
+def url(shared: ServerProcess, request: pytest.FixtureRequest) -> str:
+    return url_of(shared, request.param)
+
+
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
     return str(request.node.name)
 
 
-async def test_offsets_are_byte_positions_and_can_be_resumed_from(
-    shared: ServerProcess, topic: str
-) -> None:
-    async with headrace.connect(shared.figg_url) as client:
+def url_of(server: ServerProcess, protocol: str) -> str:
+    return {"figg": server.figg_url, "wombat": server.wombat_url}[protocol]
+
+
+async def test_offsets_are_byte_positions_and_can_be_resumed_from(url: str, topic: str) -> None:
+    async with headrace.connect(url) as client:
         for payload in (b"foo", b"bar", b"car"):
             await client.publish(topic, payload)
-        async with client.subscribe(topic, 7) as subscription:
+        async with client.subscribe(topic, offset=7) as subscription:
             assert await anext(subscription) == Message(topic, 14, b"bar")
             assert await anext(subscription) == Message(topic, 21, b"car")
         async with client.subscribe(topic) as subscription:
@@ -42,26 +52,24 @@ async def test_offsets_are_byte_positions_and_can_be_resumed_from(
     ("asked", "got"), [(None, 14), (0, 0), (7, 7), (14, 14), (3, 7), (1000, 14)]
 )
 async def test_any_offset_is_answered_as_the_protocols_page_says(
-    shared: ServerProcess, topic: str, asked: int | None, got: int
+    url: str, topic: str, asked: int | None, got: int
 ) -> None:
     missed: list[Missed] = []
-    async with headrace.connect(shared.figg_url) as client:
+    async with headrace.connect(url) as client:
         client.on("missed", missed.append)
         await client.publish(topic, b"foo")
         await client.publish(topic, b"bar")
-        subscription = client.subscribe(topic, asked)
+        subscription = client.subscribe(topic, offset=asked)
         assert await subscription.attached() == got
         await client.publish(topic, b"car")
         assert (await anext(subscription)).offset == got + 7
     assert missed == ([] if asked in (None, got) else [Missed(topic, asked, got)])
 
 
-async def test_the_smallest_and_the_largest_payload_and_name(
-    shared: ServerProcess, topic: str
-) -> None:
+async def test_the_smallest_and_the_largest_payload_and_name(url: str, topic: str) -> None:
     name = "é" * 127 + topic[-8:-7]
     payloads = [b"", bytes(262_144), b"end"]
-    async with headrace.connect(shared.figg_url) as client:
+    async with headrace.connect(url) as client:
         subscription = client.subscribe(name)
         await subscription.attached()
         for payload in payloads:
@@ -69,26 +77,22 @@ async def test_the_smallest_and_the_largest_payload_and_name(
         assert [(await anext(subscription)).payload for _ in payloads] == payloads
 
 
-async def test_a_pipeline_over_many_topics_keeps_the_order_of_each(
-    shared: ServerProcess, topic: str
-) -> None:
+async def test_a_pipeline_over_many_topics_keeps_the_order_of_each(url: str, topic: str) -> None:
     topics = [f"{topic} {number}" for number in range(50)]
-    async with headrace.connect(shared.figg_url) as client:
+    async with headrace.connect(url) as client:
         for number in range(5000):
             await client.window()
             client.publish_nowait(topics[number % 50], b"%d" % number)
         await client.flush()
         for which, name in enumerate(topics):
-            subscription = client.subscribe(name, 0)
+            subscription = client.subscribe(name, offset=0)
             received = [(await anext(subscription)).payload for _ in range(100)]
             assert received == [b"%d" % number for number in range(which, 5000, 50)]
 
 
-async def test_a_slow_subscriber_gets_everything(shared: ServerProcess, topic: str) -> None:
-    async with headrace.connect(
-        shared.figg_url, receive_bytes_max=50_000, receive_pause_s=0.01
-    ) as client:
-        subscription = client.subscribe(topic, 0)
+async def test_a_slow_subscriber_gets_everything(url: str, topic: str) -> None:
+    async with headrace.connect(url, receive_bytes_max=50_000, receive_pause_s=0.01) as client:
+        subscription = client.subscribe(topic, offset=0)
         for number in range(2000):
             await client.window()
             client.publish_nowait(topic, b"%04d" % number + bytes(2000))
@@ -103,14 +107,65 @@ async def test_a_slow_subscriber_gets_everything(shared: ServerProcess, topic: s
                 break
 
 
-async def test_pings_are_answered(shared: ServerProcess, until: Until) -> None:
-    async with headrace.connect(shared.figg_url, ping_interval_s=0.05) as client:
+async def test_pings_are_answered(url: str, until: Until) -> None:
+    async with headrace.connect(url, ping_interval_s=0.05) as client:
         await until(lambda: client.latency_s is not None)
         await asyncio.sleep(0.3)
         assert client.last_error == ""
 
 
-async def test_a_killed_server_costs_time_and_nothing_else(tmp_path: Path) -> None:
+async def test_what_is_published_in_one_protocol_is_at_the_same_offset_in_the_other(
+    shared: ServerProcess, topic: str
+) -> None:
+    async with (
+        headrace.connect(shared.figg_url) as figg,
+        headrace.connect(shared.wombat_url) as wombat,
+    ):
+        await figg.publish(topic, b"foo")
+        await wombat.publish(topic, b"bar")
+        for client in (figg, wombat):
+            subscription = client.subscribe(topic, offset=0)
+            assert await anext(subscription) == Message(topic, 7, b"foo")
+            assert await anext(subscription) == Message(topic, 14, b"bar")
+
+
+async def test_over_wombat_a_topic_that_began_anew_is_noticed_although_the_offset_exists_again(
+    tmp_path: Path, until: Until
+) -> None:
+    missed: list[Missed] = []
+    with ServerProcess(tmp_path / "data", "--durability=memory") as server:
+        async with headrace.connect(
+            server.wombat_url, receive_bytes_max=1, backoff=lambda _: 0.02
+        ) as client:
+            client.on("missed", missed.append)
+            subscription = client.subscribe("t", offset=0)
+            await client.publish("t", b"old")
+            # One message fills it: nothing more is asked for until that is taken.
+            await until(lambda: client._flow is not None and subscription in client._flow._aside)
+            await asyncio.to_thread(server.restart)
+            async with headrace.connect(server.wombat_url) as another:
+                await another.publish("t", b"new")
+                await another.publish("t", b"new")
+            async with asyncio.timeout(30):
+                taken = [await anext(subscription) for _ in range(3)]
+        assert [message.payload for message in taken] == [b"old", b"new", b"new"]
+        assert missed == [Missed("t", asked=7, got=0)]
+
+
+async def test_through_something_that_does_tls(
+    shared: ServerProcess, topic: str, tmp_path: Path
+) -> None:
+    certificate = Certificate.make(tmp_path)
+    async with TlsProxy(certificate, *shared.ws) as proxy:
+        url = f"wombats://localhost:{proxy.port}"
+        async with headrace.connect(url, ssl=certificate.trusted()) as client:
+            subscription = client.subscribe(topic, offset=0)
+            await client.publish(topic, b"foo")
+            assert await anext(subscription) == Message(topic, 7, b"foo")
+
+
+@PROTOCOLS
+async def test_a_killed_server_costs_time_and_nothing_else(tmp_path: Path, protocol: str) -> None:
     with ServerProcess(tmp_path / "data", "--durability=written") as server:
         acknowledged: set[bytes] = set()
         received: list[Message] = []
@@ -134,7 +189,7 @@ async def test_a_killed_server_costs_time_and_nothing_else(tmp_path: Path) -> No
 
         async def subscribe(client: headrace.client.Client) -> None:
             seen: set[bytes] = set()
-            async for message in client.subscribe("t", 0):
+            async for message in client.subscribe("t", offset=0):
                 received.append(message)
                 seen.add(message.payload)
                 if len(seen) == total:
@@ -142,8 +197,8 @@ async def test_a_killed_server_costs_time_and_nothing_else(tmp_path: Path) -> No
                     return
 
         async with (
-            headrace.connect(server.figg_url, backoff=lambda attempt: 0.02) as publisher,
-            headrace.connect(server.figg_url, backoff=lambda attempt: 0.02) as subscriber,
+            headrace.connect(url_of(server, protocol), backoff=lambda _: 0.02) as publisher,
+            headrace.connect(url_of(server, protocol), backoff=lambda _: 0.02) as subscriber,
         ):
             subscriber.on("missed", missed.append)
             async with asyncio.TaskGroup() as tasks:
@@ -165,11 +220,11 @@ async def test_a_killed_server_costs_time_and_nothing_else(tmp_path: Path) -> No
     assert {message.payload for message in received} == acknowledged
 
 
-def test_the_blocking_client(shared: ServerProcess, topic: str) -> None:
-    with headrace.connect_blocking(shared.figg_url) as client:
+def test_the_blocking_client(url: str, topic: str) -> None:
+    with headrace.connect_blocking(url) as client:
         for number in range(1000):
             client.window()
             client.publish_nowait(topic, b"%d" % number)
         client.flush(timeout_s=30)
-        messages = list(client.subscribe(topic, 0, timeout_s=1.0))
+        messages = list(client.subscribe(topic, offset=0, timeout_s=1.0))
         assert [message.payload for message in messages] == [b"%d" % i for i in range(1000)]

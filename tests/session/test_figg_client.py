@@ -49,8 +49,12 @@ def reconnect(session: FiggClientSession) -> list[figg.ToServer]:
     return connect(session)
 
 
+def output(session: FiggClientSession, bytes_max: int = BIG) -> bytes:
+    return b"".join(session.data_to_send(bytes_max, 0.0))
+
+
 def sent(session: FiggClientSession) -> list[figg.ToServer]:
-    return figg.ServerDecoder().receive(session.data_to_send(BIG))
+    return figg.ServerDecoder().receive(output(session))
 
 
 def pings(session: FiggClientSession) -> list[int]:
@@ -66,7 +70,7 @@ def publishes(topic: str, first: int, payloads: list[bytes]) -> figg.Publishes:
 
 
 def receive(session: FiggClientSession, *frames: bytes) -> list[Event]:
-    return session.receive_data(b"".join(frames), 0.0)
+    return session.receive_data([b"".join(frames)], 0.0)
 
 
 def data(topic: str, begin: int, *payloads: bytes) -> bytes:
@@ -77,7 +81,7 @@ def attached(topic: str = "t", offset: int = 0) -> FiggClientSession:
     session = connected()
     session.attach(topic, offset)
     receive(session, figg.encode_attached(topic, offset))
-    session.data_to_send(BIG)
+    output(session)
     return session
 
 
@@ -93,7 +97,7 @@ def test_publishes_are_numbered_from_zero_and_sent_together_in_order() -> None:
     session = connected()
     assert [session.publish("t", payload) for payload in (b"a", b"", b"c")] == [0, 1, 2]
     assert sent(session) == [publishes("t", 0, [b"a", b"", b"c"])]
-    assert session.data_to_send(BIG) == b""
+    assert output(session) == b""
 
 
 def test_an_ack_clears_everything_up_to_its_number() -> None:
@@ -131,7 +135,7 @@ def test_what_was_published_without_a_connection_is_sent_when_there_is_one() -> 
     session.publish("t", b"a")
     session.connecting()
     session.publish("t", b"b")
-    assert session.data_to_send(BIG) == b""
+    assert output(session) == b""
     session.opened(0.0)
     assert sent(session)[1:] == [publishes("t", 0, [b"a", b"b"])]
 
@@ -172,7 +176,7 @@ def test_a_topic_the_server_would_refuse_is_refused_here(topic: str) -> None:
         session.publish(topic, b"a")
     with pytest.raises(BadTopicNameError):
         session.attach(topic, None)
-    assert session.data_to_send(BIG) == b""
+    assert output(session) == b""
     assert session.publish("x" * 255, b"") == 0
 
 
@@ -189,13 +193,13 @@ def test_large_output_comes_in_slices_and_a_ping_overtakes_it() -> None:
     for _ in range(10):
         session.publish("t", bytes(1000))
     decoder = figg.ServerDecoder()
-    first = decoder.receive(session.data_to_send(2500))
+    first = decoder.receive(output(session, 2500))
     assert isinstance(first[0], figg.Publishes)
     assert first[0].highest < 4
     session.tick(2.0)
-    second = decoder.receive(session.data_to_send(2500))
+    second = decoder.receive(output(session, 2500))
     assert isinstance(second[0], figg.Ping)
-    rest = [message for _ in range(10) for message in decoder.receive(session.data_to_send(2500))]
+    rest = [message for _ in range(10) for message in decoder.receive(output(session, 2500))]
     assert isinstance(rest[-1], figg.Publishes)
     assert rest[-1].highest == 9
 
@@ -336,6 +340,25 @@ def test_a_server_that_detaches_unasked_is_broken_rather_than_silent() -> None:
         assert isinstance(event, Broken)
 
 
+def test_a_paused_topic_is_resumed_where_it_stopped() -> None:
+    session = attached("t", 0)
+    receive(session, data("t", 0, b"foo"))
+    session.pause("t")
+    assert sent(session) == [figg.Detach("t")]
+    assert receive(session, data("t", 7, b"bar"), figg.encode_detached("t")) == [Detached("t")]
+    session.resume("t")
+    assert sent(session) == [figg.Attach("t", 7)]
+
+
+def test_a_topic_paused_before_it_was_attached_is_resumed_as_it_was_asked_for() -> None:
+    session = connected()
+    session.attach("t", None)
+    session.pause("t")
+    session.resume("t")
+    receive(session, figg.encode_attached("t", 7), figg.encode_detached("t"))
+    assert sent(session) == [figg.Attach("t", None), figg.Detach("t"), figg.Attach("t", None)]
+
+
 # Reconnecting: the table of docs/protocols/figg.md
 
 
@@ -432,9 +455,9 @@ def test_it_pings_when_connected_and_every_two_seconds_and_knows_the_latency() -
     session.opened(10.0)
     assert pings(session) == [10_000_000]
     assert session.latency_s is None
-    session.receive_data(figg.encode_pong(10_000_000), 10.25)
+    session.receive_data([figg.encode_pong(10_000_000)], 10.25)
     assert session.latency_s == 0.25
-    assert session.ping_at == 12.0
+    assert session.tick_at == 12.0
     assert session.tick(11.9) == []
     assert pings(session) == []
     assert session.tick(12.0) == []
@@ -461,7 +484,7 @@ def test_data_is_no_answer_to_a_ping() -> None:
 def test_a_late_pong_answers_the_pings_before_it_too() -> None:
     session = connected()
     session.tick(2.0)
-    session.receive_data(figg.encode_pong(2_000_000), 3.0)
+    session.receive_data([figg.encode_pong(2_000_000)], 3.0)
     assert session.latency_s == 1.0
     assert session.tick(4.0) == []
     assert session.tick(6.0) == []
@@ -471,7 +494,7 @@ def test_a_late_pong_answers_the_pings_before_it_too() -> None:
 def test_a_foreign_pong_answers_nothing() -> None:
     session = connected()
     session.tick(2.0)
-    session.receive_data(figg.encode_pong(12345), 3.0)
+    session.receive_data([figg.encode_pong(12345)], 3.0)
     assert session.latency_s is None
     assert isinstance(session.tick(4.0)[0], Broken)
 
@@ -502,7 +525,7 @@ def test_a_server_that_breaks_the_protocol_is_left_after_what_it_said_before() -
 def test_any_bytes_give_events(stream: bytes) -> None:
     session = attached("t", 0)
     session.publish("t", b"a")
-    for event in session.receive_data(stream, 0.0):
+    for event in session.receive_data([stream], 0.0):
         assert isinstance(event, Event)
 
 
@@ -569,7 +592,7 @@ def test_over_broken_connections_nothing_acknowledged_is_lost_and_nothing_comes_
 
     def take(stream: bytes) -> None:
         nonlocal acknowledged
-        for event in session.receive_data(stream, 0.0):
+        for event in session.receive_data([stream], 0.0):
             assert not isinstance(event, Missed | Broken), event
             if isinstance(event, Messages):
                 received.extend(event.messages)
@@ -585,7 +608,7 @@ def test_over_broken_connections_nothing_acknowledged_is_lost_and_nothing_comes_
         for _ in range(choose.randrange(4) if lossy else 0):
             session.publish("t", b"%d" % published)
             published += 1
-        peer.receive(session.data_to_send(choose.choice([20, BIG])))
+        peer.receive(output(session, choose.choice([20, BIG])))
         # A connection may break after any byte of what the peer had sent.
         cut = choose.randrange(len(peer.out) + 1) if lossy else len(peer.out)
         take(peer.out[:cut])

@@ -391,6 +391,13 @@ def test_no_input_breaks_a_decoder_or_makes_it_take_much_memory(
         assert len(websocket.close_reason(bad.reason)) <= 123
 
 
+@pytest.mark.parametrize("message", [b"bar", "bar", [98, 97, 114]])
+def test_a_client_takes_a_payload_in_every_form_too(message: object) -> None:
+    fields = {"topic": "t", "serial": "1@7", "message": message}
+    packed = msgpack.packb({"type": 5, "payload": fields})
+    assert ClientDecoder().receive([packed]) == [wombat.Payloads("t", [("1@7", b"bar")])]
+
+
 def test_a_client_passes_over_what_it_does_not_know_and_a_server_refuses_it() -> None:
     later = msgpack.packb({"type": 10, "news": {"topic": "t"}})
     pong = msgpack.packb({"type": 7, "pong": {"timestamp": 1}})

@@ -550,6 +550,7 @@ test("a URL names the server, and the path when it is not the usual one", async 
     ["wss://example.test/log/ws?key=1", "wss://example.test/log/ws?key=1"],
     ["wombat://[::1]", "ws://[::1]:8120/v1/ws"],
     ["wombat://localhost:80", "ws://localhost/v1/ws"],
+    ["wombats://example.test", "wss://example.test/v1/ws"],
     ["wombats://example.test:8443/#top", "wss://example.test:8443/v1/ws"],
   ];
   for (const [url, expected] of urls) assert.equal(openFake(t, url).socket.url, expected);

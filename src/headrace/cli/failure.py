@@ -9,8 +9,8 @@ def with_hint(reason: str) -> str:
     """The reason why a server was not reached, and what to look at next where that is known."""
     if "refused" in reason:
         return f"{reason}; is a server running? start one with: headrace serve"
-    if "broke the protocol" in reason:
-        return f"{reason}; is it the server's Figg address?"
+    if "broke the protocol" in reason or "the server answered" in reason:
+        return f"{reason}; is it the server's address for this protocol?"
     return reason
 
 

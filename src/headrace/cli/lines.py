@@ -35,7 +35,9 @@ async def read_lines(fd: int, bytes_max: int) -> AsyncIterator[list[bytes]]:
 
 
 async def _read_chunks(fd: int) -> AsyncIterator[bytes]:
-    # A daemon thread and `os.read`: a silent pipe or terminal must not keep Ctrl-C from ending us.
+    # A daemon thread and `os.read`: a silent pipe or terminal must not keep Ctrl-C from ending us. It has a
+    # descriptor of its own, because it may still read when the caller has closed the other.
+    fd = os.dup(fd)
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(_CHUNKS_AHEAD_MAX)
@@ -50,6 +52,7 @@ async def _read_chunks(fd: int) -> AsyncIterator[bytes]:
                 chunk = error
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for more
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+        os.close(fd)
 
     threading.Thread(target=read, daemon=True).start()
     while chunk := await chunks.get():

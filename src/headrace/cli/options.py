@@ -15,7 +15,8 @@ Url = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="The server's protocol address.  [env HEADRACE_URL, else figg://127.0.0.1:8119]",
+        help="The server's address: figg://HOST:PORT, wombat://HOST:PORT or, with TLS, wombats://HOST."
+        "  [env HEADRACE_URL, else figg://127.0.0.1:8119]",
     ),
 ]
 Http = Annotated[

@@ -178,6 +178,8 @@ class _Printer:
                 f"asked for offset {missed.asked}, going on at {missed.got}: "
                 "expired, or not the start of a record"
             )
+        elif missed.got == missed.asked:
+            text = f"the topic was made anew; going on at {missed.got}"
         else:
             text = f"offset {missed.asked} is past the end; going on at {missed.got}"
         typer.echo(f"headrace: missed on {missed.topic}: {text}", err=True)

@@ -5,6 +5,7 @@ from headrace.client.blocking import BlockingClient, BlockingSubscription
 from headrace.client.client import Client
 from headrace.client.connect import connect, connect_blocking
 from headrace.client.events import ConnectionState, Message, Missed
+from headrace.client.handler import Handler
 from headrace.client.options import Options
 from headrace.client.subscription import Subscription
 
@@ -14,6 +15,7 @@ __all__ = [
     "BlockingSubscription",
     "Client",
     "ConnectionState",
+    "Handler",
     "Message",
     "Missed",
     "Options",

@@ -1,7 +1,8 @@
 """The blocking twin of the client, for scripts and threads: the same client in a thread of its own.
 
 Publishes are handed over through a queue, so that many cost one wake-up of that thread. Every
-method may be called from any thread. Handlers run in the client's thread and must not block it.
+method may be called from any thread. Handlers run in the client's thread and must not block it:
+methods that would wait there, for what only that thread can do, refuse to.
 """
 
 import asyncio
@@ -17,8 +18,14 @@ from typing import Any, Literal, Self, TypeVar, overload
 
 from headrace.client.client import Client, Payload, as_bytes
 from headrace.client.events import ConnectionState, Message, Missed
+from headrace.client.handler import Handler, check_handler
 from headrace.client.subscription import Subscription
-from headrace.errors import ClientClosedError, UnacknowledgedError, WindowFullError
+from headrace.errors import (
+    ClientClosedError,
+    LocalProtocolError,
+    UnacknowledgedError,
+    WindowFullError,
+)
 from headrace.model import check_publish_topic
 from headrace.session.client import check_payload, check_topic_type
 
@@ -84,6 +91,7 @@ class BlockingClient:
 
         After a TimeoutError the message may still be published, unless there was no room for it.
         """
+        self._check_thread()
         deadline = _deadline(timeout_s)
         while True:
             try:
@@ -128,21 +136,35 @@ class BlockingClient:
         self._wait(lambda: self._acknowledged >= until, timeout_s, "acknowledgements")
 
     def subscribe(
-        self, topic: str, offset: int | None = None, timeout_s: float | None = None
+        self,
+        topic: str,
+        handler: Handler | None = None,
+        *,
+        offset: int | None = None,
+        timeout_s: float | None = None,
     ) -> "BlockingSubscription":
         """Subscribe from an offset (0: from the oldest message kept), or from now on.
 
-        With `timeout_s` the iteration ends when no message has come for so long.
+        Iterate over what is returned, or give a `handler`, which is called with each message in
+        turn, in the client's thread. With `timeout_s` the iteration ends when no message has come
+        for so long.
         """
+        check_handler(handler)
 
         async def subscribe() -> Subscription:
-            return self._client.subscribe(topic, offset)
+            return self._client.subscribe(topic, handler, offset=offset)
 
         return BlockingSubscription(self, self.call(subscribe), timeout_s)
 
     def unsubscribe(self, topic: str) -> None:
-        """End the subscription of a topic; without one, do nothing."""
-        self.call(lambda: self._client.unsubscribe(topic))
+        """End the subscription of a topic; without one, do nothing.
+
+        Returns when the server has confirmed it; called by a handler, at once.
+        """
+        if self._in_own_thread():
+            self._client.unsubscribe_nowait(topic)
+        else:
+            self.call(lambda: self._client.unsubscribe(topic))
 
     @overload
     def on(
@@ -185,6 +207,7 @@ class BlockingClient:
 
     def call(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the client's thread and wait for it."""
+        self._check_thread()
         with self._lock:
             self._check_open()
             future = asyncio.run_coroutine_threadsafe(function(), self._loop)
@@ -196,6 +219,16 @@ class BlockingClient:
     def _check_open(self) -> None:
         if self._closed:
             raise ClientClosedError("the client is closed")
+
+    def _in_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _check_thread(self) -> None:
+        if self._in_own_thread():
+            raise LocalProtocolError(
+                "a handler runs in the client's own thread, and would wait here for itself: "
+                "use publish_nowait, or another thread"
+            )
 
     def _has_room(self) -> bool:
         options = self._client.options
@@ -213,6 +246,9 @@ class BlockingClient:
     def _wait(self, done: Callable[[], bool], timeout_s: float | None, what: str) -> None:
         with self._lock:
             self._check_open()
+            if done():
+                return
+            self._check_thread()
             if not self._lock.wait_for(lambda: done() or self._closed, timeout_s):
                 raise TimeoutError(f"no {what} within {timeout_s} s")
             if not done():
@@ -224,7 +260,7 @@ class BlockingClient:
                 self._closed = True
                 self._lock.notify_all()
                 self._loop.call_soon_threadsafe(self._stop.set)
-        if threading.current_thread() is not self._thread:
+        if not self._in_own_thread():
             self._thread.join()
 
     # The client's thread.
@@ -316,8 +352,9 @@ class BlockingSubscription:
         return self._client.call(self._subscription.attached)
 
     def unsubscribe(self) -> None:
-        """End this subscription."""
-        self._client.call(self._subscription.unsubscribe)
+        """End this subscription, as `client.unsubscribe` does."""
+        if not self._subscription.ended:
+            self._client.unsubscribe(self.topic)
 
     def __iter__(self) -> Iterator[Message]:
         return self

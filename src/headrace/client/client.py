@@ -11,10 +11,12 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
+from headrace.client.connection import MakeConnection
 from headrace.client.events import Handlers
 from headrace.client.flow import Flow
-from headrace.client.link import Dial, Link
-from headrace.client.options import Options
+from headrace.client.handler import Handler, check_handler
+from headrace.client.link import Link
+from headrace.client.options import Options, Pace
 from headrace.client.subscription import Subscription
 from headrace.errors import (
     ClientClosedError,
@@ -42,11 +44,19 @@ class Client:
     Use `async with connect(url) as client`, or `client = await connect(url)` and `client.close()`.
     """
 
-    def __init__(self, url: str, session: ClientSession, dial: Dial, options: Options) -> None:
+    def __init__(
+        self,
+        url: str,
+        session: ClientSession,
+        make_connection: MakeConnection,
+        options: Options,
+        pace: Pace,
+    ) -> None:
         self.url = url
         self.options = options
         self._session = session
-        self._dial = dial
+        self._make_connection = make_connection
+        self._pace = pace
         self._handlers = Handlers()
         self._subscriptions: dict[str, Subscription] = {}
         self._detaching: set[str] = set()
@@ -124,12 +134,17 @@ class Client:
             await self._acks.wait()
             self._running()
 
-    def subscribe(self, topic: str, offset: int | None = None) -> Subscription:
+    def subscribe(
+        self, topic: str, handler: Handler | None = None, *, offset: int | None = None
+    ) -> Subscription:
         """Subscribe from an offset (0: from the oldest message kept), or from now on.
 
-        After a lost connection it goes on where it stopped. Where the server cannot start at the
-        offset, the `missed` event tells. One subscription per topic: LocalProtocolError otherwise.
+        Iterate over what is returned, or give a `handler`, which is called with each message in
+        turn, and awaited if it is asynchronous. After a lost connection it goes on where it
+        stopped. Where the server cannot start at the offset, the `missed` event tells. One
+        subscription per topic: LocalProtocolError otherwise.
         """
+        check_handler(handler)
         link, _ = self._running()
         if topic in self._subscriptions:
             raise LocalProtocolError(f"{topic!r} is already subscribed on this client")
@@ -140,6 +155,8 @@ class Client:
             _wake(self._changes)
         subscription = Subscription(self, topic, offset, self.options.receive_bytes_max)
         self._subscriptions[topic] = subscription
+        if handler is not None:
+            subscription.hand_to(handler)
         return subscription
 
     async def unsubscribe(self, topic: str) -> None:
@@ -147,6 +164,12 @@ class Client:
 
         Returns when the server has confirmed it, or there is no connection to hear it from.
         """
+        self.unsubscribe_nowait(topic)
+        while topic in self._detaching:
+            await self._changes.wait()
+
+    def unsubscribe_nowait(self, topic: str) -> None:
+        """The same without waiting for the server; nothing more is delivered."""
         link, flow = self._running()
         subscription = self._subscriptions.pop(topic, None)
         if subscription is not None:
@@ -155,8 +178,6 @@ class Client:
             if self._session.detach(topic):
                 self._detaching.add(topic)
             link.send_soon()
-        while topic in self._detaching:
-            await self._changes.wait()
 
     @overload
     def on(
@@ -248,8 +269,9 @@ class Client:
         if self._link is None:
             self._link = Link(
                 self._session,
-                self._dial,
-                self.options,
+                self._make_connection,
+                backoff=self._pace.backoff,
+                attempt_timeout_s=self.options.attempt_timeout_s,
                 handle=self._handle,
                 changed=self._state_changed,
                 failed=self._failed,

@@ -1,21 +1,14 @@
 """From a URL to a client of its protocol."""
 
-from collections.abc import Callable
 from typing import Unpack
-from urllib.parse import urlsplit
 
 from headrace.client import figg
 from headrace.client.blocking import BlockingClient
 from headrace.client.client import Client
 from headrace.client.options import Options, OptionsDict
-from headrace.errors import ConfigError
+from headrace.client.url import Url, parse_url
 
 DEFAULT_URL = f"figg://127.0.0.1:{figg.DEFAULT_PORT}"
-
-# Protocol: its default port, and what makes a client from URL, host, port and options.
-_PROTOCOLS: dict[str, tuple[int, Callable[[str, str, int, Options], Client]]] = {
-    "figg": (figg.DEFAULT_PORT, figg.figg_client),
-}
 
 
 def connect(url: str = DEFAULT_URL, **options: Unpack[OptionsDict]) -> Client:
@@ -35,18 +28,16 @@ def connect_blocking(url: str = DEFAULT_URL, **options: Unpack[OptionsDict]) -> 
     return BlockingClient(_client(url, Options(**options)))
 
 
-def _client(url: str, options: Options) -> Client:
-    parts = urlsplit(url)
-    if parts.scheme not in _PROTOCOLS:
-        known = ", ".join(f"{scheme}://" for scheme in _PROTOCOLS)
-        raise ConfigError(f"{url!r} must begin with {known}")
-    default_port, make = _PROTOCOLS[parts.scheme]
-    try:
-        port = parts.port
-    except ValueError:
-        raise ConfigError(f"{url!r} has a port that is no port") from None
-    if not parts.hostname:
-        raise ConfigError(f"{url!r} names no host")
-    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
-        raise ConfigError(f"{url!r} has more than a host and a port")
-    return make(url, parts.hostname, port or default_port, options)
+def _wombat_client(url: Url, options: Options) -> Client:
+    # On first use: WebSocket takes as long to import as all the rest.
+    from headrace.client import wombat
+
+    return wombat.make_client(url, options)
+
+
+_PROTOCOLS = {"figg": figg.make_client, "wombat": _wombat_client, "wombats": _wombat_client}
+
+
+def _client(text: str, options: Options) -> Client:
+    url = parse_url(text, list(_PROTOCOLS))
+    return _PROTOCOLS[url.scheme](url, options)

@@ -40,7 +40,7 @@ class Flow:
         """A subscription has room again."""
         if subscription in self._aside:
             self._aside.discard(subscription)
-            self._session.attach(subscription.topic, subscription.received)
+            self._session.resume(subscription.topic)
             self._link.send_soon()
         else:
             self._pausing.discard(subscription)
@@ -50,7 +50,7 @@ class Flow:
     def step_aside(self) -> None:
         """Read on at once, without the topics that pause the reading."""
         for subscription in self._pausing:
-            self._session.detach(subscription.topic)
+            self._session.pause(subscription.topic)
         self._aside |= self._pausing
         self._pausing.clear()
         self._resume()

@@ -1,21 +1,20 @@
-"""Keeps a session connected: dials and dials again, moves bytes and time. Knows no protocol."""
+"""Keeps a session connected: dials and dials again, moves frames and time. Knows no protocol."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import cast
 
-from headrace.client.options import Options
+from headrace.client.backoff import Backoff
+from headrace.client.connection import (
+    CLOSED_BY_SERVER,
+    WRITE_BYTES_MAX,
+    Connection,
+    MakeConnection,
+)
 from headrace.session.client import Broken, ClientSession, ConnectionState, Event
-
-WRITE_BYTES_MAX = 256 * 1024
-"""Handed to the transport at once. What is still in the session can be overtaken by a ping."""
 
 CLOSE_TIMEOUT_S = 1.0
 """How long a closed connection may take to get its last bytes out."""
-
-Dial = Callable[[Callable[[], asyncio.Protocol]], Awaitable[None]]
-"""Opens a transport to the server for the protocol that the given function makes."""
 
 
 class Link:
@@ -24,9 +23,10 @@ class Link:
     def __init__(
         self,
         session: ClientSession,
-        dial: Dial,
-        options: Options,
+        make_connection: MakeConnection,
         *,
+        backoff: Backoff,
+        attempt_timeout_s: float,
         handle: Callable[[list[Event]], None],
         changed: Callable[[ConnectionState], None],
         failed: Callable[[BaseException], None],
@@ -36,15 +36,17 @@ class Link:
         self.last_error = ""
         """Why the last attempt or connection ended; empty while connected."""
         self._session = session
-        self._dial = dial
-        self._options = options
+        self._make_connection = make_connection
+        self._backoff = backoff
+        self._attempt_timeout_s = attempt_timeout_s
         self._handle = handle
         self._changed = changed
         self._failed = failed
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._attempt = 0
         self._send_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._task = self.loop.create_task(self._run())
         self._task.add_done_callback(self._ended)
 
@@ -69,7 +71,7 @@ class Link:
         await asyncio.wait([self._task])
         if connection is not None and not connection.lost.done():
             if not abort:
-                connection.transport.close()
+                connection.close()
                 await asyncio.wait([connection.lost], timeout=CLOSE_TIMEOUT_S)
             connection.drop()
         await asyncio.sleep(0)  # the transport closes its socket in the next step
@@ -81,20 +83,23 @@ class Link:
             self.last_error = await self._connect_once()
             if self._session.state is not ConnectionState.DISCONNECTED:
                 self._disconnected()
-            wait_s = self._options.backoff(self._attempt)
+            wait_s = self._backoff(self._attempt)
             self._attempt += 1
             await asyncio.sleep(wait_s)
 
     async def _connect_once(self) -> str:
         """Connect and stay so; returns why that ended."""
-        connection = _Connection(self)
-        timeout_s = self._options.attempt_timeout_s
+        connection = self._make_connection(self)
+        timeout_s = self._attempt_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await self._dial(lambda: connection)
+                await connection.dial()
         except OSError as error:
             connection.drop()
-            return str(error) or f"no answer within {timeout_s:g} s"
+            if str(error):
+                return str(error)
+            timed_out = isinstance(error, TimeoutError)
+            return f"no answer within {timeout_s:g} s" if timed_out else CLOSED_BY_SERVER
         except BaseException:
             connection.drop()
             raise
@@ -109,24 +114,31 @@ class Link:
     def _send(self) -> None:
         self._send_scheduled = False
         connection = self._connection
-        if connection is None or connection.transport.is_closing():
+        if connection is None or connection.closing:
             return
         while not connection.writing_paused:
-            data = self._session.data_to_send(WRITE_BYTES_MAX)
-            if not data:
-                return
-            connection.transport.write(data)
+            frames = self._session.data_to_send(WRITE_BYTES_MAX, monotonic())
+            if not frames:
+                break
+            connection.write(frames)
+        self._schedule_tick()
 
     def _tick(self) -> None:
+        self._timer = None
         self._take(self._session.tick(monotonic(), self.reading))
         if self._connection is not None:
             self._send()
-            self._schedule_tick()
 
     def _schedule_tick(self) -> None:
+        """Let a tick come when it is due, unless one comes earlier and will look again."""
+        tick_at = self._session.tick_at
+        if self._timer is not None:
+            if self._timer_at <= tick_at:
+                return
+            self._timer.cancel()
         # Not by the loop's clock, which on uvloop counts milliseconds: too coarse for the latency.
-        wait_s = self._session.ping_at - monotonic()
-        self._timer = self.loop.call_later(max(0.0, wait_s), self._tick)
+        self._timer_at = tick_at
+        self._timer = self.loop.call_later(max(0.0, tick_at - monotonic()), self._tick)
 
     def _take(self, events: list[Event]) -> None:
         if not events:
@@ -138,16 +150,15 @@ class Link:
 
     # What the connection says.
 
-    def opened(self, connection: "_Connection") -> None:
+    def opened(self, connection: Connection) -> None:
         self._connection = connection
         self.reading = True
         self._session.opened(monotonic())
         self._send()
-        self._schedule_tick()
 
-    def received(self, data: bytes) -> None:
+    def received(self, chunks: Sequence[bytes]) -> None:
         before = self._session.state
-        events = self._session.receive_data(data, monotonic())
+        events = self._session.receive_data(chunks, monotonic())
         if self._session.state is not before:
             self._reached()
         self._take(events)
@@ -162,6 +173,7 @@ class Link:
             self.last_error = reason
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self._disconnected()
 
     def _reached(self) -> None:
@@ -173,65 +185,3 @@ class Link:
     def _disconnected(self) -> None:
         self._session.disconnected()
         self._changed(self._session.state)
-
-
-class _Connection(asyncio.Protocol):
-    """One attempt and the connection it may become."""
-
-    transport: asyncio.Transport
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.writing_paused = False
-        self._open = False
-        self._dropped = False
-
-    def drop(self, reason: str = "") -> None:
-        """Close without sending what is left."""
-        self._dropped = True
-        if self._open:
-            self._leave(reason)
-            self.transport.abort()
-        self._settle(reason)
-
-    def read(self, reading: bool) -> None:
-        if reading:
-            self.transport.resume_reading()
-        else:
-            self.transport.pause_reading()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-        if self._dropped:  # given up while the connection was being made
-            self.transport.abort()
-            return
-        self.transport.set_write_buffer_limits(high=WRITE_BYTES_MAX // 4)
-        self._open = True
-        self._link.opened(self)
-
-    def data_received(self, data: bytes) -> None:
-        if self._open:
-            self._link.received(data)
-
-    def pause_writing(self) -> None:
-        self.writing_paused = True
-
-    def resume_writing(self) -> None:
-        self.writing_paused = False
-        if self._open:
-            self._link.writable()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        reason = str(error or "") or "the server closed the connection"
-        self._leave(reason)
-        self._settle(reason)
-
-    def _settle(self, reason: str) -> None:
-        if not self.lost.done():
-            self.lost.set_result(reason)
-
-    def _leave(self, reason: str) -> None:
-        if self._open:
-            self._open = False
-            self._link.closed(reason)

@@ -1,16 +1,31 @@
 """What an application can set on a client: every option with its meaning, unit and default."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
+from ssl import SSLContext
 from typing import TypedDict
 
-from headrace.client.backoff import Backoff, exponential
+from headrace.client.backoff import Backoff
 from headrace.errors import ConfigError
-from headrace.session import figg_client
+from headrace.session import client_window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """What each protocol has its own defaults for. Times are seconds."""
+
+    backoff: Backoff
+    ping_interval_s: float
+    pings_unanswered_max: int
+    resend_s: float | None
+    """None: a protocol that does not send again on the same connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `connect` and `connect_blocking`. Times are seconds."""
+    """The options of `connect` and `connect_blocking`. Times are seconds.
+
+    Where None stands for the protocol's own default, `pace` puts that in its place.
+    """
 
     connect_timeout_s: float | None = 10.0
     """How long entering the client waits for its first connection; None: it does not wait at all,
@@ -19,13 +34,14 @@ class Options:
     attempt_timeout_s: float = 5.0
     """How long one attempt to connect may take."""
 
-    backoff: Backoff = field(default_factory=exponential)
-    """The wait before the next attempt, from its number."""
+    backoff: Backoff | None = None
+    """The wait before the next attempt, from its number. Figg and Wombat: exponential, 0.1 to 10 s;
+    with Figg up to half of each wait is cut off at random."""
 
-    window_max: int = figg_client.WINDOW_MAX
+    window_max: int = client_window.WINDOW_MAX
     """Unacknowledged publishes kept; more wait (`publish`) or are refused (`publish_nowait`)."""
 
-    window_bytes_max: int = figg_client.WINDOW_BYTES_MAX
+    window_bytes_max: int = client_window.WINDOW_BYTES_MAX
     """The same in bytes; the last publish taken may go beyond it."""
 
     receive_bytes_max: int = 8 * 1024 * 1024
@@ -36,29 +52,52 @@ class Options:
     """How long a slow subscription may keep the client from reading. After that only its own topic
     waits: it is detached, and attached again where it stopped once the application caught up."""
 
-    ping_interval_s: float = figg_client.PING_INTERVAL_S
-    """How often the server is pinged."""
+    ping_interval_s: float | None = None
+    """How often the server is pinged. Figg: 2, Wombat: 5. A Wombat server hangs up on a client that is
+    silent for longer than its `limits.silence_s`, 10 by default."""
 
-    pings_unanswered_max: int = figg_client.PINGS_UNANSWERED_MAX
-    """With so many unanswered when the next is due, the connection is given up."""
+    pings_unanswered_max: int | None = None
+    """With so many unanswered when the next is due, the connection is given up. Figg: 2, Wombat: 1."""
+
+    resend_s: float | None = None
+    """After this time without acknowledgement a publish is sent again on the same connection, and
+    stored once. Wombat only: 2."""
 
     flush_timeout_s: float = 5.0
     """How long closing waits for acknowledgements; 0: it does not wait."""
 
+    ssl: SSLContext | None = None
+    """How a `wombats://` server is checked; None: by its name and the system's authorities."""
+
     def __post_init__(self) -> None:
-        may_be_zero = ("receive_pause_s", "flush_timeout_s")
+        if self.backoff is not None and not callable(self.backoff):
+            raise ConfigError(f"backoff must be a function of the attempt, not {self.backoff!r}")
+        if self.ssl is not None and not isinstance(self.ssl, SSLContext):
+            raise ConfigError(f"ssl must be an ssl.SSLContext, not {self.ssl!r}")
         for option in fields(self):
-            value = getattr(self, option.name)
-            if option.name == "backoff":
-                if not callable(value):
-                    raise ConfigError(f"backoff must be a function of the attempt, not {value!r}")
-                continue
-            if value is None and option.name == "connect_timeout_s":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"{option.name} must be a number, not {value!r}")
-            if not (value > 0 or (value == 0 and option.name in may_be_zero)):
-                raise ConfigError(f"{option.name} must be above 0, not {value!r}")
+            if option.name not in ("backoff", "ssl"):
+                self._check_number(option.name, may_be_none=option.name in _MAY_BE_NONE)
+
+    def pace(self, own: Pace) -> Pace:
+        """What was set, and for the rest the protocol's own."""
+        if self.resend_s is not None and own.resend_s is None:
+            raise ConfigError("resend_s is for wombat:// only: other protocols do not send again")
+        names = [option.name for option in fields(Pace)]
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return replace(own, **given)
+
+    def _check_number(self, name: str, *, may_be_none: bool) -> None:
+        value = getattr(self, name)
+        if value is None and may_be_none:
+            return
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{name} must be a number, not {value!r}")
+        if not (value > 0 or (value == 0 and name in _MAY_BE_ZERO)):
+            raise ConfigError(f"{name} must be above 0, not {value!r}")
+
+
+_MAY_BE_ZERO = ("receive_pause_s", "flush_timeout_s")
+_MAY_BE_NONE = ("connect_timeout_s", "ping_interval_s", "pings_unanswered_max", "resend_s")
 
 
 class OptionsDict(TypedDict, total=False):
@@ -66,11 +105,13 @@ class OptionsDict(TypedDict, total=False):
 
     connect_timeout_s: float | None
     attempt_timeout_s: float
-    backoff: Backoff
+    backoff: Backoff | None
     window_max: int
     window_bytes_max: int
     receive_bytes_max: int
     receive_pause_s: float
-    ping_interval_s: float
-    pings_unanswered_max: int
+    ping_interval_s: float | None
+    pings_unanswered_max: int | None
+    resend_s: float | None
     flush_timeout_s: float
+    ssl: SSLContext | None

@@ -1,4 +1,4 @@
-"""What one topic brings, for the application to iterate over. Buffers; knows no protocol."""
+"""What one topic brings, to iterate over or for a handler. Buffers; knows no protocol."""
 
 import asyncio
 from collections import deque
@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from headrace.client.events import Message
-from headrace.errors import ClientError
+from headrace.client.handler import Handler, call_handler
+from headrace.errors import ClientError, LocalProtocolError
 
 MESSAGE_OVERHEAD_BYTES = 128
 """What a received message takes in memory beside its payload, for the bound on buffering."""
@@ -38,8 +39,6 @@ class Subscription:
         self.offset = offset
         """Just past the last message taken, or where delivery began: store it to resume later.
         None while the server has not said where the topic ends."""
-        self.received = offset
-        """The same for the last message received, taken or not."""
         self.ended = False
         self._client = client
         self._attached_at: int | None = None
@@ -49,6 +48,7 @@ class Subscription:
         self._over = False
         self._current: Iterator[tuple[int, bytes]] = iter(())
         self._news = asyncio.Event()
+        self._handing: asyncio.Task[None] | None = None
 
     async def attached(self) -> int:
         """Wait until the server delivers this topic, and return the offset it began from."""
@@ -63,7 +63,7 @@ class Subscription:
 
         Empty only when the subscription has ended. Cancelling it loses nothing.
         """
-        pairs = list(self._current) or await self._next()
+        pairs = list(self._current) or await self._take()
         if pairs:
             self.offset = pairs[-1][0]
         topic = self.topic
@@ -85,7 +85,7 @@ class Subscription:
     async def __anext__(self) -> Message:
         pair = next(self._current, None)
         if pair is None:
-            batch = await self._next()
+            batch = await self._take()
             if not batch:
                 raise StopAsyncIteration
             self._current = iter(batch)
@@ -110,12 +110,14 @@ class Subscription:
             self._attached_at = offset
         if self.offset is None:
             self.offset = offset
-        self.received = offset
         self._wake()
+
+    def hand_to(self, handler: Handler) -> None:
+        """Give every message to a handler, and to nobody else."""
+        self._handing = asyncio.get_running_loop().create_task(self._hand_out(handler))
 
     def deliver(self, batch: Batch) -> bool:
         """Buffer messages. False asks to hold back until `caught_up`."""
-        self.received = batch[-1][0]
         self._batches.append(batch)
         self._batches_bytes += _size(batch)
         self._wake()
@@ -128,6 +130,22 @@ class Subscription:
         self._batches.clear()
         self._current = iter(())
         self._wake()
+
+    async def _hand_out(self, handler: Handler) -> None:
+        while batch := await self._next():
+            for offset, payload in batch:
+                if self.ended:
+                    return
+                self.offset = offset
+                await call_handler(handler, Message(self.topic, offset, payload))
+            await asyncio.sleep(0)  # where the handler never waits, others are to run as well
+
+    async def _take(self) -> Batch:
+        if self._handing is not None:
+            raise LocalProtocolError(
+                f"{self.topic!r} was subscribed with a handler: its messages go there only"
+            )
+        return await self._next()
 
     async def _next(self) -> Batch:
         while not self._batches:

@@ -4,6 +4,7 @@ The client (`headrace.client`) drives any session through this interface, so tha
 is a further session and a way to dial, and the application sees the same API.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -48,7 +49,8 @@ class Missed(NamedTuple):
     asked: int
     """The offset that should have come next."""
     got: int
-    """The offset that delivery goes on from; below `asked` when the log is shorter than it was."""
+    """The offset that delivery goes on from. Below `asked` when the log is shorter than it was; equal
+    when the topic was made anew and begins there."""
 
 
 class Messages(NamedTuple):
@@ -73,8 +75,10 @@ class ClientSession(Protocol):
     state: ConnectionState
     latency_s: float | None
     """Round trip of the last answered ping, None before the first."""
-    ping_at: float
-    """When `tick` is next due."""
+
+    @property
+    def tick_at(self) -> float:
+        """When `tick` is next due; may come nearer with everything that is sent."""
 
     @property
     def unacknowledged(self) -> int:
@@ -114,16 +118,29 @@ class ClientSession(Protocol):
         Returns whether a `Detached` will come for it, unless the connection is lost before.
         """
 
-    def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Take bytes from the connection and say what they mean."""
+    def pause(self, topic: str) -> None:
+        """Detach a topic that is wanted, and remember where it stopped."""
+
+    def resume(self, topic: str) -> None:
+        """Attach a paused topic where it stopped."""
+
+    def receive_data(self, chunks: Sequence[bytes], now: float) -> list[Event]:
+        """Take what one read of the connection brought and say what it means.
+
+        Chunks are pieces of the stream, or whole messages where the transport has messages.
+        """
 
     def tick(self, now: float, reading: bool = True) -> list[Event]:
-        """Send the ping that is due, or give up on a peer that answers none."""
+        """Send what is due: a ping, or a publish again. Or give up on a peer that does not answer.
 
-    def data_to_send(self, bytes_max: int) -> bytes:
-        """The next bytes for the connection, about `bytes_max` at most; empty when there are none.
+        While we do not read (`reading`), a missing answer proves nothing.
+        """
 
-        Control messages come first and are never held back for size.
+    def data_to_send(self, bytes_max: int, now: float) -> list[bytes]:
+        """The next frames for the connection, about `bytes_max` at most; empty when there are none.
+
+        Control messages come first and are never held back for size. What is returned counts as
+        sent: it is not given out again unless it must be sent again.
         """
 
 

@@ -313,13 +313,26 @@ class _Payload(Struct, gc=False):
     message: bytes
 
 
+class _PlainPayload(Struct, gc=False):
+    """A payload as most encoders write it; all else takes the longer way."""
+
+    type: Literal[5]
+    payload: _Payload
+
+
+class _AnyPayload(Struct):
+    topic: str
+    serial: str
+    message: Raw
+
+
 class _Pong(Struct):
     timestamp: int
 
 
 class _ToClient(Struct):
     type: int
-    payload: _Payload | UnsetType = UNSET
+    payload: _AnyPayload | UnsetType = UNSET
     ack: _Ack | UnsetType = UNSET
     attached: _Attached | UnsetType = UNSET
     pong: _Pong | UnsetType = UNSET
@@ -343,25 +356,33 @@ class ClientDecoder:
         payloads: list[tuple[str, bytes]] = []
         try:
             for message in messages:
-                found = _decode(_to_client_decoder, message)
-                payload = found.payload
-                if found.type >= len(NAMES):
-                    continue  # of a later version, which we can do without
-                if found.type != PAYLOAD or not payload:
-                    out.append(_to_client(found))
+                found = _to_client(message)
+                if found is None:
+                    continue
+                if not isinstance(found, _Payload):
+                    out.append(found)
                     topic = None
                     continue
-                if payload.topic != topic:
-                    topic, payloads = payload.topic, []
+                if found.topic != topic:
+                    topic, payloads = found.topic, []
                     out.append(Payloads(topic, payloads))
-                payloads.append((payload.serial, payload.message))
+                payloads.append((found.serial, found.message))
         except _BadMessageError as error:
             self.closed = True
             out.append(Bad(error.code, str(error)))
         return out
 
 
-def _to_client(found: _ToClient) -> ToClient:
+def _to_client(message: bytes) -> ToClient | _Payload | None:
+    """None for what is not known here: a client can do without it."""
+    try:
+        return _payload_decoder.decode(message).payload
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass  # not a plain payload: what it is, or what is wrong with it, is found out below
+    found = _decode(_to_client_decoder, message)
+    if found.type == PAYLOAD and found.payload:
+        payload = found.payload
+        return _Payload(payload.topic, payload.serial, _payload(payload.message))
     if found.type == ACK and found.ack:
         return Ack(found.ack.topic, found.ack.sequence_number)
     if found.type == PONG and found.pong:
@@ -370,11 +391,14 @@ def _to_client(found: _ToClient) -> ToClient:
         return Attached(found.attached.topic, found.attached.serial)
     if found.type == DETACHED and found.detached:
         return Detached(found.detached.topic)
+    if found.type >= len(NAMES):
+        return None
     raise _wrong_type(found.type, (ATTACHED, ACK, PAYLOAD, PONG, DETACHED), "a server")
 
 
 _publish_decoder = msgspec.msgpack.Decoder(_PlainPublish)
 _to_server_decoder = msgspec.msgpack.Decoder(_ToServer)
+_payload_decoder = msgspec.msgpack.Decoder(_PlainPayload)
 _to_client_decoder = msgspec.msgpack.Decoder(_ToClient)
 _numbers_decoder = msgspec.msgpack.Decoder(list[Annotated[int, Meta(ge=0, le=255)]])
 _text_decoder = msgspec.msgpack.Decoder(str)

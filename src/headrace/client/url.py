@@ -1,0 +1,34 @@
+"""The address of a server, as applications write it. What a scheme or a path means is its protocol's."""
+
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from headrace.errors import ConfigError
+
+
+class Url(NamedTuple):
+    text: str
+    scheme: str
+    host: str
+    port: int | None
+    path: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse_url(text: str, schemes: list[str]) -> Url:
+    """Raises ConfigError for what is not `SCHEME://HOST[:PORT][/PATH]`."""
+    parts = urlsplit(text)
+    if parts.scheme not in schemes:
+        known = " or ".join(f"{scheme}://" for scheme in schemes)
+        raise ConfigError(f"{text!r} must begin with {known}")
+    try:
+        port = parts.port
+    except ValueError:
+        raise ConfigError(f"{text!r} has a port that is no port") from None
+    if not parts.hostname or any(map(str.isspace, text)):
+        raise ConfigError(f"{text!r} names no host, or has a space in it")
+    if parts.query or parts.fragment or parts.username is not None:
+        raise ConfigError(f"{text!r} has more than a host, a port and a path")
+    return Url(text, parts.scheme, parts.hostname, port, parts.path)

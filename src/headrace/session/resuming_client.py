@@ -1,0 +1,233 @@
+"""What the sessions of Figg and Wombat clients share: state that is told anew to each connection, and pings.
+
+A client outlives its connections. What the server must know is kept as state, never as bytes in flight:
+the topics wanted and how far each was received (`client_topics.py`), and the publishes not yet acknowledged
+(`client_window.py`). Losing a connection throws the unsent bytes away; the next connection is told the
+state again (`opened`), and what the old one had lost is thereby sent anew.
+
+    connection     connecting()     opened()     a valid message     disconnected()
+    disconnected   connecting       -            -                   disconnected
+    connecting     -                connecting   connected           disconnected
+    connected      -                -            connected           disconnected
+
+An open connection is used at once, but is `connected` only when the peer has proved that it speaks
+the protocol, at the latest with the PONG for the PING that is sent first: any port takes connections.
+
+Control frames overtake unsent publishes: a PING must not wait behind megabytes. Frames and messages are
+the subclass's, which gives the encoders and decides what each message means.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+from typing import Generic, TypeVar
+
+from headrace.errors import LocalProtocolError
+from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic, check_topic_name
+from headrace.session.client import (
+    Acknowledged,
+    Broken,
+    ConnectionState,
+    Event,
+    check_payload,
+    check_topic_type,
+)
+from headrace.session.client_topics import Place, Topics
+from headrace.session.client_window import WINDOW_BYTES_MAX, WINDOW_MAX, Window
+
+_NAMES_CHECKED_MAX = 4096
+_OFFSET_MAX = 2**64 - 1
+
+Message = TypeVar("Message")
+
+
+class ResumingClientSession(ABC, Generic[Message]):
+    """Implements `ClientSession` but for the protocol's own messages."""
+
+    def __init__(
+        self,
+        *,
+        ping_interval_s: float,
+        pings_unanswered_max: int,
+        window_max: int = WINDOW_MAX,
+        window_bytes_max: int = WINDOW_BYTES_MAX,
+        resend_s: float = inf,
+    ) -> None:
+        self.state = ConnectionState.DISCONNECTED
+        self.latency_s: float | None = None
+        self._open = False
+        self._ping_interval_s = ping_interval_s
+        self._pings_unanswered_max = pings_unanswered_max
+        self._ping_at = inf
+        self._pings: deque[tuple[int, float]] = deque()
+        self._control: list[bytes] = []
+        self._topics = Topics(self._send_attach, self._send_detach)
+        self._window = Window(window_max, window_bytes_max, resend_s)
+        self._names_checked: set[str] = set()
+
+    @property
+    def tick_at(self) -> float:
+        return min(self._ping_at, self._window.overdue_at)
+
+    @property
+    def unacknowledged(self) -> int:
+        return len(self._window)
+
+    @property
+    def has_room(self) -> bool:
+        return self._window.has_room
+
+    def connecting(self) -> None:
+        assert self.state is ConnectionState.DISCONNECTED, self.state
+        self.state = ConnectionState.CONNECTING
+
+    def opened(self, now: float) -> None:
+        assert self.state is ConnectionState.CONNECTING and not self._open, self.state
+        self._open = True
+        self._reset_decoder()
+        self._ping(now)
+        self._topics.connected()
+
+    def disconnected(self) -> None:
+        assert self.state is not ConnectionState.CLOSED
+        self.state = ConnectionState.DISCONNECTED
+        self._forget_connection()
+
+    def close(self) -> None:
+        self.state = ConnectionState.CLOSED
+        self._forget_connection()
+
+    def publish(self, topic: str, payload: bytes) -> int:
+        window = self._window
+        if not window.has_room:
+            raise window.full()
+        if topic not in self._names_checked:
+            self._check_name(topic)
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            check_payload(payload)
+        number = window.next_number
+        window.add(self._encode_publish(topic, number, payload))
+        return number
+
+    def attach(self, topic: str, offset: int | None) -> None:
+        check_topic_type(topic)
+        check_topic_name(topic)
+        if offset is not None and not (isinstance(offset, int) and 0 <= offset <= _OFFSET_MAX):
+            raise LocalProtocolError(f"an offset is a number from 0 to {_OFFSET_MAX}, not {offset}")
+        self._topics.attach(topic, None if offset is None else Place(None, offset))
+
+    def detach(self, topic: str) -> bool:
+        return self._topics.detach(topic)
+
+    def pause(self, topic: str) -> None:
+        self._topics.pause(topic)
+
+    def resume(self, topic: str) -> None:
+        self._topics.resume(topic)
+
+    def receive_data(self, chunks: Sequence[bytes], now: float) -> list[Event]:
+        events: list[Event] = []
+        for message in self._decode(chunks):
+            self._take(message, now, events)
+            if events and type(events[-1]) is Broken:
+                break
+            self.state = ConnectionState.CONNECTED
+        return events
+
+    def tick(self, now: float, reading: bool = True) -> list[Event]:
+        if not self._open:
+            return []
+        if not reading:
+            self._window.wait_longer(now)
+            if now >= self._ping_at:
+                self._ping_unheard(now)
+            return []
+        if now >= self._ping_at:
+            if len(self._pings) >= self._pings_unanswered_max:
+                return [Broken(_unanswered(len(self._pings)))]
+            self._ping(now)
+        self._window.resend(now)
+        return []
+
+    def data_to_send(self, bytes_max: int, now: float) -> list[bytes]:
+        if not self._open:
+            return []
+        frames = self._control
+        self._control = []
+        frames += self._window.take(bytes_max, now)
+        return frames
+
+    # What the protocol is like.
+
+    @abstractmethod
+    def _encode_publish(self, topic: str, number: int, payload: bytes, /) -> bytes: ...
+
+    @abstractmethod
+    def _encode_attach(self, topic: str, place: Place | None) -> bytes: ...
+
+    @abstractmethod
+    def _encode_detach(self, topic: str) -> bytes: ...
+
+    @abstractmethod
+    def _encode_ping(self, timestamp: int) -> bytes: ...
+
+    @abstractmethod
+    def _reset_decoder(self) -> None:
+        """What comes next is the beginning of a connection."""
+
+    @abstractmethod
+    def _decode(self, chunks: Sequence[bytes]) -> Sequence[Message]: ...
+
+    @abstractmethod
+    def _take(self, message: Message, now: float, events: list[Event]) -> None:
+        """Do what a message says. A `Broken` among the events ends the connection."""
+
+    # What messages of any protocol say.
+
+    def _acknowledge(self, count: int, events: list[Event]) -> None:
+        self._window.acknowledge(count)
+        events.append(Acknowledged(count))
+
+    def _pong(self, timestamp: int, now: float) -> None:
+        if any(timestamp == sent for sent, _ in self._pings):
+            while True:
+                sent, at = self._pings.popleft()
+                if sent == timestamp:
+                    self.latency_s = now - at
+                    return
+
+    def _ping_unheard(self, now: float) -> None:
+        """A ping is due, and its answer would not be read."""
+        self._ping_at = now + self._ping_interval_s
+
+    def _send_attach(self, name: str, place: Place | None) -> None:
+        self._control.append(self._encode_attach(name, place))
+
+    def _send_detach(self, name: str) -> None:
+        self._control.append(self._encode_detach(name))
+
+    def _ping(self, now: float) -> None:
+        timestamp = int(now * 1e6)
+        self._pings.append((timestamp, now))
+        self._ping_at = now + self._ping_interval_s
+        self._control.append(self._encode_ping(timestamp))
+
+    def _forget_connection(self) -> None:
+        self._open = False
+        self._ping_at = inf
+        self._pings.clear()
+        self._control.clear()
+        self._window.start_over()
+        self._topics.disconnected()
+
+    def _check_name(self, topic: str) -> None:
+        check_topic_type(topic)
+        check_publish_topic(topic)
+        if len(self._names_checked) >= _NAMES_CHECKED_MAX:
+            self._names_checked.clear()
+        self._names_checked.add(topic)
+
+
+def _unanswered(pings: int) -> str:
+    return "the last ping is unanswered" if pings == 1 else f"{pings} pings are unanswered"

@@ -1,0 +1,97 @@
+"""`wombats://`: Wombat through something that does TLS for the server, as a load balancer does."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+
+import headrace
+from headrace.client import Message
+from headrace.errors import ConnectTimeoutError
+from tests.client.tls import Certificate, TlsProxy
+from tests.client.wombat_peer import WombatPeer
+
+Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate.make(tmp_path_factory.mktemp("tls"))
+
+
+@pytest_asyncio.fixture
+async def proxy(certificate: Certificate, wombat_peer: WombatPeer) -> AsyncIterator[TlsProxy]:
+    async with TlsProxy(certificate, "127.0.0.1", wombat_peer.port) as proxy:
+        yield proxy
+
+
+async def test_it_publishes_and_subscribes(
+    proxy: TlsProxy, wombat_peer: WombatPeer, certificate: Certificate
+) -> None:
+    url = f"wombats://localhost:{proxy.port}"
+    async with headrace.connect(url, ssl=certificate.trusted()) as client:
+        subscription = client.subscribe("t", offset=0)
+        for payload in (b"foo", b"bar"):
+            client.publish_nowait("t", payload)
+        await client.flush()
+        assert [await anext(subscription) for _ in range(2)] == [
+            Message("t", 7, b"foo"),
+            Message("t", 14, b"bar"),
+        ]
+        assert client.latency_s is not None
+    assert wombat_peer.paths == ["/v1/ws"]
+
+
+async def test_megabytes_go_both_ways(proxy: TlsProxy, certificate: Certificate) -> None:
+    url = f"wombats://localhost:{proxy.port}/v1/ws"
+    payloads = [b"%d" % number + bytes(100_000) for number in range(100)]
+    async with headrace.connect(
+        url, ssl=certificate.trusted(), receive_bytes_max=500_000, receive_pause_s=0.01
+    ) as client:
+        subscription = client.subscribe("t", offset=0)
+        for payload in payloads:
+            await client.window()
+            client.publish_nowait("t", payload)
+        await asyncio.wait_for(client.flush(), 30)
+        async with asyncio.timeout(30):
+            assert [(await anext(subscription)).payload for _ in payloads] == payloads
+
+
+async def test_a_certificate_that_is_not_trusted_or_of_another_name_is_refused(
+    proxy: TlsProxy, wombat_peer: WombatPeer, certificate: Certificate
+) -> None:
+    for host, context in (("localhost", None), ("127.0.0.1", certificate.trusted())):
+        with pytest.raises(ConnectTimeoutError, match="CERTIFICATE_VERIFY_FAILED"):
+            await headrace.connect(
+                f"wombats://{host}:{proxy.port}", ssl=context, connect_timeout_s=0.3
+            )
+    assert wombat_peer.paths == []
+
+
+async def test_a_context_may_trust_anyone(proxy: TlsProxy) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    async with headrace.connect(f"wombats://127.0.0.1:{proxy.port}", ssl=context) as client:
+        await client.publish("t", b"foo")
+
+
+async def test_a_server_without_tls_is_named(wombat_peer: WombatPeer) -> None:
+    with pytest.raises(ConnectTimeoutError, match="the server closed the connection"):
+        await headrace.connect(f"wombats://localhost:{wombat_peer.port}", connect_timeout_s=0.3)
+
+
+async def test_it_goes_on_over_a_lost_connection(
+    proxy: TlsProxy, wombat_peer: WombatPeer, certificate: Certificate, until: Until
+) -> None:
+    url = f"wombats://localhost:{proxy.port}"
+    async with headrace.connect(
+        url, ssl=certificate.trusted(), backoff=lambda attempt: 0.01
+    ) as client:
+        await client.publish("t", b"foo")
+        wombat_peer.drop()
+        await until(lambda: client.last_error == "the server closed the connection")
+        await asyncio.wait_for(client.publish("t", b"bar"), 10)
+    assert wombat_peer.payloads("t") == [b"foo", b"bar"]
