@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 
 from headrace.wire import figg
+from headrace.wire.figg_decoder import ServerDecoder
 from tests.client.peer import Attach, Connection, Detach, Heard, Peer, Ping, Publish
 
 
 class FiggConnection(Connection):
     def __init__(self, peer: Peer) -> None:
         super().__init__(peer)
-        self.decoder = figg.ServerDecoder()
+        self.decoder = ServerDecoder()
 
     def hear(self, data: bytes) -> Iterator[Heard]:
         for message in self.decoder.receive(data):

@@ -27,6 +27,7 @@ from headrace.session.client import (
 )
 from headrace.session.figg_client import FiggClientSession
 from headrace.wire import figg
+from headrace.wire.figg_decoder import ServerDecoder
 
 BIG = 1 << 30
 
@@ -54,7 +55,7 @@ def output(session: FiggClientSession, bytes_max: int = BIG) -> bytes:
 
 
 def sent(session: FiggClientSession) -> list[figg.ToServer]:
-    return figg.ServerDecoder().receive(output(session))
+    return ServerDecoder().receive(output(session))
 
 
 def pings(session: FiggClientSession) -> list[int]:
@@ -192,7 +193,7 @@ def test_large_output_comes_in_slices_and_a_ping_overtakes_it() -> None:
     session = connected()
     for _ in range(10):
         session.publish("t", bytes(1000))
-    decoder = figg.ServerDecoder()
+    decoder = ServerDecoder()
     first = decoder.receive(output(session, 2500))
     assert isinstance(first[0], figg.Publishes)
     assert first[0].highest < 4
@@ -540,7 +541,7 @@ class Peer:
         self.connect()
 
     def connect(self) -> None:
-        self.decoder = figg.ServerDecoder()
+        self.decoder = ServerDecoder()
         self.next: dict[str, int] = {}
         self.highest = -1
         self.out = b""

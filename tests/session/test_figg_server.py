@@ -6,6 +6,7 @@ from headrace.errors import LocalProtocolError
 from headrace.session.figg_server import FiggServerSession
 from headrace.session.server import Attach, Close, Detach, Publish
 from headrace.wire import figg
+from headrace.wire.figg_decoder import ClientDecoder
 
 
 def publishes(*numbers: int, topic: str = "t", payload: bytes = b"x") -> bytes:
@@ -13,7 +14,7 @@ def publishes(*numbers: int, topic: str = "t", payload: bytes = b"x") -> bytes:
 
 
 def acks(session: FiggServerSession) -> list[int]:
-    sent = figg.ClientDecoder().receive(session.data_to_send())
+    sent = ClientDecoder().receive(session.data_to_send())
     return [message.seq_num for message in sent if isinstance(message, figg.Ack)]
 
 

@@ -129,6 +129,14 @@ def test_an_ack_waits_also_across_the_turn_of_the_numbers() -> None:
     assert acks(session) == [("t", 0)]
 
 
+def attach(session: WombatServerSession, serial: str | None) -> Attach:
+    """Ask for the topic `t`, up to where the broker is asked for it."""
+    (command,) = session.receive_messages([wombat.encode_attach("t", serial)], 0.0)
+    assert isinstance(command, Attach)
+    session.attaching(command)
+    return command
+
+
 def test_a_unit_is_stored_once() -> None:
     session = made()
     command = published(session, publishes(0))
@@ -145,13 +153,16 @@ def test_without_a_serial_a_topic_is_attached_at_its_end(serial: str | None) -> 
 
 def test_a_serial_asks_for_epoch_and_offset_or_for_an_offset_alone() -> None:
     messages = [wombat.encode_attach("t", serial) for serial in ("17@42", "@42")]
-    assert made().receive_messages(messages, 0.0) == [Attach("t", 42, 17), Attach("t", 42)]
+    assert made().receive_messages(messages, 0.0) == [
+        Attach("t", 42, 17, "17@42"),
+        Attach("t", 42, None, "@42"),
+    ]
 
 
 def test_attached_repeats_the_serial_if_nothing_was_missed() -> None:
     session = made()
     for asked in ("17@42", "@42"):
-        session.receive_messages([wombat.encode_attach("t", asked)], 0.0)
+        attach(session, asked)
         session.attached("t", 17, 42, exact=True)
         assert sent(session) == [wombat.Attached("t", asked)]
 
@@ -159,29 +170,49 @@ def test_attached_repeats_the_serial_if_nothing_was_missed() -> None:
 def test_attached_has_another_serial_if_something_was_missed() -> None:
     session = made()
     for asked in ("17@42", "@42", "16@50", "abc"):
-        session.receive_messages([wombat.encode_attach("t", asked)], 0.0)
+        attach(session, asked)
         session.attached("t", 17, 50, exact=False)
         assert sent(session) == [wombat.Attached("t", "17@50")]
 
 
 def test_a_foreign_serial_asks_for_everything_and_is_never_repeated() -> None:
     session = made()
-    assert session.receive_messages([wombat.encode_attach("t", "abc")], 0.0) == [Attach("t", 0)]
+    assert attach(session, "abc") == Attach("t", 0)
     session.attached("t", 17, 0, exact=True)
     assert sent(session) == [wombat.Attached("t", "17@0")]
 
 
 def test_an_attach_that_replaces_another_is_answered_for_itself() -> None:
     session = made()
-    session.receive_messages([wombat.encode_attach("t", "17@42")], 0.0)
-    session.receive_messages([wombat.encode_attach("t", None)], 0.0)
+    attach(session, "17@42")
+    attach(session, None)
     session.attached("t", 17, 42, exact=True)
     assert sent(session) == [wombat.Attached("t", "17@42")], "its own position, not what was asked"
-    session.receive_messages([wombat.encode_attach("t", "@7")], 0.0)
+    attach(session, "@7")
     session.detached("t")
-    session.receive_messages([wombat.encode_attach("t", None)], 0.0)
+    attach(session, None)
     session.attached("t", 17, 50, exact=True)
     assert sent(session)[-1] == wombat.Attached("t", "17@50")
+
+
+def test_attaches_of_one_read_are_each_answered_in_their_own_words() -> None:
+    session = made()
+    asked = ["@7", "17@7", "@7"]
+    commands = session.receive_messages([wombat.encode_attach("t", one) for one in asked], 0.0)
+    for command in commands:
+        assert isinstance(command, Attach)
+        session.attaching(command)
+        session.attached("t", 17, 7, exact=True)
+    assert sent(session) == [wombat.Attached("t", one) for one in asked]
+    detach, again = session.receive_messages(
+        [wombat.encode_detach("t"), wombat.encode_attach("t", "@7")], 0.0
+    )
+    assert detach == Detach("t")
+    assert isinstance(again, Attach)
+    session.detached("t")
+    session.attaching(again)
+    session.attached("t", 17, 7, exact=True)
+    assert sent(session)[-1] == wombat.Attached("t", "@7")
 
 
 def test_a_detach_is_a_command_and_its_answer() -> None:

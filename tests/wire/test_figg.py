@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.model import PAYLOAD_BYTES_MAX, RESERVED_PREFIXES, TOPIC_BYTES_MAX
 from headrace.wire import figg
+from headrace.wire.figg_decoder import ClientDecoder, ServerDecoder
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocols" / "figg.md"
 
@@ -112,8 +113,8 @@ def encode(frame: Frame) -> bytes:
             return encoders[name](number)
 
 
-def decoder_for(vector: Vector) -> figg.ServerDecoder | figg.ClientDecoder:
-    return figg.ServerDecoder() if vector.sender == "client" else figg.ClientDecoder()
+def decoder_for(vector: Vector) -> ServerDecoder | ClientDecoder:
+    return ServerDecoder() if vector.sender == "client" else ClientDecoder()
 
 
 def test_the_page_shows_every_message_and_every_kind_of_vector() -> None:
@@ -192,7 +193,7 @@ def test_publishes_come_through_in_any_reads(
     sent: list[tuple[str, int, bytes]], data: st.DataObject
 ) -> None:
     stream = b"".join(figg.encode_publish(*publish) for publish in sent)
-    decoder = figg.ServerDecoder()
+    decoder = ServerDecoder()
     received: dict[str, list[bytes]] = {}
     lowest, highest = [], []
     for read in data.draw(cut(stream)):
@@ -216,7 +217,7 @@ def test_data_comes_through_in_any_reads(
 ) -> None:
     records = [len(payload).to_bytes(4, "big") + payload for payload in sent]
     stream = figg.encode_data(topic, begin, records)
-    decoder = figg.ClientDecoder()
+    decoder = ClientDecoder()
     received: list[tuple[int, bytes]] = []
     for read in data.draw(cut(stream)):
         for message in decoder.receive(read):
@@ -231,7 +232,7 @@ def test_data_comes_through_in_any_reads(
 @given(topics, st.none() | u64, u64)
 def test_control_messages_come_through(topic: str, offset: int | None, number: int) -> None:
     sent = figg.encode_attach(topic, offset) + figg.encode_detach(topic) + figg.encode_ping(number)
-    assert figg.ServerDecoder().receive(sent) == [
+    assert ServerDecoder().receive(sent) == [
         figg.Attach(topic, offset),
         figg.Detach(topic),
         figg.Ping(number),
@@ -242,7 +243,7 @@ def test_control_messages_come_through(topic: str, offset: int | None, number: i
         + figg.encode_ack(number)
         + figg.encode_pong(number)
     )
-    assert figg.ClientDecoder().receive(sent) == [
+    assert ClientDecoder().receive(sent) == [
         figg.Attached(topic, number),
         figg.Detached(topic),
         figg.Ack(number),
@@ -259,13 +260,13 @@ def headers() -> st.SearchStrategy[bytes]:
 
 
 anything = st.lists(headers() | st.binary(max_size=60), max_size=12).map(b"".join)
-decoders = pytest.mark.parametrize("decoder_type", [figg.ServerDecoder, figg.ClientDecoder])
+decoders = pytest.mark.parametrize("decoder_type", [ServerDecoder, ClientDecoder])
 
 
 @decoders
 @given(stream=anything, data=st.data())
 def test_any_bytes_give_messages_and_then_perhaps_bad_however_they_are_cut(
-    decoder_type: type[figg.ServerDecoder] | type[figg.ClientDecoder],
+    decoder_type: type[ServerDecoder] | type[ClientDecoder],
     stream: bytes,
     data: st.DataObject,
 ) -> None:
@@ -282,9 +283,9 @@ def bads(messages: Iterable[object]) -> list[object]:
 
 @decoders
 def test_a_frame_that_never_ends_takes_bounded_memory(
-    decoder_type: type[figg.ServerDecoder] | type[figg.ClientDecoder],
+    decoder_type: type[ServerDecoder] | type[ClientDecoder],
 ) -> None:
-    kind = figg.PUBLISH if decoder_type is figg.ServerDecoder else figg.DATA
+    kind = figg.PUBLISH if decoder_type is ServerDecoder else figg.DATA
     size = 4 + 1 + 8 + 4 + PAYLOAD_BYTES_MAX
     head = kind.to_bytes(2, "big") + b"\0\1" + size.to_bytes(4, "big")
     decoder = decoder_type()
@@ -301,11 +302,11 @@ def test_a_frame_that_never_ends_takes_bounded_memory(
 
 @decoders
 def test_the_largest_payload_passes_and_one_byte_more_does_not(
-    decoder_type: type[figg.ServerDecoder] | type[figg.ClientDecoder],
+    decoder_type: type[ServerDecoder] | type[ClientDecoder],
 ) -> None:
     for length, good in ((PAYLOAD_BYTES_MAX, True), (PAYLOAD_BYTES_MAX + 1, False)):
         record = length.to_bytes(4, "big") + bytes(length)
-        if decoder_type is figg.ServerDecoder:
+        if decoder_type is ServerDecoder:
             stream = figg.encode_publish("t", 0, bytes(length))
         else:
             stream = figg.encode_data("t", 0, [record])
@@ -332,7 +333,7 @@ def test_long_stretches_of_publishes_are_read_as_what_they_are(
     stream = b"".join(
         figg.encode_publish(topic, number, payload) for number, (topic, payload) in enumerate(sent)
     )
-    decoder = figg.ServerDecoder()
+    decoder = ServerDecoder()
     received: dict[str, list[bytes]] = {}
     highest = -1
     for part in (stream[: len(stream) * cut // 40], stream[len(stream) * cut // 40 :]):

@@ -240,6 +240,20 @@ def test_many_alike_are_read_as_each_alone(
     assert flat(together) == flat(alone)
 
 
+def test_what_only_looks_like_many_alike_is_read_as_it_is() -> None:
+    """The same names once more outside of `publish`, at the end, where they mean nothing."""
+    inner = {"topic": "t", "message": b"real", "sequence_number": 70_000}
+    messages = [
+        msgpack.packb(
+            {"type": 3, "publish": inner, "message": b"real", "sequence_number": 70_000 + index}
+        )
+        for index in range(100)
+    ]
+    (found,) = ServerDecoder().receive(messages)
+    assert isinstance(found, wombat.Publishes)
+    assert found.numbers == {"t": [70_000] * 100}
+
+
 def flat(messages: list[wombat.ToServer]) -> tuple[list[Any], list[Any]]:
     """Publishes of each topic in order, and everything else in order."""
     publishes: dict[str, list[Any]] = {}

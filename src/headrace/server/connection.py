@@ -276,6 +276,7 @@ class Connection:
             return
         broker = self._shared.broker
         self._shared.metrics.count("subscriptions_total")
+        self._session.attaching(command)
         # The broker answers through `attached`, which needs to know whose answer it is.
         self._subscriptions[command.topic] = broker.subscribe(
             self, command.topic, command.offset, type(self).encode, command.epoch
@@ -342,6 +343,10 @@ class Connection:
             self._paused &= ~why
             if not self._paused and not self._closed and not self._transport.is_closing():
                 self._transport.resume_reading()
+                self._reads_again()
+
+    def _reads_again(self) -> None:
+        """The pause is over: what the peer has sent meanwhile comes now."""
 
     def close(self, reason: str, code: int) -> None:
         """Say what is still to be said, and hang up."""

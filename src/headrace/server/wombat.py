@@ -64,6 +64,11 @@ class WombatConnection(WebSocketConnection):
         self._wombats.heard.pop(self, None)
         super().lost()
 
+    def _reads_again(self) -> None:
+        # Its PING may lie behind everything that was not read.
+        self._wombat.heard(self._shared.loop.time())
+        self._move_to_end()
+
     def _move_to_end(self) -> None:
         if self._wombats.heard.pop(self, self) is None:
             self._wombats.heard[self] = None

@@ -11,6 +11,7 @@ from headrace.session.client_topics import Place
 from headrace.session.client_window import WINDOW_BYTES_MAX, WINDOW_MAX
 from headrace.session.resuming_client import ResumingClientSession
 from headrace.wire import figg
+from headrace.wire.figg_decoder import ClientDecoder
 
 PING_INTERVAL_S = 2.0
 PINGS_UNANSWERED_MAX = 2
@@ -33,7 +34,7 @@ class FiggClientSession(ResumingClientSession[figg.ToClient]):
             ping_interval_s=ping_interval_s,
             pings_unanswered_max=pings_unanswered_max,
         )
-        self._decoder = figg.ClientDecoder()
+        self._decoder = ClientDecoder()
 
     _encode_publish = staticmethod(figg.encode_publish)
     _encode_detach = staticmethod(figg.encode_detach)
@@ -43,7 +44,7 @@ class FiggClientSession(ResumingClientSession[figg.ToClient]):
         return figg.encode_attach(topic, None if place is None else place.offset)
 
     def _reset_decoder(self) -> None:
-        self._decoder = figg.ClientDecoder()
+        self._decoder = ClientDecoder()
 
     def _decode(self, chunks: Sequence[bytes]) -> Sequence[figg.ToClient]:
         return self._decoder.receive(b"".join(chunks))

@@ -7,13 +7,14 @@ Keeps one thing only: which publishes of this connection are not durable yet.
 
 from headrace.session.server import Attach, Close, Command, Detach, Publish, Unit, Units
 from headrace.wire import figg, websocket
+from headrace.wire.figg_decoder import ServerDecoder
 
 
 class FiggServerSession:
     __slots__ = ("_decoder", "_out", "_units", "closing")
 
     def __init__(self) -> None:
-        self._decoder = figg.ServerDecoder()
+        self._decoder = ServerDecoder()
         self._units: Units | None = None
         self._out: list[bytes] = []
         self.closing = False
@@ -52,6 +53,9 @@ class FiggServerSession:
         """The unit is not stored, and never acknowledged: its connection is being closed."""
         assert self._units is not None
         self._units.discard(unit)
+
+    def attaching(self, command: Attach) -> None:
+        """Nothing of it is needed for the answer."""
 
     def attached(self, topic: str, epoch: int, offset: int, exact: bool) -> None:
         self._out.append(figg.encode_attached(topic, offset))

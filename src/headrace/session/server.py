@@ -38,6 +38,8 @@ class Attach(NamedTuple):
     """None: from the end of the topic."""
     epoch: int | None = None
     """The life of the topic that the offset belongs to, where the peer named one."""
+    serial: str | None = None
+    """How the peer wrote both, where it is to be answered in its own words."""
 
 
 class Detach(NamedTuple):
@@ -66,6 +68,9 @@ class ServerSession(Protocol):
 
     def discard(self, unit: Unit) -> None:
         """The unit is not stored, and never acknowledged: its connection is being closed."""
+
+    def attaching(self, command: Attach) -> None:
+        """This is being done now: the next `attached` of its topic answers it, and none before."""
 
     def attached(self, topic: str, epoch: int, offset: int, exact: bool) -> None:
         """Delivery begins here. `exact`: nothing lies between this and what was asked for."""

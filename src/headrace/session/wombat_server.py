@@ -32,7 +32,7 @@ class WombatServerSession:
         self._units: Units | None = None
         self._numbers: Numbers | None = None
         self._asked: dict[str, str] | None = None
-        """The serials of ATTACHs that are not answered yet."""
+        """The serials of ATTACHs that are being done and not answered yet."""
         self._out: list[bytes] = []
         self.closing = False
         self._silence_s = silence_s
@@ -75,6 +75,14 @@ class WombatServerSession:
         assert self._units is not None
         self._units.discard(unit)
 
+    def attaching(self, command: Attach) -> None:
+        """The next `attached` of the topic answers this one: several may have come in one read."""
+        if self._asked is None:
+            self._asked = {}
+        self._asked.pop(command.topic, None)
+        if command.serial is not None:
+            self._asked[command.topic] = command.serial
+
     def attached(self, topic: str, epoch: int, offset: int, exact: bool) -> None:
         asked = self._asked.pop(topic, None) if self._asked else None
         # A client sees that it missed something by a serial that is not the one it asked for.
@@ -103,17 +111,13 @@ class WombatServerSession:
         return not self._units
 
     def _attach(self, message: wombat.Attach) -> Attach:
-        if self._asked is None:
-            self._asked = {}
-        self._asked.pop(message.topic, None)
         if message.serial is None:
             return Attach(message.topic, None)
         serial = wombat.parse_serial(message.serial)
         if serial is None:
             # Not one of ours: all that is kept, and the answer is not what was asked for.
             return Attach(message.topic, 0)
-        self._asked[message.topic] = message.serial
-        return Attach(message.topic, serial.offset, serial.epoch)
+        return Attach(message.topic, serial.offset, serial.epoch, message.serial)
 
     def _publishes(self, message: wombat.Publishes, commands: list[Command]) -> None:
         if self._units is None or self._numbers is None:

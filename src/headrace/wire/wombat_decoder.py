@@ -9,8 +9,7 @@ messages before it still count.
 
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -43,6 +42,7 @@ from headrace.wire.wombat import (
     ToClient,
     ToServer,
 )
+from headrace.wire.wombat_alike import cut
 
 _U32 = struct.Struct(">I")
 
@@ -166,7 +166,7 @@ class _Gathered:
             if len(payload) > PAYLOAD_BYTES_MAX:
                 raise _too_large(len(payload))
             batch = self._batch(found.topic)
-            if not index and (alike := _cut_alike(messages, payload)) is not None:
+            if not index and (alike := cut(messages, payload)) is not None:
                 self.first = number
                 batch.records += alike.records
                 batch.numbers += alike.numbers
@@ -199,82 +199,6 @@ class _Gathered:
             self.first = number
         elif number != expected % SEQUENCE_NUMBERS:
             self.in_order = False
-
-
-class _Alike(NamedTuple):
-    """Publishes that differ in nothing but payload and number."""
-
-    records: list[bytes]
-    numbers: tuple[int, ...]
-
-
-_ALIKE = 64
-"""How many messages are cut by one call; fewer are decoded."""
-
-_NUMBER_KEYS = tuple(
-    (msgspec.msgpack.encode("sequence_number") + kind, code)
-    for kind, code in ((b"\xce", "I"), (b"\xcd", "H"))
-)
-"""The last field's name, and MessagePack's two ways to begin all but the smallest numbers."""
-
-
-def _cut_alike(messages: Sequence[bytes], payload: bytes) -> _Alike | None:
-    """Cut messages that look like the first, whose payload is known, instead of decoding each.
-
-    Publishers of one kind of message send many of one size, with fields in the protocol's order. Whether
-    these are such is seen by putting them together again from what was cut out.
-    """
-    if len(messages) < _ALIKE or len(set(map(len, messages))) > 1:
-        return None
-    first = messages[0]
-    layout = _layout(first, payload)
-    if layout is None:
-        return None
-    start, key, code = layout
-    number_bytes = struct.calcsize(code)
-    form = first[:start].replace(b"%", b"%%") + b"%b" + key + b"%b"
-    records: list[bytes] = []
-    numbers: list[bytes] = []
-    record_head = _U32.pack(len(payload))
-    for at in range(0, len(messages), _ALIKE):
-        some = messages[at : at + _ALIKE]
-        data = b"".join(some)
-        fields = _cut(start, len(payload), len(key), number_bytes, len(some)).unpack(data)
-        if form * len(some) % fields != data:
-            return None
-        records += map(record_head.__add__, fields[::2])
-        numbers += fields[1::2]
-    return _Alike(records, struct.unpack(f">{len(numbers)}{code}", b"".join(numbers)))
-
-
-@lru_cache(maxsize=4 * _ALIKE)
-def _cut(
-    head_bytes: int, payload_bytes: int, key_bytes: int, number_bytes: int, count: int
-) -> struct.Struct:
-    """Payload and number of so many messages, and nothing of the rest."""
-    one = f"{head_bytes}x{payload_bytes}s{key_bytes}x{number_bytes}s"
-    return struct.Struct(one * count)
-
-
-def _layout(message: bytes, payload: bytes) -> tuple[int, bytes, str] | None:
-    """Where the payload begins, what comes behind it, and how the number at the end is written."""
-    for key, code in _NUMBER_KEYS:
-        stop = len(message) - struct.calcsize(code) - len(key)
-        start = stop - len(payload)
-        if message.startswith(key, stop) and message.endswith(_payload_heads(payload), 0, start):
-            return start, key, code
-    return None
-
-
-def _payload_heads(payload: bytes) -> tuple[bytes, ...]:
-    """What may come before a payload: its key, and one of MessagePack's ways to say its size."""
-    size = _U32.pack(len(payload))
-    ways = [b"\xc6" + size]
-    if len(payload) < 1 << 16:
-        ways.append(b"\xc5" + size[2:])
-    if len(payload) < 1 << 8:
-        ways.append(b"\xc4" + size[3:])
-    return tuple(msgspec.msgpack.encode("message") + way for way in ways)
 
 
 def _to_server(message: bytes) -> Attach | Detach | Ping | _Publish:

@@ -1,0 +1,444 @@
+"""The Figg decoders: bytes as they come, to every message they complete. Keep nothing but unfinished bytes.
+
+Publishes and data are the hot path, so one read's worth of them becomes one message: a `Publishes` on the
+server, one `Data` per topic on the client.
+
+What a peer gets wrong ends the stream: the last message is then a `Bad` with the reason, and the messages
+before it still count. Sizes are judged from the header, before the body has arrived.
+"""
+
+import struct
+from functools import lru_cache
+from typing import NamedTuple
+
+from headrace.errors import BadTopicNameError
+from headrace.model import (
+    PAYLOAD_BYTES_MAX,
+    RECORD_HEADER_BYTES,
+    RESERVED_PREFIXES,
+    TOPIC_BYTES_MAX,
+)
+from headrace.wire.figg import (
+    ACK,
+    ATTACH,
+    ATTACHED,
+    DATA,
+    DETACH,
+    DETACHED,
+    FLAGS_FROM_OFFSET,
+    HEADER,
+    PING,
+    PONG,
+    PUBLISH,
+    U16,
+    U32,
+    U64,
+    VERSION,
+    Ack,
+    Attach,
+    Attached,
+    Bad,
+    Data,
+    Detach,
+    Detached,
+    Ping,
+    Pong,
+    Publishes,
+    ToClient,
+    ToServer,
+    publish_struct,
+)
+
+_HEADER_BYTES = HEADER.size
+_TOPIC_FIELD_MAX = 4 + TOPIC_BYTES_MAX
+_PAYLOAD_FIELD_MAX = RECORD_HEADER_BYTES + PAYLOAD_BYTES_MAX
+
+_TO_SERVER_BYTES_MAX = {
+    ATTACH: 2 + _TOPIC_FIELD_MAX + 8,
+    DETACH: _TOPIC_FIELD_MAX,
+    PUBLISH: _TOPIC_FIELD_MAX + 8 + _PAYLOAD_FIELD_MAX,
+    PING: 8,
+}
+_TO_CLIENT_BYTES_MAX = {
+    ATTACHED: _TOPIC_FIELD_MAX + 8,
+    DETACHED: _TOPIC_FIELD_MAX,
+    ACK: 8,
+    DATA: _TOPIC_FIELD_MAX + 8 + _PAYLOAD_FIELD_MAX,
+    PONG: 8,
+}
+_NAMES = ("", "ATTACH", "ATTACHED", "DETACH", "DETACHED", "PUBLISH", "ACK", "DATA", "PING", "PONG")
+
+_NOTHING_KNOWN = struct.Struct(">QI")
+"""Stands where a struct will be once a topic has been seen."""
+
+
+class _Buffer:
+    """Unfinished bytes, joined only once enough have come for the frame they begin."""
+
+    __slots__ = ("_chunks", "_have", "_need")
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._have = 0
+        self._need = _HEADER_BYTES
+
+    def take(self, data: bytes) -> bytes:
+        """Everything unread, or nothing while the first frame cannot be complete."""
+        if not self._chunks:
+            return data
+        self._chunks.append(data)
+        self._have += len(data)
+        if self._have < self._need:
+            return b""
+        whole = b"".join(self._chunks)
+        self._chunks = []
+        return whole
+
+    def keep(self, rest: bytes, need: int) -> None:
+        """Put back what is left of `take`; `need` is the size of the frame it begins."""
+        self._chunks.append(rest)
+        self._have = len(rest)
+        self._need = need
+
+
+class _Decoder:
+    __slots__ = ("_buffer", "closed")
+
+    def __init__(self) -> None:
+        self._buffer = _Buffer()
+        self.closed = False
+
+
+def _topic(field: bytes) -> str:
+    """The name in a topic's field, which has its length before it."""
+    encoded = field[4:]
+    if not encoded:
+        raise BadTopicNameError("the topic name is empty")
+    if len(encoded) > TOPIC_BYTES_MAX:
+        raise BadTopicNameError(f"the topic name has {len(encoded)} bytes")
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError:
+        raise BadTopicNameError("the topic name is not UTF-8") from None
+
+
+def _publish_topic(field: bytes) -> str:
+    topic = _topic(field)
+    if topic.startswith(RESERVED_PREFIXES):
+        raise BadTopicNameError(f"topic {topic!r} is published to by its own protocol only")
+    return topic
+
+
+class _BadFrameError(Exception):
+    """A frame that cannot be read; becomes a `Bad` before it leaves this module."""
+
+
+class ServerDecoder(_Decoder):
+    """Reads what clients send.
+
+    All publishes of one read come last, as one message: an ATTACH answers where the topic ends on disk,
+    so it makes no difference whether publishes that are not there yet came before or after it.
+    """
+
+    __slots__ = ()
+
+    def receive(self, data: bytes) -> list[ToServer]:
+        """Every message that `data` completes. After a `Bad` everything is ignored."""
+        data = b"" if self.closed else self._buffer.take(data)
+        if not data:
+            return []
+        out: list[ToServer] = []
+        records: dict[str, list[bytes]] = {}
+        lowest = highest = -1
+        position, end, need = 0, len(data), _HEADER_BYTES
+        # The publish loop is shaped by the previous frame: when the next topic's name is as long, one
+        # unpack reads all there is to check. `field` is the topic with its length.
+        field = b""
+        batch: list[bytes] = []
+        batches: dict[bytes, list[bytes]] = {}
+        append, extend = batch.append, batch.extend
+        previous = look_at = 0
+        fast = _NOTHING_KNOWN
+        fast_bytes, payload_at, overhead = 1 << 62, 0, 0
+        try:
+            while True:
+                if end - position >= fast_bytes:
+                    kind, version, size, again, seq_num, length = fast.unpack_from(data, position)
+                    if (
+                        kind == PUBLISH
+                        and version == VERSION
+                        and size == length + overhead
+                        and length <= PAYLOAD_BYTES_MAX
+                        and (again == field or again[:4] == field[:4])
+                    ):
+                        stop = position + _HEADER_BYTES + size
+                        if stop > end:
+                            need = _HEADER_BYTES + size
+                            break
+                        if again != field:
+                            known = batches.get(again)
+                            if known is None:
+                                known = records.setdefault(_publish_topic(again), [])
+                                batches[again] = known
+                            batch, field = known, again
+                            append, extend = batch.append, batch.extend
+                            previous = 0
+                        if size == previous and position >= look_at:
+                            same = _same_frames(data, position, end, size, payload_at)
+                            if same:
+                                position = same.end
+                                extend(same.records)
+                                highest = max(highest, same.highest)
+                                lowest = min(lowest, same.lowest)
+                                continue
+                            look_at = position + _SAME_FRAMES * (_HEADER_BYTES + size)
+                        previous = size
+                        append(data[position + payload_at : stop])
+                        position = stop
+                        if seq_num > highest:
+                            highest = seq_num
+                        elif seq_num < lowest:
+                            lowest = seq_num
+                        continue
+                if end - position < _HEADER_BYTES:
+                    break
+                kind, version, size = HEADER.unpack_from(data, position)
+                _check_header(kind, version, size, _TO_SERVER_BYTES_MAX, "a client")
+                stop = position + _HEADER_BYTES + size
+                if stop > end:
+                    need = _HEADER_BYTES + size
+                    break
+                body = position + _HEADER_BYTES
+                if kind == PUBLISH:
+                    after = _topic_end(data, body, stop)
+                    topic = _publish_topic(data[body:after])
+                    _check_publish(data, after, stop)
+                    seq_num = U64.unpack_from(data, after)[0]
+                    batch = records.setdefault(topic, [])
+                    append, extend = batch.append, batch.extend
+                    append(data[after + 8 : stop])
+                    if highest < 0:
+                        lowest = highest = seq_num
+                    elif seq_num > highest:
+                        highest = seq_num
+                    elif seq_num < lowest:
+                        lowest = seq_num
+                    if after - body != len(field):
+                        fast = publish_struct(after - body)
+                        fast_bytes = fast.size
+                        overhead = after - body + 12
+                        payload_at = _HEADER_BYTES + after - body + 8
+                    field = data[body:after]
+                else:
+                    out.append(self._control(kind, data, body, stop))
+                position = stop
+        except (_BadFrameError, BadTopicNameError) as error:
+            self.closed = True
+            bad: Bad | None = Bad(str(error))
+        else:
+            bad = None
+            if position < end:
+                self._buffer.keep(data[position:], need)
+        if highest >= 0:
+            out.append(Publishes(records, lowest, highest))
+        if bad is not None:
+            out.append(bad)
+        return out
+
+    def _control(self, kind: int, data: bytes, body: int, stop: int) -> ToServer:
+        if kind == PING:
+            return Ping(_only_u64(data, body, stop))
+        if kind == DETACH:
+            after = _topic_end(data, body, stop)
+            if after != stop:
+                raise _BadFrameError(f"{stop - after} bytes too many behind the topic")
+            return Detach(_topic(data[body:after]))
+        return self._attach(data, body, stop)
+
+    def _attach(self, data: bytes, body: int, stop: int) -> Attach:
+        if stop - body < 2:
+            raise _BadFrameError("ATTACH ends inside its flags")
+        flags = U16.unpack_from(data, body)[0]
+        after = _topic_end(data, body + 2, stop)
+        topic = _topic(data[body + 2 : after])
+        from_offset = bool(flags & FLAGS_FROM_OFFSET)
+        # Without the flag the offset is unused, and some clients leave it out.
+        if stop - after != 8 and (from_offset or stop != after):
+            raise _BadFrameError(f"ATTACH has {stop - after} bytes where its offset has 8")
+        return Attach(topic, U64.unpack_from(data, after)[0] if from_offset else None)
+
+
+class ClientDecoder(_Decoder):
+    """Reads what servers send."""
+
+    __slots__ = ()
+
+    def receive(self, data: bytes) -> list[ToClient]:
+        """Every message that `data` completes. After a `Bad` everything is ignored."""
+        data = b"" if self.closed else self._buffer.take(data)
+        if not data:
+            return []
+        out: list[ToClient] = []
+        position, end, need = 0, len(data), _HEADER_BYTES
+        field, fast, fast_bytes, payload_at, overhead = b"", _NOTHING_KNOWN, 1 << 62, 0, 0
+        messages: list[tuple[int, bytes]] = []
+        try:
+            while True:
+                if end - position >= fast_bytes:
+                    kind, version, size, again, offset, length = fast.unpack_from(data, position)
+                    if (
+                        again == field
+                        and kind == DATA
+                        and version == VERSION
+                        and size == length + overhead
+                        and length <= PAYLOAD_BYTES_MAX
+                    ):
+                        stop = position + _HEADER_BYTES + size
+                        if stop > end:
+                            need = _HEADER_BYTES + size
+                            break
+                        messages.append((offset, data[position + payload_at : stop]))
+                        position = stop
+                        continue
+                if end - position < _HEADER_BYTES:
+                    break
+                kind, version, size = HEADER.unpack_from(data, position)
+                _check_header(kind, version, size, _TO_CLIENT_BYTES_MAX, "a server")
+                stop = position + _HEADER_BYTES + size
+                if stop > end:
+                    need = _HEADER_BYTES + size
+                    break
+                body = position + _HEADER_BYTES
+                if kind == DATA:
+                    after = _topic_end(data, body, stop)
+                    _check_publish(data, after, stop)
+                    messages = [(U64.unpack_from(data, after)[0], data[after + 12 : stop])]
+                    out.append(Data(_topic(data[body:after]), messages))
+                    if after - body != len(field):
+                        fast = publish_struct(after - body)
+                        fast_bytes = fast.size
+                        overhead = after - body + 12
+                        payload_at = _HEADER_BYTES + after - body + 12
+                    field = data[body:after]
+                else:
+                    out.append(self._control(kind, data, body, stop))
+                    field, fast_bytes = b"", 1 << 62
+                position = stop
+        except (_BadFrameError, BadTopicNameError) as error:
+            self.closed = True
+            out.append(Bad(str(error)))
+        else:
+            if position < end:
+                self._buffer.keep(data[position:], need)
+        return out
+
+    def _control(self, kind: int, data: bytes, body: int, stop: int) -> ToClient:
+        if kind == ACK:
+            return Ack(_only_u64(data, body, stop))
+        if kind == PONG:
+            return Pong(_only_u64(data, body, stop))
+        after = _topic_end(data, body, stop)
+        topic = _topic(data[body:after])
+        tail = 8 if kind == ATTACHED else 0
+        if stop - after != tail:
+            raise _BadFrameError(f"{_NAMES[kind]} has {stop - after} bytes behind its topic")
+        if kind == DETACHED:
+            return Detached(topic)
+        return Attached(topic, U64.unpack_from(data, after)[0])
+
+
+class _SameFrames(NamedTuple):
+    """A stretch of PUBLISH frames that differ in nothing but number and payload."""
+
+    end: int
+    records: list[bytes]
+    lowest: int
+    highest: int
+
+
+_SAME_FRAMES = 64
+"""How many frames are taken apart by one call; shorter stretches go the ordinary way."""
+
+
+def _same_frames(
+    data: bytes, position: int, end: int, size: int, record_at: int
+) -> _SameFrames | None:
+    """Frames equal to the one at `position` in everything but number and payload.
+
+    Publishers of one kind of message send many of one size. A stretch of them is seen by comparing
+    each byte of their headers column by column, and then taken apart without a loop. It is looked for
+    in steps that double, so that what is compared in vain is never more than what was found.
+    """
+    frame = _HEADER_BYTES + size
+    room = (end - position) // frame
+    columns = (*range(record_at - 8), *range(record_at, record_at + 4))
+    heads = [data[position + column] for column in columns]
+    count = 0
+    step = _SAME_FRAMES
+    while count + step <= room:
+        first, stop = position + count * frame, position + (count + step) * frame
+        if any(
+            data[first + column : stop : frame].count(head) != step
+            for column, head in zip(columns, heads, strict=True)
+        ):
+            break
+        count += step
+        step = count
+    if not count:
+        return None
+    chunk = _same_struct(record_at - 8, frame - record_at)
+    records: list[bytes] = []
+    lowest, highest = 1 << 64, -1
+    for at in range(position, position + count * frame, chunk.size):
+        fields = chunk.unpack_from(data, at)
+        numbers = fields[::2]
+        records += fields[1::2]
+        lowest = min(lowest, *numbers)
+        highest = max(highest, *numbers)
+    return _SameFrames(position + count * frame, records, lowest, highest)
+
+
+@lru_cache(maxsize=64)
+def _same_struct(number_at: int, record_bytes: int) -> struct.Struct:
+    return struct.Struct(">" + f"{number_at}xQ{record_bytes}s" * _SAME_FRAMES)
+
+
+def _check_header(kind: int, version: int, size: int, limits: dict[int, int], sender: str) -> None:
+    if kind not in range(1, len(_NAMES)):
+        raise _BadFrameError(f"unknown message type {kind}")
+    if version != VERSION:
+        raise _BadFrameError(f"protocol version {version}, only {VERSION} is spoken here")
+    limit = limits.get(kind)
+    if limit is None:
+        raise _BadFrameError(f"{_NAMES[kind]} is not for {sender} to send")
+    if size > limit:
+        raise _BadFrameError(f"{_NAMES[kind]} announces {size} bytes, at most {limit} are allowed")
+
+
+def _topic_end(data: bytes, at: int, stop: int) -> int:
+    if stop - at < 4:
+        raise _BadFrameError("the frame ends inside its topic's length")
+    after: int = at + 4 + U32.unpack_from(data, at)[0]
+    if after > stop:
+        raise _BadFrameError("the topic's length goes past the end of its frame")
+    return after
+
+
+def _check_publish(data: bytes, after: int, stop: int) -> None:
+    """Check what follows the topic in a PUBLISH or DATA: a number, a length, that many bytes."""
+    if stop - after < 12:
+        raise _BadFrameError("the frame ends before its payload")
+    length = U32.unpack_from(data, after + 8)[0]
+    if length > PAYLOAD_BYTES_MAX:
+        raise _BadFrameError(
+            f"a payload of {length} bytes, at most {PAYLOAD_BYTES_MAX} are allowed"
+        )
+    if after + 12 + length != stop:
+        raise _BadFrameError("the payload's length does not fit its frame")
+
+
+def _only_u64(data: bytes, body: int, stop: int) -> int:
+    if stop - body != 8:
+        raise _BadFrameError(f"a payload of {stop - body} bytes where 8 belong")
+    number: int = U64.unpack_from(data, body)[0]
+    return number
