@@ -34,6 +34,7 @@ class Peer:
         self.exact = False
         self.received = b""
         self.room = True
+        self.overtaken_at: list[int] = []
         self.pulling: list[Subscription] = []
 
     def attached(self, subscription: Subscription, offset: int, exact: bool) -> None:
@@ -47,6 +48,9 @@ class Peer:
             self.received += piece.data
             subscription.offset = piece.end
         return True
+
+    def overtaken(self, subscription: Subscription) -> None:
+        self.overtaken_at.append(subscription.offset)
 
     def ready(self, subscription: Subscription) -> None:
         self.pulling.append(subscription)
@@ -293,3 +297,29 @@ def test_frames_carry_the_epoch_of_the_life_they_belong_to(bench: Bench) -> None
     bench.publish("t", b"bar")
     assert epochs == [first, store.topic("t").epoch]
     assert first < epochs[1]
+
+
+def test_a_sink_hears_of_records_that_are_gone_before_it_gets_what_follows(bench: Bench) -> None:
+    store = bench.steps.store
+    for number in range(8):
+        bench.publish("t", b"%03d" % number)
+        bench.steps.settle()
+    peer, _ = bench.subscribe("t", 7)
+    store.trim(store.topic("t"), store.locate_offset(store.topic("t"), 35), lambda: None)
+    bench.steps.runner.run()
+    peer.pull()
+    assert peer.overtaken_at == [7]
+    assert peer.words == ["005@42", "006@49", "007@56"]
+
+
+def test_a_sink_that_ends_a_subscription_when_it_is_overtaken_gets_no_more(bench: Bench) -> None:
+    store = bench.steps.store
+    bench.publish("t", b"old")
+    peer, subscription = bench.subscribe("t", 0)
+    store.destroy(store.topic("t"), lambda: None)
+    bench.steps.runner.run()
+    bench.publish("t", b"new")
+    peer.overtaken = lambda subscription: bench.broker.unsubscribe(subscription)  # type: ignore[method-assign]
+    peer.pull()
+    assert peer.words == []
+    assert subscription.state is State.CLOSED

@@ -4,7 +4,7 @@ import msgpack
 import pytest
 
 from headrace.errors import LocalProtocolError
-from headrace.session.server import Attach, Close, Detach, Publish
+from headrace.session.server import REPEATS_MAX, Attach, Close, Detach, Publish
 from headrace.session.wombat_server import WombatServerSession
 from headrace.wire import wombat
 from headrace.wire.wombat_decoder import ClientDecoder
@@ -254,3 +254,23 @@ def test_a_discarded_unit_is_never_acknowledged() -> None:
     session.discard(command.unit)
     assert session.finished
     assert acks(session) == []
+
+
+def test_publishes_that_come_again_and_again_cost_a_bounded_amount() -> None:
+    session = made()
+    first = published(session, publishes(0))
+    for number in range(5000):
+        assert session.receive_messages(publishes(0, topic=f"t{number}"), 2.0) == []
+        assert acks(session) == [], "still under way"
+    session.stored(first.unit)
+    again = acks(session)
+    assert ("t", 0) in again
+    assert len(again) <= REPEATS_MAX + 1
+    assert session.finished
+
+
+def test_publishes_come_before_what_else_a_read_brought() -> None:
+    session = made()
+    messages = [wombat.encode_attach("t", None), *publishes(0), wombat.encode_detach("t")]
+    commands = session.receive_messages(messages, 0.0)
+    assert [type(command) for command in commands] == [Publish, Attach, Detach]

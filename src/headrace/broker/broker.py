@@ -96,18 +96,25 @@ class Broker:
             except ColdError as cold:
                 self._warm(subscription, cold)
                 return b""
-            frames = []
+            frames: list[bytes] = []
             encoded_bytes = 0
-            subscription.offset = max(chunk.next_offset, subscription.offset)
             for run in chunk.runs:
-                if encoded_bytes > SLICE_BYTES_MAX:
-                    subscription.offset = run.offset
-                    break
+                if run.offset > subscription.offset and frames:
+                    return b"".join(frames)  # what lies before a gap is delivered first
+                if run.offset > subscription.offset and not _goes_on(subscription):
+                    return b""
                 records = split_records(run.data, run.record_count)
                 frames.append(subscription.encode(topic.name, topic.epoch, run.offset, records))
+                subscription.offset = run.end
                 encoded_bytes += len(frames[-1])
+                if encoded_bytes > SLICE_BYTES_MAX:
+                    break
             if frames:
                 return b"".join(frames)
+            if chunk.next_offset > subscription.offset:
+                if not _goes_on(subscription):
+                    return b""
+                subscription.offset = chunk.next_offset
         self._go_live(subscription)
         return b""
 
@@ -200,6 +207,12 @@ class Broker:
 
     def failed(self, reason: str) -> None:
         self._on_failure(reason)
+
+
+def _goes_on(subscription: Subscription) -> bool:
+    """Whether the sink wants what lies behind records that are gone."""
+    subscription.sink.overtaken(subscription)
+    return subscription.state is State.RESUMING
 
 
 def _is_of(topic: Topic, epoch: int, offset: int) -> bool:

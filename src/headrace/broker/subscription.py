@@ -44,6 +44,9 @@ class Sink(Protocol):
     def deliver(self, subscription: "Subscription", slices: Sequence[Slice]) -> bool:
         """Take live records; False when full, and the subscription falls back from where it is."""
 
+    def overtaken(self, subscription: "Subscription") -> None:
+        """What it was about to read is gone; it goes on behind that, unless the sink ends it now."""
+
     def ready(self, subscription: "Subscription") -> None:
         """There is something to pull."""
 

@@ -35,8 +35,8 @@ class ReadSide:
         return TopicReader(self, topic)
 
     def locate_offset(self, topic: Topic, offset: int) -> Position:
-        if offset <= topic.start_offset:
-            return topic.start
+        # The first record is looked for too: where it is damaged, the next sound one comes first.
+        offset = max(offset, topic.start_offset)
         if offset >= topic.end_offset:
             return topic.end
         run = self._run_at(topic, offset)

@@ -107,6 +107,7 @@ class Connections:
     async def close(self) -> None:
         """Hang up on everyone, and wait a moment for them to hear it."""
         if self.open:
+            self._all_gone.clear()
             for connection in list(self.open):
                 connection.close("the server is stopping", websocket.GOING_AWAY)
             with contextlib.suppress(TimeoutError):
@@ -126,6 +127,7 @@ class Pause(IntFlag):
     ANSWERS = 2
     COMMANDS = 4
     CLOSING = 8
+    TURN = 16
 
 
 class Connection:
@@ -134,6 +136,7 @@ class Connection:
     __slots__ = (
         "_answering",
         "_closed",
+        "_commands",
         "_goodbye",
         "_paused",
         "_pulling",
@@ -165,6 +168,8 @@ class Connection:
         self._pumping = False
         self._answering = False
         self._closed = False
+        self._commands: deque[tuple[Command, int]] | None = None
+        """What is still to be done, each with the size of the read that brought it."""
         self._goodbye: Close | None = None
         """Why this peer is being closed, as soon as what it published is acknowledged."""
 
@@ -193,18 +198,25 @@ class Connection:
         self._writable = False
 
     def handle(self, commands: list[Command], size: int) -> None:
-        """Carry out what one read of `size` bytes brought."""
-        self._handle(deque(commands), size)
+        """Carry out what one read of `size` bytes brought, behind what earlier ones did."""
+        waiting = self._commands is not None
+        if self._commands is None:
+            self._commands = deque()
+        self._commands.extend((command, size) for command in commands)
+        if not waiting:
+            self._carry_out()
 
-    def _handle(self, commands: deque[Command], size: int) -> None:
+    def _carry_out(self) -> None:
         """A part at a time when it is much."""
+        commands = self._commands
+        assert commands is not None
         if self._closed or self._transport.is_closing():
-            return
+            commands.clear()
         for _ in range(min(_COMMANDS_AT_ONCE, len(commands))):
             if self._goodbye is not None:
                 self._discard(commands)
                 break
-            command = commands.popleft()
+            command, size = commands.popleft()
             if isinstance(command, Publish):
                 self._publish(command, size)
             elif isinstance(command, Attach):
@@ -215,17 +227,26 @@ class Connection:
                 self._refuse(command)
         if commands:
             self.pause(Pause.COMMANDS)
-            self._shared.loop.call_soon(self._handle, commands, size)
+            self._shared.loop.call_soon(self._carry_out)
         else:
+            self._commands = None
             self._resume(Pause.COMMANDS)
         self._answer()
 
-    def _discard(self, commands: deque[Command]) -> None:
+    def _discard(self, commands: deque[tuple[Command, int]]) -> None:
         """Nothing behind a refusal counts."""
-        for command in commands:
+        for command, _ in commands:
             if isinstance(command, Publish):
                 self._session.discard(command.unit)
         commands.clear()
+
+    def end_turn(self) -> None:
+        """A read brought all it could, and there is more: others first.
+
+        The loop would go on to read from this one, megabytes in one go.
+        """
+        self.pause(Pause.TURN)
+        self._shared.loop.call_soon(self._resume, Pause.TURN)
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -296,18 +317,14 @@ class Connection:
             self._pulling.pop(subscription, None)
 
     def _refuse(self, command: Close) -> None:
-        self.count_refusal(command.reason)
-        self.leave(command)
+        if command.reason:  # else it is the peer that leaves
+            self.count_refusal(command.reason)
+        self._goodbye = command
+        self.pause(Pause.CLOSING)
 
     def count_refusal(self, reason: str) -> None:
         logger.warning("%s: closing: %s", self.peer, reason)
         self._shared.metrics.count("connections_closed_for_bad_input_total")
-
-    def leave(self, command: Close) -> None:
-        """Read no more, and close as soon as everything accepted is acknowledged."""
-        self._goodbye = command
-        self.pause(Pause.CLOSING)
-        self._answer_soon()
 
     def _answer_soon(self) -> None:
         if not self._answering:
@@ -343,9 +360,9 @@ class Connection:
             self._paused &= ~why
             if not self._paused and not self._closed and not self._transport.is_closing():
                 self._transport.resume_reading()
-                self._reads_again()
+                self._reads_again(why)
 
-    def _reads_again(self) -> None:
+    def _reads_again(self, why: Pause) -> None:
         """The pause is over: what the peer has sent meanwhile comes now."""
 
     def close(self, reason: str, code: int) -> None:
@@ -382,6 +399,9 @@ class Connection:
                 self._queued_bytes += len(piece.data)
             subscription.offset = piece.end
         return True
+
+    def overtaken(self, subscription: Subscription) -> None:
+        """Frames say where they lie: whoever reads them sees what is missing."""
 
     def ready(self, subscription: Subscription) -> None:
         if self._pulling is None:

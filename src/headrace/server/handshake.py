@@ -60,23 +60,28 @@ class Handshake(asyncio.Protocol):
     """One request: either it becomes a WebSocket, or it is answered and the connection ends."""
 
     __slots__ = (
+        "_answered",
         "_complete",
         "_door",
         "_headers",
+        "_method",
         "_parser",
         "_size",
         "_timer",
         "_transport",
         "_url",
+        "_version",
     )
 
     def __init__(self, door: Door) -> None:
         self._door = door
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
+        self._method = ""
+        self._version = ""
         self._headers: dict[str, list[str]] = {}
         self._size = 0
-        self._complete = False
+        self._complete = self._answered = False
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -93,7 +98,7 @@ class Handshake(asyncio.Protocol):
         self._end_wait()
 
     def data_received(self, data: bytes) -> None:
-        if self._timer is None:
+        if self._timer is None or self._answered:
             return
         self._size += len(data)
         rest = b""
@@ -111,24 +116,29 @@ class Handshake(asyncio.Protocol):
         except _Answer as answer:
             self._answer(answer)
 
-    # What the parser finds
+    # What the parser finds; only the first request counts
 
     def on_url(self, url: bytes) -> None:
-        self._url += url
+        if not self._complete:
+            self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        key = name.decode("latin-1").lower()
-        self._headers.setdefault(key, []).append(value.decode("latin-1").strip())
+        if not self._complete:
+            key = name.decode("latin-1").lower()
+            self._headers.setdefault(key, []).append(value.decode("latin-1").strip())
 
     def on_headers_complete(self) -> None:
-        self._complete = True
+        if not self._complete:
+            self._complete = True
+            self._method = self._parser.get_method().decode("latin-1")
+            self._version = self._parser.get_http_version()
 
     # What becomes of it
 
     def _judge(self) -> WebSocketConnection:
         """The connection that this request opens; raises the answer when it opens none."""
         path = self._url.partition(b"?")[0].decode("latin-1")
-        method = self._parser.get_method().decode("latin-1")
+        method = self._method
         if path == "/healthz":
             if method not in ("GET", "HEAD"):
                 raise _Answer(405, "ask with GET", Allow="GET, HEAD")
@@ -140,9 +150,9 @@ class Handshake(asyncio.Protocol):
             raise _Answer(404, f"there is nothing here: WebSocket clients connect at {known}")
         if method != "GET":
             raise _Answer(405, "a WebSocket is opened with GET", Allow="GET")
-        if "websocket" not in self._tokens("upgrade") or "upgrade" not in self._tokens(
-            "connection"
-        ):
+        if self._header("content-length") not in ("", "0") or "transfer-encoding" in self._headers:
+            raise _Answer(400, "a WebSocket handshake has no body")
+        if not self._asks_for_websocket():
             raise _Answer(426, "connect here with a WebSocket client", Upgrade="websocket")
         if self._header("sec-websocket-version") != _VERSION:
             raise _Answer(
@@ -158,6 +168,14 @@ class Handshake(asyncio.Protocol):
             self._door.shared.refused(peer_name(self._transport))
             raise _Answer(503, "connections_max is reached")
         return make()
+
+    def _asks_for_websocket(self) -> bool:
+        # A proxy that speaks HTTP/1.0 does not pass frames on, RFC 6455 section 4.2.1.
+        return (
+            self._version != "1.0"
+            and "websocket" in self._tokens("upgrade")
+            and "upgrade" in self._tokens("connection")
+        )
 
     def _comes_from_an_allowed_page(self) -> bool:
         origins = self._headers.get("origin")
@@ -176,7 +194,7 @@ class Handshake(asyncio.Protocol):
         upgrade(connection, self._transport, request.encode() + rest)
 
     def _answer(self, answer: _Answer) -> None:
-        self._end_wait()
+        self._answered = True
         body = f"{answer}\n".encode()
         headers = {
             "Content-Type": "text/plain; charset=utf-8",
@@ -187,9 +205,8 @@ class Handshake(asyncio.Protocol):
         lines = [f"HTTP/1.1 {answer.status.value} {answer.status.phrase}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         head = "\r\n".join([*lines, "", ""]).encode()
-        is_head = self._complete and self._parser.get_method() == b"HEAD"
-        self._transport.write(head if is_head else head + body)
-        hang_up(self._transport, lambda: None)
+        self._transport.write(head if self._method == "HEAD" else head + body)
+        hang_up(self._transport, self._end_wait)
 
     def _header(self, name: str) -> str:
         return self._headers.get(name, [""])[0]

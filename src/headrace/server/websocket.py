@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _READ_BUFFER_BYTES = 1024
 """What an idle connection has; it grows with what comes."""
 
-_READ_BYTES_MAX = 1 << 17
+_READ_BYTES_MAX = 1 << 16
 """What one read may bring: without it the buffer, which never shrinks, would grow to all the kernel holds."""
 
 _CONTROL_BYTES_MAX = 125
@@ -52,15 +52,15 @@ class WebSocketConnection(Connection):
     def text_received(self) -> None:
         self.refuse("text messages are not part of this protocol", websocket.UNSUPPORTED_DATA)
 
-    def ping_received(self, payload: bytes) -> None:
-        self._write_answer(websocket.frame(payload, websocket.PONG))
+    def answer(self, data: bytes) -> None:
+        self._write_answer(data)
 
     def refuse(self, reason: str, code: int) -> None:
         self.handle([self._session.refuse(reason, code)], 0)
 
     def peer_closes(self, code: int) -> None:
         """The peer has said goodbye: it is answered when what it published is acknowledged."""
-        self.leave(self._session.refuse("", code))
+        self.handle([self._session.refuse("", code)], 0)
 
     def frames_refused(self) -> None:
         """Picows has told the peer what is wrong with its frames."""
@@ -102,15 +102,15 @@ def upgrade(connection: WebSocketConnection, transport: asyncio.Transport, data:
 class _Frames(picows.WSListener):
     """Puts messages together and hands on what one read brought."""
 
-    __slots__ = ("_add", "_messages", "_parts", "_parts_bytes", "_transport", "connection")
+    __slots__ = ("_add", "_messages", "_parts", "_pongs", "_transport", "connection")
 
     def __init__(self, connection: WebSocketConnection, transport: asyncio.Transport) -> None:
         self.connection = connection
         self._transport = transport
         self._messages: list[bytes] = []
         self._add = self._messages.append
-        self._parts: list[bytes] | None = None
-        self._parts_bytes = 0
+        self._parts: bytearray | None = None
+        self._pongs = b""
 
     def on_ws_connected(self, ws: picows.WSTransport) -> None:
         self.connection.websocket_opened(self._transport, ws)
@@ -143,6 +143,9 @@ class _Frames(picows.WSListener):
             messages = self._messages.copy()
             self._messages.clear()
             self.connection.messages_received(messages)
+        if self._pongs:
+            pongs, self._pongs = self._pongs, b""
+            self.connection.answer(pongs)
 
     def read_is_over(self) -> None:
         self.hand_on()
@@ -159,9 +162,13 @@ class _Frames(picows.WSListener):
         elif kind is _CLOSE:
             self.hand_on()
             # Picows knows codes of the standard only; applications have codes of their own.
-            self.connection.peer_closes(int.from_bytes(payload[:2]) or websocket.OK)
+            code = int.from_bytes(payload[:2]) or websocket.OK
+            if websocket.may_be_sent(code):
+                self.connection.peer_closes(code)
+            else:
+                self.connection.refuse(f"close code {code} is never sent", websocket.PROTOCOL_ERROR)
         elif kind is _PING:
-            self.connection.ping_received(payload)
+            self._pongs += websocket.frame(payload, websocket.PONG)
 
     def _fragment(self, frame: picows.WSFrame, payload: bytes) -> None:
         """A part of a message; RFC 6455 section 5.4."""
@@ -171,28 +178,27 @@ class _Frames(picows.WSListener):
             self.connection.refuse("fragments out of order", websocket.PROTOCOL_ERROR)
             return
         if self._parts is None:
-            self._parts = []
-            self._parts_bytes = 0
-        self._parts_bytes += len(payload)
-        if self._parts_bytes > self.connection.message_bytes_max:
+            self._parts = bytearray()
+        self._parts += payload
+        if len(self._parts) > self.connection.message_bytes_max:
             self.hand_on()
             limit = self.connection.message_bytes_max
             self.connection.refuse(f"a message of more than {limit} bytes", websocket.TOO_BIG)
             return
-        self._parts.append(payload)
         if frame.fin:
-            self._add(b"".join(self._parts))
+            self._add(bytes(self._parts))
             self._parts = None
 
 
 class _Protocol(WSProtocol):  # type: ignore[misc]
     """Picows' protocol, which also knows when a read is over."""
 
-    __slots__ = ("frames",)
+    __slots__ = ("frames", "room")
 
     def get_buffer(self, size_hint: int) -> memoryview:
-        buffer: memoryview = super().get_buffer(size_hint)
-        return buffer[:_READ_BYTES_MAX]
+        buffer: memoryview = super().get_buffer(size_hint)[:_READ_BYTES_MAX]
+        self.room = len(buffer)
+        return buffer
 
     def buffer_updated(self, size: int) -> None:
         super().buffer_updated(size)
@@ -204,6 +210,8 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
         # Having refused a frame, picows would go on to read it for a moment, however large it is.
         if self.transport.is_close_frame_sent:
             self.frames.connection.frames_refused()
+        elif size == self.room:
+            self.frames.connection.end_turn()
 
 
 class _Transport:

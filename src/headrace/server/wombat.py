@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from headrace.server.connection import Connections
+from headrace.broker.subscription import Subscription
+from headrace.server.connection import Connections, Pause
 from headrace.server.websocket import WebSocketConnection
 from headrace.session.wombat_server import WombatServerSession
 from headrace.wire import websocket, wombat
@@ -50,8 +51,8 @@ class WombatConnection(WebSocketConnection):
         """Whether the client's time is up; if so it is no longer among those to be looked at first."""
         if now < self._wombat.silent_at:
             return False
-        if self._paused:
-            # We do not read, so we cannot have heard it.
+        if self._paused & ~Pause.ANSWERS:
+            # We do not read, so we cannot have heard it. (It is the peer's doing if answers pile up.)
             self._wombat.heard(now)
             self._move_to_end()
         else:
@@ -64,10 +65,17 @@ class WombatConnection(WebSocketConnection):
         self._wombats.heard.pop(self, None)
         super().lost()
 
-    def _reads_again(self) -> None:
+    def overtaken(self, subscription: Subscription) -> None:
+        # A client need not look into serials: it learns what it missed from the next ATTACHED.
+        name = subscription.topic.name
+        self._drop(name)
+        self.refuse(f"messages of {name!r} are gone: attach again", websocket.POLICY_VIOLATION)
+
+    def _reads_again(self, why: Pause) -> None:
         # Its PING may lie behind everything that was not read.
-        self._wombat.heard(self._shared.loop.time())
-        self._move_to_end()
+        if why & (Pause.PUBLISHES | Pause.COMMANDS):
+            self._wombat.heard(self._shared.loop.time())
+            self._move_to_end()
 
     def _move_to_end(self) -> None:
         if self._wombats.heard.pop(self, self) is None:

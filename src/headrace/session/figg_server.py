@@ -27,7 +27,8 @@ class FiggServerSession:
                 if self._units is None:
                     self._units = Units()
                 self._units.add(unit)
-                commands.append(Publish(message.records, unit))
+                # First, so that a refusal of anything else in this read does not cost them.
+                commands.insert(0, Publish(message.records, unit))
             elif isinstance(message, figg.Ping):
                 self._out.append(figg.encode_pong(message.timestamp))
             elif isinstance(message, figg.Attach):

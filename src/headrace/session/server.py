@@ -85,13 +85,19 @@ class ServerSession(Protocol):
         """Whether every publish that was accepted is acknowledged."""
 
 
+REPEATS_MAX = 1024
+"""Topics of publishes that came again which are remembered until they may be acknowledged again."""
+
+
 class Units:
     """The publishes of one connection that are not acknowledged yet."""
 
-    __slots__ = ("_news", "_units")
+    __slots__ = ("_news", "_repeats", "_units")
 
     def __init__(self) -> None:
         self._units: list[Unit] = []
+        self._repeats: dict[str, int] = {}
+        """The highest number of each topic that came again, stored before or being stored."""
         self._news = False
         """Whether a unit has become durable since the last answer."""
 
@@ -100,7 +106,12 @@ class Units:
 
     def add(self, unit: Unit) -> None:
         self._units.append(unit)
-        self._news = self._news or unit.done
+
+    def repeat(self, topic: str, number: int) -> None:
+        """A number has come again: it is acknowledged again, as soon as nothing below it is under way."""
+        if topic in self._repeats or len(self._repeats) < REPEATS_MAX:
+            self._repeats[topic] = max(number, self._repeats.get(topic, 0))
+            self._news = True
 
     def stored(self, unit: Unit) -> None:
         if unit.done:
@@ -122,4 +133,8 @@ class Units:
             may = one.done and (waiting is None or one.highest < waiting)
             (ready if may else kept).append(one)
         self._units = kept
+        for topic, number in list(self._repeats.items()):
+            if waiting is None or number < waiting:
+                del self._repeats[topic]
+                ready.append(Unit(number, number, {topic: number}))
         return ready

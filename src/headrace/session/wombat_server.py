@@ -132,7 +132,8 @@ class WombatServerSession:
                 }
                 unit = Unit(first, last, topics)
                 self._units.add(unit)
-                commands.append(Publish(message.records, unit))
+                # First, so that a refusal of anything else in this read does not cost them.
+                commands.insert(0, Publish(message.records, unit))
                 return
         self._one_by_one(message, self._units, self._numbers, commands)
 
@@ -146,7 +147,6 @@ class WombatServerSession:
         """A number that has come before is not stored again, only acknowledged."""
         fresh: dict[str, list[bytes]] = {}
         taken: dict[str, list[int]] = {}
-        again: dict[str, list[int]] = {}
         for name, records in message.records.items():
             for wire_number, record in zip(message.numbers[name], records, strict=True):
                 number = numbers.unwrap(wire_number)
@@ -154,15 +154,15 @@ class WombatServerSession:
                     fresh.setdefault(name, []).append(record)
                     taken.setdefault(name, []).append(number)
                 else:
-                    again.setdefault(name, []).append(number)
-        if again:
-            repeated = _unit(again)
-            repeated.done = True
-            units.add(repeated)
+                    units.repeat(name, number)
         if fresh:
-            unit = _unit(taken)
+            unit = Unit(
+                min(map(min, taken.values())),
+                max(map(max, taken.values())),
+                {topic: max(of) for topic, of in taken.items()},
+            )
             units.add(unit)
-            commands.append(Publish(fresh, unit))
+            commands.insert(0, Publish(fresh, unit))
 
     def _acknowledge(self, ready: Iterable[Unit]) -> None:
         """One ACK for each topic, with the highest number of it."""
@@ -172,11 +172,3 @@ class WombatServerSession:
                 highest[topic] = max(number, highest.get(topic, 0))
         for topic, number in highest.items():
             self._out.append(wombat.encode_ack(topic, number % wombat.SEQUENCE_NUMBERS))
-
-
-def _unit(numbers: dict[str, list[int]]) -> Unit:
-    return Unit(
-        min(map(min, numbers.values())),
-        max(map(max, numbers.values())),
-        {topic: max(of) for topic, of in numbers.items()},
-    )

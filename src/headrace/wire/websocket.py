@@ -19,6 +19,9 @@ INTERNAL_ERROR = 1011
 REASON_BYTES_MAX = 123
 """What a close frame has room for, RFC 6455 section 5.5.1."""
 
+_ABNORMAL_CLOSURE = 1006
+_CODES = range(1000, 5000)
+
 _FINAL = 0x80
 
 
@@ -34,6 +37,11 @@ def head(size: int, opcode: int = BINARY) -> bytes:
 
 def frame(message: bytes, opcode: int = BINARY) -> bytes:
     return head(len(message), opcode) + message
+
+
+def may_be_sent(code: int) -> bool:
+    """Whether a close frame may carry this code, RFC 6455 section 7.4; most others picows refuses."""
+    return code in _CODES and code != _ABNORMAL_CLOSURE
 
 
 def close_reason(text: str) -> bytes:
