@@ -48,7 +48,7 @@ bench: $(VENV)/.dev-installed
 	$(PY) -m bench $(ARGS)
 
 torture: $(VENV)/.dev-installed
-	HEADRACE_TORTURE=$${HEADRACE_TORTURE:-200} $(PY) -m pytest --timeout 14400 tests/system/test_kill.py tests/system/test_damage.py tests/log/test_random_crashes.py $(ARGS)
+	HEADRACE_TORTURE=$${HEADRACE_TORTURE:-200} $(PY) -m pytest --timeout 14400 tests/system/test_kill.py tests/system/test_kill_wombat.py tests/system/test_damage.py tests/log/test_random_crashes.py $(ARGS)
 
 docs: $(VENV)/.dev-installed
 	$(PY) -m headrace config --markdown > docs/configuration.md

@@ -323,3 +323,18 @@ def test_a_sink_that_ends_a_subscription_when_it_is_overtaken_gets_no_more(bench
     peer.pull()
     assert peer.words == []
     assert subscription.state is State.CLOSED
+
+
+def test_a_delivery_is_encoded_once_for_all_live_subscribers_of_a_protocol(bench: Bench) -> None:
+    calls: list[int] = []
+
+    def encode(topic: str, epoch: int, offset: int, records: Sequence[bytes]) -> bytes:
+        calls.append(len(records))
+        return b"%d;" % len(records)
+
+    peers = [Peer(bench.broker) for _ in range(50)]
+    for peer in peers:
+        bench.broker.subscribe(peer, "t", None, encode)
+    bench.publish("t", b"one", b"two")
+    assert calls == [2]
+    assert all(peer.words == ["2"] for peer in peers)

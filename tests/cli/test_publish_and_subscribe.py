@@ -291,3 +291,9 @@ def wait_for_subscriber(headrace, at, topic) -> None:
         if any(json.loads(line)["subscribers"] for line in listed.splitlines()):
             return
     raise AssertionError("no subscriber appeared")
+
+
+def test_positions_are_not_asked_of_another_server_than_the_messages(headrace):
+    done = headrace("subscribe", "t", "--last", "1", "--url", "wombat://example.test:8120")
+    assert done.returncode == 2
+    assert "name it as well as --url, with --http" in " ".join(done.stderr.split())

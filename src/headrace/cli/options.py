@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -104,6 +105,12 @@ def is_same_server(url: str | None, http: str | None) -> bool:
     """
     url_named = bool(url or os.environ.get("HEADRACE_URL"))
     return bool(http or os.environ.get("HEADRACE_HTTP")) or not url_named
+
+
+def is_elsewhere(url: str | None, http: str | None) -> bool:
+    """Whether the default HTTP address is surely not that of the server at `url`."""
+    host = urlsplit(url or os.environ.get("HEADRACE_URL") or "").hostname
+    return not is_same_server(url, http) and host not in ("127.0.0.1", "localhost", "::1")
 
 
 def load_settings(

@@ -86,6 +86,10 @@ def subscribe(
         since=since is not None,
     )
     check_topic_name(topic)
+    if (until_end or last is not None or since is not None) and options.is_elsewhere(url, http):
+        raise UsageError(
+            "--last, --since and --until-end ask the HTTP API: name it as well as --url, with --http"
+        )
     end = _end(http, topic) if until_end else None
     if end == 0:
         return

@@ -22,7 +22,8 @@ def parse_url(text: str, schemes: list[str]) -> Url:
     parts = urlsplit(text)
     if parts.scheme not in schemes:
         known = " or ".join(f"{scheme}://" for scheme in schemes)
-        raise ConfigError(f"{text!r} must begin with {known}")
+        hint = " (ws:// is wombat:// here)" if parts.scheme in ("ws", "wss") else ""
+        raise ConfigError(f"{text!r} must begin with {known}{hint}")
     try:
         port = parts.port
     except ValueError:

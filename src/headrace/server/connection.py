@@ -317,7 +317,7 @@ class Connection:
             self._pulling.pop(subscription, None)
 
     def _refuse(self, command: Close) -> None:
-        if command.reason:  # else it is the peer that leaves
+        if command.is_peers_fault:
             self.count_refusal(command.reason)
         self._goodbye = command
         self.pause(Pause.CLOSING)
@@ -337,7 +337,7 @@ class Connection:
         if data:
             self._write_answer(data)
         if self._goodbye is not None and self._session.finished:
-            self.close(*self._goodbye)
+            self.close(self._goodbye.reason, self._goodbye.code)
 
     def _write_answer(self, data: bytes) -> None:
         self._write(data)

@@ -163,11 +163,21 @@ class Handshake(asyncio.Protocol):
         if not _is_key(self._header("sec-websocket-key")):
             raise _Answer(400, "Sec-WebSocket-Key must be 16 bytes in base64")
         if not self._comes_from_an_allowed_page():
+            # A browser does not show the answer to anyone: whoever runs the server must find it here.
+            self._refused(f"origin {self._header('origin')[:80]!r} is not in listen.origins")
             raise _Answer(403, "pages of this origin may not connect (see listen.origins)")
         if self._door.shared.full:
-            self._door.shared.refused(peer_name(self._transport))
-            raise _Answer(503, "connections_max is reached")
+            why = (
+                "the server is stopping"
+                if self._door.shared.draining
+                else "connections_max is reached"
+            )
+            self._refused(why)
+            raise _Answer(503, why)
         return make()
+
+    def _refused(self, why: str) -> None:
+        self._door.shared.refused(peer_name(self._transport), why)
 
     def _asks_for_websocket(self) -> bool:
         # A proxy that speaks HTTP/1.0 does not pass frames on, RFC 6455 section 4.2.1.

@@ -78,6 +78,9 @@ def _bounded_protocol(connections_max: int) -> type[asyncio.Protocol]:
             self.asked = True
             super().on_headers_complete()
 
+        def _unsupported_upgrade_warning(self) -> None:
+            """No word about it: WebSocket clients have a listener of their own."""
+
         def _expect_request(self) -> None:
             if self.asked:
                 self.asked = False

@@ -60,7 +60,7 @@ class WebSocketConnection(Connection):
 
     def peer_closes(self, code: int) -> None:
         """The peer has said goodbye: it is answered when what it published is acknowledged."""
-        self.handle([self._session.refuse("", code)], 0)
+        self.handle([self._session.refuse("", code)._replace(is_peers_fault=False)], 0)
 
     def frames_refused(self) -> None:
         """Picows has told the peer what is wrong with its frames."""
@@ -146,9 +146,6 @@ class _Frames(picows.WSListener):
         if self._pongs:
             pongs, self._pongs = self._pongs, b""
             self.connection.answer(pongs)
-
-    def read_is_over(self) -> None:
-        self.hand_on()
 
     def _other(self, frame: picows.WSFrame, payload: bytes) -> None:
         kind = frame.msg_type

@@ -1,5 +1,6 @@
 """Wombat over WebSocket: messages go to the session, and silent clients are given up."""
 
+import logging
 from collections.abc import Sequence
 
 from headrace.broker.subscription import Subscription
@@ -7,6 +8,8 @@ from headrace.server.connection import Connections, Pause
 from headrace.server.websocket import WebSocketConnection
 from headrace.session.wombat_server import WombatServerSession
 from headrace.wire import websocket, wombat
+
+logger = logging.getLogger(__name__)
 
 
 class Wombats:
@@ -23,8 +26,9 @@ class Wombats:
         """Close those that have been silent for too long. Costs nothing for the others."""
         while self.heard:
             connection = next(iter(self.heard))
-            if not connection.is_silent(now):
+            if now < connection.silent_at:
                 break
+            connection.time_is_up(now)
 
 
 class WombatConnection(WebSocketConnection):
@@ -47,10 +51,12 @@ class WombatConnection(WebSocketConnection):
             self._move_to_end()
         self.handle(commands, sum(map(len, messages)))
 
-    def is_silent(self, now: float) -> bool:
-        """Whether the client's time is up; if so it is no longer among those to be looked at first."""
-        if now < self._wombat.silent_at:
-            return False
+    @property
+    def silent_at(self) -> float:
+        return self._wombat.silent_at
+
+    def time_is_up(self, now: float) -> None:
+        """No PING has come: close, unless we could not have heard it."""
         if self._paused & ~Pause.ANSWERS:
             # We do not read, so we cannot have heard it. (It is the peer's doing if answers pile up.)
             self._wombat.heard(now)
@@ -58,8 +64,9 @@ class WombatConnection(WebSocketConnection):
         else:
             del self._wombats.heard[self]
             silence_s = self._shared.limits.silence_s
-            self.close(f"no PING for {silence_s:g} s", websocket.POLICY_VIOLATION)
-        return True
+            reason = f"no PING for {silence_s:g} s"
+            self.count_refusal(reason)
+            self.close(reason, websocket.POLICY_VIOLATION)
 
     def lost(self) -> None:
         self._wombats.heard.pop(self, None)
@@ -68,8 +75,10 @@ class WombatConnection(WebSocketConnection):
     def overtaken(self, subscription: Subscription) -> None:
         # A client need not look into serials: it learns what it missed from the next ATTACHED.
         name = subscription.topic.name
+        reason = f"messages of {name!r} are gone: attach again"
+        logger.warning("%s: closing: %s", self.peer, reason)
         self._drop(name)
-        self.refuse(f"messages of {name!r} are gone: attach again", websocket.POLICY_VIOLATION)
+        self.handle([self._session.refuse(reason)._replace(is_peers_fault=False)], 0)
 
     def _reads_again(self, why: Pause) -> None:
         # Its PING may lie behind everything that was not read.

@@ -52,6 +52,7 @@ class Close(NamedTuple):
     reason: str
     code: int = websocket.POLICY_VIOLATION
     """For protocols that can say why."""
+    is_peers_fault: bool = True
 
 
 Command = Publish | Attach | Detach | Close

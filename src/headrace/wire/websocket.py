@@ -1,4 +1,4 @@
-"""WebSocket frames as a server sends them, RFC 6455 section 5. Receiving and masking are picows' work.
+"""WebSocket frames as a server sends them, RFC 6455 section 5. Receiving is picows' work.
 
 A delivery is framed once and written to every subscriber as it is: frames of a server carry no mask.
 """
