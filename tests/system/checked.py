@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from headrace.testing import LogChecker, ServerProcess
+from tests.system import foreign_wombat
 from tests.system.foreign_figg import Client, Wire
 
 
@@ -23,6 +24,45 @@ def subscriber(server: ServerProcess, checker: LogChecker, name: str) -> Client:
         on_attached=lambda topic, asked, got: checker.attached(name, topic.decode(), asked, got),
         on_data=lambda topic, offset, data: checker.received(name, topic.decode(), offset, data),
     )
+
+
+def wombat_publisher(
+    server: ServerProcess, checker: LogChecker, name: str, window: int = 256, **options: object
+) -> foreign_wombat.Client:
+    return foreign_wombat.Client(
+        server.ws,
+        window=window,
+        on_send=lambda topic, data: checker.sent(topic, data, name),
+        on_ack=lambda topic, ticket: checker.acked(topic, ticket),  # type: ignore[arg-type]
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def wombat_subscriber(
+    server: ServerProcess, checker: LogChecker, name: str
+) -> foreign_wombat.Client:
+    def attached(topic: str, asked: str | None, got: str) -> None:
+        # A client knows by the serial alone that it missed something: none of these may.
+        assert asked is None or got == asked, f"{name} asked for {asked} of {topic}, got {got}"
+        checker.attached(name, topic, None if asked is None else offset_of(asked), offset_of(got))
+
+    return foreign_wombat.Client(
+        server.ws,
+        on_attached=attached,
+        on_payload=lambda topic, serial, data: checker.received(
+            name, topic, offset_of(serial), data
+        ),
+    )
+
+
+def offset_of(serial: str) -> int:
+    """To a client a serial is a word; the checker wants to know that it says the right place."""
+    return int(serial.partition("@")[2])
+
+
+def serial_at_end(server: ServerProcess, topic: str) -> str:
+    with foreign_wombat.Wire(server.ws) as wire:
+        return wire.attach(topic)
 
 
 def assert_sound(checker: LogChecker) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from headrace.testing import ServerProcess
+from tests.system import foreign_wombat
 from tests.system.foreign_figg import Wire
 
 Start = Callable[..., ServerProcess]
 Connect = Callable[..., Wire]
+Dial = Callable[..., foreign_wombat.Wire]
 
 SMALL = """
 [journal]
@@ -20,6 +22,10 @@ rotate_s = 0.2
 [segment]
 bytes = 262144
 """
+
+KEEP_LITTLE = (
+    SMALL.replace("262144", "4096") + "[retention]\nbytes = 65536\nage_s = 0\ncheck_s = 0.1\n"
+)
 
 _topics = count()
 
@@ -55,6 +61,31 @@ def connect(server: ServerProcess) -> Iterator[Connect]:
 @pytest.fixture
 def wire(connect: Connect) -> Wire:
     return connect()
+
+
+@pytest.fixture
+def name(topic: bytes) -> str:
+    """The topic as Wombat writes it."""
+    return topic.decode()
+
+
+@pytest.fixture
+def dial(server: ServerProcess) -> Iterator[Dial]:
+    """Wombat connections to the shared server, closed after the test."""
+    wires: list[foreign_wombat.Wire] = []
+
+    def make(**options: object) -> foreign_wombat.Wire:
+        wires.append(foreign_wombat.Wire(server.ws, **options))  # type: ignore[arg-type]
+        return wires[-1]
+
+    yield make
+    for wire in wires:
+        wire.close()
+
+
+@pytest.fixture
+def wombat(dial: Dial) -> foreign_wombat.Wire:
+    return dial()
 
 
 @pytest.fixture

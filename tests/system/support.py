@@ -1,14 +1,17 @@
-"""What several system tests ask of a running server from outside: its HTTP API and its memory."""
+"""What several system tests ask of a running server from outside: its HTTP API, its memory, a pause."""
 
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.testing import ServerProcess
+from headrace.testing import ServerProcess, wait_until
 
 
 def get(server: ServerProcess, path: str) -> tuple[int, bytes]:
@@ -27,9 +30,44 @@ def get_json(server: ServerProcess, path: str, status: int = 200) -> Any:
     return json.loads(body)
 
 
+def destroy(server: ServerProcess, topic: str) -> int:
+    """Destroy a topic and return the offset it ended at."""
+    connection = http.client.HTTPConnection(*server.http, timeout=10)
+    try:
+        connection.request("DELETE", f"/v1/topic?name={topic}")
+        response = connection.getresponse()
+        body = response.read()
+        assert response.status == 200, body
+        end: int = json.loads(body)["end"]["offset"]
+        return end
+    finally:
+        connection.close()
+
+
+def start_of(server: ServerProcess, topic: str) -> int:
+    start: int = get_json(server, f"/v1/topic?name={topic}")["start"]["offset"]
+    return start
+
+
 def children(pid: int) -> list[int]:
     """The processes a server has started: its applier."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@contextmanager
+def held_back(server: ServerProcess, publish_much: Callable[[], object]) -> Iterator[None]:
+    """While the block runs, publishes wait: the journal is full and the applier does not run.
+
+    `publish_much` must send more than the journal has room for.
+    """
+    (applier,) = children(server.pid)
+    os.kill(applier, signal.SIGSTOP)
+    try:
+        publish_much()
+        wait_until(lambda: get(server, "/healthz")[0] == 503, 30, "publishes to be held back")
+        yield
+    finally:
+        os.kill(applier, signal.SIGCONT)
 
 
 def metrics(server: ServerProcess) -> dict[str, float]:

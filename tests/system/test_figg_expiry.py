@@ -1,37 +1,11 @@
 """Offsets of records that are gone: expired by retention, or destroyed with their topic."""
 
-import http.client
-import json
-
 import pytest
 
-from headrace.testing import ServerProcess, wait_until
-from tests.system.conftest import SMALL, Start
+from headrace.testing import wait_until
+from tests.system.conftest import KEEP_LITTLE, SMALL, Start
 from tests.system.foreign_figg import DATA, Wire
-from tests.system.support import get, get_json
-
-KEEP_LITTLE = (
-    SMALL.replace("262144", "4096") + "[retention]\nbytes = 65536\nage_s = 0\ncheck_s = 0.1\n"
-)
-
-
-def destroy(server: ServerProcess, topic: str) -> int:
-    """Destroy a topic and return the offset it ended at."""
-    connection = http.client.HTTPConnection(*server.http, timeout=10)
-    try:
-        connection.request("DELETE", f"/v1/topic?name={topic}")
-        response = connection.getresponse()
-        body = response.read()
-        assert response.status == 200, body
-        end: int = json.loads(body)["end"]["offset"]
-        return end
-    finally:
-        connection.close()
-
-
-def start_of(server: ServerProcess, topic: str) -> int:
-    start: int = get_json(server, f"/v1/topic?name={topic}")["start"]["offset"]
-    return start
+from tests.system.support import destroy, get, start_of
 
 
 @pytest.mark.parametrize("asked", [0, 1, 500])

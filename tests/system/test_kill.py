@@ -15,23 +15,14 @@ from contextlib import ExitStack
 import pytest
 
 from headrace import connect
-from headrace.testing import LogChecker, ServerProcess, wait_until
+from headrace.testing import LogChecker, ServerProcess
 from tests.system.checked import assert_sound, end_of, in_threads, publisher, subscriber
 from tests.system.conftest import Start
 from tests.system.foreign_figg import Client
+from tests.system.lives import TINY, end_one_life
 from tests.system.support import verify
 
 KILLS = int(os.environ.get("HEADRACE_TORTURE", "20"))
-
-TINY = """
-[journal]
-file_bytes = 131072
-files = 3
-rotate_s = 0.15
-commit_bytes_max = 65536
-[segment]
-bytes = 32768
-"""
 
 TOPICS = [b"t0", b"t1", b"t2"]
 
@@ -57,7 +48,7 @@ def test_a_server_killed_again_and_again_keeps_its_promises(start: Start, durabi
         with in_threads(*loads, lambda: _sdk_load(server, checker, stop)):
             try:
                 for number in range(KILLS):
-                    _end_one_life(server, chance, checker, number)
+                    end_one_life(server, chance, checker, number)
             finally:
                 stop.set()
         for reader, topic in itertools.product(readers, TOPICS):
@@ -72,23 +63,6 @@ def test_a_server_killed_again_and_again_keeps_its_promises(start: Start, durabi
     _read_everything(server, checker, "after a clean stop", small)
     assert_sound(checker)
     assert "Traceback" not in server.stderr
-
-
-def _end_one_life(
-    server: ServerProcess, chance: random.Random, checker: LogChecker, number: int
-) -> None:
-    """Kill at a random moment: mostly under load, sometimes while it recovers; then start."""
-    if number % 4 == 3:
-        # Long enough to have written and applied, whatever the machine is busy with.
-        before = checker.records("t0")
-        wait_until(lambda: checker.records("t0") > before + 50, 30, "records to come through")
-    time.sleep(chance.uniform(0.0, 0.4))
-    server.kill()
-    while chance.random() < 0.3:
-        server.spawn()
-        time.sleep(chance.uniform(0.05, 0.6))
-        server.kill()
-    server.start()
 
 
 def _load(

@@ -1,0 +1,123 @@
+"""A server killed again and again under the load of Wombat clients: they miss nothing and are not misled.
+
+10 times for each durability; HEADRACE_TORTURE=N makes it N.
+"""
+
+import itertools
+import os
+import random
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from headrace.testing import LogChecker, ServerProcess
+from tests.system.checked import (
+    assert_sound,
+    end_of,
+    in_threads,
+    serial_at_end,
+    subscriber,
+    wombat_publisher,
+    wombat_subscriber,
+)
+from tests.system.conftest import Start
+from tests.system.foreign_wombat import NUMBERS, Client
+from tests.system.lives import TINY, end_one_life
+from tests.system.support import verify
+
+KILLS = int(os.environ.get("HEADRACE_TORTURE", "10"))
+TOPICS = ["t0", "t1", "t2"]
+
+PUBLISHERS: dict[str, dict[str, object]] = {
+    "by number": {},
+    "by topic": {"by_topic": True},
+    "over the end of the numbers": {"first_number": NUMBERS - 500},
+}
+
+
+@pytest.mark.timeout(120 + 10 * KILLS)
+@pytest.mark.parametrize("durability", ["synced", "written"])
+def test_a_server_killed_again_and_again_keeps_its_promises_to_wombats(
+    start: Start, durability: str
+) -> None:
+    seed = int(os.environ.get("HEADRACE_SEED", random.randrange(2**32)))
+    print(f"HEADRACE_SEED={seed}")
+    chance = random.Random(seed)
+    server = start(f"--durability={durability}", config=TINY)
+    checker = LogChecker()
+    stop = threading.Event()
+    small: list[str] = []
+    with ExitStack() as stack:
+        # One from the first offset, one from before there was anything, and one on the other wire.
+        readers = [stack.enter_context(wombat_subscriber(server, checker, f"w{i}")) for i in (0, 1)]
+        figg_reader = stack.enter_context(subscriber(server, checker, "f"))
+        for topic in TOPICS:
+            readers[0].attach(topic, "@0")
+            readers[1].attach(topic)
+            figg_reader.attach(topic.encode(), 0)
+        for reader, topic in itertools.product(readers, TOPICS):
+            reader.wait_attached(topic)
+        loads = [
+            lambda name=name, options=options: _load(
+                wombat_publisher(server, checker, name, window=64, **options),
+                name,
+                random.Random(f"{seed} {name}"),
+                small,
+                stop,
+            )
+            for name, options in PUBLISHERS.items()
+        ]
+        with in_threads(*loads):
+            try:
+                for number in range(KILLS):
+                    end_one_life(server, chance, checker, number)
+            finally:
+                stop.set()
+        for topic in TOPICS:
+            end = serial_at_end(server, topic)
+            for reader in readers:
+                reader.wait_serial(topic, end)
+            figg_reader.wait_offset(topic.encode(), end_of(server, topic.encode()))
+        assert min(reader.connections for reader in readers) > KILLS // 2, "they were cut off"
+    assert checker.records("t0") > 10 * KILLS, "there was load"
+    _read_everything(server, checker, "final", small)
+    assert_sound(checker)
+    assert server.terminate() == 0
+    found = verify(server.data_dir)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "Traceback" not in server.stderr
+
+
+def _load(
+    publisher: Client, name: str, chance: random.Random, small: list[str], stop: threading.Event
+) -> None:
+    """Publish until told to stop: mostly to common topics, now and then to a new one."""
+    with publisher as client:
+        for number in itertools.count():
+            if stop.is_set():
+                break
+            topic = chance.choice(TOPICS)
+            if number % 100 == 0:
+                topic = f"new/{name}/{number}"
+                small.append(topic)
+            size = chance.choice([0, 10, 100, 100, 100, 3000])
+            client.publish(topic, f"{name} {number} ".encode() + chance.randbytes(size))
+            if number % 32 == 0:
+                time.sleep(0.002)  # the publishers and subscribers share two cores with the server
+        client.flush()
+
+
+def _read_everything(
+    server: ServerProcess, checker: LogChecker, name: str, small: list[str]
+) -> None:
+    topics = [*TOPICS, *small]
+    with wombat_subscriber(server, checker, name) as reader:
+        for first in range(0, len(topics), 100):
+            some = topics[first : first + 100]
+            for topic in some:
+                reader.attach(topic, "@0")
+            for topic in some:
+                reader.wait_serial(topic, serial_at_end(server, topic))
+                reader.detach(topic)
