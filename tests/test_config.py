@@ -281,6 +281,7 @@ def test_the_reference_page_is_up_to_date():
         (("same-host",), "https://APP.example", True),
         (("same-host",), "http://other.example", False),
         (("same-host",), "null", False),
+        (("same-host",), "same-host", False),
         (("same-host",), "http://[::1", False),
         (("same-host",), "", False),
         (("https://other.example",), "https://other.example", True),

@@ -95,7 +95,7 @@ class Origins(tuple[str, ...]):
     def allow(self, origin: str, host: str) -> bool:
         """Whether a page of that origin may connect to a server it calls `host`."""
         origin = origin.lower()
-        if self.ANY in self or origin in self:
+        if self.ANY in self or (origin in self and origin != self.SAME_HOST):
             return True
         name = _host_name(origin)
         return self.SAME_HOST in self and bool(name) and name == _host_name(f"//{host}")

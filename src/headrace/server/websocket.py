@@ -110,7 +110,7 @@ class _Frames(picows.WSListener):
         self._messages: list[bytes] = []
         self._add = self._messages.append
         self._parts: bytearray | None = None
-        self._pongs = b""
+        self._pongs = bytearray()
 
     def on_ws_connected(self, ws: picows.WSTransport) -> None:
         self.connection.websocket_opened(self._transport, ws)
@@ -144,7 +144,8 @@ class _Frames(picows.WSListener):
             self._messages.clear()
             self.connection.messages_received(messages)
         if self._pongs:
-            pongs, self._pongs = self._pongs, b""
+            pongs = bytes(self._pongs)
+            self._pongs.clear()
             self.connection.answer(pongs)
 
     def _other(self, frame: picows.WSFrame, payload: bytes) -> None:
