@@ -309,6 +309,30 @@ async def test_a_handler_that_fails_is_told_to_the_loop_and_gets_the_next(
     assert "the handler of 't' failed" in reported[0]["message"]
 
 
+async def test_closing_the_client_under_a_handler_that_publishes_is_no_fault_of_the_handler(
+    peer: Peer, until: Until
+) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    peer.append("t", b"foo")
+    ended: list[type[BaseException]] = []
+
+    async def wait_for_ever(message: Message) -> None:
+        try:
+            while True:
+                await client.publish("answers", b"again")
+        except ClientClosedError as error:
+            ended.append(type(error))
+            raise
+
+    client = await connect(peer)
+    client.subscribe("t", wait_for_ever, offset=0)
+    await until(lambda: bool(peer.payloads("answers")))
+    await client.close(flush_s=0)
+    await until(lambda: bool(ended))
+    assert reported == []
+
+
 async def test_a_handled_subscription_cannot_be_iterated_over_as_well(peer: Peer) -> None:
     async with connect(peer) as client:
         subscription = client.subscribe("t", print, offset=0)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from inspect import isawaitable
 
 from headrace.client.events import Message
+from headrace.errors import ClientClosedError
 
 Handler = Callable[[Message], object]
 """Called with each message in turn. What it returns is awaited if it can be, and else ignored."""
@@ -18,7 +19,7 @@ def check_handler(handler: object) -> None:
         )
 
 
-async def call_handler(handler: Handler, message: Message) -> None:
+async def call_handler(handler: Handler, message: Message, has_ended: Callable[[], bool]) -> None:
     """Call it and wait for it. Its errors are told to the loop and end nothing."""
     try:
         result = handler(message)
@@ -30,7 +31,9 @@ async def call_handler(handler: Handler, message: Message) -> None:
             raise  # it is us who are to end, and not something that the handler waited for
         _tell(message, error)
     except Exception as error:  # theirs: the next message is another matter
-        _tell(message, error)
+        # Closing the client under a handler that publishes with it is no fault of the handler.
+        if not (isinstance(error, ClientClosedError) and has_ended()):
+            _tell(message, error)
 
 
 def _tell(message: Message, error: BaseException) -> None:

@@ -137,7 +137,8 @@ class Subscription:
                 if self.ended:
                     return
                 self.offset = offset
-                await call_handler(handler, Message(self.topic, offset, payload))
+                message = Message(self.topic, offset, payload)
+                await call_handler(handler, message, lambda: self.ended)
             await asyncio.sleep(0)  # where the handler never waits, others are to run as well
 
     async def _take(self) -> Batch:

@@ -139,14 +139,14 @@ class _Frames(picows.WSListener):
 
     def hand_on(self) -> None:
         """Give the connection what has come so far."""
-        if self._messages:
-            messages = self._messages.copy()
-            self._messages.clear()
-            self.connection.messages_received(messages)
         if self._pongs:
             pongs = bytes(self._pongs)
             self._pongs.clear()
             self.connection.answer(pongs)
+        if self._messages:
+            messages = self._messages.copy()
+            self._messages.clear()
+            self.connection.messages_received(messages)
 
     def _other(self, frame: picows.WSFrame, payload: bytes) -> None:
         kind = frame.msg_type
