@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntFlag
@@ -51,6 +52,7 @@ _COMMANDS_AT_ONCE = 100
 _PUMP_BYTES = 1 << 20
 _PUMP_ITEMS = 500
 """What is done for one connection before the others have their turn."""
+_TURN_S = 0.005
 _CLOSE_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 1.0
 _REFUSALS_LOGGED_EVERY_S = 1.0
@@ -147,6 +149,7 @@ class Connection:
         "_shared",
         "_subscriptions",
         "_transport",
+        "_turn_s",
         "_unacknowledged_bytes",
         "_writable",
         "peer",
@@ -166,6 +169,8 @@ class Connection:
         self._writable = True
         self._paused = Pause(0)
         self._pumping = False
+        self._turn_s = 0.0
+        """When the first of several reads in a row was done; 0 in between."""
         self._answering = False
         self._closed = False
         self._commands: deque[tuple[Command, int]] | None = None
@@ -240,13 +245,21 @@ class Connection:
                 self._session.discard(command.unit)
         commands.clear()
 
-    def end_turn(self) -> None:
-        """A read brought all it could, and there is more: others first.
+    def more_to_read(self) -> None:
+        """A read brought all it could: there is more, which others must not have to wait for.
 
-        The loop would go on to read from this one, megabytes in one go.
+        The loop goes on to read from this one, megabytes in one go; here that ends when it takes long.
         """
-        self.pause(Pause.TURN)
-        self._shared.loop.call_soon(self._resume, Pause.TURN)
+        now = time.monotonic()
+        if not self._turn_s:
+            self._turn_s = now
+            self._shared.loop.call_soon(self._next_turn)
+        elif now - self._turn_s > _TURN_S:
+            self.pause(Pause.TURN)
+
+    def _next_turn(self) -> None:
+        self._turn_s = 0.0
+        self._resume(Pause.TURN)
 
     def pause_writing(self) -> None:
         self._writable = False

@@ -31,7 +31,7 @@ class FiggConnection(Connection, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.handle(self._figg.receive_data(data), len(data))
         if len(data) >= _LARGE_READ_BYTES:
-            self.end_turn()
+            self.more_to_read()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost()

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _READ_BUFFER_BYTES = 1024
 """What an idle connection has; it grows with what comes."""
 
-_READ_BYTES_MAX = 1 << 16
+_READ_BYTES_MAX = 1 << 17
 """What one read may bring: without it the buffer, which never shrinks, would grow to all the kernel holds."""
 
 _CONTROL_BYTES_MAX = 125
@@ -209,7 +209,7 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
         if self.transport.is_close_frame_sent:
             self.frames.connection.frames_refused()
         elif size == self.room:
-            self.frames.connection.end_turn()
+            self.frames.connection.more_to_read()
 
 
 class _Transport:
