@@ -4,7 +4,8 @@ import msgpack
 import pytest
 
 from headrace.errors import LocalProtocolError
-from headrace.session.server import REPEATS_MAX, Attach, Close, Detach, Publish
+from headrace.session.server import Attach, Close, Detach, Publish
+from headrace.session.units import REPEATS_MAX
 from headrace.session.wombat_server import WombatServerSession
 from headrace.wire import wombat
 from headrace.wire.wombat_decoder import ClientDecoder

@@ -26,8 +26,8 @@ from headrace.session.server import (
     Detach,
     Publish,
     ServerSession,
-    Unit,
 )
+from headrace.session.units import Unit
 from headrace.wire import websocket
 
 logger = logging.getLogger(__name__)

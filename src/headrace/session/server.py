@@ -1,28 +1,17 @@
-"""What every server session offers, whatever its protocol: one interface and its commands.
+"""What every server session offers, whatever its protocol: its commands, and what they share.
 
-A connection (`headrace.server`) drives any session through this interface, so that a further protocol is a
-further session and a way to receive. Here too is what they share about publishes: a *unit* is the publishes
-of one read. ACK n may go out when no unit that is still under way holds a number at or below n, so units
-that finish out of turn (topics may differ in durability) wait for the others.
+A connection (`headrace.server`) drives any session through this, so that a further protocol is a further
+session and a way to receive.
+
+    open ──bad input──▶ refused ──every accepted publish acknowledged──▶ finished
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from headrace.errors import LocalProtocolError
+from headrace.session.units import Unit, Units
 from headrace.wire import websocket
-
-
-class Unit:
-    """Publishes that came in one read. Numbers are compared as they are: never wrapped."""
-
-    __slots__ = ("done", "highest", "lowest", "topics")
-
-    def __init__(self, lowest: int, highest: int, topics: dict[str, int] | None = None) -> None:
-        self.lowest = lowest
-        self.highest = highest
-        self.topics = topics
-        """The highest number of each topic, where a protocol acknowledges by topic."""
-        self.done = False
 
 
 class Publish(NamedTuple):
@@ -58,84 +47,72 @@ class Close(NamedTuple):
 Command = Publish | Attach | Detach | Close
 
 
-class ServerSession(Protocol):
+class Decoder(Protocol):
+    closed: bool
+    """Whether everything that still comes is ignored."""
+
+
+class ServerSession(ABC):
     """The protocol state of one peer, on the server's side."""
 
-    def refuse(self, reason: str, code: int = websocket.POLICY_VIOLATION) -> Close:
-        """Take nothing more from this peer."""
+    __slots__ = ("_decoder", "_out", "_units")
 
-    def stored(self, unit: Unit) -> None:
-        """All publishes of the unit are durable."""
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._units: Units | None = None
+        self._out: list[bytes] = []
 
-    def discard(self, unit: Unit) -> None:
-        """The unit is not stored, and never acknowledged: its connection is being closed."""
-
+    @abstractmethod
     def attaching(self, command: Attach) -> None:
         """This is being done now: the next `attached` of its topic answers it, and none before."""
 
+    @abstractmethod
     def attached(self, topic: str, epoch: int, offset: int, exact: bool) -> None:
         """Delivery begins here. `exact`: nothing lies between this and what was asked for."""
 
+    @abstractmethod
     def detached(self, topic: str) -> None: ...
+
+    @abstractmethod
+    def _acknowledge(self, ready: Sequence[Unit]) -> None:
+        """Answer for units that may be acknowledged by now."""
+
+    def refuse(self, reason: str, code: int = websocket.POLICY_VIOLATION) -> Close:
+        """Take nothing more from this peer."""
+        self._decoder.closed = True
+        return Close(reason, code)
+
+    def stored(self, unit: Unit) -> None:
+        """All publishes of the unit are durable."""
+        self._publishes_under_way().stored(unit)
+
+    def discard(self, unit: Unit) -> None:
+        """The unit is not stored, and never acknowledged: its connection is being closed."""
+        self._publishes_under_way().discard(unit)
 
     def data_to_send(self) -> bytes:
         """Answers; they go out ahead of any records that still wait."""
+        if self._units is not None and (ready := self._units.take()):
+            self._acknowledge(ready)
+        out = self._out
+        if not out:
+            return b""
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return data
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing more is taken from this peer."""
+        return self._decoder.closed
 
     @property
     def finished(self) -> bool:
         """Whether every publish that was accepted is acknowledged."""
+        return not self._units
 
-
-REPEATS_MAX = 1024
-"""Topics of publishes that came again which are remembered until they may be acknowledged again."""
-
-
-class Units:
-    """The publishes of one connection that are not acknowledged yet."""
-
-    __slots__ = ("_news", "_repeats", "_units")
-
-    def __init__(self) -> None:
-        self._units: list[Unit] = []
-        self._repeats: dict[str, int] = {}
-        """The highest number of each topic that came again, stored before or being stored."""
-        self._news = False
-        """Whether a unit has become durable since the last answer."""
-
-    def __len__(self) -> int:
-        return len(self._units)
-
-    def add(self, unit: Unit) -> None:
-        self._units.append(unit)
-
-    def repeat(self, topic: str, number: int) -> None:
-        """A number has come again: it is acknowledged again, as soon as nothing below it is under way."""
-        if topic in self._repeats or len(self._repeats) < REPEATS_MAX:
-            self._repeats[topic] = max(number, self._repeats.get(topic, 0))
-            self._news = True
-
-    def stored(self, unit: Unit) -> None:
-        if unit.done:
-            raise LocalProtocolError("a unit is stored once")
-        unit.done = self._news = True
-
-    def discard(self, unit: Unit) -> None:
-        self._units.remove(unit)
-
-    def take(self) -> list[Unit]:
-        """The units that may be acknowledged by now; they are forgotten here."""
-        if not self._news:
-            return []
-        self._news = False
-        waiting = min((one.lowest for one in self._units if not one.done), default=None)
-        ready: list[Unit] = []
-        kept: list[Unit] = []
-        for one in self._units:
-            may = one.done and (waiting is None or one.highest < waiting)
-            (ready if may else kept).append(one)
-        self._units = kept
-        for topic, number in list(self._repeats.items()):
-            if waiting is None or number < waiting:
-                del self._repeats[topic]
-                ready.append(Unit(number, number, {topic: number}))
-        return ready
+    def _publishes_under_way(self) -> Units:
+        # Made when the first publish comes: most connections never send one.
+        if self._units is None:
+            self._units = Units()
+        return self._units

@@ -1,47 +1,34 @@
 """The server's side of one Wombat connection, without I/O: messages in, commands out; events in, bytes out.
 
-Keeps which publishes of this connection are not durable yet, which sequence numbers it has brought (a client
-sends again what was not acknowledged within two seconds), where it asked to be attached, and when it was
-last heard of.
-
-    open ──bad input──▶ closing ──every accepted publish acknowledged──▶ closed
+Besides what every session keeps: which sequence numbers it has brought (a client sends again what was not
+acknowledged within two seconds), where it asked to be attached, and when it was last heard of.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from headrace.session.numbers import Numbers
-from headrace.session.server import Attach, Close, Command, Detach, Publish, Unit, Units
-from headrace.wire import websocket, wombat
+from headrace.session.server import Attach, Command, Detach, Publish, ServerSession
+from headrace.session.units import Unit
+from headrace.wire import wombat
 from headrace.wire.wombat_decoder import ServerDecoder
 
 
-class WombatServerSession:
-    __slots__ = (
-        "_asked",
-        "_decoder",
-        "_numbers",
-        "_out",
-        "_silence_s",
-        "_units",
-        "closing",
-        "silent_at",
-    )
+class WombatServerSession(ServerSession):
+    __slots__ = ("_asked", "_numbers", "_silence_s", "_wombat", "silent_at")
 
     def __init__(self, now: float, silence_s: float) -> None:
-        self._decoder = ServerDecoder()
-        self._units: Units | None = None
+        self._wombat = ServerDecoder()
+        super().__init__(self._wombat)
         self._numbers: Numbers | None = None
         self._asked: dict[str, str] | None = None
         """The serials of ATTACHs that are being done and not answered yet."""
-        self._out: list[bytes] = []
-        self.closing = False
         self._silence_s = silence_s
         self.silent_at = now + silence_s
         """When to give the client up, unless a PING comes."""
 
     def receive_messages(self, messages: Sequence[bytes], now: float) -> list[Command]:
         commands: list[Command] = []
-        for message in self._decoder.receive(messages):
+        for message in self._wombat.receive(messages):
             if isinstance(message, wombat.Publishes):
                 self._publishes(message, commands)
             elif isinstance(message, wombat.Ping):
@@ -58,22 +45,6 @@ class WombatServerSession:
     def heard(self, now: float) -> None:
         """The client is there, or could not be heard because nobody read."""
         self.silent_at = now + self._silence_s
-
-    def refuse(self, reason: str, code: int = websocket.POLICY_VIOLATION) -> Close:
-        """Take nothing more from this peer."""
-        self.closing = True
-        self._decoder.closed = True
-        return Close(reason, code)
-
-    def stored(self, unit: Unit) -> None:
-        """All publishes of the unit are durable."""
-        assert self._units is not None
-        self._units.stored(unit)
-
-    def discard(self, unit: Unit) -> None:
-        """The unit is not stored, and never acknowledged: its connection is being closed."""
-        assert self._units is not None
-        self._units.discard(unit)
 
     def attaching(self, command: Attach) -> None:
         """The next `attached` of the topic answers this one: several may have come in one read."""
@@ -94,22 +65,6 @@ class WombatServerSession:
             self._asked.pop(topic, None)
         self._out.append(wombat.encode_detached(topic))
 
-    def data_to_send(self) -> bytes:
-        """Answers; they go out ahead of any PAYLOAD that still waits."""
-        if self._units is not None and (ready := self._units.take()):
-            self._acknowledge(ready)
-        out = self._out
-        if not out:
-            return b""
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
-        return data
-
-    @property
-    def finished(self) -> bool:
-        """Whether every publish that was accepted is acknowledged."""
-        return not self._units
-
     def _attach(self, message: wombat.Attach) -> Attach:
         if message.serial is None:
             return Attach(message.topic, None)
@@ -120,8 +75,8 @@ class WombatServerSession:
         return Attach(message.topic, serial.offset, serial.epoch, message.serial)
 
     def _publishes(self, message: wombat.Publishes, commands: list[Command]) -> None:
-        if self._units is None or self._numbers is None:
-            self._units, self._numbers = Units(), Numbers()
+        if self._numbers is None:
+            self._numbers = Numbers()
         if message.in_order:
             first = self._numbers.unwrap(message.first)
             last = first + sum(map(len, message.records.values())) - 1
@@ -131,20 +86,17 @@ class WombatServerSession:
                     for name, of in message.numbers.items()
                 }
                 unit = Unit(first, last, topics)
-                self._units.add(unit)
+                self._publishes_under_way().add(unit)
                 # First, so that a refusal of anything else in this read does not cost them.
                 commands.insert(0, Publish(message.records, unit))
                 return
-        self._one_by_one(message, self._units, self._numbers, commands)
+        self._one_by_one(message, self._numbers, commands)
 
     def _one_by_one(
-        self,
-        message: wombat.Publishes,
-        units: Units,
-        numbers: Numbers,
-        commands: list[Command],
+        self, message: wombat.Publishes, numbers: Numbers, commands: list[Command]
     ) -> None:
         """A number that has come before is not stored again, only acknowledged."""
+        units = self._publishes_under_way()
         fresh: dict[str, list[bytes]] = {}
         taken: dict[str, list[int]] = {}
         for name, records in message.records.items():
@@ -164,7 +116,7 @@ class WombatServerSession:
             units.add(unit)
             commands.insert(0, Publish(fresh, unit))
 
-    def _acknowledge(self, ready: Iterable[Unit]) -> None:
+    def _acknowledge(self, ready: Sequence[Unit]) -> None:
         """One ACK for each topic, with the highest number of it."""
         highest: dict[str, int] = {}
         for unit in ready:
