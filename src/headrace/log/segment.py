@@ -143,9 +143,13 @@ class Segments:
             number += 1
         return None
 
-    def _rows(self, segment: SegmentRow, first: int, count: int) -> list[Row | None]:
+    def packed_rows(self, segment: SegmentRow, first: int, count: int) -> bytes:
+        """Rows as the index file has them, damaged ones included; fewer where it ends."""
         path = self._layout.index(segment.topic_id, segment.base)
-        data = self._pread(path, count * ROW_BYTES, row_position(first))
+        return self._pread(path, count * ROW_BYTES, row_position(first))
+
+    def _rows(self, segment: SegmentRow, first: int, count: int) -> list[Row | None]:
+        data = self.packed_rows(segment, first, count)
         whole = len(data) // ROW_BYTES
         rows: list[Row | None] = [decode_row(data, at * ROW_BYTES) for at in range(whole)]
         return rows + [None] * (count - whole)

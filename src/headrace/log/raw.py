@@ -1,0 +1,165 @@
+"""A topic's raw bytes and index rows, for readers that decode them elsewhere. Checks nothing, decodes nothing.
+
+A `RawTopic` is what the event loop knew of a topic at one moment; all that waits for the disk is done with it
+in a thread. Bytes never change once they are visible, so a moment later it is still true, unless files were
+deleted meanwhile.
+"""
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from operator import attrgetter
+from typing import NamedTuple
+
+from headrace.log.catalogue import SegmentRow
+from headrace.log.index import ROW_BYTES, Piece, Row, encode_row, join_runs
+from headrace.log.journal import decode_entry, entry_end
+from headrace.log.layout import Layout
+from headrace.log.reading import ReadSide
+from headrace.log.segment import Segments
+from headrace.log.store import Topic
+from headrace.model import Position
+
+_READ_BYTES = 1 << 20
+_OPEN_FILES = 2
+
+
+class GoneError(Exception):
+    """What was asked for is not kept any more."""
+
+
+class RawTopic(NamedTuple):
+    layout: Layout
+    start: Position
+    end: Position
+    segments: list[SegmentRow]
+    tail: list[bytes]
+    """Journal entries behind the segments, or partly in them already."""
+
+    @classmethod
+    def of(cls, layout: Layout, store: ReadSide, topic: Topic) -> "RawTopic":
+        """For the event loop's thread: what the topic is now."""
+        return cls(
+            layout, topic.start, topic.end, list(store.segment_rows(topic)), list(topic.tail)
+        )
+
+    def rows(self, start: int, end: int, rows_max: int) -> bytes:
+        """The rows that cover these offsets, packed as in an index file."""
+        found = bytearray()
+        position, left = start, rows_max
+        for segment in self._segments_from(start):
+            if segment.base >= end or not left:
+                break
+            if segment.end <= position:
+                continue
+            data = self._segment_rows(segment, position, end, left)
+            left -= len(data) // ROW_BYTES
+            found += data
+            position = segment.end
+        if left and position < end:
+            found += self._tail_rows(position, end, left)
+        return bytes(found)
+
+    def bytes(self, start: int, end: int) -> Iterator[bytes]:
+        """The bytes from one offset on, until the other or the next gap."""
+        position = start
+        for segment in self._segments_from(start):
+            if segment.base > position or position >= end:
+                break
+            stop = min(end, segment.end)
+            with self._open(segment) as file:
+                while position < stop:
+                    length = min(_READ_BYTES, stop - position)
+                    data = os.pread(file.fileno(), length, position - segment.base)
+                    if not data:
+                        return  # the file was cut: whoever reads sees that bytes are missing
+                    position += len(data)
+                    yield data
+        tail = self.tail
+        for encoded in tail[bisect_right(tail, position, key=entry_end) :]:
+            entry = decode_entry(encoded)
+            if entry.offset > position or position >= end:
+                return
+            data = entry.data[position - entry.offset : end - entry.offset]
+            position += len(data)
+            yield bytes(data)
+
+    def contiguous_end(self, start: int, end: int) -> int:
+        """How far `bytes` goes."""
+        position = start
+        for segment in self._segments_from(start):
+            if segment.base > position or position >= end:
+                break
+            position = segment.end
+        tail = self.tail
+        for encoded in tail[bisect_right(tail, position, key=entry_end) :]:
+            entry = decode_entry(encoded)
+            if entry.offset > position or position >= end:
+                break
+            position = entry.end
+        return min(position, end)
+
+    def splits(self, start: int, end: int, step_bytes: int, splits_max: int) -> list[Position]:
+        """Beginnings of runs between these offsets, about so far apart."""
+        found: list[Position] = []
+        wanted = start + step_bytes
+        for segment in self._segments_from(start):
+            while wanted < min(segment.end, end) and len(found) < splits_max:
+                row = self._first_row(segment, wanted)
+                if row is None or row.offset >= end:
+                    break
+                found.append(Position(self.end.epoch, row.offset, row.ordinal))
+                wanted = row.offset + step_bytes
+        for encoded in self.tail:
+            entry = decode_entry(encoded)
+            if wanted <= entry.offset < end and len(found) < splits_max:
+                found.append(Position(self.end.epoch, entry.offset, entry.ordinal))
+                wanted = entry.offset + step_bytes
+        return found
+
+    def _segments_from(self, offset: int) -> list[SegmentRow]:
+        return self.segments[bisect_right(self.segments, offset, key=attrgetter("end")) :]
+
+    def _segment_rows(self, segment: SegmentRow, start: int, end: int, rows_max: int) -> bytes:
+        with self._files() as files:
+            first = files.find(segment, lambda row: row.end > start)
+            last = files.find(segment, lambda row: row.offset >= end)
+            count = min(max(0, last - first), rows_max)
+            data = files.packed_rows(segment, first, count)
+        if len(data) < count * ROW_BYTES:
+            raise GoneError
+        return data
+
+    def _first_row(self, segment: SegmentRow, offset: int) -> Row | None:
+        with self._files() as files:
+            return files.row(segment, files.find(segment, lambda row: row.offset >= offset))
+
+    def _tail_rows(self, start: int, end: int, rows_max: int) -> bytes:
+        tail = self.tail
+        pieces = []
+        for encoded in tail[bisect_right(tail, start, key=entry_end) :]:
+            entry = decode_entry(encoded)
+            if entry.offset >= end:
+                break
+            pieces.append(
+                Piece(entry.offset, entry.ordinal, entry.record_count, entry.ms, entry.data)
+            )
+        rows = [encode_row(row) for row, _ in join_runs(pieces)]
+        return b"".join(rows[:rows_max])
+
+    @contextmanager
+    def _files(self) -> Iterator[Segments]:
+        # Those of the store belong to the event loop's thread.
+        files = Segments(self.layout, _OPEN_FILES)
+        try:
+            yield files
+        finally:
+            files.close()
+
+    def _open(self, segment: SegmentRow) -> FileIO:
+        try:
+            return FileIO(self.layout.segment(segment.topic_id, segment.base))
+        except FileNotFoundError:
+            raise GoneError from None

@@ -1,0 +1,99 @@
+"""Endpoints for readers that decode the log themselves: index rows, raw bytes, places to split at."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
+from typing import TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from headrace.log.embedded import EmbeddedStore
+from headrace.log.layout import Layout
+from headrace.log.raw import GoneError, RawTopic
+from headrace.log.store import Topic
+
+T = TypeVar("T")
+
+INDEX_ROWS_MAX = 65_536
+"""Rows in one answer; whoever wants more goes on behind the last one."""
+
+SPLITS_MAX = 100_000
+
+_BINARY = "application/octet-stream"
+
+
+class RangesApi:
+    def __init__(
+        self,
+        store: EmbeddedStore,
+        layout: Layout,
+        existing: Callable[[str | None], Topic],
+        number: Callable[[str, str], int],
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._existing = existing
+        self._number = number
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/index", self.index),
+            Route("/v1/range", self.range),
+            Route("/v1/splits", self.splits),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        topic, raw, start, end = self._asked(request)
+        rows = await self._read(topic, lambda: raw.rows(start, end, INDEX_ROWS_MAX))
+        return Response(rows, media_type=_BINARY)
+
+    async def range(self, request: Request) -> Response:
+        topic, raw, start, end = self._asked(request)
+        pieces = raw.bytes(start, end)
+        # The first piece before the status: what is gone must not end as an answer cut short.
+        first = await self._read(topic, lambda: next(pieces, b""))
+        length = raw.contiguous_end(start, end) - start
+        headers = {"Content-Length": str(length)}
+        return StreamingResponse(_sent(first, pieces), media_type=_BINARY, headers=headers)
+
+    async def splits(self, request: Request) -> Response:
+        topic, raw, start, end = self._asked(request)
+        step = self._number(request.query_params.get("bytes", ""), "bytes")
+        if not step:
+            raise HTTPException(400, "bytes must be at least 1")
+        found = await self._read(topic, lambda: raw.splits(start, end, step, SPLITS_MAX))
+        places = [{"offset": one.offset, "ordinal": one.ordinal} for one in found]
+        return JSONResponse({"splits": places})
+
+    def _asked(self, request: Request) -> tuple[Topic, RawTopic, int, int]:
+        query = request.query_params
+        topic = self._existing(query.get("topic"))
+        start = self._number(query.get("from", ""), "from")
+        end = min(self._number(query.get("to", ""), "to"), topic.end_offset)
+        if start < topic.start_offset:
+            raise _gone(topic)
+        return topic, RawTopic.of(self._layout, self._store, topic), start, end
+
+    async def _read(self, topic: Topic, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(work)
+        except GoneError:
+            raise _gone(topic) from None
+
+
+async def _sent(first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    with closing(rest):  # type: ignore[type-var]
+        while piece := await asyncio.to_thread(next, rest, b""):
+            yield piece
+
+
+def _gone(topic: Topic) -> HTTPException:
+    return HTTPException(
+        410,
+        f"topic {topic.name!r} is kept from offset {topic.start_offset} on, "
+        f"ordinal {topic.start_ordinal}",
+    )

@@ -1,0 +1,5 @@
+"""Headrace in Spark: `format("headrace")` for batch and streaming reads and writes, in the user's own session."""
+
+from headrace.spark.session import register, session
+
+__all__ = ["register", "session"]

@@ -1,0 +1,218 @@
+"""Runs of records → Arrow batches: boundaries, checks, columns. Work per record is done by numpy and Arrow."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from crc32c import crc32c
+
+from headrace.model import RECORD_HEADER_BYTES
+from headrace.spark.index_rows import Rows
+from headrace.spark.log_view import Block, Damage, Range, SourceError
+
+logger = logging.getLogger(__name__)
+
+BATCH_RECORDS_MAX = 65_536
+"""Large enough that what a batch costs by itself does not show, small enough for a worker's memory."""
+
+BATCH_BYTES_MAX = 32 << 20
+
+_SLICE_STOP = (1 << 31) - 1
+
+_Positions = npt.NDArray[np.int64]
+
+
+class Records(NamedTuple):
+    """Records that follow each other in a topic."""
+
+    topic: str
+    boundaries: _Positions
+    """Where each begins, as offsets of the topic, and where the last ends."""
+    ordinal: int
+    ms: _Positions
+    data: pa.Buffer
+    data_offset: int
+    """The topic's offset of the buffer's first byte."""
+
+    @property
+    def count(self) -> int:
+        return len(self.boundaries) - 1
+
+    def payloads(self) -> pa.BinaryArray:
+        starts = (self.boundaries - self.data_offset).astype(np.int32)
+        whole = pa.BinaryArray.from_buffers(
+            pa.binary(), self.count, [None, pa.py_buffer(starts), self.data]
+        )
+        return pc.binary_slice(whole, RECORD_HEADER_BYTES, _SLICE_STOP)
+
+
+class DamageError(SourceError):
+    """A checksum fails, or bytes are no records."""
+
+
+def decode(part: Range, blocks: Iterator[Block | Damage], *, verify: bool) -> Iterator[Records]:
+    """The records of a part, and only these.
+
+    With `verify`, damage is an error that names it; else it is left out and the logger is told.
+    """
+    for block in blocks:
+        if isinstance(block, Damage):
+            _damage(part, block.place, block.offset, block.end, "the index is damaged", verify=verify)
+            continue
+        for rows, data in _sound(part, block, verify=verify):
+            records = _records(part, block, rows, data, verify=verify)
+            if records is not None:
+                yield from _portions(_clipped(part, records))
+
+
+def _sound(part: Range, block: Block, *, verify: bool) -> Iterator[tuple[Rows, memoryview]]:
+    """Stretches of the block whose checksums hold."""
+    rows, data = block.rows, memoryview(block.data)
+    base = int(rows["offset"][0])
+    ends = np.cumsum(rows["length"].astype(np.int64))
+    first = position = 0
+    for number, (end, crc) in enumerate(zip(ends.tolist(), rows["crc"].tolist(), strict=True)):
+        if crc32c(data[position:end]) != crc or end > len(data):
+            _damage(part, block.place, base + position, base + end, "a checksum fails", verify=verify)
+            if first < number:
+                yield rows[first:number], data[int(ends[first - 1]) if first else 0 : position]
+            first = number + 1
+        position = end
+    if first < len(rows):
+        yield rows[first:], data[int(ends[first - 1]) if first else 0 : position]
+
+
+def _records(
+    part: Range, block: Block, rows: Rows, data: memoryview, *, verify: bool
+) -> Records | None:
+    offset = int(rows["offset"][0])
+    counts = rows["count"].astype(np.int64)
+    found = boundaries(data, rows["length"].astype(np.int64), counts)
+    if found is None:
+        end = offset + len(data)
+        _damage(part, block.place, offset, end, "bytes are no records", verify=verify)
+        return None
+    ms = np.repeat(rows["ms"].astype(np.int64), counts)
+    return Records(
+        part.topic, found + offset, int(rows["ordinal"][0]), ms, pa.py_buffer(data), offset
+    )
+
+
+def boundaries(data: memoryview, lengths: _Positions, counts: _Positions) -> _Positions | None:
+    """Where each record of these runs begins, and where the last ends; None when they are none."""
+    total = int(counts.sum())
+    length = int(lengths.sum())
+    if length > len(data):
+        return None
+    raw = np.frombuffer(data, np.uint8)
+    stride, rest = divmod(length, total)
+    if not rest and stride >= RECORD_HEADER_BYTES and np.array_equal(lengths, counts * stride):
+        # All of one size, very likely: then nothing has to be followed.
+        sizes = raw.reshape(total, stride)[:, :RECORD_HEADER_BYTES]
+        expected = np.frombuffer((stride - RECORD_HEADER_BYTES).to_bytes(4, "big"), np.uint8)
+        if (sizes == expected).all():
+            return np.arange(0, length + 1, stride, dtype=np.int64)
+    return _in_lockstep(raw, lengths, counts)
+
+
+def _in_lockstep(
+    raw: npt.NDArray[np.uint8], lengths: _Positions, counts: _Positions
+) -> _Positions | None:
+    """Follow the sizes in all runs at once: one step finds the next record of each."""
+    ends = np.cumsum(lengths)
+    firsts = np.cumsum(counts) - counts
+    # Runs with most records first: those that still have any are then always the first ones.
+    order = np.argsort(-counts, kind="stable")
+    places = (ends - lengths)[order]
+    stops, targets, left = ends[order], firsts[order], counts[order]
+    found = np.empty(int(counts.sum()) + 1, np.int64)
+    found[-1] = ends[-1]
+    if len(raw) < RECORD_HEADER_BYTES:
+        return None
+    # The size that would stand at each byte: one look finds it, wherever it lies.
+    limit = len(raw) - RECORD_HEADER_BYTES
+    sizes = np.ndarray((limit + 1,), ">u4", raw, strides=(1,))
+    running = len(left)
+    for step in range(int(left[0])):
+        while left[running - 1] <= step:
+            running -= 1
+        here = places[:running]
+        found[targets[:running] + step] = here
+        # Sizes that lead out of the data end somewhere else than they should, and are found out below.
+        here += sizes[np.minimum(here, limit)]
+        here += RECORD_HEADER_BYTES
+    return found if np.array_equal(places, stops) else None
+
+
+def _clipped(part: Range, records: Records) -> Records:
+    """Without the records before and behind the part."""
+    first = max(0, part.start.ordinal - records.ordinal)
+    last = min(records.count, part.end.ordinal - records.ordinal)
+    if first == 0 and last == records.count:
+        return records
+    return _slice(records, first, max(first, last))
+
+
+def _slice(records: Records, first: int, last: int) -> Records:
+    return records._replace(
+        boundaries=records.boundaries[first : last + 1],
+        ordinal=records.ordinal + first,
+        ms=records.ms[first:last],
+    )
+
+
+def _portions(records: Records) -> Iterator[Records]:
+    """Pieces that are no larger than a batch may be."""
+    first = 0
+    while first < records.count:
+        start = int(records.boundaries[first])
+        by_bytes = int(np.searchsorted(records.boundaries, start + BATCH_BYTES_MAX, "right")) - 1
+        last = min(records.count, first + BATCH_RECORDS_MAX, max(by_bytes, first + 1))
+        yield _slice(records, first, last)
+        first = last
+
+
+def _damage(part: Range, place: str, start: int, end: int, reason: str, *, verify: bool) -> None:
+    text = f"topic {part.topic!r}, {place}, offsets {start} to {end}: {reason}"
+    if verify:
+        raise DamageError(
+            f"{text}; set verifyChecksums to false to read the rest without them, and run "
+            "`headrace verify` for the whole picture"
+        )
+    logger.warning("%s; these records are left out", text)
+
+
+def to_batch(
+    records: Records, columns: Sequence[str], decoded: Mapping[str, pa.Array], schema: pa.Schema
+) -> pa.RecordBatch:
+    """The columns of a batch, in the order in which they are wanted."""
+    arrays = [decoded[name] if name in decoded else _COLUMNS[name](records) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _topic(records: Records) -> pa.Array:
+    # One value and as many offsets as there are rows: faster than as many Python strings.
+    name = records.topic.encode()
+    offsets = np.arange(0, (records.count + 1) * len(name), len(name), dtype=np.int32)
+    values = pa.py_buffer(name * records.count)
+    return pa.StringArray.from_buffers(records.count, pa.py_buffer(offsets), values)
+
+
+def _numbers(values: _Positions) -> pa.Array:
+    return pa.array(values, pa.int64())
+
+
+_COLUMNS = {
+    "topic": _topic,
+    "offset": lambda records: _numbers(records.boundaries[:-1]),
+    "next_offset": lambda records: _numbers(records.boundaries[1:]),
+    "ordinal": lambda records: _numbers(
+        np.arange(records.ordinal, records.ordinal + records.count, dtype=np.int64)
+    ),
+    "timestamp": lambda records: pa.array(records.ms * 1000, pa.timestamp("us", tz="UTC")),
+    "payload": lambda records: records.payloads(),
+}

@@ -1,0 +1,100 @@
+"""Rows of an index as a numpy array: which hold, where a value lies, what follows without a gap."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from headrace.log.index import ROW_BYTES
+
+ROW = np.dtype(
+    [
+        ("offset", ">u8"),
+        ("length", ">u4"),
+        ("ordinal", ">u8"),
+        ("count", ">u4"),
+        ("ms", ">u8"),
+        ("crc", ">u4"),
+        ("row_crc", ">u4"),
+    ]
+)
+"""A row as `log/index.py` packs it."""
+
+Rows = npt.NDArray[np.void]
+
+_CRC_BYTES = 4
+
+
+class Index(NamedTuple):
+    """The rows whose checksum holds, and before which of them others do not."""
+
+    rows: Rows
+    gaps: frozenset[int]
+    """Numbers of rows with a damaged one before them; the number of rows for one at the end."""
+
+    @property
+    def end_offset(self) -> int:
+        return int(self.rows["offset"][-1]) + int(self.rows["length"][-1])
+
+
+class Stretch(NamedTuple):
+    """Rows that follow each other without a gap."""
+
+    rows: Rows
+    offset: int
+    end: int
+
+
+class Gap(NamedTuple):
+    """Where damaged rows stood."""
+
+    offset: int
+    end: int
+
+
+def parse(data: bytes) -> Index:
+    """The rows of a block of an index file."""
+    count = len(data) // ROW_BYTES
+    rows = np.frombuffer(data, ROW, count)
+    view = memoryview(data)
+    crcs = rows["row_crc"].tolist()
+    bad = [
+        number
+        for number, at in enumerate(range(0, count * ROW_BYTES, ROW_BYTES))
+        if crc32c(view[at : at + ROW_BYTES - _CRC_BYTES]) != crcs[number]
+    ]
+    if not bad:
+        return Index(rows, frozenset())
+    gaps = frozenset(number - before for before, number in enumerate(bad))
+    return Index(np.delete(rows, bad), gaps)
+
+
+def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[Stretch | Gap]:
+    """What covers the offsets from `start` to `end`, in pieces that are not much longer than `bytes_max`."""
+    rows = index.rows
+    offsets = rows["offset"].astype(np.int64)
+    ends = offsets + rows["length"]
+    first = int(np.searchsorted(ends, start, "right"))
+    last = int(np.searchsorted(offsets, end, "left"))
+    inside = np.flatnonzero(offsets[first + 1 : last] != ends[first : max(first, last - 1)])
+    # A damaged row may stand between two that seem to follow each other: then it was empty, or is nonsense.
+    breaks = sorted({int(one) + first + 1 for one in inside})
+    position = start
+    for begin, stop in zip([first, *breaks], [*breaks, last], strict=True):
+        if begin in index.gaps and position < min(end, _at(offsets, begin, end)):
+            yield Gap(position, min(end, _at(offsets, begin, end)))
+        while begin < stop:
+            until = int(np.searchsorted(offsets, offsets[begin] + bytes_max, "left"))
+            until = min(max(until, begin + 1), stop)
+            yield Stretch(rows[begin:until], int(offsets[begin]), int(ends[until - 1]))
+            begin = until
+        if stop > first:
+            position = int(ends[stop - 1])
+    if last in index.gaps and last == len(rows) and position < end:
+        yield Gap(position, end)
+
+
+def _at(offsets: npt.NDArray[np.int64], number: int, otherwise: int) -> int:
+    return int(offsets[number]) if number < len(offsets) else otherwise

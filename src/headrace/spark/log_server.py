@@ -1,0 +1,145 @@
+"""A log behind the HTTP listener of a running server: rows and raw bytes are fetched, and decoded here."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from headrace.model import Position
+from headrace.spark.http_client import HttpClient, ServerError
+from headrace.spark.index_rows import Gap, parse, stretches
+from headrace.spark.log_view import Block, Damage, DataLossError, Range, TopicState
+from headrace.spark.options import Place
+
+_PAGE = 1000
+_BLOCK_BYTES = 16 << 20
+_GONE = 410
+
+
+class ServerLog:
+    """Implements `log_view.LogView`."""
+
+    def __init__(self, place: Place) -> None:
+        self._http = HttpClient(place)
+        self._states: dict[str, TopicState] = {}
+        self._names: tuple[str, ...] | None = None
+        self._version: int | None = None
+
+    # Topics
+
+    def topics(self, names: Iterable[str] | None) -> dict[str, TopicState]:
+        names = tuple(names) if names is not None else None
+        if names != self._names:
+            self._names, self._version = names, None
+        query: dict[str, object] = {"limit": _PAGE}
+        if self._version is not None:
+            query["since"] = self._version
+            query["wait_ms"] = 0
+        states: dict[str, TopicState] = {}
+        version = None
+        for page in self._pages(names, query):
+            if page["unchanged"]:
+                return self._states
+            version = page["version"] if version is None else version
+            for one in page["topics"]:
+                states[one["name"]] = _state(one)
+        self._states, self._version = states, version
+        return states
+
+    def wait(self, timeout_s: float) -> None:
+        query = {"limit": 1, "since": self._version or 0, "wait_ms": int(timeout_s * 1000)}
+        self._http.json("GET", "/v1/topics", query)
+
+    def _pages(
+        self, names: tuple[str, ...] | None, query: dict[str, object]
+    ) -> Iterator[dict[str, Any]]:
+        if names is not None:
+            for first in range(0, len(names), _PAGE):
+                asked = query | {"name": names[first : first + _PAGE]}
+                yield self._http.json("GET", "/v1/topics", asked)
+            return
+        after: str | None = None
+        while True:
+            page = self._http.json("GET", "/v1/topics", query | ({"after": after} if after else {}))
+            yield page
+            if not page["more"]:
+                return
+            # Later pages are asked for whether or not anything has changed meanwhile.
+            query = {"limit": _PAGE}
+            after = page["topics"][-1]["name"]
+
+    # Positions
+
+    def at_offset(self, topic: TopicState, offset: int) -> Position:
+        return self._position(topic, "offset", offset)
+
+    def at_ordinal(self, topic: TopicState, ordinal: int) -> Position:
+        return self._position(topic, "ordinal", ordinal)
+
+    def at_time(self, topic: TopicState, ms: int) -> Position:
+        return self._position(topic, "time", ms)
+
+    def _position(self, topic: TopicState, kind: str, value: int) -> Position:
+        found = self._http.json("GET", "/v1/position", {"topic": topic.name, kind: value})
+        at = Position(found["epoch"], found["offset"], found["ordinal"])
+        # The topic may have grown since: what is planned ends where it ended then.
+        return at if at.ordinal < topic.end.ordinal else topic.end
+
+    # Parts
+
+    def split(self, whole: Range, bytes_max: int) -> Sequence[Range]:
+        if whole.bytes <= bytes_max:
+            return [whole]
+        query = _query(whole) | {"bytes": bytes_max}
+        found = self._kept(whole, "/v1/splits", query)["splits"]
+        places = [Position(whole.end.epoch, one["offset"], one["ordinal"]) for one in found]
+        return [
+            Range(whole.topic, start, end)
+            for start, end in zip([whole.start, *places], [*places, whole.end], strict=True)
+        ]
+
+    def _kept(self, part: Range, path: str, query: dict[str, object]) -> Any:
+        try:
+            return self._http.json("GET", path, query)
+        except ServerError as error:
+            raise _loss(part, error) from None
+
+    def read(self, part: Range) -> Iterator[Block | Damage]:
+        start = part.start.offset
+        place = f"topic {part.topic!r} on the server"
+        try:
+            while start < part.end.offset:
+                asked = {"topic": part.topic, "from": start, "to": part.end.offset}
+                packed = self._http.send("GET", "/v1/index", asked)
+                if not packed:
+                    return
+                index = parse(packed)
+                end = index.end_offset if len(index.rows) else part.end.offset
+                for piece in stretches(index, start, min(end, part.end.offset), _BLOCK_BYTES):
+                    if isinstance(piece, Gap):
+                        yield Damage(piece.offset, piece.end, place)
+                        continue
+                    asked = {"topic": part.topic, "from": piece.offset, "to": piece.end}
+                    yield Block(piece.rows, self._http.send("GET", "/v1/range", asked), place)
+                if end <= start:
+                    return
+                start = end
+        except ServerError as error:
+            raise _loss(part, error) from None
+
+
+def _query(part: Range) -> dict[str, object]:
+    return {"topic": part.topic, "from": part.start.offset, "to": part.end.offset}
+
+
+def _loss(part: Range, error: ServerError) -> Exception:
+    if error.status == _GONE:
+        return DataLossError(f"topic {part.topic!r}: retention has overtaken the read: {error}")
+    return error
+
+
+def _state(one: dict[str, Any]) -> TopicState:
+    start, end = one["start"], one["end"]
+    return TopicState(
+        one["name"],
+        Position(one["epoch"], start["offset"], start["ordinal"]),
+        Position(one["epoch"], end["offset"], end["ordinal"]),
+    )

@@ -1,0 +1,295 @@
+"""The options of source and sink: names, meanings, checks. Knows no Spark and opens nothing."""
+
+import datetime
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from headrace.errors import BadTopicNameError, HeadraceError
+from headrace.model import check_publish_topic, check_topic_name
+
+PARTITION_BYTES = 64 << 20
+"""How much a task reads unless `maxBytesPerPartition` says otherwise."""
+
+_NUMBER_MAX = (1 << 63) - 1
+
+
+class OptionError(HeadraceError, ValueError):
+    """An option is unknown, contradicts another or makes no sense: correct it."""
+
+
+EARLIEST, LATEST = -2, -1
+"""As Kafka writes them where a number is expected."""
+
+
+class Where(NamedTuple):
+    """Where to begin or to end, as the user said it."""
+
+    everywhere: int | None = None
+    """An offset or EARLIEST or LATEST, for topics that are not named."""
+    topics: Mapping[str, int] = {}
+    ms: int | None = None
+
+
+class Place(NamedTuple):
+    """Where the log is."""
+
+    path: str = ""
+    urls: tuple[str, ...] = ()
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"Place(path={self.path!r}, urls={self.urls!r})"  # the token is for nobody to see
+
+
+class Topics(NamedTuple):
+    """Which topics are read."""
+
+    names: tuple[str, ...] | None = None
+    pattern: str = ""
+
+    def matches(self, name: str) -> bool:
+        if self.names is not None:
+            return name in self.names
+        return re.fullmatch(self.pattern, name) is not None
+
+
+class SourceOptions(NamedTuple):
+    place: Place
+    topics: Topics
+    starting: Where | None
+    ending: Where | None
+    rows_max: int | None
+    bytes_max: int | None
+    partitions_min: int
+    partition_bytes: int
+    fail_on_data_loss: bool
+    verify: bool
+    group: str
+    decode: str
+
+
+class SinkOptions(NamedTuple):
+    place: Place
+    topic: str
+    producer: str
+    batch: int | None
+    encode: str
+
+
+_SOURCE = {
+    "path": "a data directory",
+    "url": "http://host:port of a running server's --http listener, or several with commas",
+    "token": "an access token of that server",
+    "subscribe": "topics, with commas or as a JSON list",
+    "subscribePattern": "a regular expression that whole names match",
+    "startingOffsets": "earliest, latest, or JSON with an offset per topic",
+    "endingOffsets": "the same, of batch reads",
+    "startingTimestamp": "milliseconds since 1970, or ISO 8601",
+    "endingTimestamp": "the same, of batch reads",
+    "maxRowsPerTrigger": "rows of one micro-batch",
+    "maxOffsetsPerTrigger": "the same under Kafka's name",
+    "maxBytesPerTrigger": "bytes of one micro-batch",
+    "minPartitions": "at least so many tasks",
+    "maxBytesPerPartition": "bytes that one task reads",
+    "failOnDataLoss": "true or false",
+    "verifyChecksums": "true or false",
+    "groupId": "the name under which a query's progress is kept on the server",
+    "decode": "what payloads are, for instance json",
+}
+_SINK = {
+    "url": _SOURCE["url"],
+    "token": _SOURCE["token"],
+    "topic": "the topic of rows without a column `topic`",
+    "producer": "who writes, so that a repeated batch is recognised",
+    "batchId": "the number of a batch write of that producer",
+    "encode": "what payloads become, for instance json",
+}
+# Spark adds these by itself.
+_OF_SPARK = frozenset({"checkpointlocation", "queryname"})
+
+
+def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    given = _known(options, _SOURCE, "read")
+    names, pattern = given.get("subscribe"), given.get("subscribepattern")
+    if (names is None) == (pattern is None):
+        raise OptionError("say which topics: give one of subscribe and subscribePattern")
+    if "maxrowspertrigger" in given and "maxoffsetspertrigger" in given:
+        raise OptionError("maxRowsPerTrigger and maxOffsetsPerTrigger are the same: give one")
+    for key in ("endingOffsets", "endingTimestamp"):
+        if streaming and key.lower() in given:
+            raise OptionError(f"{key} is for batch reads: a stream has no end")
+    for key in ("maxRowsPerTrigger", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "groupId"):
+        if not streaming and key.lower() in given:
+            raise OptionError(f"{key} is for streams: a batch read has no triggers")
+    rows_key = "maxRowsPerTrigger" if "maxrowspertrigger" in given else "maxOffsetsPerTrigger"
+    starting = _where(given, "starting")
+    ending = _where(given, "ending")
+    if not streaming and starting is not None and LATEST in _values(starting):
+        raise OptionError("startingOffsets of a batch read cannot be latest: nothing would be read")
+    if ending is not None and EARLIEST in _values(ending):
+        raise OptionError("endingOffsets cannot be earliest: nothing would be read")
+    group = given.get("groupid", "")
+    if "groupid" in given and not 0 < len(group.encode()) <= 200:
+        raise OptionError("groupId must have 1 to 200 bytes")
+    return SourceOptions(
+        place=_place(given, path_allowed=True),
+        topics=Topics(_names(names), "") if names is not None else Topics(None, _pattern(pattern)),
+        starting=starting,
+        ending=ending,
+        rows_max=_number(given, rows_key, None, at_least=1),
+        bytes_max=_number(given, "maxBytesPerTrigger", None, at_least=1),
+        partitions_min=_number(given, "minPartitions", 1, at_least=1) or 1,
+        partition_bytes=_number(given, "maxBytesPerPartition", None, at_least=1) or PARTITION_BYTES,
+        fail_on_data_loss=_flag(given, "failOnDataLoss"),
+        verify=_flag(given, "verifyChecksums"),
+        group=group,
+        decode=given.get("decode", ""),
+    )
+
+
+def parse_sink(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+    given = _known(options, _SINK, "write")
+    topic = given.get("topic", "")
+    if "topic" in given:
+        _checked(check_publish_topic, topic)
+    producer, batch = given.get("producer", ""), _number(given, "batchId", None, at_least=0)
+    if streaming and batch is not None:
+        raise OptionError("batchId is for batch writes: a stream numbers its batches itself")
+    if not streaming and bool(producer) != (batch is not None):
+        raise OptionError("producer and batchId belong together: give both, or neither")
+    if "producer" in given and not 0 < len(producer.encode()) <= 255:
+        raise OptionError("producer must have 1 to 255 bytes")
+    return SinkOptions(
+        place=_place(given, path_allowed=False),
+        topic=topic,
+        producer=producer,
+        batch=batch,
+        encode=given.get("encode", ""),
+    )
+
+
+def _known(
+    options: Mapping[str, str], valid: Mapping[str, str], verb: str
+) -> dict[str, str]:
+    """The options by their names in lower case, as Spark gives them; every one must be known."""
+    names = {name.lower() for name in valid} | _OF_SPARK
+    unknown = [key for key in options if key.lower() not in names]
+    if unknown:
+        listed = ", ".join(valid)
+        raise OptionError(
+            f"unknown option {unknown[0]!r} to {verb} format headrace with; valid ones are: {listed}"
+        )
+    return {key.lower(): value for key, value in options.items()}
+
+
+def _place(given: Mapping[str, str], *, path_allowed: bool) -> Place:
+    path, url = given.get("path", ""), given.get("url", "")
+    if path_allowed and bool(path) == bool(url):
+        raise OptionError("say where the log is: give one of path and url")
+    if not path_allowed and not url:
+        raise OptionError("say where to write: url is missing")
+    urls = tuple(one.strip().rstrip("/") for one in url.split(",")) if url else ()
+    for one in urls:
+        if not re.fullmatch(r"https?://[^/?#\s]+", one):
+            raise OptionError(f"url must be http://host:port, not {one!r}")
+    if path and "token" in given:
+        raise OptionError("token goes with url: files ask for none")
+    return Place(path.removeprefix("file://"), urls, given.get("token", ""))
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    text = (text or "").strip()
+    if text.startswith("["):
+        try:
+            names = json.loads(text)
+        except ValueError as error:
+            raise OptionError(f"subscribe is not the JSON list it begins as: {error}") from None
+        if not all(isinstance(name, str) for name in names):
+            raise OptionError("subscribe must be a list of topic names")
+    else:
+        names = [name.strip() for name in text.split(",")]
+    for name in names:
+        _checked(check_topic_name, name)
+    if not names:
+        raise OptionError("subscribe names no topic")
+    return tuple(sorted(set(names)))
+
+
+def _checked(check: Callable[[str], bytes], name: str) -> None:
+    try:
+        check(name)
+    except BadTopicNameError as error:
+        raise OptionError(str(error)) from None
+
+
+def _pattern(text: str | None) -> str:
+    try:
+        re.compile(text or "")
+    except re.error as error:
+        raise OptionError(f"subscribePattern is no regular expression: {error}") from None
+    return text or ""
+
+
+def _where(given: Mapping[str, str], side: str) -> Where | None:
+    offsets, when = given.get(f"{side}offsets"), given.get(f"{side}timestamp")
+    if offsets is not None and when is not None:
+        raise OptionError(f"{side}Offsets and {side}Timestamp contradict each other: give one")
+    if when is not None:
+        return Where(ms=_time_ms(when, f"{side}Timestamp"))
+    if offsets is None:
+        return None
+    key = f"{side}Offsets"
+    text = offsets.strip()
+    if not text.startswith("{"):
+        return Where(everywhere=_offset(text, key))
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"{key} is not the JSON it begins as: {error}") from None
+    return Where(topics={name: _offset(value, key) for name, value in parsed.items()})
+
+
+def _offset(value: object, key: str) -> int:
+    if isinstance(value, str) and value.lower() in ("earliest", "latest"):
+        return EARLIEST if value.lower() == "earliest" else LATEST
+    if isinstance(value, int) and not isinstance(value, bool) and EARLIEST <= value <= _NUMBER_MAX:
+        return value
+    raise OptionError(f"{key} must be earliest, latest or JSON with an offset per topic, not {value!r}")
+
+
+def _values(where: Where) -> Iterable[int | None]:
+    return (where.everywhere, *where.topics.values())
+
+
+def _time_ms(text: str, key: str) -> int:
+    text = text.strip()
+    if text.isascii() and text.isdigit() and int(text) <= _NUMBER_MAX:
+        return int(text)
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+        return max(0, int((moment if moment.tzinfo else moment.astimezone()).timestamp() * 1000))
+    except (ValueError, OverflowError):
+        raise OptionError(
+            f"{key} must be milliseconds since 1970 or ISO 8601, not {text!r}"
+        ) from None
+
+
+def _number(
+    given: Mapping[str, str], key: str, otherwise: int | None, *, at_least: int
+) -> int | None:
+    text = given.get(key.lower())
+    if text is None:
+        return otherwise
+    text = text.strip()
+    if text.isascii() and text.isdigit() and at_least <= int(text) <= _NUMBER_MAX:
+        return int(text)
+    raise OptionError(f"{key} must be a whole number of at least {at_least}, not {text!r}")
+
+
+def _flag(given: Mapping[str, str], key: str) -> bool:
+    text = given.get(key.lower(), "true").strip().lower()
+    if text not in ("true", "false"):
+        raise OptionError(f"{key} must be true or false, not {text!r}")
+    return text == "true"

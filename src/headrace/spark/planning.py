@@ -1,0 +1,170 @@
+"""Which records are read and by which task: from options, topics and offsets to parts. Knows no Spark."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from headrace.model import Position
+from headrace.spark.log_view import DataLossError, LogView, Range, TopicState
+from headrace.spark.options import EARLIEST, LATEST, OptionError, SourceOptions, Topics, Where
+
+CUT_TOPICS_MAX = 64
+"""How many topics one micro-batch reads in part. Each takes a look-up, so others wait for their turn."""
+
+Positions = dict[str, Position]
+
+_EARLIEST, _LATEST = Where(EARLIEST), Where(LATEST)
+
+
+def find_topics(log: LogView, topics: Topics) -> dict[str, TopicState]:
+    """Those that are to be read and exist, in the order of their names."""
+    found = log.topics(topics.names)
+    return {name: state for name, state in sorted(found.items()) if topics.matches(name)}
+
+
+class Narrows(Protocol):
+    """What filters leave of a topic."""
+
+    def matches(self, topic: str) -> bool: ...
+
+    def narrow(self, log: LogView, state: TopicState, whole: Range) -> Range: ...
+
+
+def plan_batch(log: LogView, options: SourceOptions, narrowing: Narrows | None = None) -> list[Range]:
+    """What a batch read is of: every topic, from where it is to begin to where it is to end."""
+    states = find_topics(log, options.topics)
+    missing = [name for name in options.topics.names or () if name not in states]
+    if missing:
+        raise OptionError(f"there is no topic {missing[0]!r} to read")
+    ranges = []
+    for state in states.values():
+        if narrowing is not None and not narrowing.matches(state.name):
+            continue
+        start = locate(log, state, options.starting or _EARLIEST, options, EARLIEST)
+        end = locate(log, state, options.ending or _LATEST, options, LATEST)
+        one = Range(state.name, start, end)
+        if narrowing is not None:
+            one = narrowing.narrow(log, state, one)
+        if one.start.ordinal < one.end.ordinal:
+            ranges.append(one)
+    return ranges
+
+
+def locate(
+    log: LogView, state: TopicState, where: Where, options: SourceOptions, otherwise: int
+) -> Position:
+    """The position in a topic that the user meant; one that is no longer kept is data loss."""
+    if where.ms is not None:
+        return log.at_time(state, where.ms)
+    offset = where.topics.get(state.name, where.everywhere)
+    if offset is None:
+        offset = otherwise
+    if offset == EARLIEST:
+        return state.start
+    if offset == LATEST:
+        return state.end
+    if offset < state.start.offset and options.fail_on_data_loss:
+        raise DataLossError(
+            f"topic {state.name!r}: offset {offset} is no longer kept, the oldest is "
+            f"{state.start.offset}; set failOnDataLoss to false to begin there"
+        )
+    return log.at_offset(state, offset)
+
+
+def parts_of(log: LogView, ranges: Sequence[Range], options: SourceOptions) -> list[list[Range]]:
+    """The ranges divided among tasks: large ones in parts, small ones together."""
+    total = sum(one.bytes for one in ranges)
+    bytes_max = min(options.partition_bytes, max(1, -(-total // options.partitions_min)))
+    tasks: list[list[Range]] = []
+    filled = bytes_max
+    for one in ranges:
+        for part in log.split(one, bytes_max):
+            if filled + part.bytes > bytes_max:
+                tasks.append([])
+                filled = 0
+            tasks[-1].append(part)
+            filled += part.bytes
+    return tasks
+
+
+def check_kept(start: Positions, states: Mapping[str, TopicState]) -> dict[str, int]:
+    """How many records of which topics lay behind `start` and are gone."""
+    gone = {}
+    for name, position in start.items():
+        state = states.get(name)
+        if state is not None and position.ordinal < state.start.ordinal:
+            gone[name] = state.start.ordinal - position.ordinal
+    return gone
+
+
+def gone_error(gone: Mapping[str, int], why: str = "retention has overtaken the query") -> str:
+    records = sum(gone.values())
+    name = next(iter(gone))
+    more = f" and {len(gone) - 1} other topics" if len(gone) > 1 else ""
+    return (
+        f"{records} records of topic {name!r}{more} are gone that the query has not read: {why}; "
+        "set failOnDataLoss to false to go on with what is kept"
+    )
+
+
+def limit_rows(
+    log: LogView, start: Positions, states: Mapping[str, TopicState], rows_max: int
+) -> Positions:
+    """Where a micro-batch of at most so many rows ends, with every topic getting its share."""
+    backlog = {
+        name: state.end.ordinal - start[name].ordinal
+        for name, state in states.items()
+        if state.end.ordinal > start[name].ordinal
+    }
+    ends = dict(start)
+    for name, rows in _shares(backlog, rows_max):
+        state = states[name]
+        whole = rows == backlog[name]
+        ends[name] = state.end if whole else log.at_ordinal(state, start[name].ordinal + rows)
+    return ends
+
+
+def limit_bytes(
+    log: LogView, start: Positions, states: Mapping[str, TopicState], bytes_max: int
+) -> Positions:
+    """The same by bytes, to the next record: a batch has at least one."""
+    backlog = {
+        name: state.end.offset - start[name].offset
+        for name, state in states.items()
+        if state.end.offset > start[name].offset
+    }
+    ends = dict(start)
+    for name, size in _shares(backlog, bytes_max):
+        state = states[name]
+        whole = size == backlog[name]
+        ends[name] = state.end if whole else log.at_offset(state, start[name].offset + size)
+    return ends
+
+
+def _shares(backlog: Mapping[str, int], total_max: int) -> Iterator[tuple[str, int]]:
+    """How much each topic gives: small backlogs whole, large ones alike."""
+    left = total_max
+    waiting = sorted(backlog.items(), key=lambda item: item[1])
+    while waiting and waiting[0][1] <= left // len(waiting):
+        name, size = waiting.pop(0)
+        left -= size
+        yield name, size
+    # The largest first: whoever gets nothing now has the largest backlog some day.
+    cut = waiting[-CUT_TOPICS_MAX:][::-1][: max(1, left)]
+    for number, (name, _) in enumerate(cut):
+        share = left // (len(cut) - number)
+        if share:
+            yield name, share
+            left -= share
+
+
+def ranges_between(start: Positions, end: Positions) -> list[Range]:
+    return [
+        Range(name, start[name], position)
+        for name, position in end.items()
+        if position.ordinal > start[name].ordinal
+    ]
+
+
+def earlier(one: Position, other: Position) -> Position:
+    return min(one, other, key=lambda position: position.ordinal)
+

@@ -1,0 +1,112 @@
+"""Batch reads and what tasks of batch and stream share: a part of the log → Arrow batches."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from headrace.spark.columns import Columns, columns_of
+from headrace.spark.decode import BATCH_RECORDS_MAX, Records, decode, to_batch
+from headrace.spark.envelopes import envelope_of
+from headrace.spark.filters import Narrowing, narrowing_of
+from headrace.spark.log_view import DataLossError, Range
+from headrace.spark.open_log import open_log
+from headrace.spark.options import SourceOptions
+from headrace.spark.planning import parts_of, plan_batch
+
+_GATHERED_ROWS = 8192
+"""Batches smaller than this are joined: many small topics must not make many small batches."""
+
+
+class Part(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, ranges: list[Range]) -> None:
+        super().__init__(None)
+        self.ranges = ranges
+
+
+class PartReader:
+    """Reads parts in a task."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self.options = options
+        self.schema = schema
+        self.columns = columns_of(schema, decode=options.decode)
+
+    def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(part, Part):
+            return  # what Spark makes of an empty list of partitions
+        build = _Builder(self.options, self.schema, self.columns)
+        log = open_log(self.options.place)
+        for one in part.ranges:
+            try:
+                for records in decode(one, log.read(one), verify=self.options.verify):
+                    yield from build.add(records)
+            except DataLossError:
+                if self.options.fail_on_data_loss:
+                    raise
+        yield from build.rest()
+
+
+class _Builder:
+    """Makes batches of records, none of them small for no reason."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, columns: Columns) -> None:
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._columns = columns
+        self._envelope = envelope_of(options.decode) if columns.decoded else None
+        self._gathered: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    def add(self, records: Records) -> Iterator[pa.RecordBatch]:
+        batch = self._batch(records)
+        if not self._gathered and batch.num_rows >= _GATHERED_ROWS:
+            yield batch
+            return
+        self._gathered.append(batch)
+        self._rows += batch.num_rows
+        if self._rows >= BATCH_RECORDS_MAX:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        if self._gathered:
+            table = pa.Table.from_batches(self._gathered, schema=self._schema)
+            self._gathered, self._rows = [], 0
+            yield from table.combine_chunks().to_batches(max_chunksize=BATCH_RECORDS_MAX)
+
+    def _batch(self, records: Records) -> pa.RecordBatch:
+        decoded: dict[str, Any] = {}
+        if self._envelope is not None:
+            fields = [self._schema.field(field.name) for field in self._columns.decoded]
+            arrays = self._envelope.decode(records.payloads(), fields)
+            decoded = {field.name: array for field, array in zip(fields, arrays, strict=True)}
+        return to_batch(records, self._columns.names, decoded, self._schema)
+
+
+class BatchReader(DataSourceReader):
+    """`spark.read.format("headrace")`."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._parts = PartReader(options, schema)
+        self._narrowing: Narrowing | None = None
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._parts.options
+        log = open_log(options.place)
+        ranges = plan_batch(log, options, self._narrowing)
+        return [Part(task) for task in parts_of(log, ranges, options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._parts.read(partition)
+
+
+class NarrowingReader(BatchReader):
+    """The same where the session pushes filters down: elsewhere Spark refuses a reader that could."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._narrowing = narrowing_of(filters)
+        return filters

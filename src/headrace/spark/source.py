@@ -1,0 +1,32 @@
+"""The format `headrace` as Spark knows it: which reader and writer it has. Decides nothing else."""
+
+import sys
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from headrace.spark.columns import SCHEMA
+from headrace.spark.options import parse_source
+from headrace.spark.reader import BatchReader, NarrowingReader
+from headrace.spark.stream import StreamReader
+
+_PUSH_DOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class HeadraceSource(DataSource):
+    """`spark.read.format("headrace")`, `readStream`, `write` and `writeStream`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "headrace"
+
+    def schema(self) -> StructType:
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        # Spark asks a reader for filters in a worker of its own, and only where the session allows it.
+        kind = NarrowingReader if _PUSH_DOWN_WORKER in sys.modules else BatchReader
+        return kind(parse_source(self.options, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return StreamReader(parse_source(self.options, streaming=True), schema)
