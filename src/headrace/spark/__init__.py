@@ -1,5 +1,6 @@
 """Headrace in Spark: `format("headrace")` for batch and streaming reads and writes, in the user's own session."""
 
 from headrace.spark.session import register, session
+from headrace.spark.tracking import track
 
-__all__ = ["register", "session"]
+__all__ = ["register", "session", "track"]

@@ -18,6 +18,7 @@ RETRY_S = 10.0
 
 _PAUSE_S = 0.2
 _READ_BYTES = 1 << 20
+_UNAUTHORISED = 401
 
 
 class ServerError(SourceError):
@@ -60,6 +61,25 @@ class HttpClient:
             self.close()
             raise ServerError(f"{self._urls[0]} broke off in the middle of an answer: {error}") from None
 
+    def post_stream(self, path: str, pieces: Iterator[bytes]) -> Any:
+        """Send a body that is made while it is sent, and cannot be made again."""
+        # A connection that was kept may have been closed by now, and only a fresh one is sure.
+        self.close()
+        try:
+            self._connect()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+        assert self._connection is not None
+        headers = {**self._headers, "Transfer-Encoding": "chunked"}
+        try:
+            self._connection.request("POST", path, pieces, headers, encode_chunked=True)
+            response = self._connection.getresponse()
+            return json.loads(self._checked(response).read())
+        except (OSError, http.client.HTTPException) as error:
+            reason = self._early_answer() or error
+            self.close()
+            raise ServerError(f"{self._urls[0]} broke off an upload: {reason}") from None
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -69,37 +89,54 @@ class HttpClient:
         deadline = time.monotonic() + self._retry_s
         while True:
             try:
-                response = self._ask(method, target, body)
-                break
-            except (OSError, http.client.HTTPException) as error:
                 fresh = self._connection is None
+                self._connect()
+                assert self._connection is not None
+                self._connection.request(method, target, body, self._headers)
+                return self._checked(self._connection.getresponse())
+            except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if time.monotonic() > deadline:
-                    raise ServerError(
-                        f"no server answers at {', '.join(self._urls)}: {error}; is it running, and is "
-                        "this the address of its --http listener?"
-                    ) from None
+                    raise self._unreachable(error) from None
                 # A connection that was kept may simply have been closed: that costs no pause.
                 if fresh:
                     self._urls.append(self._urls.pop(0))
                     time.sleep(_PAUSE_S)
-        if response.status >= 400:
-            text = response.read(65_536)
-            try:
-                reason = json.loads(text)["error"]
-            except (ValueError, KeyError, TypeError):
-                reason = text.decode(errors="replace")[:200]
-            if response.status == 401:
-                reason = f"{self._urls[0]} refuses the token: {reason}"
-            raise ServerError(reason, response.status)
-        return response
 
-    def _ask(self, method: str, target: str, body: bytes | None) -> http.client.HTTPResponse:
+    def _connect(self) -> None:
         if self._connection is None:
             url = urlsplit(self._urls[0])
             kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
             made = kind(url.hostname or "", url.port, timeout=TIMEOUT_S)
             made.connect()
             self._connection = made
-        self._connection.request(method, target, body, self._headers)
-        return self._connection.getresponse()
+
+    def _unreachable(self, error: Exception) -> ServerError:
+        return ServerError(
+            f"no server answers at {', '.join(self._urls)}: {error}; is it running, and is this the "
+            "address of its --http listener?"
+        )
+
+    def _early_answer(self) -> str:
+        """What a server said before it closed on us, if anything."""
+        try:
+            assert self._connection is not None
+            self._checked(self._connection.getresponse())
+        except ServerError as error:
+            return str(error)
+        except (AssertionError, OSError, http.client.HTTPException):
+            pass
+        return ""
+
+    def _checked(self, response: http.client.HTTPResponse) -> http.client.HTTPResponse:
+        if response.status < 400:
+            return response
+        text = response.read(65_536)
+        self.close()
+        try:
+            reason = json.loads(text)["error"]
+        except (ValueError, KeyError, TypeError):
+            reason = text.decode(errors="replace")[:200]
+        if response.status == _UNAUTHORISED:
+            reason = f"{self._urls[0]} refuses the token: {reason}"
+        raise ServerError(reason, response.status)

@@ -190,13 +190,20 @@ def _place(given: Mapping[str, str], *, path_allowed: bool) -> Place:
         raise OptionError("say where the log is: give one of path and url")
     if not path_allowed and not url:
         raise OptionError("say where to write: url is missing")
-    urls = tuple(one.strip().rstrip("/") for one in url.split(",")) if url else ()
+    if path and "token" in given:
+        raise OptionError("token goes with url: files ask for none")
+    if path:
+        return Place(path=path.removeprefix("file://"))
+    return parse_place(url, given.get("token", ""))
+
+
+def parse_place(url: str, token: str) -> Place:
+    """One server, or several with commas."""
+    urls = tuple(one.strip().rstrip("/") for one in url.split(","))
     for one in urls:
         if not re.fullmatch(r"https?://[^/?#\s]+", one):
             raise OptionError(f"url must be http://host:port, not {one!r}")
-    if path and "token" in given:
-        raise OptionError("token goes with url: files ask for none")
-    return Place(path.removeprefix("file://"), urls, given.get("token", ""))
+    return Place(urls=urls, token=token)
 
 
 def _names(text: str | None) -> tuple[str, ...]:

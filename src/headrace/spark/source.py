@@ -2,12 +2,19 @@
 
 import sys
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from headrace.spark.columns import SCHEMA
-from headrace.spark.options import parse_source
+from headrace.spark.options import parse_sink, parse_source
 from headrace.spark.reader import BatchReader, NarrowingReader
+from headrace.spark.sink import BatchWriter, StreamWriter
 from headrace.spark.stream import StreamReader
 
 _PUSH_DOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -30,3 +37,9 @@ class HeadraceSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return StreamReader(parse_source(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return BatchWriter(parse_sink(self.options, streaming=False), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return StreamWriter(parse_sink(self.options, streaming=True), schema, overwrite)
