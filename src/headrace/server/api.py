@@ -3,26 +3,40 @@
 The others are in files of their own, `api_*.py`: each has a class with the handlers and `routes()`.
 """
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from headrace.config import AccessToken
 from headrace.log.embedded import EmbeddedStore
+from headrace.server.access import Access
+from headrace.server.api_cursors import CursorsApi
 from headrace.server.api_topics import TopicsApi
 from headrace.server.connection import Connections
 from headrace.server.health import health
+from headrace.server.waiting import Waiting
 
 
-def make_app(connections: Connections, store: EmbeddedStore) -> Starlette:
+def make_app(
+    connections: Connections,
+    store: EmbeddedStore,
+    waiting: Waiting,
+    tokens: Sequence[AccessToken] = (),
+) -> Starlette:
     broker = connections.broker
     return Starlette(
         routes=[
             *_StateApi(connections, store).routes(),
-            *TopicsApi(store, broker).routes(),
+            *TopicsApi(store, broker, waiting).routes(),
+            *CursorsApi(store).routes(),
         ],
         exception_handlers={HTTPException: _error},
+        middleware=[Middleware(Access, tokens=tokens)],
     )
 
 

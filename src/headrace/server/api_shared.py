@@ -1,10 +1,11 @@
-"""What endpoints of the HTTP API share: numbers that make sense, topics that exist, positions in JSON."""
+"""What endpoints of the HTTP API share: bodies and numbers with bounds, topics that exist, positions."""
 
 import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 
 from headrace.broker.broker import Broker
 from headrace.errors import BadTopicNameError
@@ -13,6 +14,9 @@ from headrace.model import Position, check_topic_name
 
 T = TypeVar("T")
 
+BODY_TIMEOUT_S = 10.0
+"""How long the body of a request may take to arrive."""
+
 
 def number(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) < 1 << 64):
@@ -20,15 +24,38 @@ def number(text: str, name: str) -> int:
     return int(text)
 
 
-def existing(store: Store, broker: Broker, name: str | None) -> Topic:
-    """The topic that a parameter names, or an answer that says what is wrong with it."""
-    if name is None:
-        raise HTTPException(400, "name the topic")
+async def body(request: Request, bytes_max: int) -> bytes:
+    """The body of a request, if it is no longer than that and comes in time."""
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > bytes_max:
+                    raise HTTPException(413, f"the body may have {bytes_max} bytes")
+                parts.append(part)
+    except TimeoutError:
+        raise HTTPException(
+            408, f"the body must come within {BODY_TIMEOUT_S:.0f} seconds"
+        ) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the body is not all there") from None
+    return b"".join(parts)
+
+
+def checked_name(name: str) -> str:
     try:
         check_topic_name(name)
     except BadTopicNameError as error:
         raise HTTPException(400, str(error)) from None
-    topic = store.topic(name)
+    return name
+
+
+def existing(store: Store, broker: Broker, name: str | None) -> Topic:
+    """The topic that a parameter names, or an answer that says what is wrong with it."""
+    if name is None:
+        raise HTTPException(400, "name the topic")
+    topic = store.topic(checked_name(name))
     if not topic.exists:
         if not broker.subscriptions(topic):
             store.forget(topic)

@@ -11,16 +11,22 @@ from starlette.routing import Route
 from headrace.broker.broker import Broker
 from headrace.broker.subscription import State
 from headrace.log.store import Store, Topic
+from headrace.server.api_cursors import CURSORS_LISTED_MAX, in_topic
 from headrace.server.api_shared import existing, number, place, warmed
+from headrace.server.waiting import WAITING_MAX, TooManyWaitingError, Waiting
 
 TOPICS_LISTED_MAX = 1000
 """Topics in one answer; the next page starts `after` the last name."""
 
+WAIT_MS_MAX = 10_000
+"""How long an answer waits for a change."""
+
 
 class TopicsApi:
-    def __init__(self, store: Store, broker: Broker) -> None:
+    def __init__(self, store: Store, broker: Broker, waiting: Waiting) -> None:
         self._store = store
         self._broker = broker
+        self._waiting = waiting
 
     def routes(self) -> list[Route]:
         return [
@@ -35,13 +41,49 @@ class TopicsApi:
         limit = min(number(query.get("limit", str(TOPICS_LISTED_MAX)), "limit"), TOPICS_LISTED_MAX)
         if not limit:
             raise HTTPException(400, "limit must be at least 1")
-        found = self._store.topics(query.get("prefix", ""), query.get("after", ""), limit + 1)
+        prefix, after, names = (
+            query.get("prefix", ""),
+            query.get("after", ""),
+            query.getlist("name"),
+        )
+        if len(names) > TOPICS_LISTED_MAX:
+            raise HTTPException(400, f"at most {TOPICS_LISTED_MAX} names may be given")
+        unchanged = not await self._changed(query.get("since"), query.get("wait_ms"))
+        version = self._store.version
+        found = []
+        if unchanged:
+            pass
+        elif names:
+            found = self._named(names, prefix, after)
+        else:
+            found = self._store.topics(prefix, after, limit + 1)
         return JSONResponse(
             {
                 "topics": [self._summary(topic) for topic in found[:limit]],
                 "more": len(found) > limit,
+                "version": version,
+                "unchanged": unchanged,
             }
         )
+
+    def _named(self, names: list[str], prefix: str, after: str) -> list[Topic]:
+        wanted = {name for name in names if name.startswith(prefix) and name > after}
+        found = (self._store.look(name) for name in sorted(wanted))
+        return [topic for topic in found if topic.exists]
+
+    async def _changed(self, since: str | None, wait_ms: str | None) -> bool:
+        """Whether there may be anything new, after waiting for it as long as the request says."""
+        if since is None:
+            if wait_ms is not None:
+                raise HTTPException(400, "wait_ms needs since: the version of an earlier answer")
+            return True
+        wait = min(number(wait_ms or "0", "wait_ms"), WAIT_MS_MAX)
+        try:
+            return await self._waiting.change(number(since, "since"), wait / 1000)
+        except TooManyWaitingError:
+            raise HTTPException(
+                503, f"{WAITING_MAX} requests are waiting already: ask again in a while"
+            ) from None
 
     async def topic(self, request: Request) -> Response:
         topic = self._existing(request.query_params.get("name"))
@@ -56,6 +98,10 @@ class TopicsApi:
                 "lag_bytes": max(0, topic.end_offset - subscription.offset),
             }
             for subscription in self._broker.subscriptions(topic)
+        ]
+        answer["cursors"] = [
+            in_topic(self._store, cursor)
+            for cursor in self._store.cursors(topic.name, limit=CURSORS_LISTED_MAX)
         ]
         return JSONResponse(answer)
 
