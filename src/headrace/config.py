@@ -124,7 +124,9 @@ class Readers(tuple[str, ...]):
     @classmethod
     def parse(cls, value: object) -> Self:
         """From a list, or a text with commas."""
-        names = value.split(",") if value and isinstance(value, str) else value or []
+        names = value.split(",") if isinstance(value, str) else value
+        if value == "":
+            return cls()
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
             raise ValueError("neither a list of texts nor a text")
         for name in names:

@@ -11,6 +11,7 @@ from headrace.log.journal import ENTRY_HEADER_BYTES, FRAME_HEADER_BYTES, encode_
 from headrace.log.records import pack_record
 from headrace.log.recovery import JUMP
 from headrace.log.store import CURSORS_SET_MAX
+from headrace.log.verify import verify
 from headrace.model import Position
 from tests.log.test_recovery import Journal
 
@@ -178,3 +179,16 @@ def test_cursors_come_back_from_the_backup_and_from_the_journal(open_store):
 )
 def test_lag_counts_what_is_kept_and_what_is_gone(at, start, end, lag):
     assert Lag.of(Position(*at), Position(*start), Position(*end)) == lag
+
+
+def test_verify_finds_nothing_wrong_with_cursors(open_store):
+    store = open_store()
+    store.append("topic", b"x")
+    put(store, "a", "topic", "not there")
+    store.settle()
+    put(store, "b", "topic", "not there")
+    drop(store, "a", "topic")
+    report = verify(store.layout.root)
+    assert report.damages == []
+    store.close()
+    assert verify(store.layout.root).damages == []

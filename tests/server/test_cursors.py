@@ -1,14 +1,20 @@
 """Cursors over HTTP: what is answered, what is refused, and what is there after a crash."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from itertools import count
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from headrace import connect_blocking
+from headrace.config import Config, Journal
+from headrace.server import api_cursors
+from headrace.server.api_cursors import CursorsApi
 from headrace.testing import ServerProcess, wait_until
+from headrace.testing.store import StepStore
 
 _numbers = count()
 
@@ -232,6 +238,27 @@ def test_other_methods_are_not_allowed(http):
 def test_bad_utf_8_in_a_query_is_some_other_name(http):
     for which in ("topic", "reader"):
         assert http.get(f"/v1/cursors?{which}=%ff%fe").json()["cursors"] == []
+
+
+def test_of_too_many_changes_that_wait_for_the_disk_the_last_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(api_cursors, "CHANGES_MAX", 2)
+    steps = StepStore(Config(data_dir=tmp_path / "data", journal=Journal(file_bytes=16_384)))
+    app = Starlette(routes=CursorsApi(steps.store).routes())
+
+    async def check() -> list[int]:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            body = {"reader": "r", "positions": [place("t", 0)]}
+            waiting = [asyncio.create_task(http.post("/v1/cursors", json=body)) for _ in range(2)]
+            while steps.store.pending_bytes < 2 * 52:
+                await asyncio.sleep(0)
+            third = await http.post("/v1/cursors", json=body)
+            assert not any(task.done() for task in waiting)
+            steps.runner.run()
+            return [third.status_code, *[(await task).status_code for task in waiting]]
+
+    assert asyncio.run(check()) == [503, 200, 200]
+    steps.crash()
 
 
 def test_cursors_survive_a_kill(tmp_path):

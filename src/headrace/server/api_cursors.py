@@ -1,6 +1,8 @@
 """The endpoints of cursors: readers note where they go on, and anyone sees how far behind they are."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -24,6 +26,9 @@ from headrace.server.api_shared import body, checked_name, number
 CURSORS_LISTED_MAX = 1000
 """Cursors in one answer; the next page starts after the last of them."""
 
+CHANGES_MAX = 100
+"""Requests that wait until their change is on disk; also while the log takes none."""
+
 _BODY_BYTES_MAX = 2 * 1024 * 1024
 
 _Number = Annotated[int, Meta(ge=0)]
@@ -44,6 +49,7 @@ class _Places(Struct, forbid_unknown_fields=True):
 class CursorsApi:
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._changing = 0
 
     def routes(self) -> list[Route]:
         return [
@@ -63,16 +69,12 @@ class CursorsApi:
             if one.topic in positions:
                 raise HTTPException(400, f"topic {one.topic!r} has two positions")
             positions[one.topic] = Position(one.epoch, one.offset, one.ordinal)
-        noted = asyncio.Event()
         try:
-            self._store.set_cursors(asked.reader, positions, noted.set)
+            await self._durable(partial(self._store.set_cursors, asked.reader, positions))
         except (BadReaderNameError, BadCursorError) as error:
             raise HTTPException(400, str(error)) from None
         except TooManyCursorsError as error:
             raise HTTPException(409, str(error)) from None
-        except StoreFailedError as error:
-            raise HTTPException(503, str(error)) from None
-        await noted.wait()
         return JSONResponse({"reader": asked.reader, "set": len(positions)})
 
     async def list(self, request: Request) -> Response:
@@ -111,14 +113,25 @@ class CursorsApi:
             raise HTTPException(400, str(error)) from None
         dropped = 0
         while found := self._store.cursors(topic, reader, limit=CURSORS_SET_MAX):
-            gone = asyncio.Event()
-            try:
-                self._store.drop_cursors(reader, [one.topic for one in found], gone.set)
-            except StoreFailedError as error:
-                raise HTTPException(503, str(error)) from None
-            await gone.wait()
+            names = [one.topic for one in found]
+            await self._durable(partial(self._store.drop_cursors, reader, names))
             dropped += len(found)
         return JSONResponse({"reader": reader, "dropped": dropped})
+
+    async def _durable(self, change: Callable[[Callable[[], None]], None]) -> None:
+        """Ask for a change and wait until it is on disk."""
+        if self._changing >= CHANGES_MAX:
+            reason = self._store.held_back or "the disk is slow"
+            raise HTTPException(503, f"{CHANGES_MAX} changes of cursors wait already: {reason}")
+        durable = asyncio.Event()
+        self._changing += 1
+        try:
+            change(durable.set)
+            await durable.wait()
+        except StoreFailedError as error:
+            raise HTTPException(503, str(error)) from None
+        finally:
+            self._changing -= 1
 
 
 def in_topic(store: Store, cursor: Cursor) -> dict[str, object]:

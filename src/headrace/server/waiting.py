@@ -2,14 +2,15 @@
 
 import asyncio
 
+from headrace.errors import HeadraceError
 from headrace.log.store import Store
 
 WAITING_MAX = 1000
 """Requests that wait at once; each is woken by every commit."""
 
 
-class TooManyWaitingError(Exception):
-    """No more requests can wait now."""
+class TooManyWaitingError(HeadraceError):
+    """No more requests can wait now: ask again in a while."""
 
 
 class Waiting:
