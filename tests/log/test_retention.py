@@ -342,6 +342,24 @@ def test_a_reader_is_waited_for_no_longer_than_so_and_it_is_said_what_it_misses(
     assert kept.store.payloads("topic") == [b"3", b"4"]
 
 
+def test_what_is_being_forgotten_is_not_forgotten_again(keep, caplog):
+    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]), wait_s=0)
+    five_days(kept)
+    read_to(kept, "group:a", "topic", 0)
+    store, find_room = kept.store.store, kept.store.store._find_room
+    store._find_room = lambda size: False  # the journal is full
+    for _ in range(3):
+        kept.wait(6 * DAY_S)
+    assert caplog.text.count("will miss 5 records") == 1
+    store._find_room = find_room
+    kept.store.runner.soon(store._begin)
+    kept.store.runner.run()
+    assert kept.store.payloads("topic") == []
+    kept.append("topic", b"new")
+    kept.wait(6 * DAY_S)
+    assert kept.store.payloads("topic") == []
+
+
 def test_a_topic_outgrows_its_bytes_for_a_reader_by_no_more_than_so(keep, caplog):
     kept = keep(age_s=0, bytes=1000, wait_for=Readers(["group:a"]), wait_bytes=1000)
     kept.append("topic", b"%02d" % 0 + b"x" * 44)

@@ -6,6 +6,7 @@ Readers that are waited for hold it back, as far as `holds.py` says.
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from headrace.config import Config
@@ -50,6 +51,8 @@ class Retention:
             self._interval_s = min(self._interval_s, shortest_s * CHECK_SHARE)
         self._checked: tuple[float, float] | None = None
         self._running = False
+        self._trimming: set[str] = set()
+        """Topics that are forgetting already: commits may be held back."""
 
     def tick(self, wall_s: float, monotonic_s: float) -> None:
         """Look for expired records when it is time to.
@@ -90,7 +93,8 @@ class Retention:
         for one in expired[:_FORGOTTEN_AT_ONCE]:
             topic = self._store.topic(one.name)
             # Meanwhile the topic may have been destroyed, or made anew.
-            if topic.exists and topic.epoch == one.epoch:
+            is_same = topic.exists and topic.epoch == one.epoch
+            if is_same and one.name not in self._trimming:
                 forgotten += self._trim(topic, one.places)
         if forgotten:
             logger.info("retention: %d topics forget records", forgotten)
@@ -109,7 +113,8 @@ class Retention:
                 *(topic.name, reader, records),
             )
         with suppress(StoreFailedError):  # it stops, and everyone has heard of it
-            self._store.trim(topic, start, lambda: None)
+            self._trimming.add(topic.name)
+            self._store.trim(topic, start, partial(self._trimming.discard, topic.name))
         return True
 
     def _holds(self, name: str) -> list[Hold]:
