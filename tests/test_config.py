@@ -213,9 +213,9 @@ def test_each_value_of_a_topic_comes_from_the_longest_prefix_that_sets_it(tmp_pa
         """,
     )
     config = load({}, {}, file).config
-    assert config.rule("a/b/c") == (Durability.WRITTEN, 10.0, 7, 64)
-    assert config.rule("a/c") == (Durability.MEMORY, 10.0, 7, config.segment.bytes)
-    assert config.rule("b") == (Durability.SYNCED, 10.0, 0, config.segment.bytes)
+    assert config.rule("a/b/c") == (Durability.WRITTEN, 10.0, 7, 64, ())
+    assert config.rule("a/c") == (Durability.MEMORY, 10.0, 7, config.segment.bytes, ())
+    assert config.rule("b") == (Durability.SYNCED, 10.0, 0, config.segment.bytes, ())
 
 
 @pytest.mark.parametrize("topic", ["logux/main", "channel/1"])
@@ -256,11 +256,81 @@ def test_a_wrong_topic_rule_is_refused(tmp_path, text, message):
     assert refusal(file=write(tmp_path, text)).startswith(message)
 
 
+DIGEST = "0123456789abcdefABCDEF0123456789" * 2
+
+
+def test_tokens_of_the_http_api_come_from_the_file(tmp_path):
+    text = "".join(
+        f'[[access.token]]\nname = "{name}"\nsha256 = "{DIGEST}"\n' for name in ("a", "é b")
+    )
+    loaded = load({}, {"HEADRACE_TOKEN": "not a setting"}, write(tmp_path, text))
+    assert [token.name for token in loaded.config.access.token] == ["a", "é b"]
+    assert {token.sha256 for token in loaded.config.access.token} == {DIGEST}
+    assert loaded.origins["access.token"].startswith("file ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f'name = "a"\nsha256 = "{DIGEST[1:]}"', "sha256 must be 64 hexadecimal digits"),
+        (f'name = "a"\nsha256 = "{DIGEST}0"', "sha256 must be 64 hexadecimal digits"),
+        (f'name = "a"\nsha256 = "{DIGEST}\\n"', "sha256 must be 64 hexadecimal digits"),
+        (f'name = "a"\nsha256 = "{DIGEST[1:]}g"', "sha256 must be 64 hexadecimal digits"),
+        ('name = "a"\nsha256 = 5', "sha256 must be 64 hexadecimal digits"),
+        ('name = "a"', "sha256 is missing ([[access.token]] number 1"),
+        (f'sha256 = "{DIGEST}"', "name is missing ([[access.token]] number 1"),
+        (f'name = ""\nsha256 = "{DIGEST}"', "name must be a text of 1 to 255 characters"),
+        (f'name = "a"\nsha256 = "{DIGEST}"\nuser = 1', "there is no setting user"),
+        (
+            f'name = "a"\nsha256 = "{DIGEST}"\n[[access.token]]\nname = "a"\nsha256 = "{DIGEST}"',
+            "the name 'a' has two tokens ([[access.token]] number 2",
+        ),
+    ],
+)
+def test_a_wrong_token_is_refused_and_not_shown(tmp_path, text, message):
+    refused = refusal(file=write(tmp_path, f"[[access.token]]\n{text}"))
+    assert refused.startswith(message)
+    assert DIGEST[1:] not in refused
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("access = 1", "access must be a section [access], not 1"),
+        ("[access]\ntoken = 1", "access.token must be a list of tables, each under"),
+        ("[access]\ntoken = [1]", "access.token must be a list of tables, each under"),
+        ('[access]\nuser = "a"', "there is no setting access.user"),
+        ("[[access]]\nname = 1", "access must be a section [access]"),
+    ],
+)
+def test_a_wrong_section_of_access_is_refused(tmp_path, text, message):
+    assert refusal(file=write(tmp_path, text)).startswith(message)
+
+
+def test_readers_are_a_list_or_a_text_with_commas(tmp_path):
+    file = write(tmp_path, '[retention]\nwait_for = ["group:a", "b, c", "group:a"]\n')
+    assert load({}, {}, file).config.retention.wait_for == ("group:a", "b, c")
+    for text, readers in (("group:a,b", ("group:a", "b")), ("", ())):
+        for loaded in (
+            load({"retention.wait_for": text}, {}),
+            load({}, {"HEADRACE_RETENTION_WAIT_FOR": text}),
+        ):
+            assert loaded.config.retention.wait_for == readers
+
+
+@pytest.mark.parametrize("value", ["5", '[""]', "[1]", f'["{"x" * 256}"]', "{ a = 1 }"])
+def test_what_is_no_list_of_readers_is_refused(tmp_path, value):
+    file = write(tmp_path, f'[[topics]]\nprefix = "a"\nretention_wait_for = {value}\n')
+    assert refusal(file=file).startswith("retention_wait_for must be a list of readers' names")
+
+
 def test_the_printed_toml_is_read_back_as_the_same_configuration(tmp_path, headrace):
     file = write(
         tmp_path,
         'data_dir = "a \\"quoted\\" \\\\ dir\\u007f\\u00e9"\n'
-        '[[topics]]\nprefix = "t/"\nretention_age_s = 1.5\n',
+        '[[topics]]\nprefix = "t/"\nretention_age_s = 1.5\nretention_wait_for = ["group:a"]\n'
+        f'[[access.token]]\nname = "a \\"b\\""\nsha256 = "{DIGEST}"\n'
+        '[retention]\nwait_for = ["b", "c"]\n',
     )
     printed = headrace("config", "--config", file, "--toml").stdout
     tomllib.loads(printed)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
-from headrace.model import Durability
+from headrace.model import Durability, check_reader_name
 
 T = TypeVar("T")
 
@@ -24,11 +24,16 @@ def _setting(
     unit: str = "",
     *,
     flag: str = "",
+    pattern: str | None = None,
+    allowed: str = "",
+    secret: bool = False,
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
 ) -> Meta:
-    extra = {"unit": unit, "flag": flag}
+    extra = {"unit": unit, "flag": flag, "allowed": allowed, "secret": secret}
+    if pattern is not None:
+        return Meta(description=doc, pattern=pattern, extra=extra)
     if gt is not None:
         return Meta(description=doc, gt=gt, le=le, extra=extra)
     return Meta(description=doc, ge=ge, le=le, extra=extra)
@@ -109,6 +114,27 @@ def _host_name(url: str) -> str:
         return urlsplit(url).hostname or ""
     except ValueError:
         return ""
+
+
+class Readers(tuple[str, ...]):
+    """Names of readers that have cursors."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """From a list, or a text with commas."""
+        names = value.split(",") if isinstance(value, str) else value
+        if value == "":
+            return cls()
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise ValueError("neither a list of texts nor a text")
+        for name in names:
+            check_reader_name(name)
+        return cls(dict.fromkeys(names))
+
+    def __str__(self) -> str:
+        return ",".join(self)
 
 
 class _Section(Struct, frozen=True, kw_only=True):
@@ -261,6 +287,60 @@ class Retention(_Section, frozen=True):
         ),
     ] = 3600.0
 
+    wait_for: Annotated[
+        Readers,
+        _setting(
+            "Readers that records are kept for until they have passed them, in topics where they have "
+            "a cursor."
+        ),
+    ] = Readers()
+    wait_s: Annotated[
+        float,
+        _setting(
+            "How long beyond `age_s` records are kept for these readers.",
+            "seconds",
+            ge=0,
+            le=NUMBER_MAX,
+        ),
+    ] = 604_800.0
+    wait_bytes: Annotated[
+        int,
+        _setting(
+            "How much beyond `bytes` of each topic is kept for these readers.",
+            "bytes",
+            ge=0,
+            le=NUMBER_MAX,
+        ),
+    ] = 10 * 1024 * 1024 * 1024
+
+
+class AccessToken(Struct, frozen=True, kw_only=True):
+    """Who may use the HTTP API."""
+
+    name: Annotated[
+        str,
+        _setting(
+            "What it is called in diagnostics.",
+            pattern=r"^[^\x00-\x1f]{1,255}\Z",
+            allowed="a text of 1 to 255 characters",
+        ),
+    ]
+    sha256: Annotated[
+        str,
+        _setting(
+            "The SHA-256 of the token: the token itself is nowhere.",
+            pattern=r"^[0-9a-fA-F]{64}\Z",
+            allowed="64 hexadecimal digits",
+            secret=True,
+        ),
+    ]
+
+
+class Access(_Section, frozen=True):
+    token: Annotated[
+        tuple[AccessToken, ...], _setting("Tokens that the HTTP API takes; without any, all may.")
+    ] = ()
+
 
 class PrefixRule(Struct, frozen=True, kw_only=True):
     """What differs for topics whose name begins with `prefix`; None leaves it to shorter ones."""
@@ -274,6 +354,9 @@ class PrefixRule(Struct, frozen=True, kw_only=True):
     retention_bytes: Annotated[
         int | None,
         _setting("As `retention.bytes`, for these topics.", "bytes", ge=0, le=NUMBER_MAX),
+    ] = None
+    retention_wait_for: Annotated[
+        Readers | None, _setting("As `retention.wait_for`, for these topics.")
     ] = None
     segment_bytes: Annotated[
         int | None, _setting("As `segment.bytes`, for these topics.", "bytes", ge=64, le=NUMBER_MAX)
@@ -294,6 +377,7 @@ class TopicRule(NamedTuple):
     retention_age_s: float
     retention_bytes: int
     segment_bytes: int
+    retention_wait_for: Readers = Readers()
 
 
 class Config(_Section, frozen=True):
@@ -327,6 +411,7 @@ class Config(_Section, frozen=True):
     retention: Annotated[
         Retention, _setting("When records are deleted, whole segments at a time.")
     ] = Retention()
+    access: Annotated[Access, _setting("Who may use the HTTP API.")] = Access()
     topics: Annotated[
         tuple[PrefixRule, ...], _setting("What differs by prefix of the topic's name.")
     ] = ()
@@ -336,7 +421,11 @@ class Config(_Section, frozen=True):
         matching = [rule for rule in self.topics + BUILT_IN_RULES if topic.startswith(rule.prefix)]
         if not matching:
             return TopicRule(
-                self.durability, self.retention.age_s, self.retention.bytes, self.segment.bytes
+                self.durability,
+                self.retention.age_s,
+                self.retention.bytes,
+                self.segment.bytes,
+                self.retention.wait_for,
             )
         # The sort is stable: a rule of the user comes before the built-in one of the same prefix.
         matching.sort(key=lambda rule: -len(rule.prefix))
@@ -347,6 +436,9 @@ class Config(_Section, frozen=True):
             ),
             retention_bytes=_first(
                 (rule.retention_bytes for rule in matching), self.retention.bytes
+            ),
+            retention_wait_for=_first(
+                (rule.retention_wait_for for rule in matching), self.retention.wait_for
             ),
             segment_bytes=_first((rule.segment_bytes for rule in matching), self.segment.bytes),
         )

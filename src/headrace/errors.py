@@ -17,6 +17,10 @@ class BadTopicNameError(HeadraceError, ValueError):
     """The caller named a topic that cannot exist: use 1 to 255 bytes of UTF-8."""
 
 
+class BadReaderNameError(HeadraceError, ValueError):
+    """The caller named a reader that cannot be: use 1 to 255 bytes of UTF-8."""
+
+
 class PayloadTooLargeError(HeadraceError, ValueError):
     """The caller's payload is over the limit: split it."""
 
@@ -43,6 +47,14 @@ class StoreFailedError(StoreError):
 
 class UnknownTopicError(StoreError):
     """There is no topic of this name."""
+
+
+class BadCursorError(StoreError, ValueError):
+    """The position cannot be where a reader goes on: use one that the topic has given."""
+
+
+class TooManyCursorsError(StoreError):
+    """No room is left for new cursors: drop those of readers that are gone."""
 
 
 class ClientError(HeadraceError):

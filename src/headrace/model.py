@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import NamedTuple
 
-from headrace.errors import BadTopicNameError
+from headrace.errors import BadReaderNameError, BadTopicNameError
 
 PAYLOAD_BYTES_MAX = 262_144
 """The largest payload of one record (the Figg seed's 256 KB), inclusive."""
@@ -14,6 +14,8 @@ RECORD_HEADER_BYTES = 4
 TOPIC_BYTES_MAX = 255
 """The longest topic name, in bytes of UTF-8."""
 
+READER_BYTES_MAX = 255
+"""The longest name of a reader that has cursors, in bytes of UTF-8."""
 
 RESERVED_PREFIXES = ("logux/", "channel/")
 """Name spaces whose records have an envelope: only their own protocols publish there."""
@@ -52,6 +54,21 @@ def check_topic_name(name: str) -> bytes:
     if len(encoded) > TOPIC_BYTES_MAX:
         raise BadTopicNameError(
             f"a topic name may have {TOPIC_BYTES_MAX} bytes of UTF-8, this one has {len(encoded)}"
+        )
+    return encoded
+
+
+def check_reader_name(name: str) -> bytes:
+    """Return the name's bytes, or raise BadReaderNameError saying what is wrong with it."""
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        raise BadReaderNameError("a reader's name must be valid UTF-8") from None
+    if not encoded:
+        raise BadReaderNameError("a reader's name must not be empty")
+    if len(encoded) > READER_BYTES_MAX:
+        raise BadReaderNameError(
+            f"a reader's name may have {READER_BYTES_MAX} bytes of UTF-8, this one has {len(encoded)}"
         )
     return encoded
 

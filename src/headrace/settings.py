@@ -15,7 +15,15 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import msgspec
 from msgspec import Meta, Struct
 
-from headrace.config import NUMBER_MAX, Address, Config, Origins, PrefixRule
+from headrace.config import (
+    NUMBER_MAX,
+    AccessToken,
+    Address,
+    Config,
+    Origins,
+    PrefixRule,
+    Readers,
+)
 from headrace.errors import ConfigError
 
 CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
@@ -23,7 +31,7 @@ CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
 # Not settings: the command line's own variables, those of the test suite, and those that Kubernetes
 # makes for every container beside a service called "headrace".
 _OTHER_VARIABLES = {
-    *(CONFIG_FILE_VARIABLE, "HEADRACE_URL", "HEADRACE_HTTP"),
+    *(CONFIG_FILE_VARIABLE, "HEADRACE_URL", "HEADRACE_HTTP", "HEADRACE_TOKEN"),
     *("HEADRACE_TORTURE", "HEADRACE_SEED", "HEADRACE_REQUIRE_TOOLS"),
     "HEADRACE_PORT",
 }
@@ -49,10 +57,24 @@ class Setting(NamedTuple):
         return "HEADRACE_" + self.key.upper().replace(".", "_")
 
 
+class TableKind(NamedTuple):
+    """A list of tables in the file, each `[[KEY]]`."""
+
+    type: type[Struct]
+    """Its first field tells one from the others."""
+    noun: str
+
+
+TABLES = {
+    "topics": TableKind(PrefixRule, "rules"),
+    "access.token": TableKind(AccessToken, "tokens"),
+}
+
+
 class Loaded(NamedTuple):
     config: Config
     origins: dict[str, str]
-    """Where each value came from, by key; "topics" stands for all rules of `[[topics]]`."""
+    """Where each value came from, by key; a key of `TABLES` stands for all its tables."""
 
 
 def load(
@@ -60,15 +82,15 @@ def load(
 ) -> Loaded:
     """Make the configuration; `flags` maps keys to values, where None and absence mean the same."""
     values: dict[str, object] = {}
-    origins = dict.fromkeys([*SETTINGS, "topics"], DEFAULT)
-    rules: tuple[PrefixRule, ...] = ()
+    origins = dict.fromkeys([*SETTINGS, *TABLES], DEFAULT)
     if file is None and environ.get(CONFIG_FILE_VARIABLE):
         file = Path(environ[CONFIG_FILE_VARIABLE])
     if file is not None:
         table = _read_file(file)
         origin = f"file {file}"
-        rules = _rules(table.pop("topics", []), origin)
-        origins["topics"] = origin
+        for key in TABLES:
+            values[key] = _tables(key, _take(table, key), origin)
+            origins[key] = origin
         for key, value in _flatten(table, origin):
             values[key] = _convert(_setting(key, origin), value, origin)
             origins[key] = origin
@@ -83,7 +105,7 @@ def load(
             origin = f"flag {setting.flag or f'--set {key}'}"
             values[key] = _convert(setting, value, origin, text=True)
             origins[key] = origin
-    config = _build(values, rules)
+    config = _build(values)
     _check_together(config, origins)
     return Loaded(config, origins)
 
@@ -95,7 +117,7 @@ def fields_of(section: type[Struct], prefix: str = "") -> Iterator[Setting]:
         base, meta = get_args(hints[field.name])
         if isinstance(base, type) and issubclass(base, Struct):
             yield from fields_of(base, f"{prefix}{field.name}.")
-        elif field.name != "topics":
+        elif prefix + field.name not in TABLES:
             extra = meta.extra
             yield Setting(
                 key=prefix + field.name,
@@ -110,6 +132,8 @@ def fields_of(section: type[Struct], prefix: str = "") -> Iterator[Setting]:
 def allowed(setting: Setting) -> str:
     """What a setting may be, as the end of a sentence."""
     base, meta = _base_and_meta(setting.type)
+    if meta.extra and meta.extra["allowed"]:
+        return str(meta.extra["allowed"])
     if issubclass(base, StrEnum):
         return "one of " + ", ".join(base)
     if base is Address:
@@ -119,6 +143,8 @@ def allowed(setting: Setting) -> str:
             "a list of origins such as https://app.example.com, `same-host` (pages of the host that is "
             "connected to, whatever their port) and `*` (any page); in flags and variables with commas"
         )
+    if base is Readers:
+        return "a list of readers' names such as group:orders; in flags and variables with commas"
     if base is Path:
         return "a path"
     if base is str:
@@ -136,8 +162,11 @@ def _base_and_meta(annotated: Any) -> tuple[type, Meta]:
 
 
 SETTINGS = {setting.key: setting for setting in fields_of(Config)}
-RULE_SETTINGS = {setting.key: setting for setting in fields_of(PrefixRule)}
-_SECTIONS = {key.partition(".")[0] for key in SETTINGS if "." in key}
+TABLE_SETTINGS = {
+    key: {setting.key: setting for setting in fields_of(kind.type)} for key, kind in TABLES.items()
+}
+RULE_SETTINGS = TABLE_SETTINGS["topics"]
+_SECTIONS = {key.partition(".")[0] for key in (*SETTINGS, *TABLES) if "." in key}
 _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS.values()}
 
 
@@ -194,8 +223,8 @@ def _convert(setting: Setting, value: object, origin: str, *, text: bool = False
     base, meta = _base_and_meta(setting.type)
     converted: object
     try:
-        if base is Origins:
-            converted = Origins.parse(value)
+        if base in (Origins, Readers):
+            converted = base.parse(value)
         elif base in (Address, Path):
             converted = _convert_text(base, value)
         else:
@@ -203,7 +232,9 @@ def _convert(setting: Setting, value: object, origin: str, *, text: bool = False
     except ValueError:  # which msgspec.ValidationError is
         converted = None
     if converted is None or (isinstance(converted, float) and not math.isfinite(converted)):
-        raise ConfigError(f"{setting.key} must be {allowed(setting)}, not {value!r} ({origin})")
+        # Someone may have put the secret itself where its hash belongs.
+        shown = "what is there" if meta.extra and meta.extra["secret"] else repr(value)
+        raise ConfigError(f"{setting.key} must be {allowed(setting)}, not {shown} ({origin})")
     return converted
 
 
@@ -215,30 +246,40 @@ def _convert_text(kind: type, value: object) -> object:
     return Address.parse(value) if kind is Address else kind(value)
 
 
-def _rules(tables: object, origin: str) -> tuple[PrefixRule, ...]:
+def _take(table: dict[str, Any], key: str) -> object:
+    """Take a list of tables out of the file's content; its section stays."""
+    section, _, name = key.rpartition(".")
+    inside = table.get(section, {}) if section else table
+    return inside.pop(name, []) if isinstance(inside, dict) else []
+
+
+def _tables(key: str, tables: object, origin: str) -> tuple[Struct, ...]:
+    kind, settings = TABLES[key], TABLE_SETTINGS[key]
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError(f"topics must be a list of tables, each under [[topics]] ({origin})")
-    rules: dict[str, PrefixRule] = {}
+        raise ConfigError(f"{key} must be a list of tables, each under [[{key}]] ({origin})")
+    identity = next(iter(settings))
+    made: dict[str, Struct] = {}
     for number, table in enumerate(tables, 1):
-        where = f"[[topics]] number {number}, {origin}"
-        for key in table:
-            if key not in RULE_SETTINGS:
-                raise ConfigError(
-                    f"there is no setting {key} ({where}){_nearest(key, RULE_SETTINGS)}"
-                )
-        if "prefix" not in table:
-            raise ConfigError(f"prefix is missing ({where})")
-        rule = PrefixRule(
-            **{key: _convert(RULE_SETTINGS[key], value, where) for key, value in table.items()}
+        where = f"[[{key}]] number {number}, {origin}"
+        for name in table:
+            if name not in settings:
+                raise ConfigError(f"there is no setting {name} ({where}){_nearest(name, settings)}")
+        for setting in settings.values():
+            if setting.default is msgspec.NODEFAULT and setting.key not in table:
+                raise ConfigError(f"{setting.key} is missing ({where})")
+        one = kind.type(
+            **{name: _convert(settings[name], value, where) for name, value in table.items()}
         )
-        if rule.prefix in rules:
-            raise ConfigError(f"the prefix {rule.prefix!r} has two rules ({where})")
-        rules[rule.prefix] = rule
-    return tuple(rules.values())
+        if getattr(one, identity) in made:
+            raise ConfigError(
+                f"the {identity} {getattr(one, identity)!r} has two {kind.noun} ({where})"
+            )
+        made[getattr(one, identity)] = one
+    return tuple(made.values())
 
 
-def _build(values: Mapping[str, object], rules: tuple[PrefixRule, ...]) -> Config:
-    top: dict[str, Any] = {"topics": rules}
+def _build(values: Mapping[str, object]) -> Config:
+    top: dict[str, Any] = {}
     sections: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         section, dot, name = key.rpartition(".")

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -51,6 +52,43 @@ def test_on_a_narrow_terminal_names_fold_and_numbers_stay_whole(capsys, monkeypa
     for whole in ("123,456,789,012", "1000.0 GiB", "1234567890123", "1234", "2025-06-15 15:06:40Z"):
         assert f" {whole}" in shown
     assert "".join(line.split(" ")[0] for line in shown.splitlines()[1:]) == name
+
+
+def test_topics_shows_how_far_readers_are_behind(run, topic, server):
+    for payload in ("foo", "bar", "car"):
+        run("publish", topic, payload)
+    run("publish", f"{topic}+", "nobody's")
+    for reader, ordinal in (("group:a", 1), ("b\n", 3)):
+        place = {"topic": topic, "epoch": 0, "offset": 7 * ordinal, "ordinal": ordinal}
+        body = {"reader": reader, "positions": [place]}
+        assert httpx.post(server.http_url + "/v1/cursors", json=body).status_code == 200
+    lines = run("topics", topic).stdout.splitlines()
+    assert lines[0].rstrip().endswith("readers")
+    assert lines[1].rstrip().endswith(r"'b\n' 0, group:a -2")
+    assert lines[2].rstrip().endswith("Z")
+    first, second = map(json.loads, run("topics", topic, "--json").stdout.splitlines())
+    assert [(one["reader"], one["lag_records"]) for one in first["cursors"]] == [
+        ("b\n", 0),
+        ("group:a", 2),
+    ]
+    assert second["cursors"] == []
+    shown = run("inspect", topic).stdout
+    assert re.search(r"group:a +7 +1 +2 +14 B +0 ", shown)
+    run("delete", topic, "--yes")
+    run("publish", topic, "new")
+    assert "group:a -1 (2 gone)" in run("topics", topic).stdout
+
+
+def test_a_directory_shows_readers_without_a_server(tmp_path, headrace):
+    with ServerProcess(tmp_path / "data") as server:
+        headrace("publish", "t", "foo", environ={"HEADRACE_URL": server.figg_url})
+        place = {"topic": "t", "epoch": 0, "offset": 0, "ordinal": 0}
+        body = {"reader": "group:a", "positions": [place]}
+        assert httpx.post(server.http_url + "/v1/cursors", json=body).status_code == 200
+        online = httpx.get(server.http_url + "/v1/topic?name=t").json()["cursors"]
+        server.terminate()
+    found = headrace("inspect", "t", "--data-dir", tmp_path / "data", "--json")
+    assert json.loads(found.stdout)["cursors"] == online
 
 
 def test_topics_can_be_narrowed_to_a_prefix(run, topic):

@@ -8,8 +8,9 @@ from abc import ABC, abstractmethod
 
 import pytest
 
+from headrace.errors import BadCursorError, BadReaderNameError
 from headrace.log.records import pack_record, split_records
-from headrace.log.store import Store, Stored, Topic
+from headrace.log.store import CURSORS_SET_MAX, Store, Stored, Topic
 from headrace.model import Position
 
 PAYLOADS = [b"first", b"", b"x" * 300, b"fourth", b"\0" * 8, b"the last of them"]
@@ -73,6 +74,30 @@ class Harness(ABC):
         self.store.destroy(self.topic(name), lambda: done.append(True))
         self.flush()
         assert done == [True]
+
+    def set_cursors(self, reader: str, positions: dict[str, Position]) -> None:
+        done: list[bool] = []
+        named = {self.prefix + name: at for name, at in positions.items()}
+        self.store.set_cursors(reader, named, lambda: done.append(True))
+        assert done == [], "nobody is told before it is on disk"
+        self.flush()
+        assert done == [True], "every change of cursors is answered, once"
+
+    def drop_cursors(self, reader: str, *names: str) -> None:
+        done: list[bool] = []
+        named = [self.prefix + name for name in names]
+        self.store.drop_cursors(reader, named, lambda: done.append(True))
+        self.flush()
+        assert done == [True]
+
+    def cursors(self, **which: str) -> list[tuple[str, str, Position]]:
+        """(topic without its prefix, reader, position) of each."""
+        if "topic" in which:
+            which["topic"] = self.prefix + which["topic"]
+        return [
+            (one.topic.removeprefix(self.prefix), one.reader, one.position)
+            for one in self.store.cursors(**which, limit=CURSORS_SET_MAX)
+        ]
 
     def read(
         self, offset: int = 0, *, name: str = "topic", bytes_max: int = 1 << 16
@@ -524,6 +549,165 @@ class StoreContract:
         assert harness.append_once("p", 6, b"six").duplicate
         assert not harness.append_once("p", 8, b"eight").duplicate
         assert harness.payloads() == [b"seven", b"eight"]
+
+    # Cursors
+
+    def test_a_reader_s_place_is_kept(self, harness):
+        harness.append(*PAYLOADS)
+        end = harness.topic().end
+        harness.wait(500)
+        harness.set_cursors("group:a", {"topic": end})
+        assert harness.cursors() == [("topic", "group:a", end)]
+        (one,) = harness.store.cursors(limit=1)
+        assert one.ms >= harness.topic().last_ms + 500
+
+    @pytest.mark.parametrize("settled", [False, True])
+    @pytest.mark.parametrize("clean", [False, True])
+    def test_cursors_outlive_the_store(self, harness, clean, settled):
+        """Also those of topics that do not."""
+        harness.append(*PAYLOADS)
+        harness.append(b"x", name="other")
+        places = {"topic": harness.topic().start, "other": harness.topic("other").end}
+        harness.set_cursors("a", places)
+        harness.set_cursors("b", places)
+        harness.set_cursors("a", {"topic": harness.topic().end})
+        harness.drop_cursors("b", "other")
+        before = harness.cursors()
+        assert len(before) == 3
+        if settled:
+            harness.settle()
+        assert harness.cursors() == before
+        harness.restart(clean=clean)
+        assert harness.cursors() == before
+
+    def test_cursors_are_listed_by_topic_and_by_reader(self, harness):
+        for name in ("t1", "t2", "t3"):
+            harness.append(b"x", name=name)
+        for reader in ("b", "é", "a"):
+            harness.set_cursors(
+                reader, {name: harness.topic(name).end for name in ("t3", "t1", "t2")}
+            )
+        harness.drop_cursors("b", "t2")
+        assert [one[:2] for one in harness.cursors(topic="t2")] == [("t2", "a"), ("t2", "é")]
+        assert [one[:2] for one in harness.cursors(reader="b")] == [("t1", "b"), ("t3", "b")]
+        assert [one[:2] for one in harness.cursors(topic="t1", reader="b")] == [("t1", "b")]
+        assert harness.cursors(topic="t2", reader="b") == []
+        assert harness.cursors(topic="nope") == harness.cursors(reader="nope") == []
+
+    @pytest.mark.parametrize("which", [{}, {"topic": "t2"}, {"reader": "a"}])
+    def test_pages_of_cursors_make_up_the_whole(self, harness, which):
+        for name in ("t1", "t2", "t3"):
+            harness.append(b"x", name=name)
+            for reader in ("a", "b", "c"):
+                harness.set_cursors(reader, {name: harness.topic(name).end})
+        whole = harness.cursors(**which)
+        if "topic" in which:
+            which = {"topic": harness.prefix + which["topic"]}
+        pages, after = [], ("", "")
+        while page := harness.store.cursors(**which, after=after, limit=2):
+            pages += page
+            after = (page[-1].topic, page[-1].reader)
+        assert [(one.topic.removeprefix(harness.prefix), one.reader) for one in pages] == [
+            one[:2] for one in whole
+        ]
+
+    def test_a_cursor_may_go_back(self, harness):
+        harness.append(*PAYLOADS)
+        for at in (harness.topic().end, harness.topic().start):
+            harness.set_cursors("a", {"topic": at})
+        assert harness.cursors() == [("topic", "a", harness.topic().start)]
+
+    def test_what_is_asked_together_is_done_in_order(self, harness):
+        harness.append(*PAYLOADS)
+        start, end = harness.topic().start, harness.topic().end
+        name = harness.topic().name
+        for at in (start, end):
+            harness.store.set_cursors("a", {name: at}, lambda: None)
+        harness.store.set_cursors("b", {name: at}, lambda: None)
+        harness.store.drop_cursors("b", [name], lambda: None)
+        harness.flush()
+        assert harness.cursors() == [("topic", "a", end)]
+        harness.settle()
+        harness.restart(clean=True)
+        assert harness.cursors() == [("topic", "a", end)]
+
+    @pytest.mark.parametrize("settled", [False, True])
+    def test_a_cursor_outlives_the_topic(self, harness, settled):
+        harness.append(*PAYLOADS)
+        at = harness.topic().start
+        harness.set_cursors("a", {"topic": at})
+        harness.destroy()
+        if settled:
+            harness.settle()
+        assert harness.cursors() == [("topic", "a", at)]
+        harness.append(b"new")
+        assert harness.cursors(topic="topic") == [("topic", "a", at)]
+
+    def test_a_name_without_a_topic_has_cursors_where_one_would_begin(self, harness):
+        start = harness.topic("not yet").start
+        harness.set_cursors("a", {"not yet": start})
+        assert harness.cursors() == [("not yet", "a", start)]
+        assert not harness.topic("not yet").exists
+
+    def test_a_place_that_no_topic_gave_is_refused(self, harness):
+        harness.append(*PAYLOADS)
+        end = harness.topic().end
+        for bad in (
+            end._replace(offset=end.offset + 1),
+            end._replace(ordinal=end.ordinal + 1),
+            end._replace(epoch=end.epoch + 1),
+            end._replace(offset=(1 << 64) - 1),
+        ):
+            with pytest.raises(BadCursorError):
+                harness.set_cursors("a", {"other": harness.topic("other").end, "topic": bad})
+            assert harness.cursors() == [], "all or none"
+
+    @pytest.mark.parametrize("name", ["", "x" * 256, "é" * 128, "\ud800"])
+    def test_a_name_that_no_reader_can_have_is_refused(self, harness, name):
+        with pytest.raises(BadReaderNameError):
+            harness.set_cursors(name, {"topic": harness.topic().end})
+
+    def test_dropping_what_is_not_there_is_harmless(self, harness):
+        harness.append(b"x")
+        harness.set_cursors("a", {"topic": harness.topic().end})
+        harness.drop_cursors("b", "topic")
+        harness.drop_cursors("a", "other")
+        assert len(harness.cursors()) == 1
+        harness.restart(clean=True)
+        assert len(harness.cursors()) == 1
+
+    # The version
+
+    def test_the_version_changes_with_the_topics_and_with_nothing_else(self, harness):
+        told: list[int] = []
+        harness.store.watch(lambda: told.append(harness.store.version))
+        seen = [harness.store.version]
+
+        def changed() -> bool:
+            seen.append(harness.store.version)
+            assert told == sorted(set(told))
+            return seen[-1] > seen[-2] and told[-1] == seen[-1]
+
+        harness.append(*PAYLOADS)
+        assert changed()
+        harness.append_once("p", 1, b"once")
+        assert changed()
+        harness.append_once("p", 1, b"once")
+        assert not changed()
+        harness.set_cursors("a", {"topic": harness.topic().end})
+        harness.settle()
+        assert not changed()
+        harness.trim(harness.store.locate_ordinal(harness.topic(), 2))
+        assert changed()
+        harness.destroy()
+        assert changed()
+
+    def test_a_version_does_not_come_again(self, harness):
+        harness.append(b"x")
+        before = harness.store.version
+        harness.wait(1)
+        harness.restart(clean=True)
+        assert harness.store.version > before
 
     def test_a_store_starts_empty_after_topics_in_memory(self, harness):
         harness.append(*PAYLOADS)

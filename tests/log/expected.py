@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from headrace.log.records import pack_record
 from headrace.log.store import Appended, Topic
+from headrace.model import Position
 from headrace.testing.store import RecordingListener, StepStore
 
 
@@ -34,6 +35,8 @@ class Expected:
 
     def __init__(self) -> None:
         self.topics: dict[str, ExpectedTopic] = defaultdict(ExpectedTopic)
+        self.cursors: dict[tuple[str, str], list[Position | None]] = {}
+        """By topic and reader, what was answered last and whatever was asked since; None is dropped."""
 
     def copy(self) -> "Expected":
         return copy.deepcopy(self)
@@ -76,6 +79,16 @@ class Expected:
     def number_answered(self, name: str, producer: str, number: int) -> None:
         self.topics[name].numbered_answered.add((producer, number))
 
+    def cursor_asked(self, name: str, reader: str, at: Position | None) -> None:
+        self.cursors.setdefault((name, reader), [None]).append(at)
+
+    def cursors_answered(
+        self, reader: str, positions: Iterable[tuple[str, Position | None]]
+    ) -> None:
+        """Cursors are synced, whatever the durability of their topics."""
+        for name, at in positions:
+            self.cursors[name, reader] = [at]
+
     def machine_crashed(self, prefix: str) -> None:
         """What was not synced may be lost, for all topics with this prefix."""
         for name, topic in self.topics.items():
@@ -106,6 +119,13 @@ class Expected:
             assert not lost, f"{name}: lost {len(lost)} of {len(must)} records from {min(lost)} on"
             assert topic.end[1:] >= expected.end, f"{name}: the end went back"
             assert topic.epoch >= expected.epoch
+        self.check_cursors(store)
+
+    def check_cursors(self, store: StepStore) -> None:
+        found = {(one.topic, one.reader): one.position for one in store.store.cursors(limit=1000)}
+        assert set(found) <= set(self.cursors)
+        for key, allowed in self.cursors.items():
+            assert found.get(key) in allowed, f"cursor {key}: {found.get(key)} of {allowed}"
 
     def go_on(self, store: StepStore, payload: bytes) -> None:
         """Append to every topic, and say again everything that carries a number."""

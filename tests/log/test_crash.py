@@ -81,6 +81,25 @@ class Run:
         self.store.store.destroy(topic, lambda: self.tell("destroy_answered", name, end))
         self._run()
 
+    def set_cursors(self, reader: str, *names: str) -> None:
+        """One commit, of a reader that has come to the end of each."""
+        store = self.store.store
+        positions = {name: store.topic(name).end for name in names}
+        for name, at in positions.items():
+            self.tell("cursor_asked", name, reader, at)
+        told = tuple(positions.items())
+        store.set_cursors(reader, positions, lambda: self.tell("cursors_answered", reader, told))
+        self._run()
+
+    def drop_cursors(self, reader: str, *names: str) -> None:
+        for name in names:
+            self.tell("cursor_asked", name, reader, None)
+        told = tuple((name, None) for name in names)
+        self.store.store.drop_cursors(
+            reader, names, lambda: self.tell("cursors_answered", reader, told)
+        )
+        self._run()
+
     def rotate(self) -> None:
         with self.disk.record_catalogue():
             self.store.rotate()
@@ -113,15 +132,20 @@ def everything(run: Run) -> None:
     run.append("a", "written/w")
     run.append_once("a", 1)
     run.append("written/w", size=700)
+    run.set_cursors("r", "a", "written/w")
     run.rotate()
     run.append("a", "b", size=300)
     run.append("written/w")
     run.append_once("written/w", 1)
+    run.set_cursors("r", "a")
+    run.set_cursors("s", "b")
+    run.drop_cursors("r", "written/w")
     run.rotate()
     run.append("written/w")
     run.trim("a")
     run.append_once("a", 2, size=600)
     run.destroy("b")
+    run.set_cursors("r", "written/w", "b")
     run.rotate()
     run.append("b", "a")
     run.sync_written()
@@ -138,6 +162,10 @@ def recycling(run: Run) -> None:
             run.append_once("a", number, size=40 * number)
         if number == 5:
             run.append_many("a", 120)
+        if number % 2:
+            run.set_cursors("r", "a", "written/w")
+        if number % 4 == 3:
+            run.drop_cursors("r", "a")
         run.rotate()
 
 

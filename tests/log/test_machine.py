@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from headrace.config import Config, Journal, Limits, PrefixRule, Retention, Segment
 from headrace.log import retention as retention_module
+from headrace.log.holds import trimming
 from headrace.log.records import pack_record
 from headrace.log.recovery import JUMP
 from headrace.log.store import Topic
@@ -216,7 +217,8 @@ class LogMachine(RuleBasedStateMachine):
         self.apply()
         now_ms = self.clock.ms
         expired = retention_module.find_expired(self.store.config, self.store.layout, now_ms)
-        for name, position in expired:
+        for name, _, places in expired:
+            position = trimming(places, (), self.store.store.topic(name).start).start
             model = self.models[name]
             for record in model.records:
                 if record.offset < position.offset:

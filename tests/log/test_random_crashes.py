@@ -33,8 +33,8 @@ def do_anything(run: Run, chance: random.Random) -> None:
     numbered = 0
     for _ in range(chance.randrange(5, 30)):
         what = chance.choices(
-            ["append", "many", "once", "trim", "destroy", "rotate", "sync", "apply"],
-            [10, 1, 3, 1, 1, 4, 1, 2],
+            ["append", "many", "once", "trim", "destroy", "rotate", "sync", "apply", "set", "drop"],
+            [10, 1, 3, 1, 1, 4, 1, 2, 3, 1],
         )[0]
         name = chance.choice(NAMES)
         existing = [known for known in NAMES if run.store.store.topic(known).exists]
@@ -50,6 +50,10 @@ def do_anything(run: Run, chance: random.Random) -> None:
             run.trim(chance.choice(existing))
         elif what == "destroy" and existing:
             run.destroy(chance.choice(existing))
+        elif what == "set":
+            run.set_cursors(chance.choice("rs"), *chance.sample(NAMES, chance.randrange(1, 4)))
+        elif what == "drop":
+            run.drop_cursors(chance.choice("rs"), name)
         elif what == "rotate":
             run.rotate()
         elif what == "sync":

@@ -4,7 +4,7 @@ from itertools import groupby
 
 import pytest
 
-from headrace.config import PrefixRule, Retention, Segment
+from headrace.config import PrefixRule, Readers, Retention, Segment
 from headrace.log import retention
 from headrace.log.recovery import JUMP
 from headrace.log.retention import Retention as Retainer
@@ -260,3 +260,151 @@ def test_many_topics_are_forgotten_a_few_at_a_time(keep, monkeypatch):
     assert all(kept.store.payloads(name) == [] for name in names)
     runs = [len(list(run)) for name, run in groupby(steps, bool) if name]
     assert max(runs) <= 3, "others have their turn in between"
+
+
+# Readers that are waited for
+
+
+def read_to(kept: Kept, reader: str, topic: str, ordinal: int) -> None:
+    store = kept.store.store
+    at = store.locate_ordinal(store.topic(topic), ordinal)
+    store.set_cursors(reader, {topic: at}, lambda: None)
+    kept.store.runner.run()
+
+
+def five_days(kept: Kept, topic: str = "topic") -> None:
+    """A record a day, each in a segment of its own."""
+    for number in range(5):
+        kept.append(topic, b"%d" % number)
+        kept.wait(DAY_S)
+
+
+def test_records_are_kept_for_a_reader_until_it_has_passed_them(keep):
+    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]), wait_s=30 * DAY_S)
+    five_days(kept)
+    read_to(kept, "group:a", "topic", 2)
+    kept.wait(10 * DAY_S)
+    assert kept.store.payloads("topic") == [b"2", b"3", b"4"]
+    read_to(kept, "group:a", "topic", 4)
+    kept.wait(60)
+    assert kept.store.payloads("topic") == [b"4"]
+    read_to(kept, "group:a", "topic", 5)
+    kept.wait(60)
+    assert kept.store.payloads("topic") == []
+
+
+def test_what_is_not_past_its_time_is_kept_whoever_has_read_it(keep):
+    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]))
+    five_days(kept)
+    read_to(kept, "group:a", "topic", 5)
+    kept.wait(60)
+    assert len(kept.store.payloads("topic")) == 5
+
+
+def test_other_readers_and_readers_without_a_cursor_hold_nothing_back(keep):
+    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a", "group:never"]))
+    five_days(kept)
+    five_days(kept, "other")
+    read_to(kept, "group:b", "topic", 0)
+    read_to(kept, "group:a", "other", 0)
+    kept.wait(6 * DAY_S)
+    assert kept.store.payloads("topic") == []
+    assert len(kept.store.payloads("other")) == 5
+
+
+def test_a_cursor_that_was_dropped_lets_go(keep):
+    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]))
+    five_days(kept)
+    read_to(kept, "group:a", "topic", 0)
+    kept.wait(3 * DAY_S)
+    assert len(kept.store.payloads("topic")) == 5
+    kept.store.store.drop_cursors("group:a", ["topic"], lambda: None)
+    kept.store.runner.run()
+    kept.wait(3 * DAY_S)
+    assert kept.store.payloads("topic") == []
+
+
+def test_a_reader_is_waited_for_no_longer_than_so_and_it_is_said_what_it_misses(keep, caplog):
+    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]), wait_s=DAY_S)
+    five_days(kept)
+    read_to(kept, "group:a", "topic", 1)
+    kept.wait(DAY_S)
+    assert kept.store.payloads("topic") == [b"1", b"2", b"3", b"4"]
+    assert "will miss" not in caplog.text
+    kept.wait(2 * DAY_S)
+    assert kept.store.payloads("topic") == [b"2", b"3", b"4"]
+    kept.wait(60)
+    kept.wait(60)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    (warning,) = warnings
+    assert warning.startswith("topic 'topic': reader 'group:a' will miss 1 records")
+    kept.wait(DAY_S)
+    assert kept.store.payloads("topic") == [b"3", b"4"]
+
+
+def test_what_is_being_forgotten_is_not_forgotten_again(keep, caplog):
+    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]), wait_s=0)
+    five_days(kept)
+    read_to(kept, "group:a", "topic", 0)
+    store, find_room = kept.store.store, kept.store.store._find_room
+    store._find_room = lambda size: False  # the journal is full
+    for _ in range(3):
+        kept.wait(6 * DAY_S)
+    assert caplog.text.count("will miss 5 records") == 1
+    store._find_room = find_room
+    kept.store.runner.soon(store._begin)
+    kept.store.runner.run()
+    assert kept.store.payloads("topic") == []
+    kept.append("topic", b"new")
+    kept.wait(6 * DAY_S)
+    assert kept.store.payloads("topic") == []
+
+
+def test_a_topic_outgrows_its_bytes_for_a_reader_by_no_more_than_so(keep, caplog):
+    kept = keep(age_s=0, bytes=1000, wait_for=Readers(["group:a"]), wait_bytes=1000)
+    kept.append("topic", b"%02d" % 0 + b"x" * 44)
+    read_to(kept, "group:a", "topic", 0)
+    for number in range(1, 60):
+        kept.append("topic", b"%02d" % number + b"x" * 44)
+        kept.wait(60)
+        held = 50 * len(kept.store.payloads("topic"))
+        assert held <= 2000 + 200
+        if number < 40:
+            assert held == 50 * (number + 1)
+    assert "reader 'group:a' will miss" in caplog.text
+    read_to(kept, "group:a", "topic", 60)
+    kept.wait(60)
+    assert 50 * len(kept.store.payloads("topic")) <= 1200
+
+
+def test_who_is_waited_for_depends_on_the_topic(keep):
+    kept = keep(
+        PrefixRule(prefix="a/", retention_wait_for=Readers(["group:a"])),
+        PrefixRule(prefix="a/free/", retention_wait_for=Readers()),
+        age_s=5.5 * DAY_S,
+    )
+    names = ["a/topic", "a/free/topic", "other"]
+    for name in names:
+        kept.append(name)
+        read_to(kept, "group:a", name, 0)
+    kept.wait(6 * DAY_S)
+    assert [name for name in names if kept.store.payloads(name)] == ["a/topic"]
+
+
+def test_readers_are_waited_for_after_a_crash_too(keep):
+    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]))
+    five_days(kept)
+    read_to(kept, "group:a", "topic", 3)
+    kept.start()
+    kept.wait(6 * DAY_S)
+    assert kept.store.payloads("topic") == [b"3", b"4"]
+
+
+def test_a_reader_of_an_earlier_life_holds_the_next_one(keep):
+    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]))
+    kept.append("topic", b"old")
+    read_to(kept, "group:a", "topic", 1)
+    kept.store.destroy("topic")
+    kept.append("topic", b"new")
+    kept.wait(6 * DAY_S)
+    assert kept.store.payloads("topic") == [b"new"]

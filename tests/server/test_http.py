@@ -99,8 +99,10 @@ def answer(server: ServerProcess, command: str) -> str:
     """What the command's request is answered, with the status before it where it is not 200."""
     words = shlex.split(command)
     assert words[0] == "curl"
-    method = words[words.index("-X") + 1] if "-X" in words else "GET"
-    got = httpx.request(method, words[-1].replace(ADDRESS, server.http_url), timeout=20)
+    body = words[words.index("-d") + 1] if "-d" in words else None
+    method = words[words.index("-X") + 1] if "-X" in words else "POST" if body else "GET"
+    url = words[-1].replace(ADDRESS, server.http_url)
+    got = httpx.request(method, url, content=body, timeout=20)
     return got.text if got.status_code == 200 else f"{got.status_code} {got.text}"
 
 
@@ -108,7 +110,9 @@ def settled(text: str) -> tuple[str, Any]:
     """The status and the content, without what differs from day to day."""
     status = text[:4] if text[:3].isdigit() else ""
     text = re.sub(
-        r'"(epoch|last_ms|first_ms)": ?\d{13}\b', r'"\1": "some time"', text[len(status) :]
+        r'"(epoch|last_ms|first_ms|ms|version)": ?\d{13,19}\b',
+        r'"\1": "some time"',
+        text[len(status) :],
     )
     return status, json.loads(re.sub(r"127\.0\.0\.1:\d+", "some peer", text))
 

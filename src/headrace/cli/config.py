@@ -10,8 +10,8 @@ from rich.table import Table
 
 from headrace.cli import options
 from headrace.cli.output import console
-from headrace.config import BUILT_IN_RULES, Config, Origins, PrefixRule
-from headrace.settings import RULE_SETTINGS, SETTINGS, Loaded, Setting, allowed
+from headrace.config import BUILT_IN_RULES, Config, Origins, PrefixRule, Readers
+from headrace.settings import RULE_SETTINGS, SETTINGS, TABLE_SETTINGS, Loaded, Setting, allowed
 
 
 def config(
@@ -76,6 +76,9 @@ def _print_table(loaded: Loaded) -> None:
     for rule, origin in _rules(loaded):
         changes = ", ".join(f"{key} = {_literal(value)}" for key, value in _set_in(rule))
         table.add_row(f"topics {rule.prefix!r}", changes, origin)
+    for token in loaded.config.access.token:
+        row = (f"access.token {token.name!r}", f"sha256 = {_literal(token.sha256)}")
+        table.add_row(*row, loaded.origins["access.token"])
     console().print(table)
 
 
@@ -94,6 +97,14 @@ def _to_json(loaded: Loaded) -> str:
                 {"prefix": rule.prefix, "from": origin, **dict(_set_in(rule))}
                 for rule, origin in _rules(loaded)
             ],
+            "access.token": [
+                {
+                    "name": token.name,
+                    "from": loaded.origins["access.token"],
+                    "sha256": token.sha256,
+                }
+                for token in loaded.config.access.token
+            ],
         },
         indent=2,
     )
@@ -110,6 +121,10 @@ def _to_toml(loaded: Loaded) -> str:
                 f"# {setting.doc}{unit} Must be {allowed(setting)}.",
                 f"{name} = {_literal(value_of(loaded.config, setting.key))}",
             ]
+    lines += ["", "# Who may use the HTTP API; everyone where there is none."]
+    for token in loaded.config.access.token:
+        lines += ["[[access.token]]", f"name = {_literal(token.name)}"]
+        lines += [f"sha256 = {_literal(token.sha256)}"]
     lines += [
         "",
         "# What differs by the beginning of a topic's name; the longest prefix wins.",
@@ -129,6 +144,8 @@ def to_markdown() -> str:
     for section, settings in _sections():
         parts.append(f"## [{section}]\n" if section else "## Top level\n")
         parts.append(_markdown_table(settings))
+    parts.append(_MARKDOWN_TOKENS)
+    parts.append(_markdown_table(TABLE_SETTINGS["access.token"].values()))
     parts.append(_MARKDOWN_RULES)
     parts.append(_markdown_table(RULE_SETTINGS.values()))
     parts.append("Built in, below rules of yours with the same prefix:\n\n```toml")
@@ -156,9 +173,16 @@ their own take `--set KEY=VALUE`, such as `--set journal.files=8`. The variable 
 `headrace config` shows each value in force and where it came from; `headrace config --toml` prints
 a complete file to start from.
 
-The other commands read `HEADRACE_URL` (the server's address, default `figg://127.0.0.1:8119`) and
-`HEADRACE_HTTP` (where the HTTP API answers, default `127.0.0.1:8121`). Variables that Kubernetes
-sets for a service called `headrace` are left alone.
+The other commands read `HEADRACE_URL` (the server's address, default `figg://127.0.0.1:8119`),
+`HEADRACE_HTTP` (where the HTTP API answers, default `127.0.0.1:8121`) and `HEADRACE_TOKEN` (the
+token it takes). Variables that Kubernetes sets for a service called `headrace` are left alone.
+"""
+
+_MARKDOWN_TOKENS = """\
+## [[access.token]]
+
+Who may use the HTTP API, `/healthz` excepted; only in the file. Without any, everyone who reaches it
+may. [Operating](operating.md#access) shows how to make one.
 """
 
 _MARKDOWN_RULES = """\
@@ -199,7 +223,7 @@ def _set_in(rule: PrefixRule) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Origins):
+    if isinstance(value, Origins | Readers):
         return list(value)
     return value if isinstance(value, int | float) else str(value)
 
@@ -208,6 +232,6 @@ def _literal(value: Any) -> str:
     """The value as TOML, whose strings are JSON's when nothing is escaped as a surrogate pair."""
     if isinstance(value, int | float):
         return repr(value)
-    if isinstance(value, Origins | list):
+    if isinstance(value, Origins | Readers | list):
         return f"[{', '.join(map(_literal, value))}]"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -15,6 +15,7 @@ def delete(
     topic: options.Topic,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     http: options.Http = None,
+    token: options.Token = None,
 ) -> None:
     """Destroy a topic and all its records.
 
@@ -23,11 +24,11 @@ def delete(
     \b
     headrace delete greetings --yes
     """
-    base = options.http_or_default(http)
+    api = options.http_api(http, token)
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("delete destroys every record of the topic: add --yes")
-        records = counted(request(base, "GET", "/v1/topic", name=topic)["records"], "record")
+        records = counted(request(api, "GET", "/v1/topic", name=topic)["records"], "record")
         typer.confirm(f"Destroy {topic!r} and its {records}?", abort=True, err=True)
-    answer = request(base, "DELETE", "/v1/topic", name=topic)
+    answer = request(api, "DELETE", "/v1/topic", name=topic)
     typer.echo(f"deleted {topic}, which ended at offset {answer['end']['offset']}", err=True)

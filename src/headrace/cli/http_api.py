@@ -2,13 +2,24 @@
 
 import http.client
 import json
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from headrace.cli.failure import CommandError, UsageError, with_hint
 
 _TIMEOUT_S = 30.0
 _ANSWER_BYTES_MAX = 256 * 1024 * 1024
+
+
+class HttpApi(NamedTuple):
+    """Where a server's HTTP API is, and what it takes to be let in."""
+
+    base: str
+    """`http://host:port`"""
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"HttpApi({self.base!r})"  # a token is never shown
 
 
 class UnreachableError(CommandError):
@@ -20,9 +31,15 @@ class NotFoundError(CommandError):
 
 
 def request(
-    base: str, method: str, path: str, *, timeout_s: float = _TIMEOUT_S, **query: object
+    api: HttpApi, method: str, path: str, *, timeout_s: float = _TIMEOUT_S, **query: object
 ) -> Any:
-    """Send one request to `base` (`http://host:port`); query values of None are left out."""
+    """Send one request; query values of None are left out."""
+    base, token = api
+    headers = {}
+    if token is not None:
+        if not (token.isascii() and token.isprintable() and token == token.strip()):
+            raise UsageError("the token has characters that no token has")
+        headers["Authorization"] = f"Bearer {token}"
     parts = urlsplit(base)
     try:
         port = parts.port
@@ -33,7 +50,7 @@ def request(
     text = urlencode({name: value for name, value in query.items() if value is not None})
     connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
     try:
-        connection.request(method, f"{path}?{text}" if text else path)
+        connection.request(method, f"{path}?{text}" if text else path, headers=headers)
         response = connection.getresponse()
         status, body = response.status, response.read(_ANSWER_BYTES_MAX)
     except (OSError, http.client.HTTPException) as error:
@@ -54,4 +71,6 @@ def _answer(base: str, status: int, body: bytes) -> Any:
     if status == 200:
         return answer
     reason = answer.get("error", body.decode()) if isinstance(answer, dict) else body.decode()
+    if status == 401:
+        reason = f"{base} lets nobody in without a token it knows: give it with HEADRACE_TOKEN"
     raise (NotFoundError if status == 404 else CommandError)(str(reason))

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from headrace.cli import options
-from headrace.cli.http_api import UnreachableError, request
+from headrace.cli.http_api import HttpApi, UnreachableError, request
 from headrace.cli.output import console, counted, moment, print_table, size
 from headrace.cli.topics import printable
 
@@ -17,12 +17,13 @@ def inspect(
     topic: options.Topic,
     data_dir: options.ReadDataDir = None,
     http: options.Http = None,
+    token: options.Token = None,
     config_file: options.ConfigFile = None,
     as_json: options.Json = False,
 ) -> None:
     """Show one topic in full.
 
-    Its epoch, range, segments with offsets, ordinals and times, and subscribers. Asks the server at
+    Its epoch, range, segments with offsets, ordinals and times, subscribers and readers. Asks the server at
     --http. With --data-dir, or where no server answers at the default address, reads the data
     directory without changing it; the newest seconds and the subscribers are then missing.
 
@@ -31,7 +32,7 @@ def inspect(
     headrace inspect greetings --data-dir /var/lib/headrace --json
     """
     options.only_one(data_dir=data_dir is not None, http=http is not None)
-    found = _find(topic, data_dir, http, config_file)
+    found = _find(topic, data_dir, options.http_api(http, token), http, config_file)
     if as_json:
         typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
     else:
@@ -39,13 +40,11 @@ def inspect(
 
 
 def _find(
-    topic: str, data_dir: str | None, http: str | None, config_file: Path | None
+    topic: str, data_dir: str | None, api: HttpApi, http: str | None, config_file: Path | None
 ) -> dict[str, Any]:
     if data_dir is None:
         try:
-            answer: dict[str, Any] = request(
-                options.http_or_default(http), "GET", "/v1/topic", name=topic
-            )
+            answer: dict[str, Any] = request(api, "GET", "/v1/topic", name=topic)
         except UnreachableError:
             if http is not None:
                 raise
@@ -77,6 +76,9 @@ def _print(topic: dict[str, Any]) -> None:
     if topic.get("subscriptions"):
         out.print()
         print_table(_subscriptions(topic["subscriptions"]))
+    if topic.get("cursors"):
+        out.print()
+        print_table(_readers(topic["cursors"]))
 
 
 def _segments(segments: list[dict[str, Any]]) -> Table:
@@ -108,5 +110,23 @@ def _subscriptions(subscriptions: list[dict[str, Any]]) -> Table:
             subscription["protocol"],
             str(subscription["offset"]),
             "live" if subscription["live"] else size(subscription["lag_bytes"]),
+        )
+    return table
+
+
+def _readers(cursors: list[dict[str, Any]]) -> Table:
+    table = Table("reader", box=None, pad_edge=False)
+    for heading in ("offset", "ordinal", "behind", "size", "gone"):
+        table.add_column(heading, justify="right")
+    table.add_column("noted")
+    for cursor in cursors:
+        table.add_row(
+            printable(cursor["reader"]),
+            str(cursor["offset"]),
+            str(cursor["ordinal"]),
+            f"{cursor['lag_records']:,}",
+            size(cursor["lag_bytes"]),
+            f"{cursor['gone_records']:,}",
+            moment(cursor["ms"]),
         )
     return table

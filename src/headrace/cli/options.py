@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import typer
 
 from headrace.cli.failure import UsageError
+from headrace.cli.http_api import HttpApi
 from headrace.config import Listen
 from headrace.settings import SETTINGS, Loaded, load
 
@@ -26,6 +27,15 @@ Http = Annotated[
         "--http",
         metavar="HOST:PORT",
         help="The server's HTTP address.  [env HEADRACE_HTTP, else 127.0.0.1:8121]",
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        help="The token that the HTTP address takes; others on the machine can see it here.  "
+        "[env HEADRACE_TOKEN]",
     ),
 ]
 Timeout = Annotated[
@@ -92,10 +102,11 @@ def url_or_default(url: str | None) -> str:
     return url or os.environ.get("HEADRACE_URL") or f"figg://{Listen().figg}"
 
 
-def http_or_default(http: str | None) -> str:
-    """The base address of the HTTP API, as `http://host:port`."""
+def http_api(http: str | None, token: str | None) -> HttpApi:
+    """The HTTP API that is named, or the default one."""
     address = http or os.environ.get("HEADRACE_HTTP") or str(Listen().http)
-    return address.rstrip("/") if "://" in address else f"http://{address}"
+    base = address.rstrip("/") if "://" in address else f"http://{address}"
+    return HttpApi(base, token or os.environ.get("HEADRACE_TOKEN") or None)
 
 
 def is_same_server(url: str | None, http: str | None) -> bool:

@@ -17,7 +17,7 @@ import typer
 from headrace.cli import options
 from headrace.cli.connection import run_with_client
 from headrace.cli.failure import CommandError, UsageError
-from headrace.cli.http_api import NotFoundError, request
+from headrace.cli.http_api import HttpApi, NotFoundError, request
 from headrace.cli.moment import MOMENT_HELP, parse_moment
 from headrace.cli.output import discard_output
 from headrace.model import check_topic_name
@@ -63,6 +63,7 @@ def subscribe(
     ] = False,
     url: options.Url = None,
     http: options.Http = None,
+    token: options.Token = None,
     timeout_s: options.Timeout = 5.0,
 ) -> None:
     """Print records of a topic, and wait for more.
@@ -90,7 +91,8 @@ def subscribe(
         raise UsageError(
             "--last, --since and --until-end ask the HTTP API: name it as well as --url, with --http"
         )
-    end = _end(http, topic) if until_end else None
+    api = options.http_api(http, token)
+    end = _end(api, topic) if until_end else None
     if end == 0:
         return
     if until_end and from_offset is None and last is None and since is None:
@@ -98,10 +100,10 @@ def subscribe(
     if from_start:
         from_offset = 0
     elif last is not None:
-        from_offset = _look_up(http, topic, last=last)
+        from_offset = _look_up(api, topic, last=last)
     elif since is not None:
-        from_offset = _look_up(http, topic, time=_moment(since))
-    if end is None and _is_missing(url, http, topic):
+        from_offset = _look_up(api, topic, time=_moment(since))
+    if end is None and options.is_same_server(url, http) and _is_missing(api, topic):
         typer.echo(f"headrace: topic {topic!r} does not exist yet: waiting", err=True)
     printer = _Printer(topic, from_offset, count, end, as_json=as_json, quiet=from_start)
     try:
@@ -210,31 +212,28 @@ def _watch_output(gone: asyncio.Future[None]) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-def _look_up(http: str | None, topic: str, **query: int) -> int:
+def _look_up(api: HttpApi, topic: str, **query: int) -> int:
     try:
-        answer = request(options.http_or_default(http), "GET", "/v1/position", topic=topic, **query)
+        answer = request(api, "GET", "/v1/position", topic=topic, **query)
     except NotFoundError:
         return 0  # whatever comes into a topic that is not there yet, is wanted
     offset: int = answer["offset"]
     return offset
 
 
-def _end(http: str | None, topic: str) -> int:
+def _end(api: HttpApi, topic: str) -> int:
     """Where the topic ends, and 0 where there is nothing to wait for."""
     try:
-        found = request(options.http_or_default(http), "GET", "/v1/topic", name=topic)
+        found = request(api, "GET", "/v1/topic", name=topic)
     except NotFoundError:
         return 0
     return int(found["end"]["offset"]) if found["records"] else 0
 
 
-def _is_missing(url: str | None, http: str | None, topic: str) -> bool:
+def _is_missing(api: HttpApi, topic: str) -> bool:
     """Whether the server is known not to have the topic: a misspelt name waits for ever."""
-    if not options.is_same_server(url, http):
-        return False
-    base = options.http_or_default(http)
     try:
-        request(base, "GET", "/v1/topic", timeout_s=_GLANCE_S, name=topic)
+        request(api, "GET", "/v1/topic", timeout_s=_GLANCE_S, name=topic)
     except NotFoundError:
         return True
     except CommandError:

@@ -300,7 +300,8 @@ class Applier:
                 if plan.created and not plan.destroyed:
                     catalogue.drop_tombstone(plan.row.name)
             catalogue.put(batch.tombstones.values())
-            catalogue.put(batch.cursors.values())
+            catalogue.put([row for row in batch.cursors.values() if row is not None])
+            catalogue.drop_cursors([key for key, row in batch.cursors.items() if row is None])
             catalogue.put(batch.producers.values())
             if batch.producers:
                 newest_ms = max(row.ms for row in batch.producers.values())
@@ -344,7 +345,8 @@ class _Batch:
         self._known = known
         self.plans: dict[int, _Plan] = {}
         self.tombstones: dict[bytes, TombstoneRow] = {}
-        self.cursors: dict[tuple[bytes, bytes], CursorRow] = {}
+        self.cursors: dict[tuple[bytes, bytes], CursorRow | None] = {}
+        """None for one that was dropped."""
         self.producers: dict[tuple[bytes, bytes], ProducerRow] = {}
         self.damages: list[Damage] = []
 
@@ -363,8 +365,11 @@ class _Batch:
             self._destroy(entry)
         elif entry.kind == journal.CURSOR:
             cursor = msgspec.msgpack.decode(entry.extra, type=Cursor)
-            self.cursors[cursor.topic, cursor.reader] = CursorRow(
-                cursor.topic, cursor.reader, cursor.epoch, entry.offset, entry.ordinal, entry.ms
+            key = (cursor.topic, cursor.reader)
+            self.cursors[key] = (
+                CursorRow(*key, cursor.epoch, entry.offset, entry.ordinal, entry.ms)
+                if not cursor.dropped
+                else None
             )
 
     def _plan(self, topic_id: int) -> _Plan | None:

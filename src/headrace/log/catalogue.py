@@ -292,6 +292,9 @@ class Catalogue:
     def drop_tombstone(self, name: bytes) -> None:
         self._db.execute("DELETE FROM tombstones WHERE name = ?", (name,))
 
+    def drop_cursors(self, keys: Collection[tuple[bytes, bytes]]) -> None:
+        self._db.executemany("DELETE FROM cursors WHERE name = ? AND reader = ?", keys)
+
     def drop_producers(self, before_ms: int, keep_max: int) -> None:
         """Forget producers that were silent since, and the most silent ones of too many."""
         self._db.execute("DELETE FROM producers WHERE ms < ?", (before_ms,))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.log import journal
-from headrace.log.entries import Create, Destroy, Producer
+from headrace.log.entries import Create, Cursor, Destroy, Producer
 from headrace.log.index import RUN_BYTES_MAX, RUN_MS_MAX, RUN_RECORDS_MAX
 from headrace.log.store import Appended, Topic
 from headrace.model import Durability, Position
@@ -28,16 +28,24 @@ class Trim(NamedTuple):
     position: Position
 
 
+class CursorChange(NamedTuple):
+    topic: str
+    reader: str
+    position: Position | None
+    """None when it is dropped."""
+
+
 class Commit:
     """Everything that waits for the same write."""
 
-    __slots__ = ("appends", "bytes", "destroyed", "onces", "trims", "waiters")
+    __slots__ = ("appends", "bytes", "cursors", "destroyed", "onces", "trims", "waiters")
 
     def __init__(self) -> None:
         self.appends: dict[Topic, list[bytes]] = {}
         self.onces: list[Once] = []
         self.trims: list[Trim] = []
         self.destroyed: list[Topic] = []
+        self.cursors: list[CursorChange] = []
         self.waiters: list[Callable[[], None]] = []
         self.bytes = 0
 
@@ -70,6 +78,7 @@ class Encoded(NamedTuple):
     appended: list[Appended]
     created: list[Topic]
     sync: bool
+    ms: int
 
 
 class Encoder:
@@ -79,7 +88,8 @@ class Encoder:
         self._next_topic_id = next_topic_id
         self._created: list[Topic] = []
 
-    def encode(self, commit: Commit, now_ms: int) -> Encoded:
+    def encode(self, commit: Commit, now_ms: int, number: int) -> Encoded:
+        """`number` is the one that the commit will have in the journal."""
         entries: list[bytes] = []
         appended: list[Appended] = []
         self._created = []
@@ -118,7 +128,12 @@ class Encoder:
             at = Position(topic.epoch, offset, ordinal)
             entries.append(_control(journal.DESTROY, topic, at, now_ms, extra))
             sync = True
-        return Encoded(commit, entries, sum(map(len, entries)), appended, self._created, sync)
+        for change in commit.cursors:
+            entries.append(_cursor(change, now_ms, number))
+            sync = True
+        return Encoded(
+            commit, entries, sum(map(len, entries)), appended, self._created, sync, now_ms
+        )
 
     def create(self, topic: Topic, now_ms: int) -> bytes:
         """The entry that makes a topic, and its number and epoch from now on."""
@@ -196,6 +211,16 @@ def _pieces(records: list[bytes]) -> Iterator[list[bytes]]:
             piece.append(record)
             size += len(record)
         yield piece
+
+
+def _cursor(change: CursorChange, now_ms: int, number: int) -> bytes:
+    at = change.position or _NOWHERE
+    dropped = change.position is None
+    extra = _pack(Cursor(change.topic.encode(), change.reader.encode(), at.epoch, number, dropped))
+    return journal.encode_entry(journal.CURSOR, 0, at.offset, at.ordinal, 0, now_ms, extra, b"")
+
+
+_NOWHERE = Position(0, 0, 0)
 
 
 def _control(kind: int, topic: Topic, at: Position, now_ms: int, extra: bytes) -> bytes:

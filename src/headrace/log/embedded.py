@@ -9,21 +9,22 @@ now hold. Reads take from the tail what is there and the rest from segments.
     gathering ──begin──▶ encoded ──file has room──▶ being written ──▶ committed ──▶ applied
                             └─ no free file: held back until the applier frees one
 
-What is not here: which topics there are (`handles.py`), reading (`reading.py`), formats (`journal.py`,
-`index.py`), applying (`applier.py`), start-up (`recovery.py`).
+What is not here: which topics there are (`handles.py`), where readers are (`cursors.py`), reading
+(`reading.py`), formats (`journal.py`, `index.py`), applying (`applier.py`), start-up (`recovery.py`).
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
 
 from headrace.config import Config
 from headrace.errors import StoreFailedError
 from headrace.log.catalogue import Catalogue
-from headrace.log.commit import Commit, Encoded, Encoder, Once, Trim
+from headrace.log.commit import Commit, CursorChange, Encoded, Encoder, Once, Trim
+from headrace.log.cursors import Cursors, check_position
 from headrace.log.disk import Disk
 from headrace.log.handles import Handles
 from headrace.log.journal import ENTRY_HEADER_BYTES
@@ -33,14 +34,16 @@ from headrace.log.reading import ReadSide
 from headrace.log.ring import ApplierLink, Ring
 from headrace.log.runner import Runner
 from headrace.log.segment import Segments
-from headrace.log.store import Listener, Stored, Topic
+from headrace.log.store import CURSORS_SET_MAX, Cursor, Listener, Stored, Topic
 from headrace.log.tails import drop_tail, read_tail, tail_start
-from headrace.model import Durability, Position
+from headrace.model import Durability, Position, check_reader_name
 
 logger = logging.getLogger(__name__)
 
 _TAILS_DROPPED_AT_ONCE = 500
 _CREATE_BYTES = 96
+_CURSOR_BYTES = 32
+"""Of an entry's extra, besides the names in it."""
 
 
 class EmbeddedStore(ReadSide):
@@ -70,6 +73,7 @@ class EmbeddedStore(ReadSide):
         self._encoder = Encoder(self._catalogue.meta().next_topic_id)
         self._ring = Ring(disk, config.journal.file_bytes, boot_id)
         self._producers = Producers(self._catalogue)
+        self._cursors = Cursors(self._catalogue)
         # A few commits must fit into a file, whatever the settings say.
         self._commit_bytes_max = min(
             config.journal.commit_bytes_max, config.journal.file_bytes // 4
@@ -89,6 +93,12 @@ class EmbeddedStore(ReadSide):
         self._trouble = ""
         self._failure = ""
         self._idle_waiters: list[Callable[[], None]] = []
+        # Far above what any process before can have counted up to.
+        self.version = clock_ms() * 1_000_000
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        self._watchers.append(changed)
 
     # Topics
 
@@ -97,6 +107,9 @@ class EmbeddedStore(ReadSide):
 
     def topics(self, prefix: str, after: str, limit: int) -> list[Topic]:
         return self._handles.list(prefix, after, limit)
+
+    def look(self, name: str) -> Topic:
+        return self._handles.look(name)
 
     def forget(self, topic: Topic) -> None:
         if not self._is_pending(topic):
@@ -182,6 +195,42 @@ class EmbeddedStore(ReadSide):
             self._seal()
         self._begin_later()
 
+    # Cursors
+
+    def set_cursors(
+        self, reader: str, positions: Mapping[str, Position], done: Callable[[], None]
+    ) -> None:
+        check_reader_name(reader)
+        for name, position in positions.items():
+            check_position(self._handles.look(name), position)
+        self._cursors.reserve(reader, positions)
+        self._change_cursors(
+            [CursorChange(name, reader, at) for name, at in positions.items()], done
+        )
+
+    def drop_cursors(self, reader: str, topics: Collection[str], done: Callable[[], None]) -> None:
+        self._change_cursors([CursorChange(topic, reader, None) for topic in topics], done)
+
+    def cursors(
+        self,
+        topic: str | None = None,
+        reader: str | None = None,
+        *,
+        after: tuple[str, str] = ("", ""),
+        limit: int,
+    ) -> list[Cursor]:
+        return self._cursors.list(topic, reader, after, limit)
+
+    def _change_cursors(self, changes: list[CursorChange], done: Callable[[], None]) -> None:
+        assert len(changes) <= CURSORS_SET_MAX
+        size = sum(
+            ENTRY_HEADER_BYTES + _CURSOR_BYTES + len(one.topic) + len(one.reader) for one in changes
+        )
+        commit = self._room(size)
+        commit.cursors += changes
+        commit.waiters.append(done)
+        self._begin_later()
+
     def _commit_for(self, topic: Topic, size: int) -> Commit:
         return self._memory[-1] if topic.durability is Durability.MEMORY else self._room(size)
 
@@ -222,7 +271,7 @@ class EmbeddedStore(ReadSide):
             else:
                 self._tell_idle()
                 return
-            encoded = self._encoder.encode(commit, self._clock_ms())
+            encoded = self._encoder.encode(commit, self._clock_ms(), self._sequence + 1)
         self._encoded = encoded
         if not self._find_room(encoded.body_bytes):
             return
@@ -281,7 +330,7 @@ class EmbeddedStore(ReadSide):
             return
         commits, self._memory = self._memory, [Commit()]
         for commit in commits:
-            encoded = self._encoder.encode(commit, self._clock_ms())
+            encoded = self._encoder.encode(commit, self._clock_ms(), 0)
             self.listener.prepare(encoded.appended)
             self._show(encoded, 0)
 
@@ -302,6 +351,15 @@ class EmbeddedStore(ReadSide):
         for topic in commit.destroyed:
             _destroyed(topic)
             self._handles.destroyed(topic)
+        for name, reader, position in commit.cursors:
+            if position is not None:
+                self._cursors.put(Cursor(name, reader, position, encoded.ms))
+            else:
+                self._cursors.drop(name, reader)
+        if encoded.appended or commit.trims or commit.destroyed:
+            self.version += 1
+            for changed in self._watchers:
+                changed()
         answers = commit.waiters
         for once, one in zip(
             commit.onces, encoded.appended[-len(commit.onces) or None :], strict=False

@@ -32,3 +32,6 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
     topic: bytes
     reader: bytes
     epoch: int
+    commit: int
+    """The number of the commit: tells it from one that an earlier use of the journal file left."""
+    dropped: bool = False

@@ -26,6 +26,15 @@ class Handles:
             topic = self._known[name] = self._load(name, self._catalogue.topic(name.encode()))
         return topic
 
+    def look(self, name: str) -> Topic:
+        """The same for a glance: a topic that does not exist leaves no handle behind."""
+        topic = self._known.get(name)
+        if topic is None:
+            topic = self._load(name, self._catalogue.topic(name.encode()))
+            if topic.exists:
+                self._known[name] = topic
+        return topic
+
     def drop(self, topic: Topic) -> None:
         """Forget the handle of a topic that was never made."""
         # One that was destroyed has a time, and stays: the catalogue may not know of its end yet.

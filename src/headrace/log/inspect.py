@@ -13,10 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import DataDirectoryError, UnknownTopicError
-from headrace.log.catalogue import FILE_NAME, Catalogue, SegmentRow, unreadable
+from headrace.log.catalogue import (
+    FILE_NAME,
+    Catalogue,
+    CursorRow,
+    SegmentRow,
+    TopicRow,
+    unreadable,
+)
+from headrace.log.cursors import Lag
 from headrace.log.index import HEADER_BYTES, Header, decode_header
 from headrace.log.layout import Layout
-from headrace.model import check_topic_name
+from headrace.model import Position, check_topic_name
 
 
 def inspect_topic(data_dir: Path, name: str) -> dict[str, Any]:
@@ -26,6 +34,7 @@ def inspect_topic(data_dir: Path, name: str) -> dict[str, Any]:
     with open_unchanged(data_dir) as view, view.snapshot():
         row = view.topic(encoded)
         segments = view.segments(row.id) if row is not None else []
+        cursors = sorted(view.cursors(encoded))
     if row is None:
         raise UnknownTopicError(f"there is no topic {name!r} in the segments of {data_dir}")
     return {
@@ -38,6 +47,7 @@ def inspect_topic(data_dir: Path, name: str) -> dict[str, Any]:
         "bytes": row.end_offset - row.start_offset,
         "last_ms": row.last_ms,
         "segments": [_segment(layout, segment) for segment in segments],
+        "cursors": [_cursor(row, cursor) for cursor in cursors],
     }
 
 
@@ -62,6 +72,20 @@ def _segment(layout: Layout, segment: SegmentRow) -> dict[str, Any]:
         "last_ms": segment.last_ms,
         # The life it was begun in, which the catalogue says of the whole topic only.
         "epoch": header.epoch if header is not None else None,
+    }
+
+
+def _cursor(topic: TopicRow, cursor: CursorRow) -> dict[str, Any]:
+    at = Position(cursor.epoch, cursor.offset, cursor.ordinal)
+    start = Position(topic.epoch, topic.start_offset, topic.start_ordinal)
+    lag = Lag.of(at, start, Position(topic.epoch, topic.end_offset, topic.end_ordinal))
+    return {
+        "reader": cursor.reader.decode(),
+        **at._asdict(),
+        "ms": cursor.ms,
+        "lag_records": lag.records,
+        "lag_bytes": lag.bytes,
+        "gone_records": lag.gone_records,
     }
 
 

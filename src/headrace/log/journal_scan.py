@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.log import journal
 from headrace.log.catalogue import Meta
-from headrace.log.entries import Producer
+from headrace.log.entries import Cursor, Producer
 from headrace.log.layout import Layout
 
 
@@ -155,13 +155,16 @@ def _without_gaps(frame: journal.Frame, next_topic_id: int) -> Iterator[journal.
     """What to take of a frame that may not have been written to its end.
 
     Behind the place where the write ended lies what an earlier use of the file left: applied long ago, so
-    harmless but for the making of topics that were destroyed since.
+    harmless but for the making of topics that were destroyed since, and for cursors, which may go back.
     """
     broken: set[int] = set()
     kept: list[journal.Entry] = []
     for entry in frame.entries:
         if entry.kind == journal.LOST:
             broken.add(entry.topic_id)
+        elif entry.kind == journal.CURSOR:
+            if msgspec.msgpack.decode(entry.extra, type=Cursor).commit == frame.sequence:
+                kept.append(entry)
         elif entry.topic_id not in broken and not (
             entry.kind == journal.CREATE and entry.topic_id < next_topic_id
         ):

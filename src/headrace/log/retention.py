@@ -1,16 +1,22 @@
-"""Retention: finds what is too old or too much, a segment at a time, and has the store forget it."""
+"""Retention: finds what is too old or too much, a segment at a time, and has the store forget it.
+
+Readers that are waited for hold it back, as far as `holds.py` says.
+"""
 
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from headrace.config import Config
 from headrace.errors import StoreFailedError
-from headrace.log.catalogue import Catalogue, TopicRow
+from headrace.log.catalogue import Catalogue, SegmentRow, TopicRow
 from headrace.log.embedded import EmbeddedStore
+from headrace.log.holds import Hold, Place, trimming
 from headrace.log.layout import Layout
 from headrace.log.runner import Runner
+from headrace.log.store import Topic
 from headrace.model import Position
 
 logger = logging.getLogger(__name__)
@@ -23,10 +29,11 @@ _FORGOTTEN_AT_ONCE = 200
 
 
 class Expired(NamedTuple):
-    """A topic whose records before this position are past their time, or too many."""
+    """A topic whose records are past their time, or too many, and the places where it could begin anew."""
 
     name: str
-    start: Position
+    epoch: int
+    places: list[Place]
 
 
 class Retention:
@@ -44,6 +51,8 @@ class Retention:
             self._interval_s = min(self._interval_s, shortest_s * CHECK_SHARE)
         self._checked: tuple[float, float] | None = None
         self._running = False
+        self._trimming: set[str] = set()
+        """Topics that are forgetting already: commits may be held back."""
 
     def tick(self, wall_s: float, monotonic_s: float) -> None:
         """Look for expired records when it is time to.
@@ -76,32 +85,55 @@ class Retention:
             logger.error("retention: the catalogue could not be read: %s", result)
             return
         if result:
-            logger.info("retention: %d topics have records to forget", len(result))
             self._forget(result)
 
     def _forget(self, expired: list[Expired]) -> None:
         """A few topics a step, so that nobody waits for ten thousand of them."""
-        for name, start in expired[:_FORGOTTEN_AT_ONCE]:
-            topic = self._store.topic(name)
+        forgotten = 0
+        for one in expired[:_FORGOTTEN_AT_ONCE]:
+            topic = self._store.topic(one.name)
             # Meanwhile the topic may have been destroyed, or made anew.
-            if topic.exists and topic.epoch == start.epoch and start.offset > topic.start_offset:
-                logger.debug("topic %r: forgetting records before offset %d", name, start.offset)
-                with suppress(StoreFailedError):  # it stops, and everyone has heard of it
-                    self._store.trim(topic, start, lambda: None)
+            is_same = topic.exists and topic.epoch == one.epoch
+            if is_same and one.name not in self._trimming:
+                forgotten += self._trim(topic, one.places)
+        if forgotten:
+            logger.info("retention: %d topics forget records", forgotten)
         if len(expired) > _FORGOTTEN_AT_ONCE:
             self._runner.soon(lambda: self._forget(expired[_FORGOTTEN_AT_ONCE:]))
+
+    def _trim(self, topic: Topic, places: list[Place]) -> bool:
+        start, missed = trimming(places, self._holds(topic.name), topic.start)
+        if start.offset <= topic.start_offset:
+            return False
+        logger.debug("topic %r: forgetting records before offset %d", topic.name, start.offset)
+        for reader, records in missed:
+            logger.warning(
+                "topic %r: reader %r will miss %d records: it was waited for as long as "
+                "retention.wait_s and retention.wait_bytes allow",
+                *(topic.name, reader, records),
+            )
+        with suppress(StoreFailedError):  # it stops, and everyone has heard of it
+            self._trimming.add(topic.name)
+            self._store.trim(topic, start, partial(self._trimming.discard, topic.name))
+        return True
+
+    def _holds(self, name: str) -> list[Hold]:
+        """A reader without a cursor in the topic holds nothing back: it may never come."""
+        return [
+            Hold(reader, cursor.position)
+            for reader in self._config.rule(name).retention_wait_for
+            for cursor in self._store.cursors(name, reader, limit=1)
+        ]
 
 
 def find_expired(config: Config, layout: Layout, now_ms: int) -> list[Expired]:
     """For a thread: reads the catalogue, changes nothing."""
     catalogue = Catalogue.open_for_reading(layout.root)
     try:
-        starts: dict[str, Position] = {}
-        for expired in (*_too_old(config, catalogue, now_ms), *_too_much(config, catalogue)):
-            known = starts.get(expired.name)
-            if known is None or known.offset < expired.start.offset:
-                starts[expired.name] = expired.start
-        return [Expired(name, start) for name, start in starts.items()]
+        found: dict[tuple[str, int], list[Place]] = {}
+        for row, place in (*_too_old(config, catalogue, now_ms), *_too_much(config, catalogue)):
+            found.setdefault((row.name.decode(), row.epoch), []).append(place)
+        return [Expired(*topic, places) for topic, places in found.items()]
     finally:
         catalogue.close()
 
@@ -112,10 +144,11 @@ def _shortest_age_s(config: Config) -> float:
     return min((age for age in ages if age > 0), default=0.0)
 
 
-def _too_old(config: Config, catalogue: Catalogue, now_ms: int) -> Iterator[Expired]:
+def _too_old(config: Config, catalogue: Catalogue, now_ms: int) -> Iterator[tuple[TopicRow, Place]]:
     shortest_s = _shortest_age_s(config)
     if not shortest_s:
         return
+    wait_ms = int(config.retention.wait_s * 1000)
     topics: dict[int, TopicRow | None] = {}
     for segment in catalogue.segments_older_than(now_ms - int(shortest_s * 1000)):
         if segment.topic_id not in topics:
@@ -123,26 +156,27 @@ def _too_old(config: Config, catalogue: Catalogue, now_ms: int) -> Iterator[Expi
         row = topics[segment.topic_id]
         if row is None or segment.end <= row.start_offset:
             continue
-        name = row.name.decode()
-        age_ms = int(config.rule(name).retention_age_s * 1000)
+        age_ms = int(config.rule(row.name.decode()).retention_age_s * 1000)
         if age_ms and segment.last_ms < now_ms - age_ms:
-            yield Expired(name, Position(row.epoch, segment.end, segment.end_ordinal))
+            yield row, _behind(row, segment, segment.last_ms < now_ms - age_ms - wait_ms)
 
 
-def _too_much(config: Config, catalogue: Catalogue) -> Iterator[Expired]:
+def _too_much(config: Config, catalogue: Catalogue) -> Iterator[tuple[TopicRow, Place]]:
     prefixes = [rule.prefix for rule in config.topics if rule.retention_bytes]
     if config.retention.bytes:
         prefixes = [""]
     for prefix in prefixes:
         for row in catalogue.topics(prefix.encode()):
-            name = row.name.decode()
-            limit = config.rule(name).retention_bytes
+            limit = config.rule(row.name.decode()).retention_bytes
             if not limit or row.end_offset - row.start_offset <= limit:
                 continue
             # Offsets may skip where nothing is stored: only segments say how much there is.
             later = 0
             for segment in reversed(catalogue.segments(row.id)):
                 if later >= limit and segment.end > row.start_offset:
-                    yield Expired(name, Position(row.epoch, segment.end, segment.end_ordinal))
-                    break
+                    yield row, _behind(row, segment, later >= limit + config.retention.wait_bytes)
                 later += segment.end - segment.base
+
+
+def _behind(row: TopicRow, segment: SegmentRow, overdue: bool) -> Place:
+    return Place(Position(row.epoch, segment.end, segment.end_ordinal), overdue)

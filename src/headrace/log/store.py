@@ -4,11 +4,14 @@ The broker knows this file only. Calls come from one thread, the event loop's; a
 its callback. Offsets are byte positions in every store.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.errors import HeadraceError
 from headrace.model import Durability, Position
+
+CURSORS_SET_MAX = 1000
+"""Cursors that may be set or dropped at once."""
 
 
 class Run(NamedTuple):
@@ -98,6 +101,17 @@ class Stored(NamedTuple):
     duplicate: bool
 
 
+class Cursor(NamedTuple):
+    """Where a reader goes on in a topic: the durable note of how far it has come."""
+
+    topic: str
+    """The name: it may have no topic any more, or not yet."""
+    reader: str
+    position: Position
+    ms: int
+    """When it was noted."""
+
+
 class Chunk(NamedTuple):
     """What a read found."""
 
@@ -140,9 +154,18 @@ class Reader(Protocol):
 
 class Store(Protocol):
     listener: Listener
+    version: int
+    """Another number whenever a topic is made or destroyed, or its start or end moves; never one that
+    was before, also of an earlier process."""
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call this whenever `version` has changed, for as long as the store is."""
 
     def topic(self, name: str) -> Topic:
         """The topic of this name, whether or not it exists yet."""
+
+    def look(self, name: str) -> Topic:
+        """The same for a glance: nobody holds it afterwards."""
 
     def forget(self, topic: Topic) -> None:
         """Nobody holds this handle any more."""
@@ -180,6 +203,28 @@ class Store(Protocol):
 
     def destroy(self, topic: Topic, done: Callable[[], None]) -> None:
         """End this life of the topic. A new one starts where it ended."""
+
+    def set_cursors(
+        self, reader: str, positions: Mapping[str, Position], done: Callable[[], None]
+    ) -> None:
+        """Note where a reader goes on in each of these topics; `done` is called when all is on disk.
+
+        At most `CURSORS_SET_MAX` at once. Raises `BadCursorError` for a place that a topic cannot have
+        given, and `TooManyCursorsError`; then none of them is noted.
+        """
+
+    def drop_cursors(self, reader: str, topics: Collection[str], done: Callable[[], None]) -> None:
+        """Forget where a reader was in these topics."""
+
+    def cursors(
+        self,
+        topic: str | None = None,
+        reader: str | None = None,
+        *,
+        after: tuple[str, str] = ("", ""),
+        limit: int,
+    ) -> list[Cursor]:
+        """Of a topic, of a reader or all, in the order of their names' bytes after (topic, reader)."""
 
     @property
     def pending_bytes(self) -> int:

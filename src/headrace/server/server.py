@@ -32,6 +32,7 @@ from headrace.server.http import HttpListener
 from headrace.server.metrics import Metrics
 from headrace.server.runner import LoopRunner
 from headrace.server.tcp import FiggConnection
+from headrace.server.waiting import Waiting
 from headrace.server.wombat import Wombats
 from headrace.wire import wombat
 
@@ -132,7 +133,8 @@ class Server:
             self._listeners.append(
                 await self._loop.create_server(make, sock=sock, backlog=_BACKLOG)
             )
-        app = make_app(connections, self._store)
+        self._waiting = Waiting(self._store)
+        app = make_app(connections, self._store, self._waiting, config.access.token)
         self._http = HttpListener(app, config.limits.connections_max, http)
         await self._http.start()
         retention = Retention(config, layout, self._store, self._runner)
@@ -160,6 +162,7 @@ class Server:
         for listener in self._listeners:
             listener.close()
         failed = self._stopped.done() and self._stopped.result() != 0
+        self._waiting.close()
         self._connections.drain()
         if not failed:
             settled = asyncio.Event()

@@ -1,0 +1,76 @@
+"""What endpoints of the HTTP API share: bodies and numbers with bounds, topics that exist, positions."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from headrace.broker.broker import Broker
+from headrace.errors import BadTopicNameError
+from headrace.log.store import ColdError, Store, Topic
+from headrace.model import Position, check_topic_name
+
+T = TypeVar("T")
+
+BODY_TIMEOUT_S = 10.0
+"""How long the body of a request may take to arrive."""
+
+
+def number(text: str, name: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) < 1 << 64):
+        raise HTTPException(400, f"{name} must be a whole number below 2^64, not {text[:40]!r}")
+    return int(text)
+
+
+async def body(request: Request, bytes_max: int) -> bytes:
+    """The body of a request, if it is no longer than that and comes in time."""
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > bytes_max:
+                    raise HTTPException(413, f"the body may have {bytes_max} bytes")
+                parts.append(part)
+    except TimeoutError:
+        raise HTTPException(
+            408, f"the body must come within {BODY_TIMEOUT_S:.0f} seconds"
+        ) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the body is not all there") from None
+    return b"".join(parts)
+
+
+def checked_name(name: str) -> str:
+    try:
+        check_topic_name(name)
+    except BadTopicNameError as error:
+        raise HTTPException(400, str(error)) from None
+    return name
+
+
+def existing(store: Store, broker: Broker, name: str | None) -> Topic:
+    """The topic that a parameter names, or an answer that says what is wrong with it."""
+    if name is None:
+        raise HTTPException(400, "name the topic")
+    topic = store.topic(checked_name(name))
+    if not topic.exists:
+        if not broker.subscriptions(topic):
+            store.forget(topic)
+        raise HTTPException(404, f"there is no topic {name!r}")
+    return topic
+
+
+def place(position: Position) -> dict[str, int]:
+    return {"offset": position.offset, "ordinal": position.ordinal}
+
+
+async def warmed(look_up: Callable[[], T]) -> T:
+    """The answer, after bringing into memory whatever it needs from the disk."""
+    while True:
+        try:
+            return look_up()
+        except ColdError as cold:
+            await asyncio.to_thread(cold.warm)

@@ -1,0 +1,166 @@
+"""The endpoints of topics: which there are, one in full, positions in one, and its end."""
+
+import asyncio
+import datetime
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.broker.broker import Broker
+from headrace.broker.subscription import State
+from headrace.log.store import Store, Topic
+from headrace.server.api_cursors import CURSORS_LISTED_MAX, in_topic
+from headrace.server.api_shared import existing, number, place, warmed
+from headrace.server.waiting import WAITING_MAX, TooManyWaitingError, Waiting
+
+TOPICS_LISTED_MAX = 1000
+"""Topics in one answer; the next page starts `after` the last name."""
+
+WAIT_MS_MAX = 10_000
+"""How long an answer waits for a change."""
+
+
+class TopicsApi:
+    def __init__(self, store: Store, broker: Broker, waiting: Waiting) -> None:
+        self._store = store
+        self._broker = broker
+        self._waiting = waiting
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/topics", self.topics),
+            Route("/v1/topic", self.topic, methods=["GET"]),
+            Route("/v1/topic", self.delete, methods=["DELETE"]),
+            Route("/v1/position", self.position),
+        ]
+
+    async def topics(self, request: Request) -> Response:
+        query = request.query_params
+        limit = min(number(query.get("limit", str(TOPICS_LISTED_MAX)), "limit"), TOPICS_LISTED_MAX)
+        if not limit:
+            raise HTTPException(400, "limit must be at least 1")
+        prefix, after, names = (
+            query.get("prefix", ""),
+            query.get("after", ""),
+            query.getlist("name"),
+        )
+        if len(names) > TOPICS_LISTED_MAX:
+            raise HTTPException(400, f"at most {TOPICS_LISTED_MAX} names may be given")
+        unchanged = not await self._changed(query.get("since"), query.get("wait_ms"))
+        version = self._store.version
+        found = []
+        if unchanged:
+            pass
+        elif names:
+            found = self._named(names, prefix, after)
+        else:
+            found = self._store.topics(prefix, after, limit + 1)
+        return JSONResponse(
+            {
+                "topics": [self._summary(topic) for topic in found[:limit]],
+                "more": len(found) > limit,
+                "version": version,
+                "unchanged": unchanged,
+            }
+        )
+
+    def _named(self, names: list[str], prefix: str, after: str) -> list[Topic]:
+        wanted = {name for name in names if name.startswith(prefix) and name > after}
+        found = (self._store.look(name) for name in sorted(wanted))
+        return [topic for topic in found if topic.exists]
+
+    async def _changed(self, since: str | None, wait_ms: str | None) -> bool:
+        """Whether there may be anything new, after waiting for it as long as the request says."""
+        if since is None:
+            if wait_ms is not None:
+                raise HTTPException(400, "wait_ms needs since: the version of an earlier answer")
+            return True
+        wait = min(number(wait_ms or "0", "wait_ms"), WAIT_MS_MAX)
+        try:
+            return await self._waiting.change(number(since, "since"), wait / 1000)
+        except TooManyWaitingError:
+            raise HTTPException(
+                503, f"{WAITING_MAX} requests are waiting already: ask again in a while"
+            ) from None
+
+    async def topic(self, request: Request) -> Response:
+        topic = self._existing(request.query_params.get("name"))
+        answer = self._summary(topic)
+        answer["segments"] = [segment._asdict() for segment in self._store.segments(topic)]
+        answer["subscriptions"] = [
+            {
+                "peer": subscription.sink.peer,
+                "protocol": subscription.sink.protocol,
+                "offset": subscription.offset,
+                "live": subscription.state is State.LIVE,
+                "lag_bytes": max(0, topic.end_offset - subscription.offset),
+            }
+            for subscription in self._broker.subscriptions(topic)
+        ]
+        answer["cursors"] = [
+            in_topic(self._store, cursor)
+            for cursor in self._store.cursors(topic.name, limit=CURSORS_LISTED_MAX)
+        ]
+        return JSONResponse(answer)
+
+    async def delete(self, request: Request) -> Response:
+        topic = self._existing(request.query_params.get("name"))
+        epoch = topic.epoch
+        destroyed = asyncio.Event()
+        self._store.destroy(topic, destroyed.set)
+        await destroyed.wait()
+        return JSONResponse({"name": topic.name, "epoch": epoch, "end": place(topic.end)})
+
+    async def position(self, request: Request) -> Response:
+        query = request.query_params
+        topic = self._existing(query.get("topic"))
+        asked = [key for key in ("offset", "ordinal", "time", "last") if key in query]
+        if len(asked) != 1:
+            raise HTTPException(400, "give one of offset, ordinal, time or last")
+        value = query[asked[0]]
+        store = self._store
+        if asked[0] == "offset":
+            offset = number(value, "offset")
+            found = await warmed(lambda: store.locate_offset(topic, offset))
+        elif asked[0] == "ordinal":
+            ordinal = number(value, "ordinal")
+            found = await warmed(lambda: store.locate_ordinal(topic, ordinal))
+        elif asked[0] == "last":
+            before = topic.end_ordinal - number(value, "last")
+            found = await warmed(lambda: store.locate_ordinal(topic, before))
+        else:
+            ms = _time_ms(value)
+            found = await warmed(lambda: store.locate_time(topic, ms))
+        return JSONResponse({"topic": topic.name, "epoch": found.epoch} | place(found))
+
+    def _existing(self, name: str | None) -> Topic:
+        return existing(self._store, self._broker, name)
+
+    def _summary(self, topic: Topic) -> dict[str, object]:
+        return {
+            "name": topic.name,
+            "epoch": topic.epoch,
+            "durability": topic.durability.value,
+            "start": place(topic.start),
+            "end": place(topic.end),
+            "records": topic.end_ordinal - topic.start_ordinal,
+            "bytes": topic.end_offset - topic.start_offset,
+            "last_ms": topic.last_ms,
+            "subscribers": len(self._broker.subscriptions(topic)),
+        }
+
+
+def _time_ms(text: str) -> int:
+    if text.isascii() and text.isdigit():
+        return number(text, "time")
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            moment = moment.astimezone()
+        return max(0, int(moment.timestamp() * 1000))
+    except (ValueError, OverflowError):
+        raise HTTPException(
+            400, f"time must be milliseconds since 1970 or ISO 8601, not {text[:40]!r}"
+        ) from None

@@ -1,0 +1,180 @@
+"""Lists of topics that wait for a change: woken by it, bounded in time and number, let go at a stop."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+import httpx
+import pytest
+
+from headrace import connect_blocking
+from headrace.server import waiting
+from headrace.server.waiting import TooManyWaitingError, Waiting
+from headrace.testing import ServerProcess
+
+_topics = count()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("waiting") / "data") as server:
+        yield server
+        assert "Traceback" not in server.stderr, server.stderr
+
+
+@pytest.fixture(scope="module")
+def http(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.http_url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess):
+    with connect_blocking(server.figg_url) as client:
+        yield client
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"topic/{next(_topics)}"
+
+
+def topics(http: httpx.Client, **query: object) -> dict:
+    answer = http.get("/v1/topics", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_only_the_topics_named_are_listed(http, client, topic):
+    names = [f"{topic}/{name}" for name in ("b", "a", "é")]
+    for name in names:
+        client.publish(name, b"x")
+    asked = [*names, f"{topic}/nope", names[0], "", "x" * 300]
+    found = topics(http, name=asked)
+    assert [one["name"] for one in found["topics"]] == sorted(names)
+    assert found["more"] is False
+    first = topics(http, name=asked, limit=2)
+    assert ([one["name"] for one in first["topics"]], first["more"]) == (sorted(names)[:2], True)
+    rest = topics(http, name=asked, limit=2, after=first["topics"][-1]["name"])
+    assert [one["name"] for one in rest["topics"]] == [f"{topic}/é"]
+
+
+def test_a_thousand_names_are_answered_and_more_refused(http):
+    names = [f"a name of usual length/{number}" for number in range(1000)]
+    assert topics(http, name=names)["topics"] == []
+    answer = http.get("/v1/topics", params={"name": [*names, "one more"]})
+    assert answer.status_code == 400
+
+
+def test_without_a_change_the_answer_says_so_after_a_while(http, client, topic):
+    client.publish(topic, b"x")
+    version = topics(http)["version"]
+    began = time.monotonic()
+    answer = topics(http, since=version, wait_ms=300)
+    assert answer == {"topics": [], "more": False, "version": version, "unchanged": True}
+    assert time.monotonic() - began >= 0.3
+    assert topics(http, since=version)["unchanged"] is True
+
+
+def test_a_change_is_answered_at_once(http, client, topic):
+    client.publish(topic, b"x")
+    version = topics(http)["version"]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(topics, http, name=topic, since=version, wait_ms=10_000)
+        time.sleep(0.3)
+        assert not waiting.done()
+        began = time.monotonic()
+        client.publish(topic, b"y")
+        answer = waiting.result(9)
+    assert time.monotonic() - began < 5
+    assert answer["unchanged"] is False
+    assert answer["version"] > version
+    assert answer["topics"][0]["records"] == 2
+
+
+def test_every_change_of_a_topic_has_a_version_of_its_own(http, client, topic):
+    versions = [topics(http)["version"]]
+    for change in (
+        lambda: client.publish(topic, b"x"),
+        lambda: client.publish(topic, b"x"),
+        lambda: http.delete("/v1/topic", params={"name": topic}),
+    ):
+        change()
+        versions.append(topics(http)["version"])
+    assert versions == sorted(set(versions))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"wait_ms": 5},
+        {"since": -1},
+        {"since": "x"},
+        {"since": 2**64},
+        {"since": 1, "wait_ms": "long"},
+        {"since": 1, "wait_ms": -1},
+    ],
+)
+def test_what_makes_no_sense_is_refused(http, query):
+    assert http.get("/v1/topics", params=query).status_code == 400
+
+
+def test_versions_go_on_after_a_restart_and_requests_that_wait_are_let_go(tmp_path):
+    with ServerProcess(tmp_path / "data") as server:
+        with connect_blocking(server.figg_url) as client:
+            client.publish("t", b"x")
+        with httpx.Client(base_url=server.http_url, timeout=20) as http:
+            version = topics(http)["version"]
+            with ThreadPoolExecutor() as pool:
+                waiting = pool.submit(topics, http, since=version, wait_ms=10_000)
+                time.sleep(0.3)
+                began = time.monotonic()
+                server.terminate()
+                assert waiting.result(5)["unchanged"] is True
+            assert time.monotonic() - began < 4
+        assert "Cancel" not in server.stderr
+        server.start()
+        with httpx.Client(base_url=server.http_url) as http:
+            assert topics(http)["version"] > version
+
+
+class Versioned:
+    """As much of a store as waiting needs."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self._watchers = []
+
+    def watch(self, changed) -> None:
+        self._watchers.append(changed)
+
+    def change(self) -> None:
+        self.version += 1
+        for changed in self._watchers:
+            changed()
+
+
+def test_of_too_many_that_wait_the_last_is_refused(monkeypatch):
+    monkeypatch.setattr(waiting, "WAITING_MAX", 2)
+
+    async def check() -> None:
+        store = Versioned()
+        queue = Waiting(store)
+        tasks = [asyncio.create_task(queue.change(1, 10)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyWaitingError):
+            await queue.change(1, 10)
+        assert await queue.change(0, 10), "this one need not wait"
+        tasks[0].cancel()
+        await asyncio.sleep(0)
+        third = asyncio.create_task(queue.change(1, 10))
+        await asyncio.sleep(0)
+        store.change()
+        assert await tasks[1] and await third
+        assert not await queue.change(2, 0.01)
+        queue.close()
+        assert not await queue.change(2, 10)
+
+    asyncio.run(check())
