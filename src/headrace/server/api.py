@@ -16,6 +16,7 @@ from headrace.errors import BadTopicNameError
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.store import ColdError, Topic
 from headrace.model import Position, check_topic_name
+from headrace.server.api_batches import batch_routes
 from headrace.server.connection import Connections
 from headrace.server.health import health
 
@@ -35,6 +36,7 @@ def make_app(connections: Connections, store: EmbeddedStore) -> Starlette:
             Route("/v1/topic", api.topic, methods=["GET"]),
             Route("/v1/topic", api.delete, methods=["DELETE"]),
             Route("/v1/position", api.position),
+            *batch_routes(store),
         ],
         exception_handlers={HTTPException: _error},
     )
@@ -58,6 +60,9 @@ class _Api:
                     "pending_bytes": self._store.pending_bytes,
                     "held_back": int(bool(self._store.held_back)),
                     "damaged_runs": self._store.damage_count,
+                    "staged_bytes": self._store.staging.bytes,
+                    "batches_pending": self._store.batches.pending,
+                    "damaged_blocks": self._store.batches.damage_count,
                 }
             ),
             media_type="text/plain; version=0.0.4",

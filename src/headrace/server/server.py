@@ -161,6 +161,7 @@ class Server:
             listener.close()
         failed = self._stopped.done() and self._stopped.result() != 0
         self._connections.drain()
+        self._store.batches.stop()
         if not failed:
             settled = asyncio.Event()
             self._store.settle(settled.set)
