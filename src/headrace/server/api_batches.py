@@ -1,4 +1,4 @@
-"""Staged uploads and batches over HTTP: `POST /v1/staged` and `POST /v1/batches`. Documented in `docs/http.md`.
+"""Staged uploads and batches over HTTP: `/v1/staged` and `/v1/batches`. Documented in `docs/http.md`.
 
 What an upload brings is checked and written in threads, a piece at a time, while the next piece arrives.
 """
