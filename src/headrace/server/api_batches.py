@@ -33,6 +33,7 @@ UPLOADS_MAX = 64
 BATCH_BODY_BYTES_MAX = 8 << 20
 
 _PIECE_BYTES = 1 << 20
+_STOPPING = "the server is stopping: ask again when it is back"
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -79,6 +80,9 @@ class _BatchApi:
                 raise HTTPException(
                     500, f"the upload cannot be written: {error.strerror}"
                 ) from None
+            except asyncio.CancelledError:
+                self._store.staging.drop(upload)
+                raise HTTPException(503, _STOPPING) from None
             except BaseException:
                 self._store.staging.drop(upload)
                 raise
@@ -135,7 +139,7 @@ class _BatchApi:
             raise HTTPException(503, str(error)) from None
         given = await answered
         if given is None:
-            raise HTTPException(503, "the server is stopping: ask again when it is back")
+            raise HTTPException(503, _STOPPING)
         return JSONResponse(
             {
                 "producer": asked.producer,
