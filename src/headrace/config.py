@@ -204,6 +204,24 @@ class Limits(_Section, frozen=True):
             le=NUMBER_MAX,
         ),
     ] = 64 * 1024 * 1024
+    staged_bytes_max: Annotated[
+        int,
+        _setting(
+            "Uploaded for batches and not appended yet; above it uploads are refused.",
+            "bytes",
+            ge=4096,
+            le=NUMBER_MAX,
+        ),
+    ] = 64 * 1024 * 1024 * 1024
+    staged_age_s: Annotated[
+        float,
+        _setting(
+            "How long an upload waits for its batch before it is deleted.",
+            "seconds",
+            gt=0,
+            le=NUMBER_MAX,
+        ),
+    ] = 86_400.0
 
 
 class Journal(_Section, frozen=True):

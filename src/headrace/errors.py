@@ -25,6 +25,22 @@ class PayloadTooLargeError(HeadraceError, ValueError):
     """The caller's payload is over the limit: split it."""
 
 
+class BadBlockError(HeadraceError, ValueError):
+    """The caller's upload is not made of blocks: nothing of it is kept; correct it and upload again."""
+
+
+class StagingFullError(HeadraceError):
+    """There is no room for another staged file: commit or wait, or raise `limits.staged_bytes_max`."""
+
+
+class UnknownStagedError(HeadraceError):
+    """The caller named a staged file that is not there, or never was: upload it again."""
+
+
+class StagedClaimedError(HeadraceError):
+    """The caller named a staged file that is part of another batch: upload it again."""
+
+
 class LocalProtocolError(HeadraceError):
     """The caller asked for something the protocol does not allow in this state."""
 

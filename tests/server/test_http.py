@@ -70,14 +70,21 @@ def test_the_examples_of_the_page_are_answered_as_it_says(tmp_path, environment)
     with ServerProcess(tmp_path / "data", "--set", "journal.rotate_s=0.1") as server:
         environ = environment(HEADRACE_URL=server.figg_url)
         with connect_blocking(server.figg_url) as client:
+            ids: dict[str, str] = {}
+            """What the page calls staged files, and what they are called this time."""
             for command, expected in examples():
-                if "headrace publish" in command:
+                if "headrace publish" in command or command.startswith("printf"):
                     run(command, environ, tmp_path)
                     continue
                 if "subscribers" in expected and "segments" in expected:
                     client.subscribe("greetings")
                     wait_until(lambda: topic_has_segment_and_subscriber(server), 10, "the applier")
-                assert settled(answer(server, command)) == settled(expected), command
+                for known, name in ids.items():
+                    command = command.replace(known, name)
+                got = answer(server, command, tmp_path)
+                if shown := re.search(r'"id": "(\w+)"', expected):
+                    ids[shown[1]] = json.loads(got)["id"]
+                assert settled(got) == settled(expected), command
 
 
 def examples() -> list[tuple[str, str]]:
@@ -95,12 +102,17 @@ def run(command: str, environ: dict[str, str], directory: Path) -> None:
     subprocess.run(["bash", "-euc", command], env=environ, cwd=directory, check=True, timeout=30)
 
 
-def answer(server: ServerProcess, command: str) -> str:
+def answer(server: ServerProcess, command: str, directory: Path) -> str:
     """What the command's request is answered, with the status before it where it is not 200."""
     words = shlex.split(command)
     assert words[0] == "curl"
-    body = words[words.index("-d") + 1] if "-d" in words else None
-    method = words[words.index("-X") + 1] if "-X" in words else "POST" if body else "GET"
+    data = next(
+        (words[words.index(flag) + 1] for flag in ("-d", "--data-binary") if flag in words), None
+    )
+    method = words[words.index("-X") + 1] if "-X" in words else "POST" if data else "GET"
+    body = data.encode() if data is not None else None
+    if data is not None and data.startswith("@"):
+        body = (directory / data[1:]).read_bytes()
     url = words[-1].replace(ADDRESS, server.http_url)
     got = httpx.request(method, url, content=body, timeout=20)
     return got.text if got.status_code == 200 else f"{got.status_code} {got.text}"
@@ -114,6 +126,7 @@ def settled(text: str) -> tuple[str, Any]:
         r'"\1": "some time"',
         text[len(status) :],
     )
+    text = re.sub(r'"id": ?"\w{32}"', '"id": "some id"', text)
     return status, json.loads(re.sub(r"127\.0\.0\.1:\d+", "some peer", text))
 
 

@@ -228,6 +228,8 @@ def _is_of(topic: Topic, epoch: int, offset: int) -> bool:
 def _slices(one: Appended, encode: Encode) -> Iterator[Slice]:
     """A commit's records of one topic, encoded in portions."""
     name, epoch, records = one.topic.name, one.topic.epoch, one.records
+    if type(records) is not list:
+        records = list(records)  # those of a batch: split once
     if one.end - one.offset <= SLICE_BYTES_MAX and len(records) <= SLICE_RECORDS_MAX:
         yield Slice(one.end, encode(name, epoch, one.offset, records))
         return

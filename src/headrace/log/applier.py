@@ -6,7 +6,7 @@ One call takes any stretch of the journal and leaves the directory as if nothing
 2. cut each touched file to where the catalogue says it ends, write the new bytes, then their index rows;
 3. sync them, and the directories of new files;
 4. one transaction of the catalogue says all of it is so, and up to which commit;
-5. delete the files that no longer have a name in it.
+5. delete the files that no longer have a name in it, and the staged files of batches that are in it.
 
 A crash before 4 leaves bytes past the catalogue's ends, which the next attempt cuts off; a crash after it
 leaves files nobody names, which the next start sweeps. Entries hold absolute values: what is already
@@ -24,7 +24,9 @@ import msgspec
 from headrace.config import TopicRule
 from headrace.log import journal
 from headrace.log.catalogue import (
+    BATCHES_NAME,
     TOMBSTONES_MAX,
+    BatchRow,
     Catalogue,
     CursorRow,
     Meta,
@@ -34,7 +36,16 @@ from headrace.log.catalogue import (
     TopicRow,
 )
 from headrace.log.disk import Disk
-from headrace.log.entries import RECENT_MAX, Create, Cursor, Destroy, Producer, Recent
+from headrace.log.entries import (
+    RECENT_MAX,
+    Create,
+    Cursor,
+    Destroy,
+    Producer,
+    Progress,
+    Recent,
+    StagedFiles,
+)
 from headrace.log.index import (
     Header,
     Piece,
@@ -78,6 +89,19 @@ class Damage(NamedTuple):
         return (
             f"topic {self.topic!r}: {records} records from offset {self.offset} to {self.end} "
             f"are lost: {self.reason}"
+        )
+
+
+class LostDecision(NamedTuple):
+    """A batch whose staged files nobody can name any more."""
+
+    producer: str
+    number: int
+
+    def __str__(self) -> str:
+        return (
+            f"batch {self.number} of producer {self.producer!r}: what of it was not appended is lost: "
+            "the journal is damaged there"
         )
 
 
@@ -166,7 +190,7 @@ class Applier:
         """Keep a damaged part of a journal file."""
         quarantine(self._layout, path, problem)
 
-    def apply(self, entries: Iterable[journal.Entry], applied: int) -> list[Damage]:
+    def apply(self, entries: Iterable[journal.Entry], applied: int) -> list[Damage | LostDecision]:
         """Make the entries part of the log; `applied` is the last commit they belong to."""
         meta = self._catalogue.meta()
         batch = _Batch(self._catalogue, self._known)
@@ -177,7 +201,24 @@ class Applier:
         self._remember(batch.plans.values())
         for path in dropped:
             self._disk.unlink(path)
+        if batch.batches:
+            self.clear_batches()
         return batch.damages
+
+    def clear_batches(self) -> None:
+        """Delete the staged files of batches that are appended, and then forget those batches.
+
+        In this order, and on disk: a staged file that came back could be named by another batch.
+        """
+        rows = self._catalogue.appended_batches()
+        if not rows:
+            return
+        for row in rows:
+            for file in msgspec.msgpack.decode(row.staged, type=StagedFiles):
+                self._disk.unlink(self._layout.staged_file(file.id.hex()))
+        self._disk.sync_directory(self._layout.staged)
+        with self._catalogue.transaction():
+            self._catalogue.drop_batches(rows)
 
     def _write(self, plans: Iterable[_Plan]) -> None:
         """Steps 2 and 3."""
@@ -303,6 +344,7 @@ class Applier:
             catalogue.put([row for row in batch.cursors.values() if row is not None])
             catalogue.drop_cursors([key for key, row in batch.cursors.items() if row is None])
             catalogue.put(batch.producers.values())
+            catalogue.put(batch.batches.values())
             if batch.producers:
                 newest_ms = max(row.ms for row in batch.producers.values())
                 catalogue.drop_producers(newest_ms - PRODUCER_LEASE_MS, PRODUCERS_MAX)
@@ -348,13 +390,16 @@ class _Batch:
         self.cursors: dict[tuple[bytes, bytes], CursorRow | None] = {}
         """None for one that was dropped."""
         self.producers: dict[tuple[bytes, bytes], ProducerRow] = {}
-        self.damages: list[Damage] = []
+        self.batches: dict[tuple[bytes, int], BatchRow] = {}
+        self.damages: list[Damage | LostDecision] = []
 
     def add(self, entry: journal.Entry) -> None:
         if entry.kind == journal.APPEND:
             plan = self.plans.get(entry.topic_id) or self._plan(entry.topic_id)
             if plan is not None and not plan.destroyed:
                 self._append(plan, entry)
+            if entry.extra:
+                self._produced(plan, entry)
         elif entry.kind == journal.CREATE:
             self._create(entry)
         elif entry.kind == journal.LOST:
@@ -371,6 +416,10 @@ class _Batch:
                 if not cursor.dropped
                 else None
             )
+        elif entry.kind == journal.DECIDE:
+            self._decide(entry)
+        elif entry.kind == journal.ADVANCE:
+            self._produced(None, entry)
 
     def _plan(self, topic_id: int) -> _Plan | None:
         plan = self.plans.get(topic_id)
@@ -410,9 +459,7 @@ class _Batch:
         self.tombstones.pop(create.name, None)
 
     def _append(self, plan: _Plan, entry: journal.Entry) -> None:
-        _, _, offset, ordinal, count, ms, extra, data = entry
-        if extra:
-            self._produced(plan.row.name, entry)
+        _, _, offset, ordinal, count, ms, _, data = entry
         end = offset + len(data)
         if end <= plan.end_offset:
             return
@@ -425,12 +472,13 @@ class _Batch:
 
     def _lost(self, entry: journal.Entry) -> None:
         """Go on behind what is lost: its offsets were given out and must not come to mean other bytes."""
-        plan = self._plan(entry.topic_id)
-        if plan is None:
+        if not entry.topic_id:
+            self._lost_decision(entry)
             return
+        plan = self._plan(entry.topic_id)
         if entry.extra:
-            self._produced(plan.row.name, entry)  # it was stored once, and must not be again
-        if entry.end <= plan.end_offset:
+            self._produced(plan, entry)  # it was stored once, and must not be again
+        if plan is None or entry.end <= plan.end_offset:
             return
         end_ordinal = entry.ordinal + entry.record_count
         self._damage(plan, entry.end, end_ordinal)
@@ -448,17 +496,45 @@ class _Batch:
             )
         )
 
-    def _produced(self, topic: bytes, entry: journal.Entry) -> None:
+    def _produced(self, plan: _Plan | None, entry: journal.Entry) -> None:
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
-        key = (topic, producer.name)
+        if producer.progress is not None:
+            self._advance(producer.name, producer.number, producer.progress)
+        elif plan is not None and not plan.destroyed and not producer.pieces_left:
+            self._number((plan.row.name, producer.name), producer.number, entry)
+
+    def _number(self, key: tuple[bytes, bytes], number: int, entry: journal.Entry) -> bool:
+        """Note a producer's number; returns whether it is new."""
         known = self.producers.get(key) or self._catalogue.producer(*key)
-        if producer.pieces_left or (known is not None and producer.number <= known.last):
-            return
+        if known is not None and number <= known.last:
+            return False
         recent = msgspec.msgpack.decode(known.recent, type=Recent) if known else []
-        recent = [*recent, (producer.number, entry.end)][-RECENT_MAX:]
-        self.producers[key] = ProducerRow(
-            *key, producer.number, msgspec.msgpack.encode(recent), entry.ms
-        )
+        recent = [*recent, (number, entry.end)][-RECENT_MAX:]
+        self.producers[key] = ProducerRow(*key, number, msgspec.msgpack.encode(recent), entry.ms)
+        return True
+
+    def _decide(self, entry: journal.Entry) -> None:
+        producer = msgspec.msgpack.decode(entry.extra, type=Producer)
+        entry = entry._replace(data=bytes(entry.data))
+        if not self._number((BATCHES_NAME, producer.name), producer.number, entry):
+            return
+        files = len(msgspec.msgpack.decode(entry.data, type=StagedFiles))
+        key = (producer.name, producer.number)
+        self.batches[key] = BatchRow(*key, bytes(entry.data), files, 0, 0, entry.ms)
+
+    def _advance(self, producer: bytes, number: int, progress: Progress) -> None:
+        """Whatever becomes of the records: a topic may be destroyed, the batch goes on behind them."""
+        row = self.batches.get((producer, number)) or self._catalogue.batch(producer, number)
+        if row is not None and progress > Progress(row.file, row.position):
+            self.batches[producer, number] = row._replace(
+                file=progress.file, position=progress.position
+            )
+
+    def _lost_decision(self, entry: journal.Entry) -> None:
+        producer = msgspec.msgpack.decode(entry.extra, type=Producer)
+        # Some of it may be appended: it must not be a second time.
+        if self._number((BATCHES_NAME, producer.name), producer.number, entry):
+            self.damages.append(LostDecision(producer.name.decode(), producer.number))
 
     def _trim(self, entry: journal.Entry) -> None:
         plan = self._plan(entry.topic_id)

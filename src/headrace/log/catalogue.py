@@ -26,9 +26,12 @@ INTEGER_MAX = (1 << 63) - 1
 TOMBSTONES_MAX = 10_000
 """Destroyed names remembered one by one; older ones fold into the floor."""
 
-_FORMAT = 1
+BATCHES_NAME = b""
+"""Stands in `producers` where others have a topic: the numbers of batches. No topic is called so."""
 
-_SCHEMA = """
+_FORMAT = 2
+
+_SCHEMA_1 = """
 CREATE TABLE meta (key BLOB PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE topics (
   id INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, epoch INTEGER NOT NULL, durability BLOB NOT NULL,
@@ -53,6 +56,16 @@ CREATE TABLE producers (
   ms INTEGER NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (name, producer)) WITHOUT ROWID;
 CREATE INDEX producers_by_age ON producers (ms);
 """
+
+_SCHEMA_2 = """
+CREATE TABLE batches (
+  producer BLOB NOT NULL, number INTEGER NOT NULL, staged BLOB NOT NULL, files INTEGER NOT NULL,
+  file INTEGER NOT NULL, position INTEGER NOT NULL, ms INTEGER NOT NULL, crc INTEGER NOT NULL,
+  PRIMARY KEY (producer, number)) WITHOUT ROWID;
+"""
+
+_SCHEMAS = {1: _SCHEMA_1, 2: _SCHEMA_1 + _SCHEMA_2}
+"""By format; each adds to the one before."""
 
 
 class TopicRow(NamedTuple):
@@ -105,6 +118,21 @@ class ProducerRow(NamedTuple):
     ms: int
 
 
+class BatchRow(NamedTuple):
+    """A batch that is decided, and how far it is appended: up to a place in one of its staged files."""
+
+    producer: bytes
+    number: int
+    staged: bytes
+    """MessagePack of (id, size) of its staged files."""
+    files: int
+    """How many they are."""
+    file: int
+    """`files` when all of it is appended."""
+    position: int
+    ms: int
+
+
 class MetaRow(NamedTuple):
     key: bytes
     value: bytes
@@ -136,10 +164,11 @@ _TABLES: dict[type[Any], str] = {
     CursorRow: "cursors",
     ProducerRow: "producers",
     MetaRow: "meta",
+    BatchRow: "batches",
 }
 _encode = msgspec.msgpack.encode
 
-R = TypeVar("R", TopicRow, SegmentRow, TombstoneRow, CursorRow, ProducerRow, MetaRow)
+R = TypeVar("R", TopicRow, SegmentRow, TombstoneRow, CursorRow, ProducerRow, MetaRow, BatchRow)
 
 
 class DamagedCatalogueError(DataDirectoryError):
@@ -202,9 +231,18 @@ class Catalogue:
     def make(self) -> None:
         """Make the tables, and say that there is nothing yet."""
         with self.transaction():
-            for statement in _SCHEMA.split(";"):
+            for statement in _SCHEMAS[_FORMAT].split(";"):
                 self._db.execute(statement)
             self.put_meta(Meta())
+
+    def migrate(self) -> None:
+        """Bring a catalogue of an earlier format to this one, in place and losing nothing."""
+        meta = self.meta()
+        if meta.format < _FORMAT:
+            with self.transaction():
+                for statement in _SCHEMA_2.split(";"):
+                    self._db.execute(statement)
+                self.put_meta(msgspec.structs.replace(meta, format=_FORMAT))
 
     def transaction(self) -> "_Transaction":
         return _Transaction(self._db)
@@ -214,9 +252,9 @@ class Catalogue:
         if row is None:
             raise DamagedCatalogueError(f"{self.path}: the row of the whole is missing")
         meta = msgspec.msgpack.decode(row.value, type=Meta)
-        if meta.format != _FORMAT:
+        if meta.format not in _SCHEMAS:
             raise DataDirectoryError(
-                f"{self.path} has format {meta.format}, this version reads {_FORMAT}"
+                f"{self.path} has format {meta.format}, this version reads up to {_FORMAT}"
             )
         return meta
 
@@ -282,6 +320,24 @@ class Catalogue:
     def producers(self) -> Iterator[ProducerRow]:
         return self._all(ProducerRow, "")
 
+    def batch(self, producer: bytes, number: int) -> BatchRow | None:
+        return self._one(BatchRow, "WHERE producer = ? AND number = ?", producer, number)
+
+    def batches(self) -> Iterator[BatchRow]:
+        """Those that are not appended to their end."""
+        if self.meta().format == 1:  # only ever read: whoever writes has migrated it
+            return iter(())
+        return self._all(BatchRow, "WHERE file < files")
+
+    def appended_batches(self) -> list[BatchRow]:
+        """Those that are, whose staged files may still be there."""
+        return list(self._all(BatchRow, "WHERE file >= files"))
+
+    def drop_batches(self, rows: Collection[BatchRow]) -> None:
+        self._db.executemany(
+            "DELETE FROM batches WHERE producer = ? AND number = ?", [row[:2] for row in rows]
+        )
+
     def drop_topic(self, topic_id: int) -> None:
         self._db.execute("DELETE FROM topics WHERE id = ?", (topic_id,))
         self._db.execute("DELETE FROM segments WHERE topic_id = ?", (topic_id,))
@@ -310,12 +366,15 @@ class Catalogue:
             (verdict,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok":
                 raise DamagedCatalogueError(f"{self.path}: {verdict}")
-            if self._schema() != _sound_schema():
+            schema = self._schema()
+            if schema not in map(_sound_schema, _SCHEMAS):
                 raise DamagedCatalogueError(f"{self.path}: its tables are not what they should be")
-            for kind in _TABLES:
-                for _ in self._all(kind, ""):
+            if schema != _sound_schema(self.meta().format):
+                raise DamagedCatalogueError(f"{self.path}: its tables are not those of its format")
+            names = {name for _, name, _, _ in schema}
+            for kind, table in _TABLES.items():
+                for _ in self._all(kind, "") if table in names else ():
                     pass
-            self.meta()
         except sqlite3.DatabaseError as error:
             raise unreadable(self.path, error) from error
         except msgspec.MsgspecError as error:
@@ -392,10 +451,10 @@ class _Transaction:
 
 
 @cache
-def _sound_schema() -> list[tuple[object, ...]]:
+def _sound_schema(version: int) -> list[tuple[object, ...]]:
     db = sqlite3.connect(":memory:")
     try:
-        db.executescript(_SCHEMA)
+        db.executescript(_SCHEMAS[version])
         return list(db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
     finally:
         db.close()

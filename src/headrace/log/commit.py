@@ -1,13 +1,16 @@
 """One group commit: what is gathered for it, and the journal entries it becomes. Writes nothing itself."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import msgspec
 
 from headrace.log import journal
+from headrace.log.batches import Decision, Part
+from headrace.log.blocks import Block
 from headrace.log.entries import Create, Cursor, Destroy, Producer
 from headrace.log.index import RUN_BYTES_MAX, RUN_MS_MAX, RUN_RECORDS_MAX
+from headrace.log.records import split_records
 from headrace.log.store import Appended, Topic
 from headrace.model import Durability, Position
 
@@ -35,14 +38,46 @@ class CursorChange(NamedTuple):
     """None when it is dropped."""
 
 
+class BlockRecords(Sequence[bytes]):
+    """The records of blocks, split when they are asked for: mostly nobody does."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        self._blocks = blocks
+        self._count = sum(block.record_count for block in blocks)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[bytes]:
+        for block in self._blocks:
+            yield from split_records(block.data, block.record_count)
+
+
 class Commit:
     """Everything that waits for the same write."""
 
-    __slots__ = ("appends", "bytes", "cursors", "destroyed", "onces", "trims", "waiters")
+    __slots__ = (
+        *("appends", "bytes", "cursors", "decisions", "destroyed", "ends", "onces", "parts"),
+        *("trims", "waiters"),
+    )
 
     def __init__(self) -> None:
         self.appends: dict[Topic, list[bytes]] = {}
         self.onces: list[Once] = []
+        self.decisions: list[Decision] = []
+        self.parts: list[tuple[Topic, Part]] = []
+        """Of batches, in their order."""
+        self.ends: list[Producer] = []
+        """How far batches are appended of which the last part is not in the journal."""
         self.trims: list[Trim] = []
         self.destroyed: list[Topic] = []
         self.cursors: list[CursorChange] = []
@@ -65,6 +100,7 @@ class Commit:
             or topic in self.destroyed
             or any(once.topic is topic for once in self.onces)
             or any(trim.topic is topic for trim in self.trims)
+            or any(other is topic for other, _ in self.parts)
         )
 
 
@@ -116,6 +152,8 @@ class Encoder:
             entries += made
             # What `Appended(…)` does, without its way through Python: this runs for every topic.
             appended.append(new(Appended, (topic, offset, end, ordinal, ms, records, made)))
+        if commit.parts:
+            sync |= self._parts(commit.parts, now_ms, entries, appended)
         for once in commit.onces:
             sync |= self._once(once, now_ms, entries, appended)
         for topic, position in commit.trims:
@@ -128,6 +166,12 @@ class Encoder:
             at = Position(topic.epoch, offset, ordinal)
             entries.append(_control(journal.DESTROY, topic, at, now_ms, extra))
             sync = True
+        for decision in commit.decisions:
+            entries.append(_decision(decision, now_ms))
+            sync = True
+        for producer in commit.ends:
+            extra = _pack(producer)
+            entries.append(journal.encode_entry(journal.ADVANCE, 0, 0, 0, 0, now_ms, extra, b""))
         for change in commit.cursors:
             entries.append(_cursor(change, now_ms, number))
             sync = True
@@ -144,6 +188,44 @@ class Encoder:
         extra = _pack(Create(topic.name.encode(), topic.epoch, topic.durability.value.encode()))
         return _control(journal.CREATE, topic, topic.end, now_ms, extra)
 
+    def _parts(
+        self,
+        parts: list[tuple[Topic, Part]],
+        now_ms: int,
+        entries: list[bytes],
+        appended: list[Appended],
+    ) -> bool:
+        """Blocks of batches: an entry each, in the order of the batch; returns whether to sync."""
+        sync = False
+        ends = {one.topic: (one.end, one.ordinal + len(one.records)) for one in appended}
+        added: dict[Topic, _Added] = {}
+        for topic, part in parts:
+            block = part.block
+            if topic.id == 0:
+                entries.append(self.create(topic, now_ms))
+                sync = True
+            sync |= topic.durability is Durability.SYNCED
+            one = added.get(topic)
+            if one is None:
+                ms = topic.last_ms if now_ms - topic.last_ms < RUN_MS_MAX else now_ms
+                offset, ordinal = ends.get(topic, (topic.end_offset, topic.end_ordinal))
+                one = added[topic] = _Added(offset, ordinal, ms)
+            extra = _pack(part.extra())
+            count, data = block.record_count, block.data
+            entry = journal.encode_entry(
+                journal.APPEND, topic.id, one.end, one.end_ordinal, count, one.ms, extra, data
+            )
+            entries.append(entry)
+            one.add(block, entry)
+        appended += [
+            Appended(
+                *(topic, one.offset, one.end, one.ordinal, one.ms),
+                *(BlockRecords(one.blocks), one.entries),
+            )
+            for topic, one in added.items()
+        ]
+        return sync
+
     def _once(
         self, once: Once, now_ms: int, entries: list[bytes], appended: list[Appended]
     ) -> bool:
@@ -159,6 +241,23 @@ class Encoder:
         entries += made
         appended.append(Appended(topic, offset, end, ordinal, ms, records, made))
         return created or topic.durability is Durability.SYNCED
+
+
+class _Added:
+    """What one commit adds to one topic from batches."""
+
+    def __init__(self, offset: int, ordinal: int, ms: int) -> None:
+        self.offset = self.end = offset
+        self.ordinal = self.end_ordinal = ordinal
+        self.ms = ms
+        self.blocks: list[Block] = []
+        self.entries: list[bytes] = []
+
+    def add(self, block: Block, entry: bytes) -> None:
+        self.end += len(block.data)
+        self.end_ordinal += block.record_count
+        self.blocks.append(block)
+        self.entries.append(entry)
 
 
 def _append_entries(
@@ -221,6 +320,12 @@ def _cursor(change: CursorChange, now_ms: int, number: int) -> bytes:
 
 
 _NOWHERE = Position(0, 0, 0)
+
+
+def _decision(decision: Decision, now_ms: int) -> bytes:
+    extra = _pack(Producer(decision.producer.encode(), decision.number))
+    data = _pack(decision.files)
+    return journal.encode_entry(journal.DECIDE, 0, 0, 0, 0, now_ms, extra, data)
 
 
 def _control(kind: int, topic: Topic, at: Position, now_ms: int, extra: bytes) -> bytes:

@@ -10,7 +10,8 @@ now hold. Reads take from the tail what is there and the rest from segments.
                             └─ no free file: held back until the applier frees one
 
 What is not here: which topics there are (`handles.py`), where readers are (`cursors.py`), reading
-(`reading.py`), formats (`journal.py`, `index.py`), applying (`applier.py`), start-up (`recovery.py`).
+(`reading.py`), batches (`batches.py`), formats (`journal.py`, `index.py`), applying (`applier.py`),
+start-up (`recovery.py`).
 """
 
 import logging
@@ -22,10 +23,12 @@ from pathlib import Path
 
 from headrace.config import Config
 from headrace.errors import StoreFailedError
+from headrace.log.batches import Batches, Decision, Part
 from headrace.log.catalogue import Catalogue
 from headrace.log.commit import Commit, CursorChange, Encoded, Encoder, Once, Trim
 from headrace.log.cursors import Cursors, check_position
 from headrace.log.disk import Disk
+from headrace.log.entries import Producer
 from headrace.log.handles import Handles
 from headrace.log.journal import ENTRY_HEADER_BYTES
 from headrace.log.layout import Layout
@@ -34,6 +37,7 @@ from headrace.log.reading import ReadSide
 from headrace.log.ring import ApplierLink, Ring
 from headrace.log.runner import Runner
 from headrace.log.segment import Segments
+from headrace.log.staging import Staging
 from headrace.log.store import CURSORS_SET_MAX, Cursor, Listener, Stored, Topic
 from headrace.log.tails import drop_tail, read_tail, tail_start
 from headrace.model import Durability, Position, check_reader_name
@@ -44,6 +48,9 @@ _TAILS_DROPPED_AT_ONCE = 500
 _CREATE_BYTES = 96
 _CURSOR_BYTES = 32
 """Of an entry's extra, besides the names in it."""
+_EXTRA_BYTES = 32
+_STAGED_FILE_BYTES = 28
+"""What a decision takes for each of its staged files."""
 
 
 class EmbeddedStore(ReadSide):
@@ -96,6 +103,10 @@ class EmbeddedStore(ReadSide):
         # Far above what any process before can have counted up to.
         self.version = clock_ms() * 1_000_000
         self._watchers: list[Callable[[], None]] = []
+        self.staging = Staging(layout, disk, runner, config.limits)
+        self.batches = Batches(
+            self._catalogue, layout, runner, self.staging, self, self._commit_bytes_max
+        )
 
     def watch(self, changed: Callable[[], None]) -> None:
         self._watchers.append(changed)
@@ -174,6 +185,43 @@ class EmbeddedStore(ReadSide):
         commit = self._commit_for(topic, sum(map(len, records)))
         commit.onces.append(Once(topic, records, producer, number))
         self._producers.wait(topic, producer, number, done)
+        self._begin_later()
+
+    # What batches ask for
+
+    @property
+    def last_sequence(self) -> int:
+        return self._sequence
+
+    def decide(self, decision: Decision, done: Callable[[], None]) -> None:
+        size = ENTRY_HEADER_BYTES + _EXTRA_BYTES + len(decision.producer.encode())
+        commit = self._room(size + _STAGED_FILE_BYTES * len(decision.files))
+        commit.decisions.append(decision)
+        commit.waiters.append(done)
+        self._begin_later()
+
+    def append_parts(
+        self, parts: list[Part], end: Producer | None, done: Callable[[], None]
+    ) -> None:
+        if self._failure:
+            return
+        overhead = ENTRY_HEADER_BYTES + _EXTRA_BYTES
+        commit = self._memory[-1]
+        for part in parts:
+            topic = self._handles.get(part.block.topic)
+            size = overhead + len(part.producer) + len(part.block.data)
+            size += 0 if topic.id else _CREATE_BYTES + len(topic.name)
+            in_memory = topic.durability is Durability.MEMORY
+            chosen = self._memory[-1] if in_memory else self._room(size)
+            chosen.parts.append((topic, part))
+            if not in_memory:
+                commit = chosen
+                # The journal says it with the entry itself.
+                end = None if part.extra() == end else end
+        if end is not None:
+            commit = self._room(overhead + len(end.name))
+            commit.ends.append(end)
+        commit.waiters.append(done)
         self._begin_later()
 
     def trim(self, topic: Topic, position: Position, done: Callable[[], None]) -> None:
@@ -326,7 +374,8 @@ class EmbeddedStore(ReadSide):
 
     def _commit_memory(self) -> None:
         """Memory topics skip the journal: their records are visible at once, and the oldest give way."""
-        if len(self._memory) == 1 and not (self._memory[0].waiters or self._memory[0].onces):
+        first = self._memory[0]
+        if len(self._memory) == 1 and not (first.waiters or first.onces or first.parts):
             return
         commits, self._memory = self._memory, [Commit()]
         for commit in commits:
@@ -394,6 +443,7 @@ class EmbeddedStore(ReadSide):
     def tick(self, now_s: float) -> None:
         """Called a few times a second: hands an old file to the applier."""
         ring = self._ring
+        self.staging.tick(now_s)
         if self._writing or self._failure:
             return
         # While the applier is busy a file goes on filling: many records a file cost it less for each.
@@ -442,7 +492,9 @@ class EmbeddedStore(ReadSide):
         if rest is not None:
             self._runner.soon(lambda: self._drop_tails(path, chain([rest], ends)))
             return
-        self._producers.applied(self._applying.pop(path))
+        sequence = self._applying.pop(path)
+        self._producers.applied(sequence)
+        self.batches.applied(sequence)
         self.files.close_deleted()
         self._ring.free(path)
         self._begin_later()
@@ -457,7 +509,7 @@ class EmbeddedStore(ReadSide):
         self._begin_later()
 
     def _tell_idle(self) -> None:
-        if self._idle_waiters:
+        if self._idle_waiters and not self.batches.is_busy:
             if self._ring.used and self._ring.current is not None:
                 self._close_file()
             elif not self._applying:

@@ -19,6 +19,13 @@ class Destroy(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
 
 
+class Progress(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """How far a batch is appended: up to this place of this one of its staged files."""
+
+    file: int = 0
+    position: int = 0
+
+
 class Producer(msgspec.Struct, frozen=True, array_like=True):
     """Whose append it was, and its number: one that comes again is recognised by it."""
 
@@ -26,6 +33,19 @@ class Producer(msgspec.Struct, frozen=True, array_like=True):
     number: int
     pieces_left: int = 0
     """How many more entries of the same commit belong to this append."""
+    progress: Progress | None = None
+    """For records of a batch: how far it is appended with this entry."""
+
+
+class StagedFile(msgspec.Struct, frozen=True, array_like=True):
+    """One of a decision's staged files."""
+
+    id: bytes
+    size: int
+
+
+StagedFiles = list[StagedFile]
+"""The data of a decision."""
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):

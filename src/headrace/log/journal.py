@@ -34,7 +34,7 @@ from headrace.log.disk import Disk
 
 SECTOR_BYTES = 512
 
-CREATE, APPEND, TRIM, DESTROY, CURSOR = range(1, 6)
+CREATE, APPEND, TRIM, DESTROY, CURSOR, DECIDE, ADVANCE = range(1, 8)
 LOST = 255
 """Never written: stands for an append whose data is damaged when the journal is read back."""
 

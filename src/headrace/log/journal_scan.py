@@ -158,9 +158,14 @@ def _without_gaps(frame: journal.Frame, next_topic_id: int) -> Iterator[journal.
     harmless but for the making of topics that were destroyed since, and for cursors, which may go back.
     """
     broken: set[int] = set()
+    broken_batches: set[bytes] = set()
     kept: list[journal.Entry] = []
     for entry in frame.entries:
-        if entry.kind == journal.LOST:
+        batch = _batch(entry)
+        if batch is not None and (entry.kind == journal.LOST or entry.topic_id in broken):
+            broken_batches.add(batch)
+        if entry.kind == journal.LOST or batch in broken_batches:
+            # A batch is appended in its order: what follows what is missing comes again with it.
             broken.add(entry.topic_id)
         elif entry.kind == journal.CURSOR:
             if msgspec.msgpack.decode(entry.extra, type=Cursor).commit == frame.sequence:
@@ -182,6 +187,16 @@ def _without_gaps(frame: journal.Frame, next_topic_id: int) -> Iterator[journal.
 
 
 def _producer(entry: journal.Entry) -> Producer | None:
+    """For an append that carries a number."""
     if entry.kind == journal.APPEND and entry.extra:
-        return msgspec.msgpack.decode(entry.extra, type=Producer)
+        producer = msgspec.msgpack.decode(entry.extra, type=Producer)
+        return producer if producer.progress is None else None
+    return None
+
+
+def _batch(entry: journal.Entry) -> bytes | None:
+    """Which producer's batch an entry is a part of: one batch of each is appended at a time."""
+    if entry.extra and entry.kind in (journal.APPEND, journal.LOST, journal.ADVANCE):
+        producer = msgspec.msgpack.decode(entry.extra, type=Producer)
+        return producer.name if producer.progress is not None else None
     return None

@@ -32,6 +32,7 @@ class Layout:
         self.journal = root / "journal"
         self.segments = root / "segments"
         self.quarantine = root / "quarantine"
+        self.staged = root / "staged"
 
     def journal_file(self, number: int) -> Path:
         return self.journal / f"{number}.journal"
@@ -45,6 +46,9 @@ class Layout:
 
     def index(self, topic_id: int, base: int) -> Path:
         return self.segment(topic_id, base).with_suffix(".idx")
+
+    def staged_file(self, staged_id: str) -> Path:
+        return self.staged / staged_id
 
     def files(self, suffix: str) -> Iterator[SegmentFile]:
         """Every segment (`.log`) or index (`.idx`) file there is, known to the catalogue or not."""
@@ -62,6 +66,9 @@ class Layout:
             self.root.mkdir(mode=0o750, parents=True, exist_ok=True)
             self.journal.mkdir(exist_ok=True)
             self.segments.mkdir(exist_ok=True)
+            if not self.staged.exists():
+                self.staged.mkdir()
+                _sync_directory(self.root)
             there = set(os.listdir(self.segments))
             missing = {f"{number:02x}" for number in range(SEGMENT_DIRECTORIES)} - there
             if missing:

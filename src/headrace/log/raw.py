@@ -62,7 +62,7 @@ class RawTopic(NamedTuple):
             found += self._tail_rows(position, end, left)
         return bytes(found)
 
-    def bytes(self, start: int, end: int) -> Iterator[bytes]:
+    def pieces(self, start: int, end: int) -> Iterator[bytes]:
         """The bytes from one offset on, until the other or the next gap."""
         position = start
         for segment in self._segments_from(start):
@@ -82,12 +82,12 @@ class RawTopic(NamedTuple):
             entry = decode_entry(encoded)
             if entry.offset > position or position >= end:
                 return
-            data = entry.data[position - entry.offset : end - entry.offset]
-            position += len(data)
-            yield bytes(data)
+            part = bytes(entry.data[position - entry.offset : end - entry.offset])
+            position += len(part)
+            yield part
 
     def contiguous_end(self, start: int, end: int) -> int:
-        """How far `bytes` goes."""
+        """How far `pieces` go."""
         position = start
         for segment in self._segments_from(start):
             if segment.base > position or position >= end:

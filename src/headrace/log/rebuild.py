@@ -16,6 +16,7 @@ from crc32c import crc32c
 from headrace.log.catalogue import (
     BACKUP_NAME,
     FILE_NAME,
+    BatchRow,
     Catalogue,
     CursorRow,
     DamagedCatalogueError,
@@ -27,6 +28,7 @@ from headrace.log.catalogue import (
     TopicRow,
 )
 from headrace.log.disk import Disk
+from headrace.log.entries import StagedFiles
 from headrace.log.index import (
     HEADER_BYTES,
     RUN_BYTES_MAX,
@@ -165,6 +167,7 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
         catalogue.put(segments)
         catalogue.put(old.cursors.values())
         catalogue.put(old.producers.values())
+        catalogue.put(old.batches.values())
         catalogue.put_meta(
             Meta(
                 next_topic_id=max(
@@ -181,7 +184,14 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
     _set_aside(layout.root / FILE_NAME)
     disk.rename(layout.root / _NEW_NAME, layout.root / FILE_NAME)
     disk.sync_directory(layout.root)
-    reports.append(f"{len(kept)} topics were found again; cursors and producers are {old.origin}")
+    reports.append(
+        f"{len(kept)} topics were found again; cursors, producers and batches are {old.origin}"
+    )
+    reports += [
+        f"batch {row.number} of producer {row.producer.decode()!r} goes on from where the backup says: "
+        "some of its records may be appended twice"
+        for row in old.stale_batches
+    ]
     return Catalogue.open(layout.root)
 
 
@@ -196,6 +206,9 @@ class _Salvage:
         self.tombstones: list[TombstoneRow] = []
         self.cursors: dict[tuple[bytes, bytes], CursorRow] = {}
         self.producers: dict[tuple[bytes, bytes], ProducerRow] = {}
+        self.batches: dict[tuple[bytes, int], BatchRow] = {}
+        self.stale_batches: list[BatchRow] = []
+        """Those that only the backup knows, and that were not appended to their end when it was made."""
         origins = []
         for name, origin in ((BACKUP_NAME, "the backup"), (FILE_NAME, "the damaged file")):
             if not (layout.root / name).exists():
@@ -213,11 +226,26 @@ class _Salvage:
                     self.producers |= {
                         (row.name, row.producer): row for row in old.salvage(ProducerRow)
                     }
+                    batches = {(row.producer, row.number): row for row in old.salvage(BatchRow)}
+                    self._take_batches(layout, batches, backup=name == BACKUP_NAME)
                     self._take_meta(old.salvage(MetaRow))
                     origins.append(origin)
                 finally:
                     old.close()
         self.origin = "from " + " and ".join(origins) if origins else "lost"
+
+    def _take_batches(
+        self, layout: Layout, found: dict[tuple[bytes, int], BatchRow], *, backup: bool
+    ) -> None:
+        if backup:
+            # One whose staged files are gone was appended since.
+            self.batches = {key: row for key, row in found.items() if _is_staged(layout, row)}
+            self.stale_batches = [row for row in self.batches.values() if row.file < row.files]
+            return
+        self.batches |= found
+        self.stale_batches = [
+            row for row in self.stale_batches if (row.producer, row.number) not in found
+        ]
 
     def _take_meta(self, rows: list[MetaRow]) -> None:
         with suppress(msgspec.MsgspecError):
@@ -226,6 +254,11 @@ class _Salvage:
 
     def destroyed(self, name: bytes, epoch: int) -> bool:
         return any(row.name == name and row.epoch >= epoch for row in self.tombstones)
+
+
+def _is_staged(layout: Layout, row: BatchRow) -> bool:
+    files = msgspec.msgpack.decode(row.staged, type=StagedFiles)
+    return any(layout.staged_file(file.id.hex()).exists() for file in files)
 
 
 class _Found:

@@ -38,6 +38,11 @@ def holds(data: bytes, count: int) -> bool:
     position = 0
     unpack = _SIZE.unpack_from
     try:
+        if len(data) <= PAYLOAD_BYTES_MAX:
+            # What ends where it should has no record that is too long.
+            for _ in range(count):
+                position += RECORD_HEADER_BYTES + unpack(data, position)[0]
+            return position == len(data)
         for _ in range(count):
             (size,) = unpack(data, position)
             if size > PAYLOAD_BYTES_MAX:

@@ -21,6 +21,7 @@ from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout
 from headrace.log.quarantine import quarantine
 from headrace.log.rebuild import rebuild_catalogue, repair_segments
+from headrace.log.staging import remove_unfinished
 from headrace.model import Durability
 
 JUMP = 1 << 32
@@ -61,6 +62,8 @@ def recover(
         with _collector_paused():
             for path in scan.paths:
                 reports += map(str, applier.apply(scan.entries(path), scan.last_of(path)))
+        applier.clear_batches()
+        remove_unfinished(layout, disk)
         with catalogue.transaction():
             if catalogue.meta().jump_due:
                 _jump(catalogue, "damage", None, reports)
@@ -90,6 +93,7 @@ def _open(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Catalogue, bo
                 if catalogue.is_blank() and _is_empty(layout):
                     catalogue.make()  # the very first start did not come as far as this
                 catalogue.check()
+                catalogue.migrate()
                 return catalogue, False
             except DamagedCatalogueError:
                 catalogue.close()

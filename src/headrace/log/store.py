@@ -88,7 +88,8 @@ class Appended(NamedTuple):
     end: int
     ordinal: int
     ms: int
-    records: list[bytes]
+    records: Sequence[bytes]
+    """Those of a batch are split when someone asks for them."""
     entries: Sequence[bytes]
     """The same as journal entries."""
 

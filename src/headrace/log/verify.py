@@ -14,6 +14,7 @@ from headrace.errors import DataDirectoryError, UnknownTopicError
 from headrace.log.catalogue import (
     BACKUP_NAME,
     FILE_NAME,
+    BatchRow,
     DamagedCatalogueError,
     SegmentRow,
     TopicRow,
@@ -23,6 +24,7 @@ from headrace.log.layout import Layout
 from headrace.log.report import Damage, Found, Range, Report, TopicReport
 from headrace.log.verify_journal import JournalCheck, Life
 from headrace.log.verify_segments import SegmentCheck, join_segments
+from headrace.log.verify_staged import check_staged
 from headrace.model import check_topic_name
 
 Progress = Callable[[int, int], None]
@@ -81,6 +83,7 @@ class _Check:
             if checked is not None:
                 report.topics.append(checked)
         if not topics:
+            report.damages += check_staged(self._layout, list(view.batches()), self._batch)
             report.notes += self._orphans()
 
     def _check_journal(self) -> dict[int, Life]:
@@ -156,6 +159,9 @@ class _Check:
         self._done += count
         if self._progress is not None and self._done // _PROGRESS_BYTES > before:
             self._progress(min(self._done, self._total), self._total)
+
+    def _batch(self, row: BatchRow) -> BatchRow | None:
+        return self._view.batch(row.producer, row.number)
 
     def _orphans(self) -> Iterator[str]:
         """Files that no row names; but without a clean stop some are in the making, or left over."""

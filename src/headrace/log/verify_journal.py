@@ -72,7 +72,9 @@ class JournalCheck:
                     made.name.decode(), made.epoch, entry.offset, entry.ordinal, 0
                 )
         elif entry.kind in (journal.APPEND, journal.LOST):
-            if life is None:
+            if not entry.topic_id:
+                self.damages.append(Damage(file, "the decision of a batch is damaged"))
+            elif life is None:
                 self.damages.append(Damage(file, f"topic number {entry.topic_id} was never made"))
             else:
                 _follow_append(file, life, entry)

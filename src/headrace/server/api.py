@@ -14,8 +14,11 @@ from starlette.routing import Route
 
 from headrace.config import AccessToken
 from headrace.log.embedded import EmbeddedStore
+from headrace.log.layout import Layout
 from headrace.server.access import Access
+from headrace.server.api_batches import batch_routes
 from headrace.server.api_cursors import CursorsApi
+from headrace.server.api_ranges import RangesApi
 from headrace.server.api_topics import TopicsApi
 from headrace.server.connection import Connections
 from headrace.server.health import health
@@ -25,6 +28,7 @@ from headrace.server.waiting import Waiting
 def make_app(
     connections: Connections,
     store: EmbeddedStore,
+    layout: Layout,
     waiting: Waiting,
     tokens: Sequence[AccessToken] = (),
 ) -> Starlette:
@@ -34,6 +38,8 @@ def make_app(
             *_StateApi(connections, store).routes(),
             *TopicsApi(store, broker, waiting).routes(),
             *CursorsApi(store).routes(),
+            *batch_routes(store),
+            *RangesApi(store, broker, layout).routes(),
         ],
         exception_handlers={HTTPException: _error},
         middleware=[Middleware(Access, tokens=tokens)],
@@ -62,6 +68,9 @@ class _StateApi:
                     "pending_bytes": self._store.pending_bytes,
                     "held_back": int(bool(self._store.held_back)),
                     "damaged_runs": self._store.damage_count,
+                    "staged_bytes": self._store.staging.bytes,
+                    "batches_pending": self._store.batches.pending,
+                    "damaged_blocks": self._store.batches.damage_count,
                 }
             ),
             media_type="text/plain; version=0.0.4",

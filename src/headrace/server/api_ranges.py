@@ -10,10 +10,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from headrace.broker.broker import Broker
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.raw import GoneError, RawTopic
 from headrace.log.store import Topic
+from headrace.server.api_shared import existing, number, place
 
 T = TypeVar("T")
 
@@ -26,17 +28,10 @@ _BINARY = "application/octet-stream"
 
 
 class RangesApi:
-    def __init__(
-        self,
-        store: EmbeddedStore,
-        layout: Layout,
-        existing: Callable[[str | None], Topic],
-        number: Callable[[str, str], int],
-    ) -> None:
+    def __init__(self, store: EmbeddedStore, broker: Broker, layout: Layout) -> None:
         self._store = store
+        self._broker = broker
         self._layout = layout
-        self._existing = existing
-        self._number = number
 
     def routes(self) -> list[Route]:
         return [
@@ -52,7 +47,7 @@ class RangesApi:
 
     async def range(self, request: Request) -> Response:
         topic, raw, start, end = self._asked(request)
-        pieces = raw.bytes(start, end)
+        pieces = raw.pieces(start, end)
         # The first piece before the status: what is gone must not end as an answer cut short.
         first = await self._read(topic, lambda: next(pieces, b""))
         length = raw.contiguous_end(start, end) - start
@@ -61,18 +56,17 @@ class RangesApi:
 
     async def splits(self, request: Request) -> Response:
         topic, raw, start, end = self._asked(request)
-        step = self._number(request.query_params.get("bytes", ""), "bytes")
+        step = number(request.query_params.get("bytes", ""), "bytes")
         if not step:
             raise HTTPException(400, "bytes must be at least 1")
         found = await self._read(topic, lambda: raw.splits(start, end, step, SPLITS_MAX))
-        places = [{"offset": one.offset, "ordinal": one.ordinal} for one in found]
-        return JSONResponse({"splits": places})
+        return JSONResponse({"splits": [place(one) for one in found]})
 
     def _asked(self, request: Request) -> tuple[Topic, RawTopic, int, int]:
         query = request.query_params
-        topic = self._existing(query.get("topic"))
-        start = self._number(query.get("from", ""), "from")
-        end = min(self._number(query.get("to", ""), "to"), topic.end_offset)
+        topic = existing(self._store, self._broker, query.get("topic"))
+        start = number(query.get("from", ""), "from")
+        end = min(number(query.get("to", ""), "to"), topic.end_offset)
         if start < topic.start_offset:
             raise _gone(topic)
         return topic, RawTopic.of(self._layout, self._store, topic), start, end

@@ -12,6 +12,9 @@ GAUGES = {
     "pending_bytes": "Bytes received and not yet committed.",
     "held_back": "1 while publishes are held back, else 0.",
     "damaged_runs": "Damaged stretches that readers have come across since the start.",
+    "staged_bytes": "Bytes uploaded for batches and not appended and deleted yet.",
+    "batches_pending": "Batches that are decided and not appended to their end.",
+    "damaged_blocks": "Parts of staged files that could not be read when their batch was appended.",
 }
 
 

@@ -134,7 +134,7 @@ class Server:
                 await self._loop.create_server(make, sock=sock, backlog=_BACKLOG)
             )
         self._waiting = Waiting(self._store)
-        app = make_app(connections, self._store, self._waiting, config.access.token)
+        app = make_app(connections, self._store, layout, self._waiting, config.access.token)
         self._http = HttpListener(app, config.limits.connections_max, http)
         await self._http.start()
         retention = Retention(config, layout, self._store, self._runner)
@@ -164,6 +164,7 @@ class Server:
         failed = self._stopped.done() and self._stopped.result() != 0
         self._waiting.close()
         self._connections.drain()
+        self._store.batches.stop()
         if not failed:
             settled = asyncio.Event()
             self._store.settle(settled.set)

@@ -1,7 +1,7 @@
 """Runs of records → Arrow batches: boundaries, checks, columns. Work per record is done by numpy and Arrow."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,13 +39,13 @@ class Records(NamedTuple):
     """The topic's offset of the buffer's first byte."""
 
     @property
-    def count(self) -> int:
+    def record_count(self) -> int:
         return len(self.boundaries) - 1
 
     def payloads(self) -> pa.BinaryArray:
         starts = (self.boundaries - self.data_offset).astype(np.int32)
         whole = pa.BinaryArray.from_buffers(
-            pa.binary(), self.count, [None, pa.py_buffer(starts), self.data]
+            pa.binary(), self.record_count, [None, pa.py_buffer(starts), self.data]
         )
         return pc.binary_slice(whole, RECORD_HEADER_BYTES, _SLICE_STOP)
 
@@ -61,7 +61,9 @@ def decode(part: Range, blocks: Iterator[Block | Damage], *, verify: bool) -> It
     """
     for block in blocks:
         if isinstance(block, Damage):
-            _damage(part, block.place, block.offset, block.end, "the index is damaged", verify=verify)
+            _damage(
+                part, block.place, block.offset, block.end, "the index is damaged", verify=verify
+            )
             continue
         for rows, data in _sound(part, block, verify=verify):
             records = _records(part, block, rows, data, verify=verify)
@@ -77,7 +79,9 @@ def _sound(part: Range, block: Block, *, verify: bool) -> Iterator[tuple[Rows, m
     first = position = 0
     for number, (end, crc) in enumerate(zip(ends.tolist(), rows["crc"].tolist(), strict=True)):
         if crc32c(data[position:end]) != crc or end > len(data):
-            _damage(part, block.place, base + position, base + end, "a checksum fails", verify=verify)
+            _damage(
+                part, block.place, base + position, base + end, "a checksum fails", verify=verify
+            )
             if first < number:
                 yield rows[first:number], data[int(ends[first - 1]) if first else 0 : position]
             first = number + 1
@@ -151,8 +155,8 @@ def _in_lockstep(
 def _clipped(part: Range, records: Records) -> Records:
     """Without the records before and behind the part."""
     first = max(0, part.start.ordinal - records.ordinal)
-    last = min(records.count, part.end.ordinal - records.ordinal)
-    if first == 0 and last == records.count:
+    last = min(records.record_count, part.end.ordinal - records.ordinal)
+    if first == 0 and last == records.record_count:
         return records
     return _slice(records, first, max(first, last))
 
@@ -168,10 +172,10 @@ def _slice(records: Records, first: int, last: int) -> Records:
 def _portions(records: Records) -> Iterator[Records]:
     """Pieces that are no larger than a batch may be."""
     first = 0
-    while first < records.count:
+    while first < records.record_count:
         start = int(records.boundaries[first])
         by_bytes = int(np.searchsorted(records.boundaries, start + BATCH_BYTES_MAX, "right")) - 1
-        last = min(records.count, first + BATCH_RECORDS_MAX, max(by_bytes, first + 1))
+        last = min(records.record_count, first + BATCH_RECORDS_MAX, max(by_bytes, first + 1))
         yield _slice(records, first, last)
         first = last
 
@@ -197,21 +201,21 @@ def to_batch(
 def _topic(records: Records) -> pa.Array:
     # One value and as many offsets as there are rows: faster than as many Python strings.
     name = records.topic.encode()
-    offsets = np.arange(0, (records.count + 1) * len(name), len(name), dtype=np.int32)
-    values = pa.py_buffer(name * records.count)
-    return pa.StringArray.from_buffers(records.count, pa.py_buffer(offsets), values)
+    offsets = np.arange(0, (records.record_count + 1) * len(name), len(name), dtype=np.int32)
+    values = pa.py_buffer(name * records.record_count)
+    return pa.StringArray.from_buffers(records.record_count, pa.py_buffer(offsets), values)
 
 
 def _numbers(values: _Positions) -> pa.Array:
     return pa.array(values, pa.int64())
 
 
-_COLUMNS = {
+_COLUMNS: dict[str, Callable[[Records], pa.Array]] = {
     "topic": _topic,
     "offset": lambda records: _numbers(records.boundaries[:-1]),
     "next_offset": lambda records: _numbers(records.boundaries[1:]),
     "ordinal": lambda records: _numbers(
-        np.arange(records.ordinal, records.ordinal + records.count, dtype=np.int64)
+        np.arange(records.ordinal, records.ordinal + records.record_count, dtype=np.int64)
     ),
     "timestamp": lambda records: pa.array(records.ms * 1000, pa.timestamp("us", tz="UTC")),
     "payload": lambda records: records.payloads(),

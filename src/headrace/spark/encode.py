@@ -6,6 +6,7 @@ A block is records of one topic, no more than an index run may hold; its format 
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -50,7 +51,7 @@ def encode_batch(topics: pa.Array | str, payloads: pa.Array) -> Iterator[bytes]:
 
 def _blocks(topic: str, payloads: pa.Array, sizes: pa.Array) -> Iterator[bytes]:
     try:
-        name = check_publish_topic(topic)
+        check_publish_topic(topic)
     except BadTopicNameError as error:
         raise SinkError(str(error)) from None
     lengths = sizes.to_numpy(zero_copy_only=False)
@@ -63,11 +64,11 @@ def _blocks(topic: str, payloads: pa.Array, sizes: pa.Array) -> Iterator[bytes]:
         last = int(np.searchsorted(ends, position + RUN_BYTES_MAX, "right"))
         last = min(last, first + RUN_RECORDS_MAX)
         stop = int(ends[last - 1])
-        yield encode_block(name, last - first, data[begin + position : begin + stop])
+        yield encode_block(topic, bytes(data[begin + position : begin + stop]), last - first)
         first, position = last, stop
 
 
-def _prefixes(lengths: np.ndarray) -> pa.Array:  # type: ignore[type-arg]
+def _prefixes(lengths: npt.NDArray[np.int32]) -> pa.Array:
     """The size of each record as the four bytes before it."""
     packed = pa.py_buffer(lengths.astype(">u4").tobytes())
     offsets = np.arange(0, (len(lengths) + 1) * 4, 4, dtype=np.int32)

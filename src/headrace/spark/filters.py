@@ -51,7 +51,7 @@ class Narrowing:
 def narrowing_of(filters: Iterable[Filter]) -> Narrowing:
     found = Narrowing()
     for one in filters:
-        attribute = getattr(one, "attribute", ())
+        attribute: tuple[str, ...] = getattr(one, "attribute", ())
         if len(attribute) != 1:
             continue
         if attribute[0] == "topic":

@@ -59,7 +59,9 @@ class HttpClient:
                 yield piece
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise ServerError(f"{self._urls[0]} broke off in the middle of an answer: {error}") from None
+            raise ServerError(
+                f"{self._urls[0]} broke off in the middle of an answer: {error}"
+            ) from None
 
     def post_stream(self, path: str, pieces: Iterator[bytes]) -> Any:
         """Send a body that is made while it is sent, and cannot be made again."""
@@ -106,7 +108,9 @@ class HttpClient:
     def _connect(self) -> None:
         if self._connection is None:
             url = urlsplit(self._urls[0])
-            kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+            kind = (
+                http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+            )
             made = kind(url.hostname or "", url.port, timeout=TIMEOUT_S)
             made.connect()
             self._connection = made

@@ -1,5 +1,6 @@
 """Payloads that are JSON objects: their members as columns, and columns as their members."""
 
+import datetime
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ def _fitting(value: object, kind: pa.DataType) -> object:
         return _encode(value).decode()  # as Spark's own reader of JSON gives it
     if pa.types.is_timestamp(kind) and isinstance(value, str):
         try:
-            return msgspec.convert(value, _DATETIME)
+            return msgspec.convert(value, datetime.datetime)
         except msgspec.ValidationError:
             return None
     try:
@@ -55,9 +56,5 @@ def _fitting(value: object, kind: pa.DataType) -> object:
         return None
     return value
 
-
-import datetime  # noqa: E402
-
-_DATETIME = datetime.datetime
 
 register_envelope("json", JsonEnvelope())

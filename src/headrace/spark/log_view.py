@@ -11,6 +11,7 @@ from headrace.errors import HeadraceError
 from headrace.model import Position
 from headrace.spark.index_rows import Rows
 
+
 class SourceError(HeadraceError):
     """The source cannot give what was asked for: the message says why and what to change."""
 

@@ -8,6 +8,6 @@ from headrace.spark.options import Place
 def open_log(place: Place) -> LogView:
     if place.path:
         return FileLog(place.path)
-    from headrace.spark.log_server import ServerLog  # noqa: PLC0415
+    from headrace.spark.log_server import ServerLog
 
     return ServerLog(place)

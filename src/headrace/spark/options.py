@@ -170,9 +170,7 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     )
 
 
-def _known(
-    options: Mapping[str, str], valid: Mapping[str, str], verb: str
-) -> dict[str, str]:
+def _known(options: Mapping[str, str], valid: Mapping[str, str], verb: str) -> dict[str, str]:
     """The options by their names in lower case, as Spark gives them; every one must be known."""
     names = {name.lower() for name in valid} | _OF_SPARK
     unknown = [key for key in options if key.lower() not in names]
@@ -263,7 +261,9 @@ def _offset(value: object, key: str) -> int:
         return EARLIEST if value.lower() == "earliest" else LATEST
     if isinstance(value, int) and not isinstance(value, bool) and EARLIEST <= value <= _NUMBER_MAX:
         return value
-    raise OptionError(f"{key} must be earliest, latest or JSON with an offset per topic, not {value!r}")
+    raise OptionError(
+        f"{key} must be earliest, latest or JSON with an offset per topic, not {value!r}"
+    )
 
 
 def _values(where: Where) -> Iterable[int | None]:

@@ -29,7 +29,9 @@ class Narrows(Protocol):
     def narrow(self, log: LogView, state: TopicState, whole: Range) -> Range: ...
 
 
-def plan_batch(log: LogView, options: SourceOptions, narrowing: Narrows | None = None) -> list[Range]:
+def plan_batch(
+    log: LogView, options: SourceOptions, narrowing: Narrows | None = None
+) -> list[Range]:
     """What a batch read is of: every topic, from where it is to begin to where it is to end."""
     states = find_topics(log, options.topics)
     missing = [name for name in options.topics.names or () if name not in states]
@@ -167,4 +169,3 @@ def ranges_between(start: Positions, end: Positions) -> list[Range]:
 
 def earlier(one: Position, other: Position) -> Position:
     return min(one, other, key=lambda position: position.ordinal)
-

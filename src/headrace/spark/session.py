@@ -53,7 +53,7 @@ def session(
     quiet: bool = True,
 ) -> "SparkSession":
     """The running session, or a new one on `master`; `settings` go over our own."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    from pyspark.sql import SparkSession
 
     _check_java()
     builder = SparkSession.builder.appName(name).master(master)

@@ -76,9 +76,7 @@ class _Blocks:
     """The blocks of a task's rows, as bodies of a bounded size."""
 
     def __init__(self, written: Written, batches: Iterator[pa.RecordBatch]) -> None:
-        self._blocks = (
-            block for batch in batches for block in encode_batch(*written.rows(batch))
-        )
+        self._blocks = (block for batch in batches for block in encode_batch(*written.rows(batch)))
         self._next = next(self._blocks, None)
 
     @property

@@ -47,7 +47,9 @@ def written_columns(schema: StructType, options: SinkOptions) -> Written:
     if options.encode:
         prefix = envelope_of(options.encode).prefix
         if options.topic and not options.topic.startswith(prefix):
-            raise OptionError(f"encode = {options.encode} writes to topics that begin with {prefix!r}")
+            raise OptionError(
+                f"encode = {options.encode} writes to topics that begin with {prefix!r}"
+            )
         members = tuple(name for name in fields if name != "topic")
         return Written(options.topic, options.encode, members)
     if "payload" not in fields:
@@ -65,5 +67,3 @@ def written_columns(schema: StructType, options: SinkOptions) -> Written:
             "encode = json to make payloads of all columns"
         )
     return Written(options.topic, "", ())
-
-

@@ -133,7 +133,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if bytes_max is not None:
             by_bytes = limit_bytes(self._open(), begun, states, bytes_max)
             ends = {name: earlier(ends[name], by_bytes.get(name, ends[name])) for name in ends}
-        if all(ends[name].ordinal == begun[name].ordinal for name in ends) and set(begun) == set(start):
+        if all(ends[name].ordinal == begun[name].ordinal for name in ends) and set(begun) == set(
+            start
+        ):
             return start
         return ends
 
@@ -196,5 +198,3 @@ def _until(
         for name, state in states.items()
         if name in until
     }
-
-

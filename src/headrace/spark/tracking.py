@@ -4,7 +4,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.streaming import StreamingQueryListener
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from headrace.errors import HeadraceError
 from headrace.spark.http_client import HttpClient
@@ -54,9 +54,7 @@ class _Tracker(StreamingQueryListener):
                 logger.warning("the progress of a query could not be kept: %s", error)
 
     def _send(self, reader: str, offset: dict[str, Any]) -> None:
-        positions = [
-            {"topic": name, **at._asdict()} for name, at in decode_offset(offset).items()
-        ]
+        positions = [{"topic": name, **at._asdict()} for name, at in decode_offset(offset).items()]
         client = HttpClient(self._place, retry_s=_RETRY_S)
         try:
             for first in range(0, len(positions), _POSITIONS_AT_ONCE):

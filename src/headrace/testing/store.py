@@ -9,6 +9,8 @@ from headrace.errors import StoreFailedError
 from headrace.log import journal
 from headrace.log.applier import Applier
 from headrace.log.applier_child import apply_file
+from headrace.log.batches import BatchAnswer
+from headrace.log.blocks import encode_block
 from headrace.log.catalogue import Catalogue
 from headrace.log.disk import Disk
 from headrace.log.embedded import EmbeddedStore
@@ -139,6 +141,30 @@ class StepStore:
         self.runner.run()
         return answers[0]
 
+    def stage(self, *blocks: tuple[str, Sequence[bytes]]) -> str:
+        """Upload blocks, each of a topic and payloads; returns the staged file's id."""
+        body = b"".join(block(topic, payloads) for topic, payloads in blocks)
+        staging = self.store.staging
+        upload = staging.begin()
+        staging.reserve(upload, len(body))
+        try:
+            upload.feed(body)
+            upload.finish()
+        except BaseException:
+            staging.drop(upload)
+            self.runner.run()
+            raise
+        staging.keep(upload)
+        return upload.id
+
+    def batch(self, producer: str, number: int, *staged: str) -> BatchAnswer:
+        """Decide a batch, and append it."""
+        answers: list[BatchAnswer | None] = []
+        self.store.batches.decide(producer, number, staged, answers.append)
+        self.runner.run()
+        assert answers[0] is not None
+        return answers[0]
+
     def destroy(self, topic: str) -> None:
         self.store.destroy(self.store.topic(topic), lambda: None)
         self.runner.run()
@@ -192,6 +218,11 @@ class StepStore:
                 return
             del self._waiting[0]
             self.store.applied(closed.path)
+
+
+def block(topic: str, payloads: Sequence[bytes]) -> bytes:
+    """A block as an upload brings it."""
+    return encode_block(topic, b"".join(_records(payloads)), len(payloads))
 
 
 def _records(payloads: Sequence[bytes]) -> list[bytes]:

@@ -1,0 +1,298 @@
+"""Batches: staged files that are appended exactly once, in the order their producer named them.
+
+Theory of operation. A batch is *decided* by an entry of the journal that names its producer, its number and
+its staged files. From then on it is appended, whatever happens, one batch after another: pieces of it are
+read in a thread and given to the commit that gathers, two at a time at most, so that others need not wait.
+Each entry made of a batch says how far the batch is appended with it, so both are true or neither.
+
+    asked ──decision committed──▶ being appended ──last entry committed──▶ answered ──applied──▶ files deleted
+
+A number at or below its producer's last decided one is a duplicate. What is not here: staged files
+(`staging.py`), their blocks (`blocks.py`), entries (`commit.py`), and what the applier does with them.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from headrace.log.blocks import Block, Damaged, read_staged
+from headrace.log.catalogue import BATCHES_NAME, Catalogue
+from headrace.log.entries import Producer, Progress, StagedFile, StagedFiles
+from headrace.log.layout import Layout
+from headrace.log.runner import Runner
+from headrace.log.staging import Staging
+
+logger = logging.getLogger(__name__)
+
+BATCH_FILES_MAX = 100_000
+"""Staged files that one batch may name."""
+
+PRODUCER_BYTES_MAX = 255
+
+_PIECES_MAX = 2
+"""Pieces of a batch that are given to commits and not committed: one is written while one gathers."""
+
+
+class BatchAnswer(NamedTuple):
+    duplicate: bool
+    records: int
+    """That were appended: none for a duplicate."""
+
+
+Answer = Callable[[BatchAnswer | None], None]
+"""Called with None when the store stops first: ask the next one again."""
+
+
+class Decision(NamedTuple):
+    producer: str
+    number: int
+    files: list[StagedFile]
+
+
+class Part(NamedTuple):
+    """A block of a batch, and how far the batch is appended with it."""
+
+    block: Block
+    producer: str
+    number: int
+    progress: Progress
+
+    def extra(self) -> Producer:
+        return Producer(self.producer.encode(), self.number, 0, self.progress)
+
+
+class Appender(Protocol):
+    """The part of the store that puts things into commits."""
+
+    @property
+    def last_sequence(self) -> int:
+        """The number of the last commit."""
+
+    def decide(self, decision: Decision, done: Callable[[], None]) -> None: ...
+
+    def append_parts(
+        self, parts: list[Part], end: Producer | None, done: Callable[[], None]
+    ) -> None:
+        """Append blocks in their order; `end` is noted behind them where no entry says it."""
+
+
+class _Batch:
+    def __init__(self, decision: Decision, progress: Progress) -> None:
+        self.producer, self.number, self.files = decision
+        self.decided = False
+        self.progress = progress
+        """What was read and given to commits."""
+        self.pieces = 0
+        """What was given to commits and is not committed."""
+        self.records = 0
+        self.asked: Answer | None = None
+        """Whoever asked first, in this life of the server."""
+        self.waiters: list[Answer] = []
+        """Whoever asked again."""
+
+    @property
+    def is_read(self) -> bool:
+        return self.progress.file == len(self.files)
+
+    def take_waiters(self) -> list[Answer]:
+        """Everyone who is to be answered, once."""
+        waiters = [self.asked, *self.waiters] if self.asked is not None else self.waiters
+        self.asked, self.waiters = None, []
+        return waiters
+
+
+class _Found(NamedTuple):
+    what: Block | Damaged
+    file: StagedFile
+    progress: Progress
+
+
+class Batches:
+    """Called from the loop only."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        layout: Layout,
+        runner: Runner,
+        staging: Staging,
+        appender: Appender,
+        piece_bytes: int,
+    ) -> None:
+        self._catalogue = catalogue
+        self._layout = layout
+        self._runner = runner
+        self._staging = staging
+        self._appender = appender
+        self._piece_bytes = piece_bytes
+        self._batches: deque[_Batch] = deque()
+        """In the order in which they were asked for, which is that of their decisions."""
+        self._unapplied: dict[str, tuple[int, int]] = {}
+        """The last number of producers, with its commit, until the catalogue knows it."""
+        self._appended: deque[tuple[int, list[StagedFile]]] = deque()
+        """Files of batches that are done, until the commit that says so is applied."""
+        self._reading = False
+        self._stopped = False
+        self.damage_count = 0
+        """Blocks and files that could not be read when their batch was appended."""
+        for row in sorted(catalogue.batches(), key=lambda row: row.number):
+            files = msgspec.msgpack.decode(row.staged, type=StagedFiles)
+            batch = _Batch(
+                Decision(row.producer.decode(), row.number, files),
+                Progress(row.file, row.position),
+            )
+            batch.decided = True
+            staging.claimed(files)
+            self._batches.append(batch)
+        if self._batches:
+            logger.info("going on with %d batches", len(self._batches))
+            runner.soon(self._go_on)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything will be given to commits without being asked for."""
+        return bool(self._batches) and not self._stopped
+
+    @property
+    def pending(self) -> int:
+        return len(self._batches)
+
+    def decide(self, producer: str, number: int, staged: Sequence[str], answer: Answer) -> None:
+        """Append the staged files' records, unless this number, or a later one, was decided before.
+
+        Raises UnknownStagedError and StagedClaimedError, and then nothing is decided.
+        """
+        for batch in self._batches:
+            if (batch.producer, batch.number) == (producer, number):
+                # The first request is on its way: this one is answered when that one is.
+                self._staging.discard(staged)
+                batch.waiters.append(answer)
+                return
+        if number <= self._last(producer):
+            self._staging.discard(staged)
+            self._runner.soon(lambda: answer(BatchAnswer(duplicate=True, records=0)))
+            return
+        if self._stopped:
+            self._runner.soon(lambda: answer(None))
+            return
+        decision = Decision(producer, number, self._staging.claim(staged))
+        batch = _Batch(decision, Progress())
+        batch.asked = answer
+        self._batches.append(batch)
+        self._appender.decide(decision, lambda: self._decided(batch))
+
+    def applied(self, sequence: int) -> None:
+        """The catalogue holds everything up to this commit, and what it no longer names is deleted."""
+        self._unapplied = {
+            producer: known for producer, known in self._unapplied.items() if known[1] > sequence
+        }
+        while self._appended and self._appended[0][0] <= sequence:
+            self._staging.forget(self._appended.popleft()[1])
+
+    def stop(self) -> None:
+        """Begin nothing more: what is decided goes on at the next start."""
+        self._stopped = True
+        for batch in self._batches:
+            for answer in batch.take_waiters():
+                self._runner.soon(partial(answer, None))
+
+    def _last(self, producer: str) -> int:
+        """The highest number that was decided, or is being."""
+        numbers = [batch.number for batch in self._batches if batch.producer == producer]
+        if producer in self._unapplied:
+            numbers.append(self._unapplied[producer][0])
+        elif not numbers:
+            row = self._catalogue.producer(BATCHES_NAME, producer.encode())
+            if row is not None:
+                numbers.append(row.last)
+        return max(numbers, default=-1)
+
+    def _decided(self, batch: _Batch) -> None:
+        batch.decided = True
+        self._unapplied[batch.producer] = batch.number, self._appender.last_sequence
+        if batch.is_read:
+            self._finish_if_done(batch)  # it has no records
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Read the next piece of the batch whose turn it is, unless enough of it is on its way."""
+        if self._reading or self._stopped or not self._batches:
+            return
+        batch = self._batches[0]
+        if not batch.decided or batch.is_read or batch.pieces >= _PIECES_MAX:
+            return
+        self._reading = True
+        self._runner.background(
+            partial(_read, self._layout, batch.files, batch.progress, self._piece_bytes),
+            partial(self._have_read, batch),
+        )
+
+    def _have_read(self, batch: _Batch, found: list[_Found] | BaseException) -> None:
+        self._reading = False
+        if self._stopped:
+            return
+        if isinstance(found, BaseException):
+            at = batch.progress.file
+            damage = Damaged(f"a fault of our own while it was read: {found!r}")
+            found = [_Found(damage, batch.files[at], Progress(at + 1))]
+        parts = []
+        for what, file, progress in found:
+            if isinstance(what, Damaged):
+                self.damage_count += 1
+                logger.error(
+                    "batch %d of producer %r: damage: staged file %s: %s: its records are lost",
+                    *(batch.number, batch.producer, file.id.hex(), what.reason),
+                )
+            else:
+                parts.append(Part(what, batch.producer, batch.number, progress))
+                batch.records += what.record_count
+        batch.progress = found[-1].progress
+        end = None
+        if batch.is_read:
+            end = Producer(batch.producer.encode(), batch.number, 0, batch.progress)
+        if parts or end is not None:
+            batch.pieces += 1
+            self._appender.append_parts(parts, end, lambda: self._committed(batch))
+        self._go_on()
+
+    def _committed(self, batch: _Batch) -> None:
+        batch.pieces -= 1
+        self._finish_if_done(batch)
+        self._go_on()
+
+    def _finish_if_done(self, batch: _Batch) -> None:
+        if not batch.is_read or batch.pieces:
+            return
+        self._batches.remove(batch)
+        self._appended.append((self._appender.last_sequence, batch.files))
+        asked = batch.asked
+        for answer in batch.take_waiters():
+            if answer is asked:
+                answer(BatchAnswer(duplicate=False, records=batch.records))
+            else:
+                answer(BatchAnswer(duplicate=True, records=0))
+
+
+def _read(
+    layout: Layout, files: list[StagedFile], progress: Progress, bytes_max: int
+) -> list[_Found]:
+    """Blocks from `progress` on, over the ends of files, until they are many enough. For a thread."""
+    found: list[_Found] = []
+    number, position = progress.file, progress.position
+    taken = 0
+    while taken < bytes_max and number < len(files):
+        file = files[number]
+        path = layout.staged_file(file.id.hex())
+        blocks = read_staged(path, position, file.size, bytes_max - taken)
+        for what, end in blocks:
+            at = Progress(number, end) if end < file.size else Progress(number + 1)
+            found.append(_Found(what, file, at))
+        taken += blocks[-1].next - position
+        position = blocks[-1].next
+        if position >= file.size:
+            number, position = number + 1, 0
+    return found

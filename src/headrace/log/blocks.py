@@ -1,0 +1,176 @@
+"""Blocks: records of one topic with a header, as uploads bring them and as staged files hold them.
+
+Leaves out files (`staging.py`) and what becomes of the records (`batches.py`).
+
+    uploaded  "HRB1", name length, record count, length of the records, crc of the records; name; records
+    staged    the same, with the crc of the other header fields and the name in place of "HRB1"
+
+A block holds no more than a run may: it becomes one entry of the journal, and nobody touches its records
+on the way.
+"""
+
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from headrace.errors import BadBlockError, BadTopicNameError
+from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
+from headrace.log.records import holds
+from headrace.model import RECORD_HEADER_BYTES, TOPIC_BYTES_MAX, check_publish_topic
+
+MAGIC = b"HRB1"
+_HEADER = struct.Struct(">4sHIII")
+_CRC = struct.Struct(">I")
+HEADER_BYTES = _HEADER.size
+BLOCK_BYTES_MAX = HEADER_BYTES + TOPIC_BYTES_MAX + RUN_BYTES_MAX
+
+_NAMES_CACHED_MAX = 1024
+"""Topic names that were found right: an upload has few, or each of them seldom."""
+
+
+class Block(NamedTuple):
+    topic: str
+    record_count: int
+    data: bytes
+    """Whole records."""
+
+
+def encode_block(topic: str, data: bytes, record_count: int) -> bytes:
+    """A block as an upload brings it."""
+    name = topic.encode()
+    return _HEADER.pack(MAGIC, len(name), record_count, len(data), crc32c(data)) + name + data
+
+
+class BlockDecoder:
+    """Checks an upload while it arrives, in pieces of any size, and makes of it what is staged."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        """In all blocks so far."""
+        self._rest = b""
+        self._blocks = 0
+        self._position = 0
+        self._topics: dict[bytes, None] = {}
+
+    def feed(self, data: bytes) -> list[bytes | memoryview]:
+        """The parts of a staged file that `data` completes; raises BadBlockError."""
+        buffer = self._rest + data if self._rest else data
+        view = memoryview(buffer)
+        parts: list[bytes | memoryview] = []
+        at = 0
+        while len(buffer) - at >= HEADER_BYTES:
+            magic, name_bytes, count, length, crc = _HEADER.unpack_from(buffer, at)
+            self._check_header(magic, name_bytes, count, length)
+            name_at = at + HEADER_BYTES
+            data_at = name_at + name_bytes
+            end = data_at + length
+            if len(buffer) < end:
+                break
+            self._check_name(buffer[name_at:data_at])
+            records = buffer[data_at:end]
+            if crc32c(records) != crc:
+                raise self._bad("the checksum of its records is wrong")
+            if not holds(records, count):
+                raise self._bad(f"its {length} bytes are not {count} records of a size each may be")
+            parts.append(_CRC.pack(crc32c(view[at + len(MAGIC) : data_at])))
+            parts.append(view[at + len(MAGIC) : end])
+            self.records += count
+            self._blocks += 1
+            self._position += end - at
+            at = end
+        self._rest = buffer[at:]
+        return parts
+
+    def finish(self) -> None:
+        """The upload has ended; raises BadBlockError when that was inside a block."""
+        if self._rest:
+            raise self._bad("the body ends inside it")
+
+    def _check_header(self, magic: bytes, name_bytes: int, count: int, length: int) -> None:
+        """Before its records arrive."""
+        if magic != MAGIC:
+            raise self._bad(f"it begins with {magic!r} instead of {MAGIC!r}")
+        if name_bytes > TOPIC_BYTES_MAX:
+            raise self._bad(f"its topic name has {name_bytes} bytes, {TOPIC_BYTES_MAX} are allowed")
+        if not 1 <= count <= RUN_RECORDS_MAX:
+            raise self._bad(f"it has {count} records, 1 to {RUN_RECORDS_MAX} are allowed")
+        if not count * RECORD_HEADER_BYTES <= length <= RUN_BYTES_MAX:
+            raise self._bad(
+                f"{length} bytes cannot hold {count} records, or exceed {RUN_BYTES_MAX}"
+            )
+
+    def _check_name(self, name: bytes) -> None:
+        if name in self._topics:
+            return
+        try:
+            check_publish_topic(name.decode())
+        except UnicodeDecodeError:
+            raise self._bad("its topic name is not UTF-8") from None
+        except BadTopicNameError as error:
+            raise self._bad(str(error)) from None
+        if len(self._topics) >= _NAMES_CACHED_MAX:
+            self._topics.clear()
+        self._topics[name] = None
+
+    def _bad(self, reason: str) -> BadBlockError:
+        return BadBlockError(f"block {self._blocks + 1} at byte {self._position}: {reason}")
+
+
+class Damaged(NamedTuple):
+    """A block that cannot be read, or the rest of a staged file."""
+
+    reason: str
+
+
+class Read(NamedTuple):
+    """A part of a staged file, and where the next begins."""
+
+    what: Block | Damaged
+    next: int
+
+
+def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Read]:
+    """Blocks from `position` on, at least one; `size` is how long the file was made."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(fd, min(max(bytes_max, BLOCK_BYTES_MAX), size - position), position)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return [Read(Damaged(f"the file cannot be read: {error.strerror}"), size)]
+    found: list[Read] = []
+    at = 0
+    while at < bytes_max and position + at < size:
+        what, end = _staged_block(data, at)
+        if end is not None:
+            at = end
+            found.append(Read(what, position + end))
+        elif found and position + len(data) < size:
+            break  # of this one only a part was read
+        else:
+            # Nothing says how long such a block is: what lies behind it is not found again.
+            found.append(Read(what, size))
+            break
+    return found
+
+
+def _staged_block(data: bytes, at: int) -> tuple[Block | Damaged, int | None]:
+    """The block and where it ends; None when that is not known, or not in `data`."""
+    name_at = at + HEADER_BYTES
+    if name_at > len(data):
+        return Damaged("the file is cut off"), None
+    head, name_bytes, count, length, crc = _HEADER.unpack_from(data, at)
+    data_at = name_at + name_bytes
+    if crc32c(data[at + len(MAGIC) : data_at]) != _CRC.unpack(head)[0]:
+        return Damaged("a block's header is damaged"), None
+    end = data_at + length
+    if end > len(data):
+        return Damaged("the file is cut off"), None
+    records = data[data_at:end]
+    if crc32c(records) != crc:
+        return Damaged(f"{count} records have a wrong checksum"), end
+    return Block(data[name_at:data_at].decode(), count, records), end

@@ -1,0 +1,224 @@
+"""Staged files: uploads that wait for their batch, durable and shown to nobody. Knows no topics.
+
+A file is written under another name, and has its own when it is complete and on disk. It is *claimed* by
+the batch that names it; the applier deletes it when that batch is in the segments (`applier.py`). What nobody
+has claimed for `limits.staged_age_s` is deleted here.
+"""
+
+import errno
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.config import Limits
+from headrace.errors import StagedClaimedError, StagingFullError, UnknownStagedError
+from headrace.log.blocks import BlockDecoder
+from headrace.log.disk import Disk
+from headrace.log.entries import StagedFile
+from headrace.log.layout import Layout
+from headrace.log.runner import Runner
+
+STAGED_FILE_BYTES_MAX = 4 << 30
+"""The longest upload: longer ones are split by whoever makes them."""
+
+SWEEP_S = 600.0
+"""How often files that nobody has claimed are looked for."""
+
+_NAME = re.compile(r"[0-9a-f]{32}")
+_UNFINISHED = ".new"
+
+
+@dataclass(slots=True)
+class Staged:
+    """A complete file."""
+
+    id: str
+    size: int
+    since_s: float
+    """When it was uploaded, by the monotonic clock."""
+    claimed: bool = False
+
+
+class Upload:
+    """A staged file that is being written: for any thread, one call at a time."""
+
+    def __init__(self, layout: Layout, disk: Disk) -> None:
+        self.id = secrets.token_hex(16)
+        self.size = 0
+        """What was reserved for it."""
+        self._path = layout.staged_file(self.id)
+        self._unfinished = self._path.with_suffix(_UNFINISHED)
+        self._disk = disk
+        self._decoder = BlockDecoder()
+        self._fd: int | None = None
+        self._written = 0
+        self._lock = threading.Lock()
+
+    @property
+    def records(self) -> int:
+        return self._decoder.records
+
+    def feed(self, data: bytes) -> None:
+        """Check and write what has arrived; raises BadBlockError and StagingFullError."""
+        with self._lock, _no_room():
+            parts = self._decoder.feed(data)
+            if self._fd is None:
+                self._fd = self._disk.open(self._unfinished, create=True)
+            if parts:
+                self._disk.write(self._fd, parts, self._written)
+                self._written += sum(map(len, parts))
+
+    def finish(self) -> None:
+        """Make it durable, and give it its name."""
+        with self._lock, _no_room():
+            self._decoder.finish()
+            if self._fd is None:
+                self._fd = self._disk.open(self._unfinished, create=True)
+            self._disk.sync(self._fd)
+            self._close()
+            self._disk.rename(self._unfinished, self._path)
+            self._disk.sync_directory(self._path.parent)
+
+    def abort(self) -> None:
+        """Leave nothing of it."""
+        with self._lock:
+            self._close()
+            self._disk.unlink(self._unfinished)
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            self._disk.close(self._fd)
+            self._fd = None
+
+
+class Staging:
+    """Which staged files there are, and which of them are claimed. Called from the loop only."""
+
+    def __init__(self, layout: Layout, disk: Disk, runner: Runner, limits: Limits) -> None:
+        self._layout = layout
+        self._disk = disk
+        self._runner = runner
+        self._limits = limits
+        self._files: dict[str, Staged] = {}
+        self._swept_s = 0.0
+        self.bytes = 0
+        """Of all files, and of those that are being uploaded."""
+        now_s, now = time.monotonic(), time.time()
+        for path, found in _complete(layout):
+            age_s = max(0.0, now - found.st_mtime)
+            self._files[path.name] = Staged(path.name, found.st_size, now_s - age_s)
+            self.bytes += found.st_size
+
+    # Uploading
+
+    def begin(self) -> Upload:
+        return Upload(self._layout, self._disk)
+
+    def reserve(self, upload: Upload, size: int) -> None:
+        """Make sure that there may be so many more bytes of it; raises StagingFullError."""
+        if self.bytes + size > self._limits.staged_bytes_max:
+            raise StagingFullError(
+                f"{self.bytes} bytes are staged, limits.staged_bytes_max allows "
+                f"{self._limits.staged_bytes_max}: upload again when their batches are appended"
+            )
+        upload.size += size
+        self.bytes += size
+
+    def keep(self, upload: Upload) -> None:
+        """It is finished."""
+        self._files[upload.id] = Staged(upload.id, upload.size, time.monotonic())
+
+    def drop(self, upload: Upload) -> None:
+        """It came to nothing."""
+        self.bytes -= upload.size
+        self._runner.background(upload.abort, lambda _: None)
+
+    # Claiming
+
+    def claim(self, ids: Sequence[str]) -> list[StagedFile]:
+        """Take the files for a batch, all or none; raises UnknownStagedError and StagedClaimedError."""
+        files = []
+        for staged_id in ids:
+            staged = self._files.get(staged_id)
+            if staged is None:
+                raise UnknownStagedError(f"there is no staged file {staged_id[:40]!r}")
+            if staged.claimed:
+                raise StagedClaimedError(f"staged file {staged_id!r} is part of another batch")
+            files.append(staged)
+        for staged in files:
+            staged.claimed = True
+        # One without records need not be remembered.
+        self.discard([staged.id for staged in files if not staged.size], claimed=True)
+        return [StagedFile(bytes.fromhex(one.id), one.size) for one in files if one.size]
+
+    def claimed(self, files: Iterable[StagedFile]) -> None:
+        """These are part of a batch that was decided before the start."""
+        for file in files:
+            staged = self._files.get(file.id.hex())
+            if staged is not None:
+                staged.claimed = True
+
+    def forget(self, files: Iterable[StagedFile]) -> None:
+        """The applier has deleted these."""
+        for file in files:
+            staged = self._files.pop(file.id.hex(), None)
+            if staged is not None:
+                self.bytes -= staged.size
+
+    def discard(self, ids: Collection[str], *, claimed: bool = False) -> None:
+        """Delete those of the files that are there and whose state is `claimed`."""
+        gone = [
+            staged
+            for staged_id in ids
+            if (staged := self._files.get(staged_id)) is not None and staged.claimed is claimed
+        ]
+        for staged in gone:
+            del self._files[staged.id]
+            self.bytes -= staged.size
+        paths = [self._layout.staged_file(staged.id) for staged in gone]
+        if paths:
+            self._runner.background(lambda: _unlink(self._disk, paths), lambda _: None)
+
+    def tick(self, now_s: float) -> None:
+        """Delete, every now and then, what nobody has claimed."""
+        if now_s - self._swept_s >= min(SWEEP_S, self._limits.staged_age_s):
+            self._swept_s = now_s
+            before_s = now_s - self._limits.staged_age_s
+            self.discard([one.id for one in self._files.values() if one.since_s < before_s])
+
+
+def remove_unfinished(layout: Layout, disk: Disk) -> None:
+    """Delete what a crash left of uploads."""
+    for path in layout.staged.glob(f"*{_UNFINISHED}"):
+        disk.unlink(path)
+
+
+def _complete(layout: Layout) -> Iterable[tuple[Path, os.stat_result]]:
+    with os.scandir(layout.staged) as found:
+        for entry in found:
+            # What has another name is not ours, and stays.
+            if _NAME.fullmatch(entry.name) and entry.is_file():
+                yield Path(entry.path), entry.stat()
+
+
+def _unlink(disk: Disk, paths: list[Path]) -> None:
+    for path in paths:
+        disk.unlink(path)
+
+
+@contextmanager
+def _no_room() -> Iterator[None]:
+    """Says in our words that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        reason = "no space left on the disk: upload again when there is room"
+        raise StagingFullError(reason) from error

@@ -1,0 +1,204 @@
+"""Staged uploads and batches over HTTP: `/v1/staged` and `/v1/batches`. Documented in `docs/http.md`.
+
+What an upload brings is checked and written in threads, a piece at a time, while the next piece arrives.
+"""
+
+import asyncio
+import contextlib
+from typing import Annotated
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.errors import (
+    BadBlockError,
+    StagedClaimedError,
+    StagingFullError,
+    StoreFailedError,
+    UnknownStagedError,
+)
+from headrace.log.batches import BATCH_FILES_MAX, PRODUCER_BYTES_MAX, BatchAnswer
+from headrace.log.embedded import EmbeddedStore
+from headrace.log.staging import STAGED_FILE_BYTES_MAX, Upload
+
+BODY_SILENCE_S = 30.0
+"""How long nothing may come of a body that has begun."""
+
+UPLOADS_MAX = 64
+"""Uploads that are read at a time: each takes a few MiB of memory. Further ones wait."""
+
+BATCH_BODY_BYTES_MAX = 8 << 20
+
+_PIECE_BYTES = 1 << 20
+_STOPPING = "the server is stopping: ask again when it is back"
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    producer: str
+    number: Number
+    staged: Annotated[list[str], msgspec.Meta(max_length=BATCH_FILES_MAX)]
+
+
+def batch_routes(store: EmbeddedStore) -> list[Route]:
+    api = _BatchApi(store)
+    return [
+        Route("/v1/staged", api.stage, methods=["POST"]),
+        Route("/v1/batches", api.decide, methods=["POST"]),
+    ]
+
+
+class _BatchApi:
+    def __init__(self, store: EmbeddedStore) -> None:
+        self._store = store
+        self._slots = asyncio.Semaphore(UPLOADS_MAX)
+
+    async def stage(self, request: Request) -> Response:
+        try:
+            return await self._stage(request)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody hears it
+
+    async def _stage(self, request: Request) -> Response:
+        _check_length(request, STAGED_FILE_BYTES_MAX)
+        async with self._slots:
+            upload = self._store.staging.begin()
+            try:
+                await self._receive(request, upload)
+            except BadBlockError as error:
+                self._store.staging.drop(upload)
+                raise HTTPException(400, str(error)) from None
+            except StagingFullError as error:
+                self._store.staging.drop(upload)
+                raise HTTPException(507, str(error)) from None
+            except OSError as error:
+                self._store.staging.drop(upload)
+                raise HTTPException(
+                    500, f"the upload cannot be written: {error.strerror}"
+                ) from None
+            except asyncio.CancelledError:
+                self._store.staging.drop(upload)
+                raise HTTPException(503, _STOPPING) from None
+            except BaseException:
+                self._store.staging.drop(upload)
+                raise
+            self._store.staging.keep(upload)
+        return JSONResponse({"id": upload.id, "records": upload.records, "bytes": upload.size})
+
+    async def _receive(self, request: Request, upload: Upload) -> None:
+        """Read the body; a piece of it is written while the next arrives."""
+        loop = asyncio.get_running_loop()
+        writing: asyncio.Future[None] | None = None
+        gathered: list[bytes] = []
+        size = 0
+        try:
+            more = True
+            while more:
+                chunk, more = await _next_chunk(request)
+                self._store.staging.reserve(upload, len(chunk))
+                if upload.size > STAGED_FILE_BYTES_MAX:
+                    raise _too_long(STAGED_FILE_BYTES_MAX)
+                gathered.append(chunk)
+                size += len(chunk)
+                if size >= _PIECE_BYTES or not more:
+                    if writing is not None:
+                        await writing
+                    writing = loop.run_in_executor(None, _feed, upload, gathered)
+                    gathered, size = [], 0
+            if writing is not None:
+                await writing
+            writing = loop.run_in_executor(None, upload.finish)
+            await writing
+        finally:
+            if writing is not None:
+                # It may go on after a fault of the connection: whatever it says then, nobody asks.
+                writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def decide(self, request: Request) -> Response:
+        try:
+            asked = _decode(await _body(request, BATCH_BODY_BYTES_MAX))
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody hears it
+        answered: asyncio.Future[BatchAnswer | None] = asyncio.get_running_loop().create_future()
+
+        def answer(given: BatchAnswer | None) -> None:
+            if not answered.done():
+                answered.set_result(given)
+
+        try:
+            self._store.batches.decide(asked.producer, asked.number, asked.staged, answer)
+        except UnknownStagedError as error:
+            raise HTTPException(404, str(error)) from None
+        except StagedClaimedError as error:
+            raise HTTPException(409, str(error)) from None
+        except StoreFailedError as error:
+            raise HTTPException(503, str(error)) from None
+        given = await answered
+        if given is None:
+            raise HTTPException(503, _STOPPING)
+        return JSONResponse(
+            {
+                "producer": asked.producer,
+                "number": asked.number,
+                "duplicate": given.duplicate,
+                "records": given.records,
+            }
+        )
+
+
+def _feed(upload: Upload, gathered: list[bytes]) -> None:
+    upload.feed(b"".join(gathered))
+
+
+def _decode(body: bytes) -> BatchRequest:
+    try:
+        asked = msgspec.json.decode(body, type=BatchRequest)
+        size = len(asked.producer.encode())
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise HTTPException(400, f"the body is not a batch: {error}") from None
+    if not 1 <= size <= PRODUCER_BYTES_MAX:
+        raise HTTPException(
+            400, f"a producer's name has 1 to {PRODUCER_BYTES_MAX} bytes of UTF-8, not {size}"
+        )
+    if len(set(asked.staged)) != len(asked.staged):
+        raise HTTPException(400, "a staged file is named twice")
+    return asked
+
+
+async def _body(request: Request, bytes_max: int) -> bytes:
+    _check_length(request, bytes_max)
+    body = bytearray()
+    more = True
+    while more:
+        chunk, more = await _next_chunk(request)
+        body += chunk
+        if len(body) > bytes_max:
+            raise _too_long(bytes_max)
+    return bytes(body)
+
+
+async def _next_chunk(request: Request) -> tuple[bytes, bool]:
+    """What has come of the body, and whether there is more."""
+    try:
+        async with asyncio.timeout(BODY_SILENCE_S):
+            message = await request.receive()
+    except TimeoutError:
+        raise HTTPException(408, f"nothing of the body came for {BODY_SILENCE_S:g} s") from None
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)
+
+
+def _check_length(request: Request, bytes_max: int) -> None:
+    """Before anything of the body is read, where its length is said."""
+    with contextlib.suppress(ValueError):
+        if int(request.headers.get("content-length", "0")) > bytes_max:
+            raise _too_long(bytes_max)
+
+
+def _too_long(bytes_max: int) -> HTTPException:
+    return HTTPException(413, f"the body may have {bytes_max} bytes: send it in parts")

@@ -1,0 +1,482 @@
+"""Batches of a store: appended once and in order, whatever is asked again, damaged or destroyed."""
+
+import logging
+import shutil
+import sqlite3
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headrace.errors import StagedClaimedError, UnknownStagedError
+from headrace.log import journal
+from headrace.log.batches import BatchAnswer
+from headrace.log.catalogue import (
+    _SCHEMA_1,
+    BACKUP_NAME,
+    FILE_NAME,
+    Catalogue,
+    DamagedCatalogueError,
+)
+from headrace.log.verify import verify
+from headrace.testing.disk import DiskModel, RecordingDisk
+from headrace.testing.store import StepStore
+from tests.log.conftest import tiny
+
+NEW = BatchAnswer(duplicate=False, records=3)
+DUPLICATE = BatchAnswer(duplicate=True, records=0)
+
+
+def stage(store: StepStore, name: bytes = b"row", topic: str = "a") -> str:
+    return store.stage((topic, [name + b" 1", name + b" 2"]), ("b", [name + b" 3"]))
+
+
+def staged_names(store: StepStore) -> list[str]:
+    return sorted(path.name for path in store.layout.staged.iterdir())
+
+
+def many(store: StepStore, topic: str, count: int) -> tuple[str, list[bytes]]:
+    """A staged file of so many blocks, each a commit of its own, and all payloads."""
+    payloads = [b"%05d" % number + bytes(3000) for number in range(count)]
+    return store.stage(*((topic, [payload]) for payload in payloads)), payloads
+
+
+def test_a_batch_is_appended_in_the_order_in_which_its_files_are_named(store):
+    first, second = stage(store, b"x"), stage(store, b"y")
+    assert store.batch("p", 0, second, first) == BatchAnswer(duplicate=False, records=6)
+    assert store.payloads("a") == [b"y 1", b"y 2", b"x 1", b"x 2"]
+    assert store.payloads("b") == [b"y 3", b"x 3"]
+
+
+def test_a_number_at_or_below_the_last_is_a_duplicate(open_store):
+    store = open_store()
+    assert store.batch("p", 5, stage(store)) == NEW
+    for number in (5, 4, 0):
+        assert store.batch("p", number, stage(store, b"again")) == DUPLICATE
+    assert store.batch("q", 5, stage(store, b"q")) == NEW
+    store.settle()
+    assert store.batch("p", 5, "no such file") == DUPLICATE
+    store = open_store()
+    assert store.batch("p", 5) == DUPLICATE
+    assert store.batch("p", 6, stage(store, b"next")) == NEW
+    assert store.payloads("b") == [b"row 3", b"q 3", b"next 3"]
+
+
+def test_the_files_of_a_duplicate_are_deleted(store):
+    store.batch("p", 5, stage(store))
+    kept = stage(store, b"kept")
+    store.batch("p", 5, stage(store, b"again"))
+    store.settle()
+    assert staged_names(store) == [kept]
+
+
+def test_a_batch_may_be_empty(open_store):
+    store = open_store()
+    assert store.batch("p", 0) == BatchAnswer(duplicate=False, records=0)
+    assert store.batch("p", 1, store.stage()) == BatchAnswer(duplicate=False, records=0)
+    store = open_store()
+    assert store.batch("p", 1) == DUPLICATE
+    assert staged_names(store) == []
+
+
+def test_nothing_is_decided_when_a_file_is_not_there(store):
+    good = stage(store)
+    with pytest.raises(UnknownStagedError):
+        store.batch("p", 0, good, "f" * 32)
+    assert store.batch("p", 0, good) == NEW
+
+
+def test_a_file_of_a_batch_that_is_being_appended_is_refused_to_others(store):
+    staged, payloads = many(store, "a", 10)
+    answers: list[BatchAnswer | None] = []
+    store.store.batches.decide("p", 0, [staged], answers.append)
+    with pytest.raises(StagedClaimedError):
+        store.store.batches.decide("q", 0, [staged], answers.append)
+    store.runner.run()
+    with pytest.raises(StagedClaimedError):
+        store.batch("q", 0, staged)
+    assert store.payloads("a") == payloads
+
+
+def test_who_asks_while_the_batch_is_being_appended_waits_and_is_told_of_a_duplicate(store):
+    staged, payloads = many(store, "a", 10)
+    answers: list[BatchAnswer | None] = []
+    store.store.batches.decide("p", 0, [staged], answers.append)
+    for _ in range(6):
+        store.runner.step()
+    store.store.batches.decide("p", 0, [stage(store)], answers.append)
+    assert answers == []
+    store.runner.run()
+    assert answers == [BatchAnswer(duplicate=False, records=10), DUPLICATE]
+    assert store.payloads("a") == payloads
+
+
+def test_batches_of_a_producer_are_appended_one_after_another(store):
+    answers: list[BatchAnswer | None] = []
+    ids = [many(store, "a", 5)[0] for _ in range(3)]
+    for number, staged in enumerate(ids):
+        store.store.batches.decide("p", number, [staged], answers.append)
+    store.runner.run()
+    assert [answer.records for answer in answers if answer] == [5, 5, 5]
+    assert [payload[:5] for payload in store.payloads("a")] == [b"%05d" % n for n in range(5)] * 3
+
+
+def test_a_batch_leaves_room_for_other_publishers(store):
+    staged, _ = many(store, "a", 60)
+    answers: list[BatchAnswer | None] = []
+    store.store.batches.decide("p", 0, [staged], answers.append)
+    others: list[int] = []
+    """Where the batch was when a record of someone else was committed."""
+
+    def publish() -> None:
+        records = [b"\0\0\0\1x"]
+        store.store.append({store.store.topic("other"): records}, committed)
+
+    def committed() -> None:
+        others.append(store.store.topic("a").end_ordinal)
+        if not answers:
+            publish()
+
+    publish()
+    pending = []
+    while store.runner.step():
+        pending.append(store.store.pending_bytes)
+    assert answers
+    assert max(pending) < 5 * 4096
+    assert max(later - one for one, later in pairwise(others)) <= 3
+
+
+def test_a_batch_waits_while_the_journal_is_full_and_then_goes_on(store):
+    store.applying = False
+    staged, payloads = many(store, "a", 40)
+    answers: list[BatchAnswer | None] = []
+    store.store.batches.decide("p", 0, [staged], answers.append)
+    store.runner.run()
+    assert answers == []
+    assert store.store.held_back
+    assert 0 < len(store.payloads("a")) < 40
+    store.applying = True
+    store.apply_waiting()
+    assert answers == [BatchAnswer(duplicate=False, records=40)]
+    assert store.payloads("a") == payloads
+
+
+def test_a_decided_batch_goes_on_after_a_start_and_asking_again_is_a_duplicate(open_store):
+    store = open_store()
+    staged, payloads = many(store, "a", 12)
+    store.store.batches.decide("p", 0, [staged], lambda _: None)
+    while store.store.topic("a").end_ordinal < 4:
+        store.runner.step()
+    store = open_store()
+    assert store.payloads("a") == payloads
+    assert store.batch("p", 0, stage(store)) == DUPLICATE
+    assert store.payloads("a") == payloads
+
+
+def test_a_batch_that_is_interrupted_by_a_stop_goes_on_after_it(open_store):
+    store = open_store()
+    staged, payloads = many(store, "a", 40)
+    answers: list[BatchAnswer | None] = []
+    store.store.batches.decide("p", 0, [staged], answers.append)
+    while store.store.topic("a").end_ordinal < 4:
+        store.runner.step()
+    store.store.batches.stop()
+    store.close()
+    assert answers == [None]
+    assert Catalogue.open_for_reading(store.layout.root).meta().clean
+    store = StepStore(store.config)
+    assert store.payloads("a") == payloads
+    assert store.batch("p", 0) == DUPLICATE
+    store.close()
+
+
+def test_staged_files_are_deleted_when_their_batch_is_applied(store):
+    staged = stage(store)
+    store.batch("p", 0, staged)
+    assert staged_names(store) == [staged]
+    store.settle()
+    assert staged_names(store) == []
+    assert store.store.staging.bytes == 0
+    assert list(store._catalogue.batches()) == []
+    assert store._catalogue.appended_batches() == []
+
+
+def test_a_topic_destroyed_while_a_batch_is_appended_does_not_bring_it_back(open_store):
+    store = open_store()
+    staged, _ = many(store, "a", 12)
+    store.store.batches.decide("p", 0, [staged], lambda _: None)
+    while store.store.topic("a").end_ordinal < 4:
+        store.runner.step()
+    destroyed: list[bool] = []
+    store.store.destroy(store.store.topic("a"), lambda: destroyed.append(True))
+    while not destroyed:
+        store.runner.step()
+    first = store.store.topic("a").end_ordinal
+    store = open_store()
+    topic = store.store.topic("a")
+    assert (topic.start_ordinal, topic.end_ordinal) == (first, 12)
+
+
+# Durabilities
+
+
+def test_a_batch_to_memory_topics_is_shown_and_not_appended_again_after_a_start(open_store):
+    store = open_store()
+    staged = store.stage(("memory/m", [b"one"]), ("a", [b"two"]), ("memory/m", [b"three"]))
+    assert store.batch("p", 0, staged) == NEW
+    assert store.payloads("memory/m") == [b"one", b"three"]
+    assert store.payloads("a") == [b"two"]
+    store = open_store()
+    assert store.payloads("memory/m") == []
+    assert store.payloads("a") == [b"two"]
+    assert store.batch("p", 0) == DUPLICATE
+    assert staged_names(store) == []
+
+
+class Unlucky:
+    """Nothing that was not synced is left."""
+
+    def random(self) -> float:
+        return 1.0
+
+    def choice(self, fates):
+        assert "missing" in fates
+        return "missing"
+
+
+def test_what_a_crash_of_the_machine_takes_from_written_topics_is_appended_again(
+    open_store, tmp_path
+):
+    disk = RecordingDisk()
+    config = tiny(tmp_path / "data")
+    with disk.record_catalogue():
+        store = open_store(config, disk=disk)
+        store.append("written/w", b"before")
+        store.store.sync_written(lambda: None)
+        store.runner.run()
+        staged, payloads = many(store, "written/w", 6)
+        assert store.batch("p", 0, staged).records == 6
+    model = DiskModel(tmp_path / "data")
+    for operation in disk.operations:
+        model.do(operation)
+    model.crashed(tmp_path / "after", None, Unlucky())
+    store = open_store(tiny(tmp_path / "after"), boot_id=b"the second boot.")
+    assert store.payloads("written/w") == [b"before", *payloads]
+    assert store.batch("p", 0) == DUPLICATE
+
+
+# Damage
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_damage_in_a_staged_file_is_reported_and_takes_its_block_only(open_store, caplog):
+    store = open_store()
+    staged = store.stage(("a", [b"one"]), ("a", [b"two"]), ("a", [b"three"]))
+    after = store.stage(("a", [b"four"]))
+    path = store.layout.staged_file(staged)
+    flip(path, path.read_bytes().index(b"two"))
+    with caplog.at_level(logging.ERROR):
+        assert store.batch("p", 0, staged, after) == NEW
+    assert store.payloads("a") == [b"one", b"three", b"four"]
+    assert f"staged file {staged}: 1 records have a wrong checksum" in caplog.text
+    assert store.store.batches.damage_count == 1
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_staged_file_that_is_gone_does_not_stop_its_batch(open_store, caplog, last):
+    store = open_store()
+    gone, after = stage(store, b"gone"), stage(store, b"after")
+    store.layout.staged_file(gone).unlink()
+    with caplog.at_level(logging.ERROR):
+        assert store.batch("p", 0, *((after, gone) if last else (gone, after))) == NEW
+    assert "No such file or directory: its records are lost" in caplog.text
+    store = open_store()
+    assert store.payloads("b") == [b"after 3"]
+    assert store.store.batches.pending == 0
+    assert staged_names(store) == []
+
+
+def last_frame(store: StepStore) -> tuple[Path, bytes]:
+    current = store.store._ring.current
+    assert current is not None
+    return current.path, current.path.read_bytes()
+
+
+def test_a_torn_commit_takes_a_batch_back_to_where_it_still_holds(open_store):
+    store = open_store()
+    staged = store.stage(("a", [b"one"]), ("b", [b"two"]), ("a", [b"three"]), ("b", [b"four"]))
+    store.batch("p", 0, staged)
+    path, data = last_frame(store)
+    flip(path, data.index(b"two"))
+    store = open_store()
+    assert store.payloads("a") == [b"one", b"three"]
+    assert store.payloads("b") == [b"two", b"four"]
+
+
+def test_damage_of_appended_records_is_damage_and_the_batch_is_not_appended_again(open_store):
+    store = open_store()
+    staged = store.stage(("a", [b"one"]), ("b", [b"two"]), ("a", [b"three"]))
+    store.batch("p", 0, staged)
+    store.append("a", b"four")
+    path, data = last_frame(store)
+    flip(path, data.index(b"two"))
+    store = open_store()
+    assert store.payloads("a") == [b"one", b"three", b"four"]
+    assert store.payloads("b") == []
+    assert store.batch("p", 0) == DUPLICATE
+
+
+def test_a_decision_that_is_damaged_is_reported_and_not_taken_again(open_store):
+    store = open_store()
+    staged = stage(store)
+    store.store.batches.decide("p", 7, [staged], lambda _: None)
+    while store.store._sequence < 1 or store.store._writing:
+        store.runner.step()
+    store.store.batches.stop()
+    store.append("a", b"vouches for it")
+    path, data = last_frame(store)
+    flip(path, data.index(bytes.fromhex(staged)))
+    assert "the decision of a batch is damaged" in str(verify(store.layout.root).damages)
+    store = open_store()
+    assert any("batch 7 of producer 'p'" in report for report in store.reports)
+    assert store.batch("p", 7) == DUPLICATE
+    assert store.payloads("a") == [b"vouches for it"]
+
+
+def test_verify_checks_the_files_of_batches_that_are_not_appended(open_store):
+    store = open_store()
+    staged, _ = many(store, "a", 12)
+    store.store.batches.decide("p", 0, [staged], lambda _: None)
+    while store.store.topic("a").end_ordinal < 4:
+        store.runner.step()
+    store.store.batches.stop()
+    store.settle()
+    assert len(list(store._catalogue.batches())) == 1
+    assert not verify(store.layout.root).damaged
+    path = store.layout.staged_file(staged)
+    flip(path, path.stat().st_size - 1)
+    (damage,) = verify(store.layout.root).damages
+    assert damage.file == f"staged/{staged}"
+
+
+# The catalogue
+
+
+def pending_store(open_store) -> tuple[StepStore, str, list[bytes]]:
+    """A store whose catalogue holds a batch of which a part is appended."""
+    store = open_store()
+    staged, payloads = many(store, "a", 12)
+    store.store.batches.decide("p", 3, [staged], lambda _: None)
+    while store.store.topic("a").end_ordinal < 4:
+        store.runner.step()
+    store.store.batches.stop()
+    store.close()
+    return store, staged, payloads
+
+
+def test_a_rebuilt_catalogue_goes_on_with_batches_from_the_damaged_one(open_store, tmp_path):
+    store, _, payloads = pending_store(open_store)
+    store = after_damage(tmp_path, "damaged", keep_backup=False)
+    assert "cursors, producers and batches are from the damaged file" in str(store.reports)
+    assert store.payloads("a") == payloads
+    assert store.batch("p", 3) == DUPLICATE
+    store.crash()
+
+
+def test_a_rebuilt_catalogue_goes_on_with_batches_from_the_backup_and_says_so(open_store, tmp_path):
+    store, _, payloads = pending_store(open_store)
+    store = after_damage(tmp_path, "missing", keep_backup=True)
+    assert "batch 3 of producer 'p' goes on from where the backup says" in str(store.reports)
+    assert store.payloads("a") == payloads
+    store.crash()
+
+
+def test_a_batch_of_the_backup_whose_files_are_gone_was_appended(open_store, tmp_path):
+    store, staged, payloads = pending_store(open_store)
+    store = StepStore(store.config)
+    store.settle()
+    store.crash()
+    assert not store.layout.staged_file(staged).exists()
+    store = after_damage(tmp_path, "missing", keep_backup=True)
+    assert "goes on from where" not in str(store.reports)
+    assert store.payloads("a") == payloads
+    store.crash()
+
+
+def after_damage(tmp_path: Path, what: str, *, keep_backup: bool) -> StepStore:
+    root = tmp_path / "data"
+    if not keep_backup:
+        (root / BACKUP_NAME).unlink()
+    if what == "missing":
+        for path in root.glob(f"{FILE_NAME}*"):
+            path.unlink()
+    else:
+        with sqlite3.connect(root / FILE_NAME) as db:
+            db.execute("CREATE TABLE strange (x)")
+        db.close()
+    return StepStore(tiny(root))
+
+
+def make_format_1(path: Path) -> None:
+    """What an earlier version would have left: the same without batches."""
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE batches")
+    db.close()
+    catalogue = Catalogue.open(path.parent, name=path.name)
+    catalogue.put_meta(msgspec.structs.replace(catalogue.meta(), format=1))
+    assert catalogue._schema() == _schema(_SCHEMA_1)
+    catalogue.close()
+
+
+def _schema(script: str) -> list[tuple[object, ...]]:
+    db = sqlite3.connect(":memory:")
+    db.executescript(script)
+    found = list(db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
+    db.close()
+    return found
+
+
+def test_a_directory_of_format_1_is_verified_opened_and_loses_nothing(open_store, tmp_path):
+    store = open_store()
+    store.append("a", b"one", b"two")
+    store.append_once("b", "p", 7, b"numbered")
+    store.append("gone", b"x")
+    store.destroy("gone")
+    end = store.store.topic("gone").end
+    store.close()
+    shutil.rmtree(store.layout.staged)
+    for name in (FILE_NAME, BACKUP_NAME):
+        make_format_1(store.layout.root / name)
+    assert not verify(store.layout.root).damaged
+    store = StepStore(tiny(tmp_path / "data"))
+    assert store.reports == []
+    assert store._catalogue.meta().format == 2
+    store._catalogue.check()
+    assert store.payloads("a") == [b"one", b"two"]
+    assert store.append_once("b", "p", 7, b"numbered").duplicate
+    assert store.store.topic("gone").end[1:] == end[1:]
+    assert store.batch("p", 0, stage(store)) == NEW
+    store.crash()
+
+
+def test_a_catalogue_whose_tables_are_not_those_of_its_format_is_damaged(store):
+    catalogue = store._catalogue
+    catalogue.put_meta(msgspec.structs.replace(catalogue.meta(), format=1))
+    with pytest.raises(DamagedCatalogueError, match="not those of its format"):
+        catalogue.check()
+
+
+def test_a_producers_numbers_of_batches_are_not_those_of_a_topic(store):
+    store.batch("p", 9, stage(store))
+    assert not store.append_once("a", "p", 1, b"numbered").duplicate
+    assert store.batch("p", 10, stage(store)) == NEW
+
+
+def test_entries_of_the_journal_have_the_documented_kinds():
+    assert (journal.DECIDE, journal.ADVANCE) == (6, 7)

@@ -1,0 +1,195 @@
+"""Blocks of an upload: what is taken, what is refused and in which words, and what is read back."""
+
+import struct
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import BadBlockError
+from headrace.log.blocks import Block, BlockDecoder, Damaged, encode_block, read_staged
+from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
+from headrace.log.records import pack_record
+from headrace.model import PAYLOAD_BYTES_MAX
+
+payloads = st.lists(st.binary(max_size=60), min_size=1, max_size=12)
+topics = st.sampled_from(["a", "b/c", "ö" * 100])
+uploads = st.lists(st.tuples(topics, payloads), max_size=6)
+
+
+def body(*blocks: tuple[str, list[bytes]]) -> bytes:
+    return b"".join(
+        encode_block(topic, b"".join(map(pack_record, payloads)), len(payloads))
+        for topic, payloads in blocks
+    )
+
+
+def staged(data: bytes, *cuts: int) -> bytes:
+    """What is staged of an upload that arrives in pieces."""
+    decoder = BlockDecoder()
+    made = b""
+    for first, last in zip((0, *cuts), (*cuts, len(data)), strict=True):
+        made += b"".join(decoder.feed(data[first:last]))
+    decoder.finish()
+    return made
+
+
+def read_all(path: Path, size: int, bytes_max: int) -> list[Block | Damaged]:
+    found: list[Block | Damaged] = []
+    position = 0
+    while position < size:
+        some = read_staged(path, position, size, bytes_max)
+        assert some and some[-1].next > position
+        found += [one.what for one in some]
+        position = some[-1].next
+    assert position == size
+    return found
+
+
+def blocks_of(upload) -> list[Block]:
+    return [
+        Block(topic, len(payloads), b"".join(map(pack_record, payloads)))
+        for topic, payloads in upload
+    ]
+
+
+@given(uploads, st.data(), st.sampled_from([1, 100, 1 << 20]))
+def test_an_upload_is_read_back_as_it_came_however_it_was_cut(tmp_path_factory, upload, data, many):
+    sent = body(*upload)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=5)))
+    made = staged(sent, *cuts)
+    assert len(made) == len(sent)
+    path = tmp_path_factory.mktemp("blocks") / "file"
+    path.write_bytes(made)
+    assert read_all(path, len(made), many) == blocks_of(upload)
+
+
+def test_an_upload_is_taken_byte_by_byte():
+    sent = body(("a", [b"one", b"two"]), ("b", [b""]))
+    assert staged(sent, *range(1, len(sent))) == staged(sent)
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_random_bytes_are_refused(data):
+    with pytest.raises(BadBlockError):
+        staged(data)
+
+
+@given(uploads.filter(bool), st.data())
+def test_a_cut_upload_is_refused(upload, data):
+    sent = body(*upload)
+    lengths = [len(body(*upload[:count])) for count in range(len(upload) + 1)]
+    cut = data.draw(st.integers(1, len(sent) - 1).filter(lambda at: at not in lengths))
+    with pytest.raises(BadBlockError, match=r"^block \d+ at byte \d+: the body ends inside it$"):
+        staged(sent[:cut])
+
+
+@given(uploads.filter(bool), st.data())
+def test_a_flipped_bit_is_refused_or_is_the_topics_name(upload, data):
+    sent = bytearray(body(*upload))
+    at = data.draw(st.integers(0, len(sent) * 8 - 1))
+    sent[at // 8] ^= 1 << at % 8
+    if _in_a_name(upload, at // 8):
+        return  # the checksum is of the records
+    with pytest.raises(BadBlockError, match=r"^block \d+ at byte \d+: "):
+        staged(bytes(sent))
+
+
+def _in_a_name(upload, at: int) -> bool:
+    position = 0
+    for topic, payloads in upload:
+        name = position + 18
+        if name <= at < name + len(topic.encode()):
+            return True
+        position += len(body((topic, payloads)))
+    return False
+
+
+def header(
+    magic: bytes = b"HRB1",
+    name: bytes = b"a",
+    count: int = 1,
+    data: bytes = b"\0\0\0\1x",
+    length: int | None = None,
+    crc: int | None = None,
+) -> bytes:
+    length = len(data) if length is None else length
+    crc = crc32c(data) if crc is None else crc
+    return struct.pack(">4sHIII", magic, len(name), count, length, crc) + name + data
+
+
+LONG = pack_record(bytes(PAYLOAD_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (header(magic=b"HRB2"), "it begins with b'HRB2' instead of b'HRB1'"),
+        (header(name=b""), "a topic name must not be empty"),
+        (header(name=b"\xff"), "its topic name is not UTF-8"),
+        (header(name=b"x" * 256), "its topic name has 256 bytes, 255 are allowed"),
+        (header(name=b"logux/x"), "topic 'logux/x' is published to by its own protocol only"),
+        (header(name=b"channel/x"), "topic 'channel/x' is published to by its own protocol only"),
+        (header(count=0), "it has 0 records, 1 to 500 are allowed"),
+        (header(count=501), "it has 501 records, 1 to 500 are allowed"),
+        (header(length=3), "3 bytes cannot hold 1 records, or exceed 1048576"),
+        (
+            header(length=RUN_BYTES_MAX + 1),
+            "1048577 bytes cannot hold 1 records, or exceed 1048576",
+        ),
+        (header(crc=7), "the checksum of its records is wrong"),
+        (header(data=b"\0\0\0\2x"), "its 5 bytes are not 1 records of a size each may be"),
+        (header(data=LONG), "its 262149 bytes are not 1 records of a size each may be"),
+        (header() + b"H", "the body ends inside it"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(sent, reason):
+    good = body(("a", [b"good"]))
+    with pytest.raises(BadBlockError) as caught:
+        staged(good + sent)
+    number = 3 if "ends inside" in reason else 2
+    at = len(good) + (len(sent) - 1 if number == 3 else 0)
+    assert str(caught.value) == f"block {number} at byte {at}: {reason}"
+
+
+def test_limits_are_applied_before_the_records_arrive():
+    with pytest.raises(BadBlockError):
+        BlockDecoder().feed(header(length=RUN_BYTES_MAX + 1)[:18])
+
+
+def test_the_largest_block_is_taken():
+    largest = [bytes(PAYLOAD_BYTES_MAX)] * 3 + [bytes(PAYLOAD_BYTES_MAX - 16)]
+    many = [b""] * RUN_RECORDS_MAX
+    assert staged(body(("a", largest), ("b", many)))
+
+
+@given(uploads.filter(bool), st.data())
+def test_damage_of_a_staged_file_is_noticed_and_takes_what_is_behind_it_at_most(
+    tmp_path_factory, upload, data
+):
+    made = bytearray(staged(body(*upload)))
+    at = data.draw(st.integers(0, len(made) * 8 - 1))
+    made[at // 8] ^= 1 << at % 8
+    path = tmp_path_factory.mktemp("blocks") / "file"
+    path.write_bytes(made)
+    found = read_all(path, len(made), 1 << 20)
+    sound = blocks_of(upload)
+    damages = [one for one in found if isinstance(one, Damaged)]
+    assert len(damages) == 1
+    where = found.index(damages[0])
+    assert found[:where] == sound[:where]
+    assert found[where + 1 :] in ([], sound[where + 1 :])
+
+
+@given(uploads.filter(bool), st.data())
+def test_a_staged_file_that_was_cut_is_noticed(tmp_path_factory, upload, data):
+    made = staged(body(*upload))
+    path = tmp_path_factory.mktemp("blocks") / "file"
+    path.write_bytes(made[: data.draw(st.integers(0, len(made) - 1))])
+    found = read_all(path, len(made), 1 << 20)
+    assert found[:-1] == blocks_of(upload)[: len(found) - 1]
+    assert isinstance(found[-1], Damaged)
+    path.unlink()
+    assert isinstance(read_all(path, len(made), 1 << 20)[0], Damaged)

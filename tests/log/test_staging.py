@@ -1,0 +1,125 @@
+"""Staged files: durable before they count, bounded, claimed once, and swept when nobody claims them."""
+
+import errno
+import os
+import time
+
+import pytest
+
+from headrace.config import Limits
+from headrace.errors import (
+    BadBlockError,
+    StagedClaimedError,
+    StagingFullError,
+    UnknownStagedError,
+)
+from headrace.testing.disk import FailingDisk, RecordingDisk, Rename, Sync, SyncDirectory, Write
+from headrace.testing.store import block
+from tests.log.conftest import tiny
+
+
+def names(store) -> list[str]:
+    return sorted(path.name for path in store.layout.staged.iterdir())
+
+
+def test_a_staged_file_is_on_disk_before_it_has_its_name(open_store):
+    disk = RecordingDisk()
+    store = open_store(disk=disk)
+    before = len(disk.operations)
+    staged_id = store.stage(("a", [b"one"]))
+    kinds = [type(one) for one in disk.operations[before:]]
+    assert kinds[-4:] == [Write, Sync, Rename, SyncDirectory]
+    assert names(store) == [staged_id]
+
+
+def test_staged_records_are_shown_to_nobody(store):
+    store.stage(("a", [b"one"]))
+    assert not store.store.topic("a").exists
+    assert store.payloads("a") == []
+
+
+def test_nothing_is_kept_of_an_upload_that_is_wrong(store):
+    upload = store.store.staging.begin()
+    store.store.staging.reserve(upload, 100)
+    upload.feed(block("a", [b"good"]))
+    with pytest.raises(BadBlockError):
+        upload.feed(b"not a block at all")
+    assert names(store) == [f"{upload.id}.new"]
+    store.store.staging.drop(upload)
+    store.runner.run()
+    assert names(store) == []
+    assert store.store.staging.bytes == 0
+
+
+def test_what_a_crash_left_of_an_upload_is_gone_after_a_start(open_store):
+    store = open_store()
+    upload = store.store.staging.begin()
+    upload.feed(block("a", [b"good"]))
+    kept = store.stage(("a", [b"other"]))
+    store = open_store()
+    assert names(store) == [kept]
+
+
+def test_a_full_disk_refuses_the_upload_and_keeps_nothing(open_store):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    staging = [False]
+    disk = FailingDisk(lambda done: full if staging[0] and isinstance(done, Write) else None)
+    store = open_store(disk=disk)
+    staging[0] = True
+    with pytest.raises(StagingFullError, match="no space left on the disk"):
+        store.stage(("a", [b"one"]))
+    staging[0] = False
+    assert names(store) == []
+    assert store.store.staging.bytes == 0
+    assert store.stage(("a", [b"one"])) in names(store)
+
+
+def test_all_staged_files_together_are_bounded(open_store, tmp_path):
+    config = tiny(tmp_path / "data", limits=Limits(staged_bytes_max=4096))
+    store = open_store(config)
+    first = store.stage(("a", [bytes(3000)]))
+    with pytest.raises(StagingFullError, match="staged_bytes_max allows 4096"):
+        store.stage(("a", [bytes(3000)]))
+    store = open_store(config)
+    with pytest.raises(StagingFullError):
+        store.stage(("a", [bytes(3000)]))
+    store.batch("p", 1, first)
+    store.settle()
+    assert store.store.staging.bytes == 0
+    store.stage(("a", [bytes(3000)]))
+
+
+def test_a_staged_file_belongs_to_one_batch(store):
+    staging = store.store.staging
+    first, second = store.stage(("a", [b"one"])), store.stage(("a", [b"two"]))
+    assert [file.id.hex() for file in staging.claim([first])] == [first]
+    with pytest.raises(StagedClaimedError, match=f"staged file '{first}' is part of another batch"):
+        staging.claim([second, first])
+    with pytest.raises(UnknownStagedError, match="there is no staged file 'nope'"):
+        staging.claim([second, "nope"])
+    assert staging.claim([second])
+
+
+def test_what_nobody_claims_is_swept_after_a_day(open_store):
+    store = open_store()
+    old, claimed, new = (store.stage(("a", [b"one"])) for _ in range(3))
+    a_day_ago = time.time() - 86_401
+    for staged_id in (old, claimed):
+        os.utime(store.layout.staged_file(staged_id), (a_day_ago, a_day_ago))
+    store = open_store()
+    store.store.staging.claim([claimed])
+    store.store.tick(time.monotonic())
+    store.runner.run()
+    assert names(store) == sorted([claimed, new])
+    store.store.tick(time.monotonic() + 86_401)
+    store.runner.run()
+    assert names(store) == [claimed]
+
+
+def test_files_with_other_names_stay_and_do_not_count(open_store):
+    store = open_store()
+    (store.layout.staged / "README").write_bytes(b"not ours")
+    store = open_store()
+    assert store.store.staging.bytes == 0
+    store.store.tick(time.monotonic() + 86_401)
+    assert names(store) == ["README"]

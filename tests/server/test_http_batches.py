@@ -1,0 +1,248 @@
+"""Staged uploads and batches over HTTP, on a real server process: every answer and every refusal."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from itertools import count
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from headrace.config import Config
+from headrace.server import api, api_batches
+from headrace.server.http import HttpListener
+from headrace.testing import ServerProcess, wait_until
+from headrace.testing.store import StepStore, block
+
+_producers = count()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("batches") / "data"
+    flags = ("journal.rotate_s=0.1", "limits.staged_bytes_max=8000000")
+    with ServerProcess(directory, *(f"--set={flag}" for flag in flags)) as server:
+        yield server
+        assert "Traceback" not in server.stderr, server.stderr
+
+
+@pytest.fixture(scope="module")
+def http(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.http_url, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def producer() -> str:
+    return f"query ö {next(_producers)}"
+
+
+def stage(http: httpx.Client, *blocks: bytes) -> str:
+    answer = http.post("/v1/staged", content=b"".join(blocks))
+    assert answer.status_code == 200, answer.text
+    return answer.json()["id"]
+
+
+def decide(http: httpx.Client, producer: str, number: int, *staged: str) -> httpx.Response:
+    asked = {"producer": producer, "number": number, "staged": staged}
+    return http.post("/v1/batches", json=asked)
+
+
+def records(http: httpx.Client, topic: str) -> int:
+    answer = http.get("/v1/topic", params={"name": topic})
+    return answer.json()["records"] if answer.status_code == 200 else 0
+
+
+def staged_files(server: ServerProcess) -> list[str]:
+    return [path.name for path in (server.data_dir / "staged").iterdir()]
+
+
+def test_an_upload_is_answered_with_its_name_and_size(http, server):
+    body = block("t", [b"one", b"two"]) + block("u", [b"three"])
+    answer = http.post("/v1/staged", content=body)
+    assert answer.status_code == 200
+    staged_id = answer.json()["id"]
+    assert answer.json() == {"id": staged_id, "records": 3, "bytes": len(body)}
+    assert staged_id in staged_files(server)
+
+
+def test_a_batch_is_answered_when_it_is_appended(http, producer):
+    topic = f"of {producer}"
+    staged = stage(http, block(topic, [b"one", b"two"]))
+    expected = {"producer": producer, "number": 7}
+    answer = decide(http, producer, 7, staged)
+    assert answer.status_code == 200
+    assert answer.json() == expected | {"duplicate": False, "records": 2}
+    assert records(http, topic) == 2
+    again = decide(http, producer, 7, stage(http, block(topic, [b"one"])))
+    assert again.json() == expected | {"duplicate": True, "records": 0}
+    assert decide(http, producer, 6).json()["duplicate"]
+    assert records(http, topic) == 2
+
+
+def test_an_upload_in_chunks_without_a_length_is_taken(http, producer):
+    blocks = [block("chunked", [b"%d" % number] * 400) for number in range(1500)]
+    answer = http.post("/v1/staged", content=iter(blocks))
+    assert answer.json()["records"] == 600_000
+    assert answer.json()["bytes"] == sum(map(len, blocks))
+    assert decide(http, producer, 0, answer.json()["id"]).json()["records"] == 600_000
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"x" * 100, "block 1 at byte 0: it begins with b'xxxx' instead of b'HRB1'"),
+        (block("t", [b"x"])[:-1], "block 1 at byte 0: the body ends inside it"),
+        (
+            block("logux/x", [b"x"]),
+            "block 1 at byte 0: topic 'logux/x' is published to by its own protocol only",
+        ),
+        (b"y" * 5_000_000, "block 1 at byte 0: it begins with b'yyyy' instead of b'HRB1'"),
+    ],
+)
+def test_a_bad_upload_is_refused_and_nothing_of_it_is_kept(http, server, body, reason):
+    before = set(staged_files(server))
+    answer = http.post("/v1/staged", content=body)
+    assert (answer.status_code, answer.json()) == (400, {"error": reason})
+    wait_until(lambda: set(staged_files(server)) <= before, 10, "nothing to be left")
+
+
+def test_more_than_may_be_staged_is_refused(http, server):
+    before = set(staged_files(server))
+    answer = http.post("/v1/staged", content=block("t", [bytes(200_000)]) * 45)
+    assert answer.status_code == 507
+    assert "limits.staged_bytes_max allows 8000000" in answer.json()["error"]
+    wait_until(lambda: set(staged_files(server)) <= before, 10, "nothing to be left")
+
+
+def test_an_upload_that_says_it_is_too_long_is_refused_at_once(http):
+    request = http.build_request(
+        "POST", "/v1/staged", headers={"content-length": str((4 << 30) + 1)}
+    )
+    request.stream = httpx.ByteStream(b"")
+    with socket.create_connection((http.base_url.host, http.base_url.port), 10) as sock:
+        sock.sendall(
+            b"POST /v1/staged HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % ((4 << 30) + 1)
+        )
+        assert sock.recv(4096).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_connection_lost_in_an_upload_leaves_nothing(http, server):
+    before = set(staged_files(server))
+    with socket.create_connection((http.base_url.host, http.base_url.port), 10) as sock:
+        sock.sendall(b"POST /v1/staged HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n")
+        sock.sendall(block("t", [bytes(100_000)]) * 15)
+        wait_until(lambda: set(staged_files(server)) > before, 10, "a beginning")
+    wait_until(lambda: set(staged_files(server)) <= before, 10, "nothing to be left")
+    wait_until(lambda: "Traceback" not in server.stderr, 1)
+
+
+def test_an_unknown_staged_file_is_named_and_nothing_is_decided(http, producer):
+    topic = f"of {producer}"
+    staged = stage(http, block(topic, [b"one"]))
+    answer = decide(http, producer, 0, staged, "0" * 32)
+    expected = {"error": f"there is no staged file {'0' * 32!r}"}
+    assert (answer.status_code, answer.json()) == (404, expected)
+    assert records(http, topic) == 0
+    assert not decide(http, producer, 0, staged).json()["duplicate"]
+
+
+def test_a_staged_file_of_another_batch_is_refused(http, server, producer):
+    staged = stage(http, block(f"of {producer}", [b"one"]))
+    assert decide(http, producer, 0, staged).status_code == 200
+    answer = decide(http, producer + " other", 0, staged)
+    # It is there until the batch is applied.
+    assert answer.status_code in (404, 409)
+    assert staged in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "the body is not a batch: Input data was truncated"),
+        (b"[]", "the body is not a batch: Expected `object`, got `array`"),
+        (b"{}", "the body is not a batch: Object missing required field `producer`"),
+        (
+            b'{"producer": "p", "number": -1, "staged": []}',
+            "the body is not a batch: Expected `int` >= 0 - at `$.number`",
+        ),
+        (
+            b'{"producer": "p", "number": 9223372036854775808, "staged": []}',
+            "the body is not a batch: Expected `int` <= 9223372036854775807 - at `$.number`",
+        ),
+        (
+            b'{"producer": "p", "number": 1, "staged": [1]}',
+            "the body is not a batch: Expected `str`, got `int` - at `$.staged[0]`",
+        ),
+        (
+            b'{"producer": "p", "number": 1, "staged": [], "batch": 1}',
+            "the body is not a batch: Object contains unknown field `batch`",
+        ),
+        (
+            b'{"producer": "", "number": 1, "staged": []}',
+            "a producer's name has 1 to 255 bytes of UTF-8, not 0",
+        ),
+        (
+            b'{"producer": "%b", "number": 1, "staged": []}' % ("ö" * 128).encode(),
+            "a producer's name has 1 to 255 bytes of UTF-8, not 256",
+        ),
+        (
+            b'{"producer": "p", "number": 1, "staged": ["a", "a"]}',
+            "a staged file is named twice",
+        ),
+    ],
+)
+def test_a_bad_batch_is_refused_in_one_sentence(http, body, reason):
+    answer = http.post("/v1/batches", content=body)
+    assert (answer.status_code, answer.json()) == (400, {"error": reason})
+
+
+def test_a_batch_of_too_many_files_or_bytes_is_refused(http):
+    many = {"producer": "p", "number": 1, "staged": [f"{n:032x}" for n in range(100_001)]}
+    answer = http.post("/v1/batches", json=many)
+    assert answer.status_code == 400
+    assert "Expected `array` of length <= 100000" in answer.json()["error"]
+    assert http.post("/v1/batches", content=b" " * (9 << 20)).status_code == 413
+    assert http.post("/v1/batches", content=iter([b" " * (1 << 20)] * 9)).status_code == 413
+
+
+def test_the_largest_number_and_name_are_taken(http):
+    assert decide(http, "x" * 255, (1 << 63) - 1).json()["duplicate"] is False
+    assert decide(http, "x" * 255, (1 << 63) - 1).json()["duplicate"] is True
+
+
+def test_other_methods_are_refused(http):
+    assert http.get("/v1/staged").status_code == 405
+    assert http.get("/v1/batches").status_code == 405
+
+
+async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(api_batches, "BODY_SILENCE_S", 0.2)
+    store = StepStore(Config(data_dir=tmp_path / "data"))
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+    app = Starlette(
+        routes=[*api_batches.batch_routes(store.store)],
+        exception_handlers={api.HTTPException: api._error},
+    )
+    listener = HttpListener(app, 10, sock)
+    await listener.start()
+    try:
+        for path in (b"staged", b"batches"):
+            reader, writer = await asyncio.open_connection(*sock.getsockname())
+            writer.write(
+                b"POST /v1/%b HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nHRB1" % path
+            )
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            assert head.startswith(b"HTTP/1.1 408 ")
+            body = await asyncio.wait_for(reader.readuntil(b"}"), 10)
+            assert json.loads(body) == {"error": "nothing of the body came for 0.2 s"}
+            writer.close()
+    finally:
+        await listener.stop()
+    store.runner.run()
+    assert list(store.layout.staged.iterdir()) == []
+    assert store.store.staging.bytes == 0
+    store.crash()
