@@ -1,6 +1,7 @@
 """What payloads are: the registry of envelopes for `decode` and `encode`, and the one for JSON.
 
-A protocol whose records have an envelope registers it here, under its name; source and sink know no other place.
+A protocol whose records have an envelope registers it here, under its name; source and sink know no
+other place.
 """
 
 from collections.abc import Sequence

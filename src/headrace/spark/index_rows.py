@@ -83,18 +83,16 @@ def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[St
     breaks = sorted({int(one) + first + 1 for one in inside})
     position = start
     for begin, stop in zip([first, *breaks], [*breaks, last], strict=True):
-        if begin in index.gaps and position < min(end, _at(offsets, begin, end)):
-            yield Gap(position, min(end, _at(offsets, begin, end)))
-        while begin < stop:
-            until = int(np.searchsorted(offsets, offsets[begin] + bytes_max, "left"))
-            until = min(max(until, begin + 1), stop)
-            yield Stretch(rows[begin:until], int(offsets[begin]), int(ends[until - 1]))
-            begin = until
+        found = min(end, int(offsets[begin]) if begin < len(rows) else end)
+        if begin in index.gaps and position < found:
+            yield Gap(position, found)
+        at = begin
+        while at < stop:
+            until = int(np.searchsorted(offsets, offsets[at] + bytes_max, "left"))
+            until = min(max(until, at + 1), stop)
+            yield Stretch(rows[at:until], int(offsets[at]), int(ends[until - 1]))
+            at = until
         if stop > first:
             position = int(ends[stop - 1])
     if last in index.gaps and last == len(rows) and position < end:
         yield Gap(position, end)
-
-
-def _at(offsets: npt.NDArray[np.int64], number: int, otherwise: int) -> int:
-    return int(offsets[number]) if number < len(offsets) else otherwise

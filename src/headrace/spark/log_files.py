@@ -1,4 +1,4 @@
-"""A log in a data directory, read by its index files alone: also while a server writes, also on shared storage.
+"""A log in a data directory, read by its index files alone: also while a server writes, or on shared storage.
 
 What it sees is what is applied: a few seconds behind the server. It never opens the catalogue, takes no
 lock and changes nothing.

@@ -1,4 +1,4 @@
-"""The offset of a streaming query, as its checkpoint keeps it: a position per topic, and whose query it is."""
+"""The offset of a streaming query, as its checkpoint keeps it: a position per topic, and its group."""
 
 from collections.abc import Mapping
 from typing import Any
