@@ -1,4 +1,4 @@
-"""A topic's raw bytes and index rows, for readers that decode them elsewhere. Checks nothing, decodes nothing.
+"""A topic's raw bytes and index rows, for readers that decode them elsewhere. Decodes and checks nothing.
 
 A `RawTopic` is what the event loop knew of a topic at one moment; all that waits for the disk is done with it
 in a thread. Bytes never change once they are visible, so a moment later it is still true, unless files were

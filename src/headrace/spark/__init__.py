@@ -1,4 +1,4 @@
-"""Headrace in Spark: `format("headrace")` for batch and streaming reads and writes, in the user's own session."""
+"""Headrace in Spark: `format("headrace")` for batch and streaming reads and writes, in any session."""
 
 from headrace.spark.session import register, session
 from headrace.spark.tracking import track

@@ -1,4 +1,4 @@
-"""Runs of records → Arrow batches: boundaries, checks, columns. Work per record is done by numpy and Arrow."""
+"""Runs of records → Arrow batches: boundaries, checks, columns. Numpy and Arrow do the work per record."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
