@@ -54,6 +54,7 @@ def test_a_topic_is_shown_with_its_segments_and_their_times(store, data):
             }
             for number in range(2)
         ],
+        "cursors": [],
     }
     assert epoch == MS + 1000
 
