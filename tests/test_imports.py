@@ -1,6 +1,8 @@
-"""The direction of imports between the layers, read from the source and not by importing it."""
+"""The direction of imports between the layers, read from the source; and what the server loads."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ MAY_IMPORT = {
     "client": BASE | {"wire", "session"},
     "server": BASE | {"config", "wire", "session", "broker", "log", ""},
     "cli": BASE | {"config", "settings", "client", "server", "log", ""},
+    "spark": BASE | {"log"},
     "testing": BASE | {"config", "client", "server", "log", "broker", "session", "wire"},
     "": {"client"},
     "__main__": {"cli"},
@@ -33,6 +36,9 @@ MAY_NOT_IMPORT = {
     "broker": {"socket"},
 }
 """Ways to the outside that a layer must not know: time and bytes are given to it."""
+
+OF_SPARK = {"pyspark", "pyarrow", "numpy", "pandas"}
+"""What the extra `spark` installs: everything else works without it."""
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -78,10 +84,15 @@ def test_a_module_imports_only_from_the_layers_below_it(module):
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
-def test_nothing_the_server_can_reach_imports_spark(module):
+def test_only_spark_imports_what_only_spark_needs(module):
+    names = {name.split(".")[0] for name in imports_of(module)}
     if layer_of(module) != "spark":
-        assert not {
-            name
-            for name in imports_of(module)
-            if name.split(".")[0] in ("pyspark", "pyarrow") or name.startswith("headrace.spark")
-        }
+        assert not names & OF_SPARK
+
+
+def test_nothing_the_server_loads_brings_in_what_only_spark_needs():
+    script = "import sys, headrace.cli.main, headrace.server.server; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert not {name.split(".")[0] for name in done.stdout.split()} & OF_SPARK
