@@ -4,13 +4,13 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 ARGS ?=
 
-.PHONY: help run test setup style types format bench torture docs clean
+.PHONY: help run test setup java style types format bench torture docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run      start a server on loopback (ARGS='--durability written' passes flags on)"
 	@echo "make test     run every test (ARGS='-k figg' passes flags on)"
-	@echo "make setup    only make the virtual environment, with all that tests need"
+	@echo "make setup    only make the virtual environment, with all that tests need, and see to Java"
 	@echo "make style    check format and lint        make types    check types"
 	@echo "make format   mend format and lint         make docs     write docs/configuration.md anew"
 	@echo "make bench    measure against the peers    make torture  kill the server 200 times under load"
@@ -28,10 +28,14 @@ run: $(VENV)/.run-installed
 	   echo; } >&2
 	@exec $(PY) -m headrace serve $(ARGS)
 
-test: $(VENV)/.dev-installed
+test: setup
 	$(PY) -m pytest $(ARGS)
 
-setup: $(VENV)/.dev-installed
+setup: $(VENV)/.dev-installed java
+
+# For Spark. Everything else works without it.
+java:
+	@.ci/java
 
 style: $(VENV)/.dev-installed
 	$(PY) -m ruff format --check .
@@ -44,11 +48,11 @@ format: $(VENV)/.dev-installed
 types: $(VENV)/.dev-installed
 	$(PY) -m mypy
 
-bench: $(VENV)/.dev-installed
+bench: setup
 	$(PY) -m bench $(ARGS)
 
-torture: $(VENV)/.dev-installed
-	HEADRACE_TORTURE=$${HEADRACE_TORTURE:-200} $(PY) -m pytest --timeout 14400 tests/system/test_kill.py tests/system/test_kill_wombat.py tests/system/test_damage.py tests/log/test_random_crashes.py $(ARGS)
+torture: setup
+	HEADRACE_TORTURE=$${HEADRACE_TORTURE:-200} $(PY) -m pytest --timeout 14400 tests/system/test_kill.py tests/system/test_kill_wombat.py tests/system/test_damage.py tests/log/test_random_crashes.py $(wildcard tests/spark/test_kill*.py) $(ARGS)
 
 docs: $(VENV)/.dev-installed
 	$(PY) -m headrace config --markdown > docs/configuration.md

@@ -1,6 +1,7 @@
 """A local Spark session that is set up well for the format `headrace`, and registration in any other."""
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -41,6 +42,9 @@ SETTINGS: Mapping[str, str] = {
 """What `session` sets, before what the user gives."""
 
 
+JAVA_LEAST = 17
+
+
 class NoJavaError(HeadraceError):
     """Spark needs Java 17 or newer: install it, or set JAVA_HOME to where it is."""
 
@@ -55,7 +59,7 @@ def session(
     """The running session, or a new one on `master`; `settings` go over our own."""
     from pyspark.sql import SparkSession
 
-    _check_java()
+    check_java()
     builder = SparkSession.builder.appName(name).master(master)
     if master.startswith("local"):
         # Without a network Spark looks for its own name, and waits long for it.
@@ -82,13 +86,24 @@ def register(spark: "SparkSession") -> None:
     spark.dataSource.register(HeadraceSource)
 
 
-def _check_java() -> None:
+def check_java() -> None:
+    """Raise `NoJavaError` where Spark could not start."""
+    # Where Spark looks too.
     home = os.environ.get("JAVA_HOME")
-    if (home and Path(home, "bin", "java").exists()) or shutil.which("java"):
-        return
+    found = shutil.which(str(Path(home, "bin", "java")) if home else "java")
+    if found is None:
+        what = f"JAVA_HOME ({home}) has none" if home else "none was found"
+    else:
+        release = Path(found).resolve().parent.parent / "release"
+        text = release.read_text("utf-8", "replace") if release.is_file() else ""
+        version = re.search(r'^JAVA_VERSION="(\d+)', text, re.MULTILINE)
+        # A Java that does not say which it is: Spark finds out.
+        if version is None or int(version[1]) >= JAVA_LEAST:
+            return
+        what = f"{found} is older"
     raise NoJavaError(
-        "Spark needs Java 17 or newer, and none was found: install it (Debian: openjdk-17-jre-headless), "
-        "or set JAVA_HOME"
+        f"Spark needs Java {JAVA_LEAST} or newer, and {what}: install it (Debian, Ubuntu: apt install "
+        "openjdk-17-jre-headless), or set JAVA_HOME to where it is"
     )
 
 
