@@ -1,0 +1,100 @@
+"""One Spark session and one server for all tests of the pipeline; each has topics and checkpoints of its own."""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.testing import ServerProcess
+from tests.spark.support import SETTINGS, SMALL, require_java, with_options
+
+Read = Callable[..., Any]
+Start = Callable[..., ServerProcess]
+
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def shared_spark() -> Iterator[Any]:
+    require_java()
+    from headrace.spark import session
+
+    made = session("tests", master="local[2]", settings=SETTINGS)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def spark(shared_spark: Any) -> Iterator[Any]:
+    """The shared session; queries that a test leaves behind are stopped."""
+    yield shared_spark
+    for query in shared_spark.streams.active:
+        query.stop()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """For tests that use it decently."""
+    root = tmp_path_factory.mktemp("spark")
+    (root / "config.toml").write_text(SMALL)
+    flags = (f"--config={root / 'config.toml'}", "--durability=written")
+    with ServerProcess(root / "data", *flags) as process:
+        yield process
+        assert process.running, process.stderr
+        assert "Traceback" not in process.stderr, process.stderr
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a server of the test's own; `config` is the text of its configuration file."""
+    processes: list[ServerProcess] = []
+
+    def make(*flags: str, config: str = SMALL) -> ServerProcess:
+        number = len(processes)
+        file = tmp_path / f"config{number}.toml"
+        file.write_text(config)
+        process = ServerProcess(
+            tmp_path / f"data{number}", f"--config={file}", "--durability=written", *flags
+        )
+        processes.append(process)
+        return process
+
+    yield make
+    for process in processes:
+        process.kill()
+        print(f"--- {process.stderr_path}\n{process.stderr[-20000:]}")
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name, or the beginning of names, that no other test uses."""
+    return f"topic{next(_numbers)}"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    return str(tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def read(spark: Any, server: ServerProcess) -> Read:
+    """Rows of the shared server, read over `url` unless `path` is among the options."""
+
+    def make(schema: str = "", **options: object) -> Any:
+        place = {} if options.keys() & {"path", "url"} else {"url": server.http_url}
+        reader = with_options(spark.read.format("headrace"), place | options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    return make
+
+
+@pytest.fixture
+def read_stream(spark: Any, server: ServerProcess) -> Read:
+    def make(schema: str = "", **options: object) -> Any:
+        place = {} if options.keys() & {"path", "url"} else {"url": server.http_url}
+        reader = with_options(spark.readStream.format("headrace"), place | options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    return make

@@ -1,0 +1,170 @@
+"""What tests of the pipeline share: whether Spark can run, real clients of both protocols, rows and answers.
+
+Nothing here knows what is tested.
+"""
+
+import os
+import random
+import shutil
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import pytest
+
+from headrace import connect_blocking
+from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.testing import ServerProcess, wait_until
+
+JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""A JVM that starts quickly and leaves the two cores to the tests."""
+
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    # Settings of their own, so that a failure of a task is seen once and at once.
+    "spark.task.maxFailures": "1",
+    "spark.sql.streaming.stopTimeout": "30s",
+}
+
+SMALL = """
+[journal]
+file_bytes = 1048576
+files = 4
+rotate_s = 0.2
+[segment]
+bytes = 262144
+"""
+"""Files are soon full: what is read comes from several segments, and is soon in them."""
+
+RECORD_HEADER_BYTES = 4
+
+Row = tuple[str, int, int, int, bytes]
+"""Topic, offset, next_offset, ordinal, payload."""
+
+
+def require_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    if not (home and Path(home, "bin", "java").exists()) and not shutil.which("java"):
+        without("Java is not installed")
+
+
+def without(reason: str) -> NoReturn:
+    """Skip, or fail where everything has to be there."""
+    if os.environ.get("HEADRACE_REQUIRE_TOOLS"):
+        pytest.fail(f"{reason}, and HEADRACE_REQUIRE_TOOLS is set")
+    pytest.skip(reason)
+
+
+def random_payloads(chance: random.Random, count: int) -> list[bytes]:
+    """Of very different sizes: an empty one and one of the largest are always among them."""
+    sizes = [0, PAYLOAD_BYTES_MAX, *chance.choices([0, 1, 30, 300, 3000, 30_000], k=count - 2)]
+    chance.shuffle(sizes)
+    return [chance.randbytes(chance.randint(size // 2, size)) for size in sizes] + [
+        b"",
+        chance.randbytes(PAYLOAD_BYTES_MAX),
+    ]
+
+
+def expected_rows(topic: str, payloads: Sequence[bytes]) -> list[Row]:
+    """A topic that had these payloads published to it since it was made."""
+    rows, offset = [], 0
+    for ordinal, payload in enumerate(payloads):
+        end = offset + RECORD_HEADER_BYTES + len(payload)
+        rows.append((topic, offset, end, ordinal, bytes(payload)))
+        offset = end
+    return rows
+
+
+def rows_of(frame: Any) -> list[Row]:
+    """What Spark has read, in the order of the topics."""
+    columns = frame.select("topic", "offset", "next_offset", "ordinal", "payload")
+    found = [(*row[:4], bytes(row[4])) for row in columns.collect()]
+    return sorted(found, key=lambda row: (row[0], row[3]))
+
+
+def publish(url: str, topic: str, payloads: Sequence[bytes]) -> None:
+    """Over the protocol of the address; returns when all are acknowledged."""
+    with connect_blocking(url) as client:
+        for payload in payloads:
+            client.window(30)
+            client.publish_nowait(topic, payload)
+        client.flush(60)
+
+
+def receive(url: str, topic: str, count: int) -> list[tuple[int, bytes]]:
+    """The first messages of a topic: the offset just past each, and its payload."""
+    with connect_blocking(url) as client:
+        messages = client.subscribe(topic, offset=0, timeout_s=20)
+        return [(message.offset, message.payload) for message in islice(messages, count)]
+
+
+def ask(server: ServerProcess, path: str, token: str = "", **query: object) -> Any:
+    """An answer of the HTTP listener."""
+    url = f"{server.http_url}{path}?{urllib.parse.urlencode(query, doseq=True)}"
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+        return msgspec.json.decode(answer.read())
+
+
+def send(server: ServerProcess, method: str, path: str, body: object = None, **query: object) -> Any:
+    url = f"{server.http_url}{path}?{urllib.parse.urlencode(query, doseq=True)}"
+    data = msgspec.json.encode(body) if body is not None else None
+    request = urllib.request.Request(url, data, method=method)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return msgspec.json.decode(answer.read())
+
+
+def topics_of(server: ServerProcess, prefix: str = "", token: str = "") -> dict[str, int]:
+    """How many records each topic has had."""
+    listed = ask(server, "/v1/topics", token, prefix=prefix)["topics"]
+    return {one["name"]: one["end"]["ordinal"] for one in listed}
+
+
+def wait_applied(server: ServerProcess, *topics: str) -> None:
+    """Until everything is in segments: what lies in the journal a reader of files cannot see."""
+
+    def applied(topic: str) -> bool:
+        found = ask(server, "/v1/topic", name=topic)
+        segments = found["segments"]
+        return bool(segments) and segments[-1]["end"] == found["end"]["offset"]
+
+    for topic in topics:
+        wait_until(lambda t=topic: applied(t), 20, f"{topic} to be applied")
+
+
+@contextmanager
+def query_of(query: Any) -> Iterator[Any]:
+    """A streaming query, stopped at the end."""
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def finish(query: Any, timeout_s: float = 60) -> None:
+    """Wait for a query that ends by itself; its error is raised here."""
+    with query_of(query):
+        assert query.awaitTermination(timeout_s), "the query goes on"
+
+
+def error_of(action: Callable[[], object]) -> str:
+    """The text of the error that a user sees; it must come."""
+    from pyspark.errors import PySparkException
+
+    try:
+        action()
+    except PySparkException as error:
+        return str(error)
+    pytest.fail("there was no error")
+
+
+def with_options(builder: Any, options: Mapping[str, object]) -> Any:
+    for key, value in options.items():
+        builder = builder.option(key, value)
+    return builder
