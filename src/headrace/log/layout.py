@@ -56,9 +56,8 @@ class Layout:
             with os.scandir(self.segments / f"{number:02x}") as found:
                 for entry in found:
                     # What has another name is not ours, and stays.
-                    if entry.name.endswith(suffix) and (named := _NAME.fullmatch(entry.name)):
-                        topic_id, base = int(named[1], 16), int(named[2])
-                        yield SegmentFile(topic_id, base, Path(entry.path), entry.stat().st_size)
+                    if entry.name.endswith(suffix) and (named := segment_of(entry.name)):
+                        yield SegmentFile(*named, Path(entry.path), entry.stat().st_size)
 
     def make(self) -> None:
         """Make the directories that are missing."""
@@ -107,6 +106,12 @@ class Layout:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return fd
+
+
+def segment_of(name: str) -> tuple[int, int] | None:
+    """The topic's number and the base in the name of a segment or index file."""
+    named = _NAME.fullmatch(name)
+    return (int(named[1], 16), int(named[2])) if named else None
 
 
 def _sync_directory(path: Path) -> None:

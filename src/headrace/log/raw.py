@@ -7,7 +7,7 @@ deleted meanwhile.
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from operator import attrgetter
@@ -62,8 +62,8 @@ class RawTopic(NamedTuple):
             found += self._tail_rows(position, end, left)
         return bytes(found)
 
-    def pieces(self, start: int, end: int) -> Iterator[bytes]:
-        """The bytes from one offset on, until the other or the next gap."""
+    def pieces(self, start: int, end: int) -> Generator[bytes, None, None]:
+        """The bytes from one offset on, until the other or the next gap, or what is gone by then."""
         position = start
         for segment in self._segments_from(start):
             if segment.base > position or position >= end:
@@ -85,21 +85,6 @@ class RawTopic(NamedTuple):
             part = bytes(entry.data[position - entry.offset : end - entry.offset])
             position += len(part)
             yield part
-
-    def contiguous_end(self, start: int, end: int) -> int:
-        """How far `pieces` go."""
-        position = start
-        for segment in self._segments_from(start):
-            if segment.base > position or position >= end:
-                break
-            position = segment.end
-        tail = self.tail
-        for encoded in tail[bisect_right(tail, position, key=entry_end) :]:
-            entry = decode_entry(encoded)
-            if entry.offset > position or position >= end:
-                break
-            position = entry.end
-        return min(position, end)
 
     def splits(self, start: int, end: int, step_bytes: int, splits_max: int) -> list[Position]:
         """Beginnings of runs between these offsets, about so far apart."""
@@ -124,8 +109,13 @@ class RawTopic(NamedTuple):
 
     def _segment_rows(self, segment: SegmentRow, start: int, end: int, rows_max: int) -> bytes:
         with self._files() as files:
+            if not files.packed_rows(segment, 0, 1):
+                raise GoneError
             first = files.find(segment, lambda row: row.end > start)
             last = files.find(segment, lambda row: row.offset >= end)
+            # Damaged rows before that one may be of what is asked for: whoever reads must see them.
+            while last < segment.rows and files.is_damaged(segment, last):
+                last += 1
             count = min(max(0, last - first), rows_max)
             data = files.packed_rows(segment, first, count)
         if len(data) < count * ROW_BYTES:

@@ -134,6 +134,9 @@ class Segments:
     def row(self, segment: SegmentRow, number: int) -> Row | None:
         return self._good_row(segment, number, segment.rows)
 
+    def is_damaged(self, segment: SegmentRow, number: int) -> bool:
+        return self._rows(segment, number, 1)[0] is None
+
     def _good_row(self, segment: SegmentRow, number: int, stop: int) -> Row | None:
         """The row, or the next one that is not damaged."""
         while number < stop:

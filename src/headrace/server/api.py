@@ -19,6 +19,7 @@ from headrace.server.access import Access
 from headrace.server.api_batches import batch_routes
 from headrace.server.api_cursors import CursorsApi
 from headrace.server.api_ranges import RangesApi
+from headrace.server.api_shared import RefusalWithFacts
 from headrace.server.api_topics import TopicsApi
 from headrace.server.connection import Connections
 from headrace.server.health import health
@@ -79,4 +80,5 @@ class _StateApi:
 
 async def _error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code)
+    facts = error.facts if isinstance(error, RefusalWithFacts) else {}
+    return JSONResponse({"error": error.detail} | facts, error.status_code)

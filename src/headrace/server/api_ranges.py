@@ -1,8 +1,8 @@
 """Endpoints for readers that decode the log themselves: index rows, raw bytes, places to split at."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import suppress
 from typing import TypeVar
 
 from starlette.exceptions import HTTPException
@@ -15,7 +15,7 @@ from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.raw import GoneError, RawTopic
 from headrace.log.store import Topic
-from headrace.server.api_shared import existing, number, place
+from headrace.server.api_shared import RefusalWithFacts, existing, number, place
 
 T = TypeVar("T")
 
@@ -48,11 +48,9 @@ class RangesApi:
     async def range(self, request: Request) -> Response:
         topic, raw, start, end = self._asked(request)
         pieces = raw.pieces(start, end)
-        # The first piece before the status: what is gone must not end as an answer cut short.
+        # The first piece before the status, which says whether it is gone.
         first = await self._read(topic, lambda: next(pieces, b""))
-        length = raw.contiguous_end(start, end) - start
-        headers = {"Content-Length": str(length)}
-        return StreamingResponse(_sent(first, pieces), media_type=_BINARY, headers=headers)
+        return StreamingResponse(_sent(first, pieces), media_type=_BINARY)
 
     async def splits(self, request: Request) -> Response:
         topic, raw, start, end = self._asked(request)
@@ -66,9 +64,14 @@ class RangesApi:
         query = request.query_params
         topic = existing(self._store, self._broker, query.get("topic"))
         start = number(query.get("from", ""), "from")
-        end = min(number(query.get("to", ""), "to"), topic.end_offset)
+        end = number(query.get("to", ""), "to")
+        if end < start:
+            raise HTTPException(
+                400, f"to must not be less than from, and {end} is less than {start}"
+            )
         if start < topic.start_offset:
             raise _gone(topic)
+        end = min(end, topic.end_offset)
         return topic, RawTopic.of(self._layout, self._store, topic), start, end
 
     async def _read(self, topic: Topic, work: Callable[[], T]) -> T:
@@ -78,16 +81,28 @@ class RangesApi:
             raise _gone(topic) from None
 
 
-async def _sent(first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    with closing(rest):  # type: ignore[type-var]
-        while piece := await asyncio.to_thread(next, rest, b""):
+async def _sent(first: bytes, rest: Generator[bytes, None, None]) -> AsyncIterator[bytes]:
+    try:
+        yield first
+        while piece := await asyncio.to_thread(_next, rest):
             yield piece
+    finally:
+        # When the client hangs up, a thread may still be reading: then it is closed when that lets go.
+        with suppress(ValueError):
+            rest.close()
 
 
-def _gone(topic: Topic) -> HTTPException:
-    return HTTPException(
+def _next(rest: Generator[bytes, None, None]) -> bytes:
+    try:
+        return next(rest, b"")
+    except GoneError:
+        return b""  # the answer ends here: whoever asks for what follows is told why
+
+
+def _gone(topic: Topic) -> RefusalWithFacts:
+    return RefusalWithFacts(
         410,
         f"topic {topic.name!r} is kept from offset {topic.start_offset} on, "
         f"ordinal {topic.start_ordinal}",
+        {"start": place(topic.start)},
     )

@@ -18,6 +18,14 @@ BODY_TIMEOUT_S = 10.0
 """How long the body of a request may take to arrive."""
 
 
+class RefusalWithFacts(HTTPException):
+    """An answer that says more than its sentence."""
+
+    def __init__(self, status: int, error: str, facts: dict[str, object]) -> None:
+        super().__init__(status, error)
+        self.facts = facts
+
+
 def number(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) < 1 << 64):
         raise HTTPException(400, f"{name} must be a whole number below 2^64, not {text[:40]!r}")

@@ -11,6 +11,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from headrace.spark.envelopes import envelope_of
 from headrace.spark.options import OptionError
 
 SCHEMA = StructType(
@@ -39,6 +40,8 @@ class Columns(NamedTuple):
 
 def columns_of(schema: StructType, *, decode: str) -> Columns:
     """What a schema asks for. Without `decode` it can only be a choice of the source's own columns."""
+    if decode:
+        envelope_of(decode)
     decoded = tuple(field for field in schema.fields if field.name not in _TYPES)
     if decoded and not decode:
         raise OptionError(

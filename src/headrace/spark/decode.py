@@ -59,6 +59,7 @@ def decode(part: Range, blocks: Iterator[Block | Damage], *, verify: bool) -> It
 
     With `verify`, damage is an error that names it; else it is left out and the logger is told.
     """
+    ordinal = part.start.ordinal
     for block in blocks:
         if isinstance(block, Damage):
             _damage(
@@ -68,7 +69,9 @@ def decode(part: Range, blocks: Iterator[Block | Damage], *, verify: bool) -> It
         for rows, data in _sound(part, block, verify=verify):
             records = _records(part, block, rows, data, verify=verify)
             if records is not None:
-                yield from _portions(_clipped(part, records))
+                # Runs may overlap: what was still in the tail is joined differently when it is applied.
+                yield from _portions(_clipped(records, ordinal, part.end.ordinal))
+                ordinal = max(ordinal, records.ordinal + records.record_count)
 
 
 def _sound(part: Range, block: Block, *, verify: bool) -> Iterator[tuple[Rows, memoryview]]:
@@ -112,7 +115,7 @@ def boundaries(data: memoryview, lengths: _Positions, counts: _Positions) -> _Po
     length = int(lengths.sum())
     if length > len(data):
         return None
-    raw = np.frombuffer(data, np.uint8)
+    raw = np.frombuffer(data, np.uint8, length)
     stride, rest = divmod(length, total)
     if not rest and stride >= RECORD_HEADER_BYTES and np.array_equal(lengths, counts * stride):
         # All of one size, very likely: then nothing has to be followed.
@@ -152,10 +155,10 @@ def _in_lockstep(
     return found if np.array_equal(places, stops) else None
 
 
-def _clipped(part: Range, records: Records) -> Records:
-    """Without the records before and behind the part."""
-    first = max(0, part.start.ordinal - records.ordinal)
-    last = min(records.record_count, part.end.ordinal - records.ordinal)
+def _clipped(records: Records, start: int, end: int) -> Records:
+    """Without the records before and behind these ordinals."""
+    first = min(records.record_count, max(0, start - records.ordinal))
+    last = min(records.record_count, end - records.ordinal)
     if first == 0 and last == records.record_count:
         return records
     return _slice(records, first, max(first, last))

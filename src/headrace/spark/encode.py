@@ -16,6 +16,9 @@ from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
 from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, check_publish_topic
 from headrace.spark.sink_columns import SinkError
 
+_JOINED_ROWS = 8 * RUN_RECORDS_MAX
+"""Rows that are made records at once: however large, they fit into one array of Arrow's."""
+
 
 def encode_batch(topics: pa.Array | str, payloads: pa.Array) -> Iterator[bytes]:
     """The rows as blocks, in their order within each topic."""
@@ -54,6 +57,13 @@ def _blocks(topic: str, payloads: pa.Array, sizes: pa.Array) -> Iterator[bytes]:
         check_publish_topic(topic)
     except BadTopicNameError as error:
         raise SinkError(str(error)) from None
+    for first in range(0, len(payloads), _JOINED_ROWS):
+        yield from _joined(
+            topic, payloads.slice(first, _JOINED_ROWS), sizes.slice(first, _JOINED_ROWS)
+        )
+
+
+def _joined(topic: str, payloads: pa.Array, sizes: pa.Array) -> Iterator[bytes]:
     lengths = sizes.to_numpy(zero_copy_only=False)
     records = pc.binary_join_element_wise(_prefixes(lengths), payloads, b"")
     data = memoryview(records.buffers()[2]) if records.buffers()[2] is not None else memoryview(b"")

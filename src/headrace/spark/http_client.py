@@ -19,14 +19,17 @@ RETRY_S = 10.0
 _PAUSE_S = 0.2
 _READ_BYTES = 1 << 20
 _UNAUTHORISED = 401
+_UNAVAILABLE = 503
 
 
 class ServerError(SourceError):
     """The server cannot be reached, or refuses."""
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, start: tuple[int, int] | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.start = start
+        """Offset and ordinal from which on a topic is kept, when something before was asked for."""
 
 
 class HttpClient:
@@ -41,7 +44,14 @@ class HttpClient:
     def json(self, method: str, path: str, query: Mapping[str, object], body: object = None) -> Any:
         """A request that is harmless to repeat, and its answer."""
         data = json.dumps(body).encode() if body is not None else None
-        return json.loads(self.send(method, path, query, data))
+        answer = self.send(method, path, query, data)
+        try:
+            return json.loads(answer)
+        except ValueError:
+            raise ServerError(
+                f"{self._urls[0]} does not answer as Headrace does: is this the address of its "
+                "--http listener?"
+            ) from None
 
     def send(
         self, method: str, path: str, query: Mapping[str, object], body: bytes | None = None
@@ -57,6 +67,9 @@ class HttpClient:
         try:
             while piece := response.read(_READ_BYTES):
                 yield piece
+            if response.length:
+                # The library keeps quiet about it.
+                raise http.client.IncompleteRead(b"", response.length)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise ServerError(
@@ -96,6 +109,10 @@ class HttpClient:
                 assert self._connection is not None
                 self._connection.request(method, target, body, self._headers)
                 return self._checked(self._connection.getresponse())
+            except ServerError as error:
+                if error.status != _UNAVAILABLE or time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE_S)
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if time.monotonic() > deadline:
@@ -137,10 +154,14 @@ class HttpClient:
             return response
         text = response.read(65_536)
         self.close()
+        start = None
         try:
-            reason = json.loads(text)["error"]
+            answer = json.loads(text)
+            reason = answer["error"]
+            if "start" in answer:
+                start = answer["start"]["offset"], answer["start"]["ordinal"]
         except (ValueError, KeyError, TypeError):
             reason = text.decode(errors="replace")[:200]
         if response.status == _UNAUTHORISED:
             reason = f"{self._urls[0]} refuses the token: {reason}"
-        raise ServerError(reason, response.status)
+        raise ServerError(reason, response.status, start)

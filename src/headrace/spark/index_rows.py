@@ -80,12 +80,11 @@ def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[St
     last = int(np.searchsorted(offsets, end, "left"))
     inside = np.flatnonzero(offsets[first + 1 : last] != ends[first : max(first, last - 1)])
     # A damaged row may stand between two that seem to follow each other: then it was empty, or is nonsense.
-    breaks = sorted({int(one) + first + 1 for one in inside})
+    breaks = [int(one) + first + 1 for one in inside]
     position = start
     for begin, stop in zip([first, *breaks], [*breaks, last], strict=True):
-        found = min(end, int(offsets[begin]) if begin < len(rows) else end)
-        if begin in index.gaps and position < found:
-            yield Gap(position, found)
+        if begin < stop and begin in index.gaps and position < offsets[begin]:
+            yield Gap(position, int(offsets[begin]))
         at = begin
         while at < stop:
             until = int(np.searchsorted(offsets, offsets[at] + bytes_max, "left"))
@@ -94,5 +93,6 @@ def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[St
             at = until
         if stop > first:
             position = int(ends[stop - 1])
-    if last in index.gaps and last == len(rows) and position < end:
-        yield Gap(position, end)
+    # What is damaged behind the last row may have begun before `end`.
+    if last in index.gaps and position < end:
+        yield Gap(position, min(end, int(offsets[last])) if last < len(rows) else end)

@@ -1,6 +1,12 @@
-"""Payloads that are JSON objects: their members as columns, and columns as their members."""
+"""Payloads that are JSON objects: their members as columns, and columns as their members.
 
+As with Spark's own reader of JSON, a value of another type than its column is null, and only that; a string
+column takes any value as text; times as numbers are seconds; bytes are base64.
+"""
+
+import base64
 import datetime
+import decimal
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +16,10 @@ import pyarrow as pa
 from headrace.spark.envelopes import register_envelope
 
 _decode = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+
+_NONE = type(None)
+_1970 = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class JsonEnvelope:
@@ -18,43 +27,101 @@ class JsonEnvelope:
 
     def decode(self, payloads: pa.BinaryArray, fields: Sequence[pa.Field]) -> list[pa.Array]:
         objects = [_object(payload) for payload in payloads.to_pylist()]
-        return [_column(objects, field) for field in fields]
+        return [_column([one.get(field.name) for one in objects], field.type) for field in fields]
 
     def encode(self, columns: pa.RecordBatch) -> pa.BinaryArray:
-        return pa.array([_encode(row) for row in columns.to_pylist()], pa.binary())
+        rows = columns.to_pylist(maps_as_pydicts="strict")
+        return pa.array([_encode(row) for row in rows], pa.binary())
 
 
 def _object(payload: bytes) -> dict[str, Any]:
     """The object, or an empty one for what is none: a payload of another kind has no such columns."""
     try:
         value = _decode(payload)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def _column(objects: list[dict[str, Any]], field: pa.Field) -> pa.Array:
-    values = [value.get(field.name) for value in objects]
-    try:
-        return pa.array(values, field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        # Some value is of another type: it alone becomes null.
-        return pa.array([_fitting(value, field.type) for value in values], field.type)
-
-
-def _fitting(value: object, kind: pa.DataType) -> object:
-    if pa.types.is_string(kind) and value is not None and not isinstance(value, str):
-        return _encode(value).decode()  # as Spark's own reader of JSON gives it
-    if pa.types.is_timestamp(kind) and isinstance(value, str):
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if {type(value) for value in values} <= _taken(kind):
         try:
-            return msgspec.convert(value, datetime.datetime)
-        except msgspec.ValidationError:
-            return None
-    try:
-        pa.scalar(value, kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            return pa.array(values, kind)
+        except (ValueError, OverflowError):
+            pass  # one of them is too large
+    return pa.array([_fitting(value, kind) for value in values], kind)
+
+
+def _taken(kind: pa.DataType) -> set[type]:
+    """Types of values that Arrow makes the right thing of; of others it might cut off a fraction."""
+    if pa.types.is_integer(kind):
+        return {int, _NONE}
+    if pa.types.is_floating(kind):
+        return {int, float, _NONE}
+    if pa.types.is_boolean(kind):
+        return {bool, _NONE}
+    return {str, _NONE} if pa.types.is_string(kind) else set()
+
+
+def _fitting(value: Any, kind: pa.DataType) -> Any:
+    """The value as Arrow takes it for a column of this kind, or None."""
+    if value is None:
         return None
-    return value
+    if pa.types.is_struct(kind):
+        return _members(value, kind) if isinstance(value, dict) else None
+    if pa.types.is_map(kind):
+        if not isinstance(value, dict):
+            return None
+        return [(key, _fitting(one, kind.item_type)) for key, one in value.items()]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return (
+            [_fitting(one, kind.value_type) for one in value] if isinstance(value, list) else None
+        )
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return value if isinstance(value, str) else _encode(value).decode()
+    try:
+        found = _single(value, kind)
+        pa.scalar(found, kind)
+    except (ValueError, TypeError, OverflowError, decimal.InvalidOperation):
+        return None
+    return found
+
+
+def _members(value: dict[str, Any], kind: pa.StructType) -> dict[str, Any]:
+    return {field.name: _fitting(value.get(field.name), field.type) for field in kind}
+
+
+def _single(value: Any, kind: pa.DataType) -> Any:
+    """Raises when the value is none of this kind."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if pa.types.is_integer(kind) and is_number:
+        return int(value) if value == int(value) else None
+    if pa.types.is_floating(kind) and is_number:
+        return float(value)
+    if pa.types.is_boolean(kind) and isinstance(value, bool):
+        return value
+    if pa.types.is_decimal(kind) and (is_number or isinstance(value, str)):
+        return decimal.Decimal(str(value)).quantize(decimal.Decimal(1).scaleb(-kind.scale))
+    if pa.types.is_timestamp(kind):
+        return _moment(value, is_number, aware=kind.tz is not None)
+    if pa.types.is_date(kind) and isinstance(value, str):
+        return msgspec.convert(value, datetime.date)
+    if pa.types.is_binary(kind) and isinstance(value, str):
+        return base64.b64decode(value, validate=True)
+    return None
+
+
+def _moment(value: Any, is_number: bool, *, aware: bool) -> datetime.datetime | None:
+    if is_number:
+        moment = _1970 + datetime.timedelta(seconds=value)
+    elif isinstance(value, str):
+        moment = msgspec.convert(value, datetime.datetime)
+    else:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    moment = moment.astimezone(datetime.UTC)
+    return moment if aware else moment.replace(tzinfo=None)
 
 
 register_envelope("json", JsonEnvelope())

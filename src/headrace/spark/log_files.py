@@ -4,6 +4,7 @@ What it sees is what is applied: a few seconds behind the server. It never opens
 lock and changes nothing.
 """
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,13 +12,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 
-from headrace.log.index import HEADER_BYTES, decode_header
-from headrace.log.layout import Layout
+from headrace.log.index import HEADER_BYTES, ROW_BYTES, decode_header
+from headrace.log.layout import Layout, segment_of
 from headrace.log.records import boundary, nth
 from headrace.model import Position
 from headrace.spark.index_rows import Gap, Index, Rows, parse, stretches
 from headrace.spark.log_view import Block, Damage, DataLossError, Range, SourceError, TopicState
+
+logger = logging.getLogger(__name__)
 
 _SCAN_S = 2.0
 """How often directories are looked at for new files: what is applied comes in steps of about that time."""
@@ -83,6 +87,8 @@ class FileLog:
         changed = False
         with os.scandir(self._layout.segments) as found:
             for directory in found:
+                if not directory.is_dir():
+                    continue
                 stamp = directory.stat().st_mtime_ns
                 known = self._directories.get(directory.name)
                 if known is None or known[0] != stamp or time.time_ns() - stamp < _STAMP_NS:
@@ -95,8 +101,15 @@ class FileLog:
     def _group(self) -> None:
         topics: dict[str, list[_Segment]] = {}
         for _, files in self._directories.values():
+            names = {one.topic_id: one for one in files.values() if one.name}
             for segment in files.values():
-                topics.setdefault(segment.name, []).append(segment)
+                # Where the header is damaged, others of the topic know its name.
+                other = names.get(segment.topic_id)
+                if segment.name:
+                    topics.setdefault(segment.name, []).append(segment)
+                elif other is not None:
+                    found = segment._replace(name=other.name, epoch=other.epoch)
+                    topics.setdefault(found.name, []).append(found)
         for name, segments in topics.items():
             # Of a topic made anew, files of its earlier life may not be swept yet.
             life = max(segment.topic_id for segment in segments)
@@ -107,7 +120,7 @@ class FileLog:
     def _state(self, name: str) -> TopicState:
         segments = self._topics[name]
         last = segments[-1]
-        size = os.stat(self._index_path(last)).st_size
+        size = os.stat(self._layout.index(last.topic_id, last.base)).st_size
         known = self._states.get(name)
         if known is not None and known[0] == size:
             return known[1]
@@ -119,7 +132,7 @@ class FileLog:
     def _end(self, segments: Sequence[_Segment]) -> Position:
         epoch = segments[-1].epoch
         for segment in reversed(segments):
-            rows = self._rows(segment)
+            rows = self._read_index(segment.topic_id, segment.base).rows
             if len(rows):
                 end = int(rows["offset"][-1]) + int(rows["length"][-1])
                 return Position(epoch, end, int(rows["ordinal"][-1]) + int(rows["count"][-1]))
@@ -130,15 +143,18 @@ class FileLog:
     def at_offset(self, topic: TopicState, offset: int) -> Position:
         if offset <= topic.start.offset:
             return topic.start
-        found = self._run(topic, "offset", "length", offset)
+        found = self._run(topic, "offset", "length", offset) if offset < topic.end.offset else None
         if found is None:
             return topic.end
         segment, row = found
-        start = int(row["offset"])
-        inside = max(0, offset - start)
-        data = self._bytes(segment, start, int(row["length"])) if inside else b""
-        at, passed = boundary(data, inside)
-        return Position(topic.end.epoch, start + at, int(row["ordinal"]) + passed)
+        start, first = int(row["offset"]), int(row["ordinal"])
+        if offset <= start:
+            return _within(topic, start, first)
+        data = self._sound_bytes(segment, row)
+        if data is None:
+            return _behind(topic, row)
+        at, passed = boundary(data, offset - start)
+        return _within(topic, start + at, first + passed)
 
     def at_ordinal(self, topic: TopicState, ordinal: int) -> Position:
         if ordinal <= topic.start.ordinal:
@@ -148,93 +164,104 @@ class FileLog:
             return topic.end
         segment, row = found
         start, first = int(row["offset"]), int(row["ordinal"])
-        inside = max(0, ordinal - first)
-        data = self._bytes(segment, start, int(row["length"])) if inside else b""
-        return Position(topic.end.epoch, start + nth(data, inside), first + inside)
+        if ordinal <= first:
+            return _within(topic, start, first)
+        data = self._sound_bytes(segment, row)
+        if data is None:
+            return _behind(topic, row)
+        return _within(topic, start + nth(data, ordinal - first), ordinal)
 
     def at_time(self, topic: TopicState, ms: int) -> Position:
-        for segment in self._topics.get(topic.name, ()):
-            rows = self._rows(segment)
+        for segment, rows in self._kept_rows(topic.name):
             number = int(np.searchsorted(rows["ms"], ms, "left"))
             if number < len(rows):
                 row = rows[number]
-                return Position(topic.end.epoch, int(row["offset"]), int(row["ordinal"]))
+                if segment.base <= topic.start.offset and not number:
+                    return topic.start
+                return _within(topic, int(row["offset"]), int(row["ordinal"]))
         return topic.end
 
     def _run(
         self, topic: TopicState, key: str, width: str, value: int
     ) -> tuple[_Segment, np.void] | None:
         """The row of the run that contains a value, or of the next one."""
-        for segment in self._topics.get(topic.name, ()):
-            rows = self._rows(segment)
+        for segment, rows in self._kept_rows(topic.name):
             ends = rows[key].astype(np.int64) + rows[width]
             number = int(np.searchsorted(ends, value, "right"))
             if number < len(rows):
                 return segment, rows[number]
         return None
 
+    def _kept_rows(self, name: str) -> Iterator[tuple[_Segment, Rows]]:
+        for segment in self._topics.get(name, ()):
+            try:
+                yield segment, self._read_index(segment.topic_id, segment.base).rows
+            except FileNotFoundError:
+                continue  # deleted since the last look: what is asked for lies behind it
+
     # Parts
 
     def split(self, whole: Range, bytes_max: int) -> Sequence[Range]:
         parts: list[Range] = []
         start, files = whole.start, list[int]()
-        segments = self._topics.get(whole.topic, [])
-        for segment in segments:
-            rows = self._rows(segment)
-            if not len(rows) or segment.base >= whole.end.offset:
+        segments = [s for s in self._topics.get(whole.topic, ()) if s.base < whole.end.offset]
+        for number, segment in enumerate(segments):
+            if number + 1 < len(segments) and segments[number + 1].base <= start.offset:
                 continue
-            if int(rows["offset"][-1]) + int(rows["length"][-1]) <= start.offset:
+            try:
+                rows = self._read_index(segment.topic_id, segment.base).rows
+            except FileNotFoundError:
+                files.append(segment.base)  # whoever reads it finds out, and knows what to do then
                 continue
-            files.append(segment.base)
-            while True:
-                # The next row that lies far enough behind the start of this part.
-                number = int(np.searchsorted(rows["offset"], start.offset + bytes_max, "left"))
-                if number == len(rows) or int(rows["offset"][number]) >= whole.end.offset:
-                    break
-                row = rows[number]
+            for row in _rows_apart(rows, start.offset, whole.end.offset, bytes_max):
                 at = Position(whole.end.epoch, int(row["offset"]), int(row["ordinal"]))
+                if at.offset > segment.base:
+                    files.append(segment.base)
                 parts.append(Range(whole.topic, start, at, (segment.topic_id, *files)))
-                start, files = at, [segment.base]
+                start, files = at, []
+            files.append(segment.base)
         if files:
             parts.append(Range(whole.topic, start, whole.end, (segments[0].topic_id, *files)))
         return parts
 
     def read(self, part: Range) -> Iterator[Block | Damage]:
         topic_id, *bases = part.files
-        for base in bases:
+        for number, base in enumerate(bases):
+            later = bases[number + 1 :]
+            end = min(part.end.offset, *later[:1]) if later else part.end.offset
             try:
-                yield from self._blocks(_Segment(topic_id, base, 0, 0, part.topic), part)
+                yield from self._blocks(topic_id, base, part, end)
             except FileNotFoundError:
                 name = self._layout.segment(topic_id, base).name
                 raise DataLossError(
-                    f"topic {part.topic!r}: its segment {name} was deleted while it was to be read"
+                    f"topic {part.topic!r}: its segment {name} was deleted while it was to be read",
+                    part._replace(files=(topic_id, *later)) if later else None,
                 ) from None
 
-    def _blocks(self, segment: _Segment, part: Range) -> Iterator[Block | Damage]:
-        path = self._layout.segment(segment.topic_id, segment.base)
+    def _blocks(self, topic_id: int, base: int, part: Range, end: int) -> Iterator[Block | Damage]:
+        path = self._layout.segment(topic_id, base)
         place = f"segment {path.name}"
-        index = self._read_index(segment)
-        start = max(part.start.offset, segment.base)
+        index = self._read_index(topic_id, base)
+        start = max(part.start.offset, base)
         with path.open("rb") as file:
-            for piece in stretches(index, start, part.end.offset, _BLOCK_BYTES):
+            for piece in stretches(index, start, end, _BLOCK_BYTES):
                 if isinstance(piece, Gap):
                     yield Damage(piece.offset, piece.end, place)
                     continue
-                length, position = piece.end - piece.offset, piece.offset - segment.base
+                length, position = piece.end - piece.offset, piece.offset - base
                 yield Block(piece.rows, os.pread(file.fileno(), length, position), place)
+            # A topic ends at its last sound row: no part reaches into damage behind that.
+            known = index.end_offset if len(index.rows) else base
+            written = base + os.fstat(file.fileno()).st_size
+            if len(index.rows) in index.gaps and end == known < written:
+                yield Damage(known, written, place)
 
     # Files
 
-    def _index_path(self, segment: _Segment) -> Path:
-        return self._layout.index(segment.topic_id, segment.base)
-
-    def _rows(self, segment: _Segment) -> Rows:
-        return self._read_index(segment).rows
-
-    def _read_index(self, segment: _Segment) -> Index:
-        with self._index_path(segment).open("rb") as file:
+    def _read_index(self, topic_id: int, base: int) -> Index:
+        with self._layout.index(topic_id, base).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            key = (segment.topic_id, segment.base)
+            key = (topic_id, base)
             known = self._indexes.get(key)
             if known is None or known[0] != size:
                 file.seek(HEADER_BYTES)
@@ -244,28 +271,64 @@ class FileLog:
                 self._indexes[key] = known
         return known[1]
 
-    def _bytes(self, segment: _Segment, offset: int, length: int) -> bytes:
-        with self._layout.segment(segment.topic_id, segment.base).open("rb") as file:
-            return os.pread(file.fileno(), length, offset - segment.base)
+    def _sound_bytes(self, segment: _Segment, row: np.void) -> bytes | None:
+        """The bytes of a run; None when they are damaged or gone."""
+        try:
+            with self._layout.segment(segment.topic_id, segment.base).open("rb") as file:
+                position = int(row["offset"]) - segment.base
+                data = os.pread(file.fileno(), int(row["length"]), position)
+        except FileNotFoundError:
+            return None
+        return data if crc32c(data) == int(row["crc"]) else None
+
+
+def _within(topic: TopicState, offset: int, ordinal: int) -> Position:
+    """The position, or the topic's end: files may have grown since it was asked for."""
+    if ordinal >= topic.end.ordinal:
+        return topic.end
+    return Position(topic.end.epoch, offset, ordinal)
+
+
+def _behind(topic: TopicState, row: np.void) -> Position:
+    """The end of a run that is damaged: inside it there is nowhere to go."""
+    end = int(row["offset"]) + int(row["length"])
+    return _within(topic, end, int(row["ordinal"]) + int(row["count"]))
+
+
+def _rows_apart(rows: Rows, start: int, end: int, bytes_max: int) -> Iterator[np.void]:
+    """Rows before `end`, each so far behind the one before it, the first so far behind `start`."""
+    offsets = rows["offset"].astype(np.int64)
+    while True:
+        number = int(np.searchsorted(offsets, start + bytes_max, "left"))
+        if number == len(rows) or offsets[number] >= end:
+            return
+        yield rows[number]
+        start = int(offsets[number])
 
 
 def _list(directory: str, known: dict[str, _Segment]) -> dict[str, _Segment]:
     files = {}
     for name in os.listdir(directory):
-        if name.endswith(".idx"):
-            segment = known.get(name) or _read_header(os.path.join(directory, name))
+        # What has another name is not ours.
+        if name.endswith(".idx") and (named := segment_of(name)) is not None:
+            segment = known.get(name) or _read_header(os.path.join(directory, name), *named)
             if segment is not None:
                 files[name] = segment
     return files
 
 
-def _read_header(path: str) -> _Segment | None:
-    """What an index says of itself; None when it is just being made, or gone, or damaged."""
+def _read_header(path: str, topic_id: int, base: int) -> _Segment | None:
+    """What an index says of itself; None when it is gone or just being made, no name when it is damaged."""
     try:
         with open(path, "rb") as file:
-            header = decode_header(file.read(HEADER_BYTES))
+            data = file.read(HEADER_BYTES + ROW_BYTES)
     except FileNotFoundError:
         return None
-    if header is None:
+    if len(data) < HEADER_BYTES:
         return None
-    return _Segment(header.topic_id, header.base, header.first_ordinal, header.epoch, header.name)
+    header = decode_header(data)
+    if header is not None:
+        return _Segment(topic_id, base, header.first_ordinal, header.epoch, header.name)
+    logger.warning("%s: the header is damaged", path)
+    rows = parse(data[HEADER_BYTES:]).rows
+    return _Segment(topic_id, base, int(rows["ordinal"][0]) if len(rows) else 0, 0, "")

@@ -2,16 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from urllib.parse import quote_plus
 
 from headrace.model import Position
 from headrace.spark.http_client import HttpClient, ServerError
-from headrace.spark.index_rows import Gap, parse, stretches
+from headrace.spark.index_rows import Gap, Stretch, parse, stretches
 from headrace.spark.log_view import Block, Damage, DataLossError, Range, TopicState
 from headrace.spark.options import Place
 
 _PAGE = 1000
 _BLOCK_BYTES = 16 << 20
-_GONE = 410
+_NOT_FOUND, _GONE = 404, 410
+_NAMES_BYTES = 16 << 10
+"""How many bytes of names one request holds: servers read addresses of up to 64 KiB."""
 
 
 class ServerLog:
@@ -52,9 +55,8 @@ class ServerLog:
         self, names: tuple[str, ...] | None, query: dict[str, object]
     ) -> Iterator[dict[str, Any]]:
         if names is not None:
-            for first in range(0, len(names), _PAGE):
-                asked = query | {"name": names[first : first + _PAGE]}
-                yield self._http.json("GET", "/v1/topics", asked)
+            for some in _pages_of(names):
+                yield self._http.json("GET", "/v1/topics", query | {"name": some})
             return
         after: str | None = None
         while True:
@@ -117,23 +119,51 @@ class ServerLog:
                     if isinstance(piece, Gap):
                         yield Damage(piece.offset, piece.end, place)
                         continue
-                    asked = {"topic": part.topic, "from": piece.offset, "to": piece.end}
-                    yield Block(piece.rows, self._http.send("GET", "/v1/range", asked), place)
-                if end <= start:
-                    return
+                    yield Block(piece.rows, self._bytes(part.topic, piece), place)
                 start = end
         except ServerError as error:
             raise _loss(part, error) from None
+
+    def _bytes(self, topic: str, piece: Stretch) -> bytes:
+        found, at = [], piece.offset
+        while at < piece.end:
+            asked = {"topic": topic, "from": at, "to": piece.end}
+            data = self._http.send("GET", "/v1/range", asked)
+            if not data:
+                break  # the file was cut: its checksums tell
+            found.append(data)
+            at += len(data)
+        return b"".join(found)
 
 
 def _query(part: Range) -> dict[str, object]:
     return {"topic": part.topic, "from": part.start.offset, "to": part.end.offset}
 
 
+def _pages_of(names: Sequence[str]) -> Iterator[list[str]]:
+    page: list[str] = []
+    size = 0
+    for name in names:
+        length = len(quote_plus(name))
+        if page and (len(page) == _PAGE or size + length > _NAMES_BYTES):
+            yield page
+            page, size = [], 0
+        page.append(name)
+        size += length
+    if page:
+        yield page
+
+
 def _loss(part: Range, error: ServerError) -> Exception:
-    if error.status == _GONE:
-        return DataLossError(f"topic {part.topic!r}: retention has overtaken the read: {error}")
-    return error
+    if error.status == _NOT_FOUND:
+        return DataLossError(f"topic {part.topic!r} was destroyed while it was to be read: {error}")
+    if error.status != _GONE:
+        return error
+    start = error.start
+    rest = None
+    if start is not None and part.start.offset < start[0] < part.end.offset:
+        rest = part._replace(start=Position(part.end.epoch, *start))
+    return DataLossError(f"topic {part.topic!r}: retention has overtaken the read: {error}", rest)
 
 
 def _state(one: dict[str, Any]) -> TopicState:

@@ -19,6 +19,11 @@ class SourceError(HeadraceError):
 class DataLossError(SourceError):
     """Records that were asked for are no longer kept."""
 
+    def __init__(self, message: str, rest: "Range | None" = None) -> None:
+        super().__init__(message)
+        self.rest = rest
+        """What can still be read of them."""
+
 
 class TopicState(NamedTuple):
     """A topic and how far it reaches."""

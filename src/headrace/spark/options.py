@@ -13,6 +13,7 @@ PARTITION_BYTES = 64 << 20
 """How much a task reads unless `maxBytesPerPartition` says otherwise."""
 
 _NUMBER_MAX = (1 << 63) - 1
+_1970 = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class OptionError(HeadraceError, ValueError):
@@ -124,8 +125,9 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         if not streaming and key.lower() in given:
             raise OptionError(f"{key} is for streams: a batch read has no triggers")
     rows_key = "maxRowsPerTrigger" if "maxrowspertrigger" in given else "maxOffsetsPerTrigger"
-    starting = _where(given, "starting")
-    ending = _where(given, "ending")
+    topics = Topics(_names(names), "") if names is not None else Topics(None, _pattern(pattern))
+    starting = _where(given, "starting", topics)
+    ending = _where(given, "ending", topics)
     if not streaming and starting is not None and LATEST in _values(starting):
         raise OptionError("startingOffsets of a batch read cannot be latest: nothing would be read")
     if ending is not None and EARLIEST in _values(ending):
@@ -135,7 +137,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         raise OptionError("groupId must have 1 to 200 bytes")
     return SourceOptions(
         place=_place(given, path_allowed=True),
-        topics=Topics(_names(names), "") if names is not None else Topics(None, _pattern(pattern)),
+        topics=topics,
         starting=starting,
         ending=ending,
         rows_max=_number(given, rows_key, None, at_least=1),
@@ -153,7 +155,7 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     given = _known(options, _SINK, "write")
     topic = given.get("topic", "")
     if "topic" in given:
-        _checked(check_publish_topic, topic)
+        _checked(check_publish_topic, topic, "topic")
     producer, batch = given.get("producer", ""), _number(given, "batchId", None, at_least=0)
     if streaming and batch is not None:
         raise OptionError("batchId is for batch writes: a stream numbers its batches itself")
@@ -199,9 +201,16 @@ def parse_place(url: str, token: str) -> Place:
     """One server, or several with commas."""
     urls = tuple(one.strip().rstrip("/") for one in url.split(","))
     for one in urls:
-        if not re.fullmatch(r"https?://[^/?#\s]+", one):
-            raise OptionError(f"url must be http://host:port, not {one!r}")
+        if not re.fullmatch(r"https?://([^/?#@:\s\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?", one):
+            raise OptionError(f"url must be http://host:port, not {_without_secret(one)!r}")
+    if not re.fullmatch(r"[!-~]*", token):
+        raise OptionError("token must be one word of ASCII, as the server's configuration has it")
     return Place(urls=urls, token=token)
+
+
+def _without_secret(url: str) -> str:
+    """The address without what stands before an @, which may be a password."""
+    return re.sub(r"//[^/]*@", "//…@", url)
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -216,17 +225,17 @@ def _names(text: str | None) -> tuple[str, ...]:
     else:
         names = [name.strip() for name in text.split(",")]
     for name in names:
-        _checked(check_topic_name, name)
+        _checked(check_topic_name, name, "subscribe")
     if not names:
         raise OptionError("subscribe names no topic")
     return tuple(sorted(set(names)))
 
 
-def _checked(check: Callable[[str], bytes], name: str) -> None:
+def _checked(check: Callable[[str], bytes], name: str, key: str) -> None:
     try:
         check(name)
     except BadTopicNameError as error:
-        raise OptionError(str(error)) from None
+        raise OptionError(f"{key} makes no sense: {error}") from None
 
 
 def _pattern(text: str | None) -> str:
@@ -237,7 +246,7 @@ def _pattern(text: str | None) -> str:
     return text or ""
 
 
-def _where(given: Mapping[str, str], side: str) -> Where | None:
+def _where(given: Mapping[str, str], side: str, topics: Topics) -> Where | None:
     offsets, when = given.get(f"{side}offsets"), given.get(f"{side}timestamp")
     if offsets is not None and when is not None:
         raise OptionError(f"{side}Offsets and {side}Timestamp contradict each other: give one")
@@ -253,6 +262,9 @@ def _where(given: Mapping[str, str], side: str) -> Where | None:
         parsed = json.loads(text)
     except ValueError as error:
         raise OptionError(f"{key} is not the JSON it begins as: {error}") from None
+    for name in parsed:
+        if not topics.matches(name):
+            raise OptionError(f"{key} names topic {name!r}, which is not one of those to be read")
     return Where(topics={name: _offset(value, key) for name, value in parsed.items()})
 
 
@@ -272,11 +284,13 @@ def _values(where: Where) -> Iterable[int | None]:
 
 def _time_ms(text: str, key: str) -> int:
     text = text.strip()
-    if text.isascii() and text.isdigit() and int(text) <= _NUMBER_MAX:
+    if _is_number(text) and int(text) <= _NUMBER_MAX:
         return int(text)
     try:
         moment = datetime.datetime.fromisoformat(text)
-        return max(0, int((moment if moment.tzinfo else moment.astimezone()).timestamp() * 1000))
+        passed = (moment if moment.tzinfo else moment.astimezone()) - _1970
+        # Times are kept to the millisecond: one between two of them belongs to the later one.
+        return max(0, -(-passed // datetime.timedelta(milliseconds=1)))
     except (ValueError, OverflowError):
         raise OptionError(
             f"{key} must be milliseconds since 1970 or ISO 8601, not {text!r}"
@@ -290,9 +304,13 @@ def _number(
     if text is None:
         return otherwise
     text = text.strip()
-    if text.isascii() and text.isdigit() and at_least <= int(text) <= _NUMBER_MAX:
+    if _is_number(text) and at_least <= int(text) <= _NUMBER_MAX:
         return int(text)
     raise OptionError(f"{key} must be a whole number of at least {at_least}, not {text!r}")
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= len(str(_NUMBER_MAX))
 
 
 def _flag(given: Mapping[str, str], key: str) -> bool:

@@ -152,8 +152,8 @@ def _shares(backlog: Mapping[str, int], total_max: int) -> Iterator[tuple[str, i
         yield name, size
     # The largest first: whoever gets nothing now has the largest backlog some day.
     cut = waiting[-CUT_TOPICS_MAX:][::-1][: max(1, left)]
-    for number, (name, _) in enumerate(cut):
-        share = left // (len(cut) - number)
+    for number, (name, size) in enumerate(cut):
+        share = min(size, left // (len(cut) - number))
         if share:
             yield name, share
             left -= share

@@ -12,7 +12,7 @@ from headrace.spark.columns import Columns, columns_of
 from headrace.spark.decode import BATCH_RECORDS_MAX, Records, decode, to_batch
 from headrace.spark.envelopes import envelope_of
 from headrace.spark.filters import Narrowing, narrowing_of
-from headrace.spark.log_view import DataLossError, Range
+from headrace.spark.log_view import DataLossError, LogView, Range
 from headrace.spark.open_log import open_log
 from headrace.spark.options import SourceOptions
 from headrace.spark.planning import parts_of, plan_batch
@@ -43,13 +43,20 @@ class PartReader:
         build = _Builder(self.options, self.schema, self.columns)
         log = open_log(self.options.place)
         for one in part.ranges:
+            for records in self._records(log, one):
+                yield from build.add(records)
+        yield from build.rest()
+
+    def _records(self, log: LogView, wanted: Range) -> Iterator[Records]:
+        rest: Range | None = wanted
+        while rest is not None:
             try:
-                for records in decode(one, log.read(one), verify=self.options.verify):
-                    yield from build.add(records)
-            except DataLossError:
+                yield from decode(rest, log.read(rest), verify=self.options.verify)
+                return
+            except DataLossError as loss:
                 if self.options.fail_on_data_loss:
                     raise
-        yield from build.rest()
+                rest = loss.rest
 
 
 class _Builder:

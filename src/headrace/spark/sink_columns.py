@@ -51,6 +51,8 @@ def written_columns(schema: StructType, options: SinkOptions) -> Written:
                 f"encode = {options.encode} writes to topics that begin with {prefix!r}"
             )
         members = tuple(name for name in fields if name != "topic")
+        if not members:
+            raise OptionError(f"encode = {options.encode} needs a column beside topic to encode")
         return Written(options.topic, options.encode, members)
     if "payload" not in fields:
         raise OptionError(
