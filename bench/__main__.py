@@ -25,6 +25,7 @@ from bench import (
     part_fanout,
     part_footprint,
     part_ingest,
+    part_spark,
     part_spread,
     process,
     table,
@@ -39,6 +40,7 @@ PARTS = (
     part_fanout.NAME,
     part_spread.NAME,
     part_footprint.NAME,
+    part_spark.NAME,
 )
 MESSAGES, MESSAGES_QUICK = 1_000_000, 200_000
 REPEAT, REPEAT_QUICK = 3, 1
@@ -114,6 +116,7 @@ def _part(name: str, done: list[Part]) -> Callable[[Options, Callable[[str], Non
         part_fanout.NAME: part_fanout.run,
         part_spread.NAME: part_spread.run,
         part_footprint.NAME: part_footprint.run,
+        part_spark.NAME: part_spark.run,
     }
     return runs[name]
 
