@@ -21,6 +21,7 @@ from bench import (
     load_figg,
     load_nats,
     load_redis,
+    part_batches,
     part_catchup,
     part_fanout,
     part_footprint,
@@ -39,6 +40,7 @@ PARTS = (
     part_catchup.NAME,
     part_fanout.NAME,
     part_spread.NAME,
+    part_batches.NAME,
     part_footprint.NAME,
     part_spark.NAME,
 )
@@ -115,6 +117,7 @@ def _part(name: str, done: list[Part]) -> Callable[[Options, Callable[[str], Non
         part_catchup.NAME: functools.partial(part_catchup.run, ingest=ingest),
         part_fanout.NAME: part_fanout.run,
         part_spread.NAME: part_spread.run,
+        part_batches.NAME: part_batches.run,
         part_footprint.NAME: part_footprint.run,
         part_spark.NAME: part_spark.run,
     }

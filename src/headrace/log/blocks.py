@@ -34,7 +34,7 @@ _NAMES_CACHED_MAX = 1024
 class Block(NamedTuple):
     topic: str
     record_count: int
-    data: bytes
+    data: bytes | memoryview
     """Whole records."""
 
 
@@ -55,9 +55,9 @@ class BlockDecoder:
         self._position = 0
         self._topics: dict[bytes, None] = {}
 
-    def feed(self, data: bytes) -> list[bytes | memoryview]:
+    def feed(self, *data: bytes) -> list[bytes | memoryview]:
         """The parts of a staged file that `data` completes; raises BadBlockError."""
-        buffer = self._rest + data if self._rest else data
+        buffer = b"".join((self._rest, *data))
         view = memoryview(buffer)
         parts: list[bytes | memoryview] = []
         at = 0
@@ -137,7 +137,9 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            data = os.pread(fd, min(max(bytes_max, BLOCK_BYTES_MAX), size - position), position)
+            wanted = min(max(bytes_max, BLOCK_BYTES_MAX), size - position)
+            # Blocks are slices of it: what they become is a copy anyway.
+            data = memoryview(os.pread(fd, wanted, position))
         finally:
             os.close(fd)
     except OSError as error:
@@ -158,7 +160,7 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
     return found
 
 
-def _staged_block(data: bytes, at: int) -> tuple[Block | Damaged, int | None]:
+def _staged_block(data: memoryview, at: int) -> tuple[Block | Damaged, int | None]:
     """The block and where it ends; None when that is not known, or not in `data`."""
     name_at = at + HEADER_BYTES
     if name_at > len(data):
@@ -173,4 +175,4 @@ def _staged_block(data: bytes, at: int) -> tuple[Block | Damaged, int | None]:
     records = data[data_at:end]
     if crc32c(records) != crc:
         return Damaged(f"{count} records have a wrong checksum"), end
-    return Block(data[name_at:data_at].decode(), count, records), end
+    return Block(bytes(data[name_at:data_at]).decode(), count, records), end

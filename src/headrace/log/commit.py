@@ -59,7 +59,7 @@ class BlockRecords(Sequence[bytes]):
 
     def __iter__(self) -> Iterator[bytes]:
         for block in self._blocks:
-            yield from split_records(block.data, block.record_count)
+            yield from split_records(bytes(block.data), block.record_count)
 
 
 class Commit:

@@ -57,6 +57,8 @@ _ZEROS = bytes(SECTOR_BYTES)
 _FILL_BYTES = 1 << 20
 _JOIN_ABOVE = 16
 """Short entries are copied together in less time than one call for each takes."""
+_COUNT_ABOVE = 64
+"""So many are short, since all of them are one commit."""
 _READ_BYTES = 16 << 20
 
 
@@ -105,7 +107,7 @@ def encode_entry(
     count: int,
     ms: int,
     extra: bytes,
-    data: bytes,
+    data: bytes | memoryview,
 ) -> bytes:
     head = _ENTRY.pack(
         kind, len(extra), len(data), topic_id, offset, ordinal, count, ms, crc32c(data)
@@ -148,7 +150,8 @@ def encode_frame(
     generation: int, sequence: int, synced: int, entries: Sequence[bytes]
 ) -> list[bytes]:
     """The buffers of one commit, padded to whole sectors."""
-    if len(entries) > _JOIN_ABOVE:
+    count = len(entries)
+    if count > _JOIN_ABOVE and (count > _COUNT_ABOVE or sum(map(len, entries)) < count << 12):
         entries = (b"".join(entries),)
     length = crc = 0
     for entry in entries:

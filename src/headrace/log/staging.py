@@ -30,6 +30,9 @@ STAGED_FILE_BYTES_MAX = 4 << 30
 SWEEP_S = 600.0
 """How often files that nobody has claimed are looked for."""
 
+_SYNC_BYTES = 8 << 20
+"""How much of an upload is written before the disk is told to begin with it."""
+
 _NAME = re.compile(r"[0-9a-f]{32}")
 _UNFINISHED = ".new"
 
@@ -57,22 +60,27 @@ class Upload:
         self._disk = disk
         self._decoder = BlockDecoder()
         self._fd: int | None = None
-        self._written = 0
+        self._written = self._sync_started = 0
         self._lock = threading.Lock()
 
     @property
     def records(self) -> int:
         return self._decoder.records
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, *data: bytes) -> None:
         """Check and write what has arrived; raises BadBlockError and StagingFullError."""
         with self._lock, _no_room():
-            parts = self._decoder.feed(data)
+            parts = self._decoder.feed(*data)
             if self._fd is None:
                 self._fd = self._disk.open(self._unfinished, create=True)
             if parts:
                 self._disk.write(self._fd, parts, self._written)
                 self._written += sum(map(len, parts))
+            if self._written - self._sync_started >= _SYNC_BYTES:
+                self._disk.start_sync(
+                    self._fd, self._sync_started, self._written - self._sync_started
+                )
+                self._sync_started = self._written
 
     def finish(self) -> None:
         """Make it durable, and give it its name."""

@@ -107,7 +107,7 @@ class _BatchApi:
                 if size >= _PIECE_BYTES or not more:
                     if writing is not None:
                         await writing
-                    writing = loop.run_in_executor(None, _feed, upload, gathered)
+                    writing = loop.run_in_executor(None, upload.feed, *gathered)
                     gathered, size = [], 0
             if writing is not None:
                 await writing
@@ -148,10 +148,6 @@ class _BatchApi:
                 "records": given.records,
             }
         )
-
-
-def _feed(upload: Upload, gathered: list[bytes]) -> None:
-    upload.feed(b"".join(gathered))
 
 
 def _decode(body: bytes) -> BatchRequest:
