@@ -40,7 +40,7 @@ SETTINGS: Mapping[str, str] = {
 }
 """What `session` sets, before what the user gives.
 
-Not the push-down of filters: Spark 4.3 keeps what they left of a frame, and takes it for the whole frame later.
+Not the push-down of filters: Spark 4.3 keeps what they left of a frame, and takes it for all of it later.
 """
 
 
