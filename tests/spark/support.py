@@ -112,7 +112,9 @@ def ask(server: ServerProcess, path: str, token: str = "", **query: object) -> A
         return msgspec.json.decode(answer.read())
 
 
-def send(server: ServerProcess, method: str, path: str, body: object = None, **query: object) -> Any:
+def send(
+    server: ServerProcess, method: str, path: str, body: object = None, **query: object
+) -> Any:
     url = f"{server.http_url}{path}?{urllib.parse.urlencode(query, doseq=True)}"
     data = msgspec.json.encode(body) if body is not None else None
     request = urllib.request.Request(url, data, method=method)
