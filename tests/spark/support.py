@@ -5,13 +5,11 @@ Nothing here knows what is tested.
 
 import os
 import random
-import shutil
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -19,6 +17,7 @@ import pytest
 
 from headrace import connect_blocking
 from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.spark.session import NoJavaError, check_java
 from headrace.testing import ServerProcess, wait_until
 
 JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -49,9 +48,10 @@ Row = tuple[str, int, int, int, bytes]
 
 
 def require_java() -> None:
-    home = os.environ.get("JAVA_HOME")
-    if not (home and Path(home, "bin", "java").exists()) and not shutil.which("java"):
-        without("Java is not installed")
+    try:
+        check_java()
+    except NoJavaError as error:
+        without(str(error))
 
 
 def without(reason: str) -> NoReturn:
