@@ -59,7 +59,7 @@ def test_java_home_counts_before_the_path(tmp_path, monkeypatch):
     make_java(tmp_path / "jdk", "17")
     monkeypatch.setenv("PATH", str(tmp_path / "jdk" / "bin"))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    with pytest.raises(NoJavaError, match="JAVA_HOME .* has none"):
+    with pytest.raises(NoJavaError, match=r"JAVA_HOME .* has none"):
         check_java()
 
 
