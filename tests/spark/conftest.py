@@ -1,4 +1,4 @@
-"""One Spark session and one server for all tests of the pipeline; each has topics and checkpoints of its own."""
+"""One Spark session and one server for all tests of the pipeline, each with its own topics."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
