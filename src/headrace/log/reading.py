@@ -85,6 +85,7 @@ class ReadSide:
                 row.last_ms,
             )
             for row in self.segment_rows(topic)
+            if row.end > topic.start_offset  # others are forgotten, and soon gone
         ]
 
     def segment_rows(self, topic: Topic) -> list[SegmentRow]:

@@ -124,6 +124,9 @@ class ServerLog:
         except ServerError as error:
             raise _loss(part, error) from None
 
+    def close(self) -> None:
+        self._http.close()
+
     def _bytes(self, topic: str, piece: Stretch) -> bytes:
         found, at = [], piece.offset
         while at < piece.end:

@@ -85,3 +85,6 @@ class LogView(Protocol):
 
     def read(self, part: Range) -> Iterator[Block | Damage]:
         """The runs that hold a part's records; the first and last may hold others beside them."""
+
+    def close(self) -> None:
+        """Let go of what is open; it opens again when something is asked."""

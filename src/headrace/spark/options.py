@@ -293,7 +293,7 @@ def _time_ms(text: str, key: str) -> int:
         return max(0, -(-passed // datetime.timedelta(milliseconds=1)))
     except (ValueError, OverflowError):
         raise OptionError(
-            f"{key} must be milliseconds since 1970 or ISO 8601, not {text!r}"
+            f"{key} must be milliseconds since 1970 or ISO 8601, not {text[:40]!r}"
         ) from None
 
 
@@ -306,7 +306,7 @@ def _number(
     text = text.strip()
     if _is_number(text) and at_least <= int(text) <= _NUMBER_MAX:
         return int(text)
-    raise OptionError(f"{key} must be a whole number of at least {at_least}, not {text!r}")
+    raise OptionError(f"{key} must be a whole number of at least {at_least}, not {text[:40]!r}")
 
 
 def _is_number(text: str) -> bool:

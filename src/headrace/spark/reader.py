@@ -1,6 +1,7 @@
 """Batch reads and what tasks of batch and stream share: a part of the log → Arrow batches."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -41,10 +42,10 @@ class PartReader:
         if not isinstance(part, Part):
             return  # what Spark makes of an empty list of partitions
         build = _Builder(self.options, self.schema, self.columns)
-        log = open_log(self.options.place)
-        for one in part.ranges:
-            for records in self._records(log, one):
-                yield from build.add(records)
+        with closing(open_log(self.options.place)) as log:
+            for one in part.ranges:
+                for records in self._records(log, one):
+                    yield from build.add(records)
         yield from build.rest()
 
     def _records(self, log: LogView, wanted: Range) -> Iterator[Records]:
@@ -103,9 +104,9 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._parts.options
-        log = open_log(options.place)
-        ranges = plan_batch(log, options, self._narrowing)
-        return [Part(task) for task in parts_of(log, ranges, options)]
+        with closing(open_log(options.place)) as log:
+            ranges = plan_batch(log, options, self._narrowing)
+            return [Part(task) for task in parts_of(log, ranges, options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._parts.read(partition)

@@ -108,7 +108,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing: the checkpoint holds the progress, and `track` tells the server of it."""
 
     def stop(self) -> None:
-        """Nothing is open."""
+        if self._log is not None:
+            self._log.close()
 
     # How far
 

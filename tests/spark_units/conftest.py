@@ -1,0 +1,144 @@
+"""What tests of the pure parts share: one log, made by a real server, that nobody changes afterwards."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import settings
+
+from headrace import connect_blocking
+from headrace.spark.log_files import FileLog
+from headrace.spark.log_server import ServerLog
+from headrace.spark.log_view import LogView, TopicState
+from headrace.spark.open_log import open_log
+from headrace.spark.options import Place
+from headrace.testing import ServerProcess, wait_until
+from tests.system.support import destroy, get_json
+
+# The machine that runs tests is shared: how long an example takes says nothing.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
+
+CONFIG = """
+durability = "written"
+[journal]
+file_bytes = 1048576
+files = 4
+rotate_s = 0.1
+[segment]
+bytes = 8192
+[retention]
+check_s = 0.1
+[[topics]]
+prefix = "short/"
+retention_bytes = 8192
+"""
+
+
+class Record(NamedTuple):
+    """A record that was published and is kept."""
+
+    offset: int
+    ordinal: int
+    payload: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + 4 + len(self.payload)
+
+
+class Filled(NamedTuple):
+    """A server with a log that is applied, and what is in it."""
+
+    server: ServerProcess
+    records: dict[str, list[Record]]
+
+    @property
+    def path(self) -> Path:
+        return self.server.data_dir
+
+    def segments(self, topic: str) -> list[Path]:
+        """Its segment files, oldest first."""
+        bases = [
+            one["base"] for one in get_json(self.server, f"/v1/topic?name={topic}")["segments"]
+        ]
+        return [next(self.path.glob(f"segments/*/*-{base:020d}.log")) for base in bases]
+
+
+def start_server(root: Path, config: str = CONFIG) -> ServerProcess:
+    (root / "config.toml").write_text(config)
+    return ServerProcess(root / "data", f"--config={root / 'config.toml'}")
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
+    """Topics of one and of many segments, one made anew, one of which retention has taken the most."""
+    with start_server(tmp_path_factory.mktemp("log")) as server:
+        yield Filled(server, _fill(server))
+        assert server.running, server.stderr
+        assert "Traceback" not in server.stderr, server.stderr
+
+
+def _fill(server: ServerProcess) -> dict[str, list[Record]]:
+    sent: dict[str, list[bytes]] = {}
+    with connect_blocking(server.figg_url) as client:
+
+        def publish(topic: str, payload: bytes) -> None:
+            client.publish_nowait(topic, payload)
+            sent.setdefault(topic, []).append(payload)
+
+        for number in range(7):
+            publish("anew", b"of the first life %d" % number)
+        client.flush()
+        destroy(server, "anew")
+        for part in range(12):
+            for number in range(60):
+                publish("many", b"%d " % number * (number % 40))
+                publish("anew", bytes(number % 3))
+                publish("short/many", b"x" * (100 + number % 7))
+            client.flush()
+            time.sleep(0.12)  # so that times differ, and the applier takes several turns
+            publish("é/☃ +&%", b"%d" % part)
+        publish("one", b"")
+        client.flush()
+        wait_until(lambda: all(_is_settled(server, name) for name in sent), 20, "the applier")
+    return {name: _kept(server, name, payloads) for name, payloads in sent.items()}
+
+
+def state_of(server: ServerProcess, name: str) -> TopicState:
+    with closing(ServerLog(Place(urls=(server.http_url,)))) as log:
+        return log.topics([name])[name]
+
+
+def _is_settled(server: ServerProcess, name: str) -> bool:
+    one = state_of(server, name)
+    view = FileLog(str(server.data_dir)).topics([name]).get(name)
+    if not name.startswith("short/"):
+        return view == one
+    later = get_json(server, f"/v1/topic?name={name}")["segments"][1:]
+    return view == one and sum(segment["bytes"] for segment in later) < 8192
+
+
+def _kept(server: ServerProcess, name: str, payloads: list[bytes]) -> list[Record]:
+    state = state_of(server, name)
+    offset = ordinal = 0
+    kept = []
+    for payload in payloads:
+        record = Record(offset, ordinal, payload)
+        if offset >= state.start.offset:
+            kept.append(record)
+        offset, ordinal = record.end, ordinal + 1
+    assert (offset, ordinal) == state.end[1:], name
+    return kept
+
+
+@pytest.fixture(params=["files", "server"])
+def log(request: pytest.FixtureRequest, filled: Filled) -> Iterator[LogView]:
+    """The same log, as each of the two views sees it."""
+    files = request.param == "files"
+    place = Place(path=str(filled.path)) if files else Place(urls=(filled.server.http_url,))
+    with closing(open_log(place)) as found:
+        yield found
