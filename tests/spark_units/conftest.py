@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from headrace import connect_blocking
+from headrace.log.index import decode_header
 from headrace.spark.log_files import FileLog
 from headrace.spark.log_server import ServerLog
 from headrace.spark.log_view import LogView, TopicState
@@ -62,10 +63,12 @@ class Filled(NamedTuple):
 
     def segments(self, topic: str) -> list[Path]:
         """Its segment files, oldest first."""
-        bases = [
-            one["base"] for one in get_json(self.server, f"/v1/topic?name={topic}")["segments"]
-        ]
-        return [next(self.path.glob(f"segments/*/*-{base:020d}.log")) for base in bases]
+        found = {}
+        for index in self.path.glob("segments/*/*.idx"):
+            header = decode_header(index.read_bytes())
+            if header is not None and header.name == topic:
+                found[header.base] = index.with_suffix(".log")
+        return [found[base] for base in sorted(found)]
 
 
 def start_server(root: Path, config: str = CONFIG) -> ServerProcess:

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote_plus
 
+import numpy as np
+
 from headrace.model import Position
 from headrace.spark.http_client import HttpClient, ServerError
 from headrace.spark.index_rows import Gap, Stretch, parse, stretches
@@ -133,7 +135,9 @@ class ServerLog:
             asked = {"topic": topic, "from": at, "to": piece.end}
             data = self._http.send("GET", "/v1/range", asked)
             if not data:
-                break  # the file was cut: its checksums tell
+                # The file was cut. Zeros fail the run's checksum; what lies behind it may be sound.
+                ends = piece.rows["offset"].astype(np.int64) + piece.rows["length"]
+                data = bytes(int(ends[np.searchsorted(ends, at, "right")]) - at)
             found.append(data)
             at += len(data)
         return b"".join(found)
