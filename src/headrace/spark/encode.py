@@ -4,6 +4,7 @@ A block is records of one topic, no more than an index run may hold; its format 
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -26,56 +27,58 @@ def encode_batch(topics: pa.Array | str, payloads: pa.Array) -> Iterator[bytes]:
         raise SinkError("a row has no payload: null cannot be written")
     if not len(payloads):
         return
-    sizes = pc.binary_length(payloads)
-    largest = pc.max(sizes).as_py()
+    largest = pc.max(pc.binary_length(payloads)).as_py()
     if largest > PAYLOAD_BYTES_MAX:
         raise PayloadTooLargeError(
             f"a row's payload has {largest} bytes, a record may have {PAYLOAD_BYTES_MAX}"
         )
-    if isinstance(topics, str):
-        yield from _blocks(topics, payloads, sizes)
-        return
-    if topics.null_count:
+    if not isinstance(topics, str) and topics.null_count:
         raise SinkError("a row has no topic: null cannot be written to")
-    names = pc.unique(topics)
+    for first in range(0, len(payloads), _JOINED_ROWS):
+        some = payloads.slice(first, _JOINED_ROWS)
+        if isinstance(topics, str):
+            groups = [(topics, len(some))]
+        else:
+            groups, some = _by_topic(topics.slice(first, _JOINED_ROWS), some)
+        yield from _blocks(groups, some)
+
+
+def _by_topic(topics: pa.Array, payloads: pa.Array) -> tuple[list[tuple[str, int]], pa.Array]:
+    """Each topic with where its rows end, and the rows in that order."""
+    encoded = topics.dictionary_encode()
+    names = encoded.dictionary.to_pylist()
     if len(names) == 1:
-        yield from _blocks(names[0].as_py(), payloads, sizes)
-        return
+        return [(names[0], len(payloads))], payloads
+    numbers = encoded.indices.to_numpy(zero_copy_only=False)
     # Stable: rows of a topic stay in their order.
-    numbers = topics.dictionary_encode().indices.to_numpy(zero_copy_only=False)
     order = np.argsort(numbers, kind="stable")
-    ends = np.searchsorted(numbers[order], np.arange(len(names)), "right")
-    payloads, sizes = payloads.take(pa.array(order)), sizes.take(pa.array(order))
-    first = 0
-    for name, end in zip(names.to_pylist(), ends.tolist(), strict=True):
-        yield from _blocks(name, payloads[first:end], sizes[first:end])
-        first = end
+    ends = np.cumsum(np.bincount(numbers))
+    return list(zip(names, ends.tolist(), strict=True)), payloads.take(pa.array(order))
 
 
-def _blocks(topic: str, payloads: pa.Array, sizes: pa.Array) -> Iterator[bytes]:
+def _blocks(groups: list[tuple[str, int]], payloads: pa.Array) -> Iterator[bytes]:
+    """All rows made records at once, and cut into blocks."""
+    lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False)
+    records = pc.binary_join_element_wise(_prefixes(lengths), payloads, b"")
+    data = memoryview(records.buffers()[2])
+    ends = np.cumsum(lengths.astype(np.int64) + RECORD_HEADER_BYTES)
+    first = position = 0
+    for topic, until in groups:
+        _check(topic)
+        while first < until:
+            last = int(np.searchsorted(ends, position + RUN_BYTES_MAX, "right"))
+            last = min(last, first + RUN_RECORDS_MAX, until)
+            stop = int(ends[last - 1])
+            yield encode_block(topic, bytes(data[position:stop]), last - first)
+            first, position = last, stop
+
+
+@lru_cache(maxsize=10_000)
+def _check(topic: str) -> None:
     try:
         check_publish_topic(topic)
     except BadTopicNameError as error:
         raise SinkError(str(error)) from None
-    for first in range(0, len(payloads), _JOINED_ROWS):
-        yield from _joined(
-            topic, payloads.slice(first, _JOINED_ROWS), sizes.slice(first, _JOINED_ROWS)
-        )
-
-
-def _joined(topic: str, payloads: pa.Array, sizes: pa.Array) -> Iterator[bytes]:
-    lengths = sizes.to_numpy(zero_copy_only=False)
-    records = pc.binary_join_element_wise(_prefixes(lengths), payloads, b"")
-    data = memoryview(records.buffers()[2]) if records.buffers()[2] is not None else memoryview(b"")
-    ends = np.cumsum(lengths.astype(np.int64) + RECORD_HEADER_BYTES)
-    begin = records.offset and int(np.frombuffer(records.buffers()[1], np.int32)[records.offset])
-    first = position = 0
-    while first < len(lengths):
-        last = int(np.searchsorted(ends, position + RUN_BYTES_MAX, "right"))
-        last = min(last, first + RUN_RECORDS_MAX)
-        stop = int(ends[last - 1])
-        yield encode_block(topic, bytes(data[begin + position : begin + stop]), last - first)
-        first, position = last, stop
 
 
 def _prefixes(lengths: npt.NDArray[np.int32]) -> pa.Array:
