@@ -48,7 +48,7 @@ class RawTopic(NamedTuple):
     def rows(self, start: int, end: int, rows_max: int) -> bytes:
         """The rows that cover these offsets, packed as in an index file."""
         found = bytearray()
-        position, left = start, rows_max
+        position, left = start, rows_max if start < end else 0
         for segment in self._segments_from(start):
             if segment.base >= end or not left:
                 break

@@ -1,0 +1,337 @@
+"""Raw ranges over real HTTP: rows and bytes as files have them, the tail included; slow and rude clients."""
+
+import os
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from crc32c import crc32c
+
+from headrace import connect_blocking
+from headrace.log.index import HEADER_BYTES, Row, decode_header, decode_rows
+from headrace.log.records import split_records
+from headrace.testing import ServerProcess, wait_until
+from tests.system.support import children, resident_bytes
+
+CONFIG = """
+durability = "written"
+[journal]
+rotate_s = 0.1
+[segment]
+bytes = 4096
+[retention]
+check_s = 0.1
+[[topics]]
+prefix = "short/"
+retention_bytes = 4096
+[[topics]]
+prefix = "memory/"
+durability = "memory"
+"""
+
+PATHS = ["/v1/index", "/v1/range", "/v1/splits"]
+
+_topics = count()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    root = tmp_path_factory.mktemp("ranges")
+    (root / "config.toml").write_text(CONFIG)
+    with ServerProcess(root / "data", f"--config={root / 'config.toml'}") as server:
+        yield server
+        assert server.running, server.stderr
+        assert "Traceback" not in server.stderr, server.stderr
+
+
+@pytest.fixture(scope="module")
+def http(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.http_url, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess):
+    with connect_blocking(server.figg_url) as client:
+        yield client
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"topic/{next(_topics)}"
+
+
+@pytest.fixture
+def paused(server: ServerProcess) -> Iterator[None]:
+    """The applier does not run: what is published stays in the tail."""
+    (applier,) = children(server.pid)
+    os.kill(applier, signal.SIGSTOP)
+    yield
+    os.kill(applier, signal.SIGCONT)
+
+
+def ask(http: httpx.Client, path: str, topic: str, start: int, end: int, **more: int) -> Any:
+    answer = http.get(path, params={"topic": topic, "from": start, "to": end, **more})
+    assert answer.status_code == 200, answer.text
+    if path == "/v1/splits":
+        return [(one["offset"], one["ordinal"]) for one in answer.json()["splits"]]
+    assert answer.headers["content-type"] == "application/octet-stream"
+    return list(decode_rows(answer.content)) if path == "/v1/index" else answer.content
+
+
+def end_of(http: httpx.Client, topic: str) -> int:
+    end: int = http.get("/v1/topic", params={"name": topic}).json()["end"]["offset"]
+    return end
+
+
+def applied_end(http: httpx.Client, topic: str) -> int:
+    segments = http.get("/v1/topic", params={"name": topic}).json()["segments"]
+    return segments[-1]["end"] if segments else 0
+
+
+def files(server: ServerProcess, topic: str) -> tuple[list[Row], bytes]:
+    """Rows and bytes as the segments have them."""
+    found = {}
+    for index in server.data_dir.glob("segments/*/*.idx"):
+        data = index.read_bytes()
+        header = decode_header(data)
+        if header is not None and header.name == topic:
+            rows = [row for row in decode_rows(data[HEADER_BYTES:]) if row is not None]
+            found[header.base] = rows, index.with_suffix(".log").read_bytes()
+    rows = [row for base in sorted(found) for row in found[base][0]]
+    return rows, b"".join(found[base][1] for base in sorted(found))
+
+
+def publish(client: Any, topic: str, numbers: range) -> bytes:
+    """The records as the log holds them."""
+    sent = b""
+    for number in numbers:
+        payload = b"%d " % number * (number % 50)
+        client.publish_nowait(topic, payload)
+        sent += struct.pack(">I", len(payload)) + payload
+    client.flush()
+    return sent
+
+
+def check(http: httpx.Client, topic: str, sent: bytes) -> None:
+    """Rows and bytes hold exactly these records, wherever a request begins and ends."""
+    rows = ask(http, "/v1/index", topic, 0, 1 << 63)
+    assert ask(http, "/v1/range", topic, 0, 1 << 63) == sent
+    at = ordinal = 0
+    for row in rows:
+        assert (row.offset, row.ordinal) == (at, ordinal)
+        assert len(split_records(sent[at : row.end], row.record_count)) == row.record_count
+        at, ordinal = row.end, ordinal + row.record_count
+    assert at == len(sent)
+    edges = [0, 1, len(sent) // 3, rows[-1].offset, rows[-1].offset + 1, len(sent) - 1, len(sent)]
+    for start in edges:
+        for end in edges:
+            if start <= end:
+                assert ask(http, "/v1/range", topic, start, end) == sent[start:end]
+                check_rows(ask(http, "/v1/index", topic, start, end), sent, start, end)
+    step = len(sent) // 4
+    for start, end in ((0, len(sent)), (5, len(sent) - 5)):
+        places = ask(http, "/v1/splits", topic, start, end, bytes=step)
+        assert all(start < offset < end for offset, _ in places)
+        for one, two in zip([(start, 0), *places], places, strict=False):
+            assert two[0] - one[0] >= step
+
+
+def check_rows(rows: list[Row], sent: bytes, start: int, end: int) -> None:
+    """They cover these offsets and no run more; how the tail's records are joined is not settled yet."""
+    assert bool(rows) == (start < end)
+    for one, other in pairwise(rows):
+        assert (one.end, one.ordinal + one.record_count) == (other.offset, other.ordinal)
+    for row in rows:
+        assert row.end > start and row.offset < end
+        assert row.crc == crc32c(sent[row.offset : row.end])
+    if rows:
+        assert rows[0].offset <= start and rows[-1].end >= end
+
+
+def test_rows_and_bytes_are_those_of_the_files(http, client, server, topic):
+    sent = b""
+    for turn in range(4):
+        sent += publish(client, topic, range(turn * 60, turn * 60 + 60))
+        wait_until(lambda: applied_end(http, topic) == len(sent), 20, "the applier")  # noqa: B023
+    rows, data = files(server, topic)
+    assert len(http.get("/v1/topic", params={"name": topic}).json()["segments"]) > 1
+    assert ask(http, "/v1/index", topic, 0, 1 << 63) == rows
+    assert data == sent
+    check(http, topic, sent)
+    splits = ask(http, "/v1/splits", topic, 0, len(sent), bytes=1)
+    assert splits == [(row.offset, row.ordinal) for row in rows[1:]]
+
+
+def test_the_tail_has_rows_and_bytes_too(http, client, topic, paused):
+    sent = publish(client, topic, range(100))
+    sent += publish(client, topic, range(100, 150))
+    assert applied_end(http, topic) == 0
+    check(http, topic, sent)
+
+
+def test_segments_and_tail_are_one(http, client, server, topic):
+    """Also at the moment when a part of the tail is in segments already."""
+    sent = publish(client, topic, range(80))
+    wait_until(lambda: applied_end(http, topic) == len(sent), 20, "the applier")
+    (applier,) = children(server.pid)
+    os.kill(applier, signal.SIGSTOP)
+    try:
+        sent += publish(client, topic, range(80, 200))
+        assert applied_end(http, topic) < len(sent)
+        check(http, topic, sent)
+    finally:
+        os.kill(applier, signal.SIGCONT)
+    while applied_end(http, topic) < len(sent):
+        assert ask(http, "/v1/range", topic, 0, len(sent)) == sent
+        rows = ask(http, "/v1/index", topic, 0, len(sent))
+        assert sum(row.length for row in rows) == len(sent)
+    check(http, topic, sent)
+
+
+def test_topics_in_memory_are_read_too(http, client):
+    sent = publish(client, "memory/t", range(50))
+    check(http, "memory/t", sent)
+
+
+def test_what_is_past_the_end_is_empty(http, client, topic):
+    sent = publish(client, topic, range(3))
+    for start in (len(sent), len(sent) + 1, (1 << 64) - 1):
+        assert ask(http, "/v1/range", topic, start, (1 << 64) - 1) == b""
+        assert ask(http, "/v1/index", topic, start, (1 << 64) - 1) == []
+        assert ask(http, "/v1/splits", topic, start, (1 << 64) - 1, bytes=1) == []
+    for path in PATHS:
+        assert not ask(http, path, topic, 2, 2, bytes=1)
+
+
+def test_what_is_before_the_start_is_gone(http, client, server):
+    topic = "short/t"
+    for turn in range(8):
+        sent = publish(client, topic, range(turn * 50, turn * 50 + 50))
+        wait_until(lambda: applied_end(http, topic) == end_of(http, topic), 20, "the applier")
+    assert sent
+
+    def start() -> dict[str, int]:
+        found: dict[str, int] = http.get("/v1/topic", params={"name": topic}).json()["start"]
+        return found
+
+    wait_until(lambda: start()["offset"] > 0, 20, "retention")
+    for path in PATHS:
+        query = {"topic": topic, "from": 0, "to": 10, "bytes": 5}
+        answer = http.get(path, params=query)
+        assert answer.status_code == 410
+        assert set(answer.json()) == {"error", "start"}
+        assert 0 < answer.json()["start"]["offset"] <= start()["offset"]
+        assert answer.json()["error"].startswith("topic 'short/t' is kept from offset")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("query", "word"),
+    [
+        ({"to": "5"}, "from"),
+        ({"from": "0"}, "to"),
+        ({"from": "-1", "to": "5"}, "from"),
+        ({"from": "0", "to": "x"}, "to"),
+        ({"from": "0", "to": str(1 << 64)}, "to"),
+        ({"from": "0", "to": "9" * 5000}, "to"),
+        ({"from": "٣", "to": "5"}, "from"),
+        ({"from": "5", "to": "4"}, "to must not be less than from"),
+    ],
+)
+def test_what_is_no_range_is_refused(http, client, path, query, word):
+    client.publish("refused", b"foo")
+    answer = http.get(path, params={"topic": "refused", "bytes": "1"} | query)
+    assert answer.status_code == 400
+    assert word in answer.json()["error"]
+
+
+@pytest.mark.parametrize("size", [None, "0", "", "1.5", "-1"])
+def test_splits_need_a_size(http, client, size):
+    client.publish("refused", b"foo")
+    query = {"topic": "refused", "from": "0", "to": "5"} | ({"bytes": size} if size else {})
+    answer = http.get("/v1/splits", params=query)
+    assert (answer.status_code, answer.json()["error"][:5]) == (400, "bytes")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_range_needs_a_topic_that_exists(http, path):
+    query = {"from": "0", "to": "5", "bytes": "1"}
+    assert http.get(path, params=query).status_code == 400
+    answer = http.get(path, params=query | {"topic": "nope"})
+    assert (answer.status_code, answer.json()) == (404, {"error": "there is no topic 'nope'"})
+    assert http.get(path, params=query | {"topic": ""}).status_code == 400
+    assert http.post(path, params=query).status_code == 405
+
+
+# Clients that do not behave
+
+
+@pytest.fixture(scope="module")
+def large(http: httpx.Client, client: Any) -> int:
+    """The length of topic `large`, which no socket holds."""
+    for _ in range(160):
+        client.window()
+        client.publish_nowait("large", bytes(256 << 10))
+    client.flush(60)
+    return end_of(http, "large")
+
+
+def request(server: ServerProcess, length: int) -> socket.socket:
+    connection = socket.create_connection(server.http, 20)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    path = f"/v1/range?topic=large&from=0&to={length}"
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return connection
+
+
+def test_a_client_that_reads_slowly_costs_little_memory(server, http, large):
+    assert ask(http, "/v1/range", "large", 0, large)[:4] == struct.pack(">I", 256 << 10)
+    before = resident_bytes(server.pid)
+    slow = [request(server, large) for _ in range(20)]
+    try:
+        for connection in slow:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        for _ in range(20):
+            assert http.get("/healthz").status_code == 200
+            for connection in slow:
+                connection.recv(10_000)
+        # Twenty answers of 40 MB each: of every one a few pieces of a megabyte may wait.
+        assert resident_bytes(server.pid) - before < 20 * (6 << 20)
+    finally:
+        for connection in slow:
+            connection.close()
+    assert http.get("/healthz").status_code == 200
+
+
+def test_a_client_that_hangs_up_harms_nobody(server, http, large):
+    for number in range(30):
+        connection = request(server, large)
+        connection.recv(1 + number * 1000)
+        if number % 2:
+            # With a reset instead of an orderly end.
+            linger = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        connection.close()
+    assert http.get("/healthz").status_code == 200
+    assert len(ask(http, "/v1/range", "large", 0, large)) == large
+    wait_until(lambda: segments_open(server) <= 20, 20, "files to be closed")
+    assert "Traceback" not in server.stderr
+    assert "Exception" not in server.stderr
+
+
+def segments_open(server: ServerProcess) -> int:
+    """How many segment files the server has open."""
+    found = 0
+    for link in Path(f"/proc/{server.pid}/fd").iterdir():
+        try:
+            found += os.readlink(link).endswith(".log")
+        except FileNotFoundError:
+            continue
+    return found

@@ -1,0 +1,121 @@
+"""Requests to servers that answer badly, late, or not at all: every failure is one clear error."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headrace.spark.http_client import HttpClient, ServerError
+from headrace.spark.options import Place
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+Serve = Callable[..., str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """A server that gives these answers, one to a connection, and closes each."""
+    listeners = []
+
+    def make(*answers: bytes) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+
+        def run() -> None:
+            for answer in answers:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        threading.Thread(target=run, daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield make
+    for listener in listeners:
+        listener.close()
+
+
+def client(*urls: str, retry_s: float = 0.0, token: str = "") -> HttpClient:
+    return HttpClient(Place(urls=urls, token=token), retry_s=retry_s)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OK + b"Content-Length: 10\r\n\r\n",
+        OK + b"Content-Length: 10\r\n\r\n12345",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\n123",
+    ],
+)
+def test_an_answer_cut_short_is_an_error_and_not_a_short_answer(serve, answer):
+    one = client(serve(answer))
+    with pytest.raises(ServerError, match="broke off in the middle of an answer"):
+        one.send("GET", "/", {})
+    one.close()
+
+
+def test_whole_answers_are_given_as_they_are(serve):
+    url = serve(OK + b"Content-Length: 3\r\n\r\nabc", OK + b"\r\nto the end")
+    one = client(url)
+    assert one.send("GET", "/", {}) == b"abc"
+    one.close()
+    assert one.send("GET", "/", {}) == b"to the end"
+    one.close()
+
+
+def test_something_else_than_a_server_of_ours_is_named_so(serve):
+    one = client(serve(OK + b"Content-Length: 6\r\n\r\n<html>"))
+    with pytest.raises(ServerError, match="does not answer as Headrace does"):
+        one.json("GET", "/v1/topics", {})
+    one.close()
+
+
+def test_a_server_that_is_not_there_is_an_error_that_says_what_to_look_at(serve):
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+    with pytest.raises(ServerError, match=r"no server answers at .*--http listener\?"):
+        client(url).json("GET", "/", {})
+
+
+def test_the_next_server_is_asked_when_the_first_is_gone(serve):
+    gone = socket.create_server(("127.0.0.1", 0))
+    address = f"http://127.0.0.1:{gone.getsockname()[1]}"
+    gone.close()
+    one = client(address, serve(OK + b"Content-Length: 2\r\n\r\n{}"), retry_s=5)
+    assert one.json("GET", "/", {}) == {}
+    one.close()
+
+
+def test_a_server_that_is_busy_is_asked_again(serve):
+    busy = b'HTTP/1.1 503 x\r\nContent-Length: 17\r\n\r\n{"error": "busy"}'
+    one = client(serve(busy, busy, OK + b"Content-Length: 2\r\n\r\n{}"), retry_s=5)
+    assert one.json("GET", "/", {}) == {}
+    one.close()
+    with pytest.raises(ServerError, match="busy"):
+        client(serve(busy)).json("GET", "/", {})
+
+
+def test_a_refusal_has_its_sentence_status_and_start(serve):
+    body = b'{"error": "gone", "start": {"offset": 7, "ordinal": 1}}'
+    head = b"HTTP/1.1 410 Gone\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with pytest.raises(ServerError, match=r"^gone$") as caught:
+        client(serve(head + body)).json("GET", "/", {})
+    assert (caught.value.status, caught.value.start) == (410, (7, 1))
+
+
+def test_a_refused_token_is_told_and_not_shown(serve):
+    body = b'{"error": "the token is not known here"}'
+    head = b"HTTP/1.1 401 x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with pytest.raises(
+        ServerError, match="refuses the token: the token is not known here"
+    ) as caught:
+        client(serve(head + body), token="hush").json("GET", "/", {})
+    assert "hush" not in str(caught.value)
