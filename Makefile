@@ -3,6 +3,8 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 ARGS ?=
+# Most tests wait more than they compute. WORKERS=0 runs them in one process, as a debugger wants it.
+WORKERS ?= 2
 
 .PHONY: help run test setup java style types format bench torture docs clean
 .DEFAULT_GOAL := help
@@ -29,7 +31,7 @@ run: $(VENV)/.run-installed
 	@exec $(PY) -m headrace serve $(ARGS)
 
 test: setup
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 setup: $(VENV)/.dev-installed java
 

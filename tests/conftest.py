@@ -8,6 +8,15 @@ from pathlib import Path
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are looked at
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests run in several processes, those of Spark share one: a JVM and its tasks fill a machine."""
+    spark = Path(__file__).parent / "spark"
+    for item in items:
+        if config.pluginmanager.hasplugin("xdist") and spark in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 @pytest.fixture
 def environment():
     """The environment for a child process, without settings of whoever runs the tests."""
