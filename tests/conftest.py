@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 
+SPARK_TIMEOUT_S = 300
+"""Rather late than early: a call to the JVM that is broken off takes the whole session with it."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before the groups are looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where tests run in several processes, those of Spark share one: a JVM and its tasks fill a machine."""
     spark = Path(__file__).parent / "spark"
     for item in items:
-        if config.pluginmanager.hasplugin("xdist") and spark in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        if spark in item.path.parents:
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+            if config.pluginmanager.hasplugin("xdist"):
+                item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture

@@ -37,7 +37,6 @@ def run(code: str, server: ServerProcess, lake: Path, names: dict[str, Any]) -> 
     exec(compile(code, "example", "exec"), names)
 
 
-@pytest.mark.timeout(400)  # a whole page of first times
 @pytest.mark.usefixtures("spark")
 def test_the_guide_does_what_it_says(
     start: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]
