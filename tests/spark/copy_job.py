@@ -1,0 +1,62 @@
+"""A small job as users write it: topics are read, copied in a batch and copied in a stream, all over `url`.
+
+`python -m tests.spark.copy_job cluster|connect ADDRESS URL CHECKPOINT`: as the driver of a standalone cluster, or as
+a client of Spark Connect. Prints what it found as JSON.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from headrace.spark import register, session
+
+EXECUTORS = 2
+
+
+def main(kind: str, address: str, url: str, checkpoint: str) -> None:
+    spark = on_cluster(address) if kind == "cluster" else over_connect(address)
+    reader = spark.read.format("headrace").option("url", url)
+    frame = reader.option("subscribePattern", "in/.*").option("minPartitions", 4).load()
+    found = {"rows": frame.count(), "class": type(spark).__module__}
+    if kind == "cluster":
+        # Each executor has a process of its own that starts its Python workers.
+        found["executors"] = len(set(frame.rdd.mapPartitions(lambda _: [os.getppid()]).collect()))
+    copy(frame, "batch").write.format("headrace").mode("append").option("url", url).save()
+    stream = spark.readStream.format("headrace").option("url", url).option("minPartitions", 4)
+    stream = stream.option("subscribePattern", "in/.*").option("startingOffsets", "earliest")
+    writer = copy(stream.load(), "stream").writeStream.format("headrace").option("url", url)
+    writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+    query = writer.start()
+    found["ended"] = query.awaitTermination(60)
+    print(json.dumps(found))
+    spark.stop()
+
+
+def copy(frame: Any, prefix: str) -> Any:
+    return frame.selectExpr(f"concat('{prefix}/', topic) as topic", "payload")
+
+
+def on_cluster(master: str) -> Any:
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.cores": "1",
+        "spark.executor.memory": "512m",
+        # Both, or one of them would have done everything before the other has come.
+        "spark.cores.max": str(EXECUTORS),
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+    }
+    return session("cluster", master=master, settings=settings)
+
+
+def over_connect(address: str) -> Any:
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.remote(address).getOrCreate()
+    register(spark)
+    return spark
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,239 @@
+"""Queries from topics into Parquet, a Delta table and topics, killed: no row is lost, and none is doubled.
+
+The driver with all its processes is killed, or the server, at three named points of each sink, and restarted
+from its checkpoint with other splits. With HEADRACE_TORTURE also at random moments.
+"""
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from headrace import connect_blocking
+from headrace.testing import ServerProcess, wait_until
+from tests.spark.conftest import Start
+from tests.spark.lives import Driver
+from tests.spark.support import expected_rows, receive, require_java, topics_of
+
+TOPICS = ("in/a", "in/b", "in/c")
+SINKS = ("parquet", "delta", "topic")
+COLUMNS = ["topic", "offset", "next_offset", "ordinal", "payload"]
+SOURCE = {"subscribePattern": "in/.*", "startingOffsets": "earliest", "maxRowsPerTrigger": 600}
+
+KILLS = max(20, int(os.environ.get("HEADRACE_TORTURE", "0")) // 10)
+
+
+class Published:
+    """What was published to the topics that the queries read."""
+
+    def __init__(self, server: ServerProcess, seed: int = 5) -> None:
+        self._server = server
+        self._chance = random.Random(seed)
+        self.payloads: dict[str, list[bytes]] = {topic: [] for topic in TOPICS}
+
+    def more(self, count: int = 150) -> None:
+        # All topics at once, so that batches have records of several.
+        with connect_blocking(self._server.figg_url) as client:
+            for _ in range(count):
+                for topic, known in self.payloads.items():
+                    filling = self._chance.randbytes(self._chance.randint(0, 400))
+                    known.append(b"%d " % len(known) + filling)
+                    client.window(30)
+                    client.publish_nowait(topic, known[-1])
+            client.flush(60)
+
+    def check(self, root: Path, spark: Any) -> None:
+        """Every sink has every row once."""
+        rows = [row for topic in TOPICS for row in expected_rows(topic, self.payloads[topic])]
+        # The folder of the Parquet sink is exact for those who read its log, as Spark does.
+        found = spark.read.parquet(str(root / "parquet")).select(*COLUMNS).collect()
+        assert sorted(map(tuple, found)) == rows
+        files = DeltaTable(str(root / "delta")).file_uris()
+        table = pq.read_table(files, columns=COLUMNS).to_pylist()
+        assert sorted(tuple(row.values()) for row in table) == rows
+        for topic, payloads in self.payloads.items():
+            got = receive(self._server.figg_url, f"copy/{topic}", len(payloads))
+            assert [payload for _, payload in got] == payloads
+        counts = {f"copy/{topic}": len(payloads) for topic, payloads in self.payloads.items()}
+        assert topics_of(self._server, "copy/") == counts
+
+
+@pytest.fixture
+def driver(tmp_path: Path, start: Start) -> Iterator[tuple[Driver, ServerProcess]]:
+    require_java()
+    server = start()
+    root = tmp_path / "queries"
+    root.mkdir()
+    made = Driver(root, server.http_url)
+    yield made, server
+    made.kill()
+
+
+def wait_progress(driver: Driver, published: Published) -> None:
+    """Until every query has done a batch more than now."""
+    before = {sink: driver.commits(sink) for sink in SINKS}
+    published.more()
+    for sink in SINKS:
+        driver.wait(lambda s=sink: driver.commits(s) > before[s], f"a batch of {sink}")
+
+
+def planned(root: Path, sink: str) -> dict[tuple[str, str], set[int]]:
+    """The batches that were planned, and into how many parts."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for line in (root / f"splits-{sink}").read_text().splitlines():
+        start, end, parts = json.loads(line)
+        found.setdefault((start, end), set()).add(parts)
+    return found
+
+
+DRIVER_POINTS = [
+    # The offsets are in the checkpoint, no task has ended.
+    {"parquet": "reading", "delta": "reading", "topic": "uploading"},
+    # Tasks have written or staged, nothing is committed.
+    {"parquet": "writing", "delta": "wrote", "topic": "staged"},
+    # The sink has committed, the checkpoint does not know it.
+    {"parquet": "logged", "delta": "committed", "topic": "decided"},
+]
+PARTITION_BYTES = [20_000, 40_000, 1_000_000, 15_000]
+
+
+@pytest.mark.timeout(400)
+def test_a_driver_killed_at_any_point_loses_and_doubles_no_row(
+    driver: tuple[Driver, ServerProcess], shared_spark: Any
+) -> None:
+    queries, server = driver
+    published = Published(server)
+    published.more()
+    for points, size in zip(DRIVER_POINTS, PARTITION_BYTES, strict=False):
+        queries.start({**SOURCE, "maxBytesPerPartition": size})
+        wait_progress(queries, published)
+        for sink, point in points.items():
+            queries.stop_at(sink, "reading" if point == "logged" else point)
+        published.more()
+        for sink, point in points.items():
+            queries.wait_reached(sink, "reading" if point == "logged" else point)
+        if points["parquet"] == "writing":
+            queries.wait(lambda: uncommitted(queries.root / "parquet"), "files of tasks that ended")
+        if points["parquet"] == "logged":
+            with_a_checkpoint_that_cannot_be_written(queries)
+        queries.kill()
+        restore_checkpoint(queries)
+    published.more()
+    queries.start({**SOURCE, "maxBytesPerPartition": PARTITION_BYTES[-1]})
+    queries.finish()
+    for sink in SINKS:
+        again = [parts for parts in planned(queries.root, sink).values() if len(parts) > 1]
+        assert len(again) >= 2, f"batches of {sink} were repeated with other splits"
+    published.check(queries.root, shared_spark)
+    assert "Traceback" not in server.stderr
+
+
+def uncommitted(folder: Path) -> bool:
+    """Whether a file of the Parquet sink is complete and not in its log."""
+    logged = "".join(path.read_text() for path in (folder / "_spark_metadata").glob("[0-9]*"))
+    return any(
+        path.name not in logged and path.read_bytes()[-4:] == b"PAR1"
+        for path in folder.glob("part-*.parquet")
+    )
+
+
+def with_a_checkpoint_that_cannot_be_written(queries: Driver) -> None:
+    """Let the stopped batch of the Parquet sink end, with a file where the checkpoint wants to note it."""
+    log, commits = queries.root / "parquet" / "_spark_metadata", commits_of(queries)
+    before = len(list(log.glob("[0-9]*")))
+    commits.rename(commits.with_name("aside"))
+    commits.touch()
+    queries.go_on("parquet", "reading")
+    queries.wait(lambda: len(list(log.glob("[0-9]*"))) > before, "the sink to commit")
+    queries.wait((queries.root / "failed-parquet").exists, "the checkpoint to fail")
+
+
+def restore_checkpoint(queries: Driver) -> None:
+    commits = commits_of(queries)
+    if commits.with_name("aside").exists():
+        commits.unlink()
+        commits.with_name("aside").rename(commits)
+
+
+def commits_of(queries: Driver) -> Path:
+    return queries.root / "checkpoint-parquet" / "commits"
+
+
+SERVER_POINTS = [
+    # The offsets are in the checkpoint, the parts are not planned.
+    {"parquet": "planning", "delta": "planning", "topic": "planning"},
+    # Tasks are in the middle of it.
+    {"parquet": "reading", "delta": "reading", "topic": "uploading"},
+    # Tasks have written or staged, nothing is committed.
+    {"parquet": "writing", "delta": "wrote", "topic": "staged"},
+    # The sink has committed, the checkpoint does not know it.
+    {"parquet": "writing", "delta": "committed", "topic": "decided"},
+]
+
+
+@pytest.mark.timeout(300)
+def test_a_server_killed_at_any_point_loses_and_doubles_no_row(
+    driver: tuple[Driver, ServerProcess], shared_spark: Any
+) -> None:
+    queries, server = driver
+    published = Published(server)
+    published.more()
+    queries.start({**SOURCE, "maxBytesPerPartition": 20_000})
+    wait_progress(queries, published)
+    for points in SERVER_POINTS:
+        for sink, point in points.items():
+            queries.stop_at(sink, point)
+        published.more()
+        for sink, point in points.items():
+            queries.wait_reached(sink, point)
+        server.kill()
+        for sink, point in points.items():
+            queries.go_on(sink, point)
+        server.start()
+        wait_progress(queries, published)
+    published.more()
+    queries.finish()
+    published.check(queries.root, shared_spark)
+    assert "Traceback" not in server.stderr
+
+
+@pytest.mark.skipif("HEADRACE_TORTURE" not in os.environ, reason="takes long: see `make torture`")
+@pytest.mark.timeout(300 + 60 * KILLS)
+def test_queries_killed_again_and_again_lose_and_double_no_row(
+    driver: tuple[Driver, ServerProcess], shared_spark: Any
+) -> None:
+    seed = int(os.environ.get("HEADRACE_SEED", random.randrange(2**32)))
+    print(f"HEADRACE_SEED={seed}")
+    chance = random.Random(seed)
+    queries, server = driver
+    published = Published(server, seed)
+
+    def start() -> None:
+        size = chance.choice([5_000, 20_000, 60_000, 1_000_000])
+        rows = chance.choice([200, 600, 2000])
+        queries.start({**SOURCE, "maxRowsPerTrigger": rows, "maxBytesPerPartition": size})
+
+    start()
+    for _ in range(KILLS):
+        if chance.random() < 0.5:
+            wait_progress(queries, published)
+        published.more(chance.randrange(1, 400))
+        time.sleep(chance.uniform(0.0, 3.0))
+        if chance.random() < 0.7:
+            queries.kill()
+            start()
+        else:
+            server.kill()
+            time.sleep(chance.uniform(0.0, 1.0))
+            server.start()
+    wait_until(lambda: server.running, 10)
+    queries.finish(600)
+    published.check(queries.root, shared_spark)
+    assert "Traceback" not in server.stderr
