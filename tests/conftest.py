@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-
 SPARK_TIMEOUT_S = 300
 """Rather late than early: a call to the JVM that is broken off takes the whole session with it."""
 
