@@ -31,7 +31,7 @@ run: $(VENV)/.run-installed
 	@exec $(PY) -m headrace serve $(ARGS)
 
 test: setup
-	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) $(ARGS)
 
 setup: $(VENV)/.dev-installed java
 

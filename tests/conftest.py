@@ -11,15 +11,22 @@ SPARK_TIMEOUT_S = 300
 """Rather late than early: a call to the JVM that is broken off takes the whole session with it."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are looked at
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where tests run in several processes, those of Spark share one: a JVM and its tasks fill a machine."""
-    spark = Path(__file__).parent / "spark"
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if spark in item.path.parents:
+        if Path(__file__).parent / "spark" in item.path.parents:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
-            if config.pluginmanager.hasplugin("xdist"):
-                item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Where tests run in several processes, those of Spark share one: a JVM and its tasks fill a machine."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return "spark" if nodeid.startswith("tests/spark/") else nodeid
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture
