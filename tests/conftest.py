@@ -11,9 +11,10 @@ SPARK_TIMEOUT_S = 300
 """Rather late than early: a call to the JVM that is broken off takes the whole session with it."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent / "spark" in item.path.parents:
+        of_spark = Path(__file__).parent / "spark" in item.path.parents
+        if of_spark and config.getoption("timeout", None) is None:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
 
 
