@@ -1,7 +1,7 @@
 """A small job as users write it: topics are read, copied in a batch and copied in a stream, all over `url`.
 
-`python -m tests.spark.copy_job cluster|connect ADDRESS URL CHECKPOINT`: as the driver of a standalone cluster, or as
-a client of Spark Connect. Prints what it found as JSON.
+`python -m tests.spark.copy_job cluster|connect ADDRESS URL CHECKPOINT`: as the driver of a
+standalone cluster, or as a client of Spark Connect. Prints what it found as JSON.
 """
 
 import json

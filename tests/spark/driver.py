@@ -17,7 +17,7 @@ from tests.spark.stopping import StoppingSource, Stops
 from tests.spark.support import SETTINGS
 
 COLUMNS = ("topic", "offset", "next_offset", "ordinal", "payload")
-TASKS_AT_ONCE = 8
+TASKS_AT_ONCE = 16
 """More than there are cores: tasks that are stopped must not keep others from their points."""
 
 

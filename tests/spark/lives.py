@@ -33,8 +33,6 @@ class Driver:
 
     def start(self, options: Mapping[str, object]) -> None:
         self._unlink("started")
-        for path in self.root.glob("stop-*"):
-            path.unlink()
         given = json.dumps({key: str(value) for key, value in options.items()})
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
@@ -47,6 +45,10 @@ class Driver:
                 start_new_session=True,  # its workers have process groups of their own
             )
         self.wait(lambda: (self.root / "started").exists(), "the driver", START_TIMEOUT_S)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
 
     def wait(self, condition: object, what: str, timeout_s: float = POINT_TIMEOUT_S) -> None:
         assert callable(condition)
@@ -83,6 +85,8 @@ class Driver:
                         continue
                 self._process.wait(30)
             self._process = None
+        for path in self.root.glob("stop-*"):
+            path.unlink()
 
     def finish(self, timeout_s: float = 120) -> None:
         """Have everything read that there is; the driver ends by itself and well."""

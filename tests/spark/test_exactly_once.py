@@ -101,7 +101,7 @@ DRIVER_POINTS = [
     # The sink has committed, the checkpoint does not know it.
     {"parquet": "logged", "delta": "committed", "topic": "decided"},
 ]
-PARTITION_BYTES = [20_000, 40_000, 1_000_000, 15_000]
+PARTITION_BYTES = [40_000, 60_000, 1_000_000, 30_000]
 
 
 @pytest.mark.timeout(400)
@@ -111,26 +111,32 @@ def test_a_driver_killed_at_any_point_loses_and_doubles_no_row(
     queries, server = driver
     published = Published(server)
     published.more()
-    for points, size in zip(DRIVER_POINTS, PARTITION_BYTES, strict=False):
-        queries.start({**SOURCE, "maxBytesPerPartition": size})
-        wait_progress(queries, published)
-        for sink, point in points.items():
-            queries.stop_at(sink, "reading" if point == "logged" else point)
+    size = PARTITION_BYTES[0]
+    queries.start({**SOURCE, "maxBytesPerPartition": size})
+    wait_progress(queries, published)
+    for points, next_bytes in zip(DRIVER_POINTS, PARTITION_BYTES[1:], strict=True):
+        # The checkpoint's own log cannot be stopped at: see below.
+        places = points | ({"parquet": "reading"} if points["parquet"] == "logged" else {})
+        for sink, point in places.items():
+            queries.stop_at(sink, point)
         published.more()
-        for sink, point in points.items():
-            queries.wait_reached(sink, "reading" if point == "logged" else point)
+        if not queries.running:
+            queries.start({**SOURCE, "maxBytesPerPartition": size})
+        for sink, point in places.items():
+            queries.wait_reached(sink, point)
         if points["parquet"] == "writing":
             queries.wait(lambda: uncommitted(queries.root / "parquet"), "files of tasks that ended")
         if points["parquet"] == "logged":
-            with_a_checkpoint_that_cannot_be_written(queries)
+            end_without_checkpoint(queries)
         queries.kill()
         restore_checkpoint(queries)
+        size = next_bytes
     published.more()
-    queries.start({**SOURCE, "maxBytesPerPartition": PARTITION_BYTES[-1]})
+    queries.start({**SOURCE, "maxBytesPerPartition": size})
     queries.finish()
     for sink in SINKS:
-        again = [parts for parts in planned(queries.root, sink).values() if len(parts) > 1]
-        assert len(again) >= 2, f"batches of {sink} were repeated with other splits"
+        # One batch met all three points: it was planned four times, and not always in as many parts.
+        assert max(map(len, planned(queries.root, sink).values())) >= 2, sink
     published.check(queries.root, shared_spark)
     assert "Traceback" not in server.stderr
 
@@ -144,8 +150,8 @@ def uncommitted(folder: Path) -> bool:
     )
 
 
-def with_a_checkpoint_that_cannot_be_written(queries: Driver) -> None:
-    """Let the stopped batch of the Parquet sink end, with a file where the checkpoint wants to note it."""
+def end_without_checkpoint(queries: Driver) -> None:
+    """Let the stopped batch of the Parquet sink end, with a file where the checkpoint would note it."""
     log, commits = queries.root / "parquet" / "_spark_metadata", commits_of(queries)
     before = len(list(log.glob("[0-9]*")))
     commits.rename(commits.with_name("aside"))
@@ -167,13 +173,11 @@ def commits_of(queries: Driver) -> Path:
 
 
 SERVER_POINTS = [
-    # The offsets are in the checkpoint, the parts are not planned.
-    {"parquet": "planning", "delta": "planning", "topic": "planning"},
-    # Tasks are in the middle of it.
-    {"parquet": "reading", "delta": "reading", "topic": "uploading"},
-    # Tasks have written or staged, nothing is committed.
-    {"parquet": "writing", "delta": "wrote", "topic": "staged"},
-    # The sink has committed, the checkpoint does not know it.
+    # The offsets are in the checkpoint, nothing is planned or written.
+    {"parquet": "planning", "delta": "planning", "topic": "uploading"},
+    # Tasks are in the middle of it, or have written or staged; nothing is committed.
+    {"parquet": "reading", "delta": "wrote", "topic": "staged"},
+    # Some tasks have ended, or the sink has committed and the checkpoint does not know it.
     {"parquet": "writing", "delta": "committed", "topic": "decided"},
 ]
 
@@ -185,7 +189,7 @@ def test_a_server_killed_at_any_point_loses_and_doubles_no_row(
     queries, server = driver
     published = Published(server)
     published.more()
-    queries.start({**SOURCE, "maxBytesPerPartition": 20_000})
+    queries.start({**SOURCE, "maxBytesPerPartition": 40_000})
     wait_progress(queries, published)
     for points in SERVER_POINTS:
         for sink, point in points.items():
@@ -197,7 +201,6 @@ def test_a_server_killed_at_any_point_loses_and_doubles_no_row(
         for sink, point in points.items():
             queries.go_on(sink, point)
         server.start()
-        wait_progress(queries, published)
     published.more()
     queries.finish()
     published.check(queries.root, shared_spark)
