@@ -1,13 +1,13 @@
 """A driver process to be killed: queries from topics into Parquet, into a Delta table and into topics.
 
-`python -m tests.spark.driver ROOT URL OPTIONS`, the last as JSON. Runs until the file `finish` is in ROOT,
-then reads what is left and ends. A query that fails is started again from its checkpoint.
+`python -m tests.spark.driver ROOT URL OPTIONS`, the last as JSON. It runs until it is killed. A query that
+fails is started again from its checkpoint.
 """
 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,17 @@ from tests.spark.stopping import StoppingSource, Stops
 from tests.spark.support import SETTINGS
 
 COLUMNS = ("topic", "offset", "next_offset", "ordinal", "payload")
-TASKS_AT_ONCE = 16
+TASKS_AT_ONCE = 8
 """More than there are cores: tasks that are stopped must not keep others from their points."""
 
 
 class Queries:
-    def __init__(self, spark: Any, root: Path, url: str, options: dict[str, str]) -> None:
+    def __init__(self, spark: Any, root: Path, url: str, options: Mapping[str, object]) -> None:
         self._spark, self._root, self._url, self._options = spark, root, url, options
+        spark.dataSource.register(StoppingSource)
 
     def start(self, sink: str, *, to_the_end: bool = False) -> Any:
+        """Go on from the checkpoint, for ever or to the end that there is now."""
         reader = self._spark.readStream.format("stopping").option("url", self._url)
         for key, value in {**self._options, "stops": str(self._root), "sink": sink}.items():
             reader = reader.option(key, value)
@@ -64,29 +66,18 @@ SINKS: dict[str, Callable[[Queries, Any], Any]] = {
 }
 
 
-def main(root: Path, url: str, options: dict[str, str]) -> None:
+def main(root: Path, url: str, options: Mapping[str, object]) -> None:
     spark = session("driver", master=f"local[{TASKS_AT_ONCE}]", settings=SETTINGS)
-    spark.dataSource.register(StoppingSource)
     queries = Queries(spark, root, url, options)
     running = {sink: queries.start(sink) for sink in SINKS}
     (root / "started").touch()
-    while not (root / "finish").exists():
+    while True:
         for sink, query in running.items():
             if not query.isActive:
-                tell(root, sink, query)
+                with (root / f"failed-{sink}").open("a") as file:
+                    file.write(f"{query.exception()}\n")
                 running[sink] = queries.start(sink)
         time.sleep(0.05)
-    for query in running.values():
-        query.stop()
-    for sink in SINKS:
-        query = queries.start(sink, to_the_end=True)
-        query.awaitTermination()
-    spark.stop()
-
-
-def tell(root: Path, sink: str, query: Any) -> None:
-    with (root / f"failed-{sink}").open("a") as file:
-        file.write(f"{query.exception()}\n")
 
 
 if __name__ == "__main__":

@@ -88,15 +88,6 @@ class Driver:
         for path in self.root.glob("stop-*"):
             path.unlink()
 
-    def finish(self, timeout_s: float = 120) -> None:
-        """Have everything read that there is; the driver ends by itself and well."""
-        assert self._process is not None
-        (self.root / "finish").touch()
-        code = self._process.wait(timeout_s)
-        assert code == 0, self.said
-        self.kill()
-        self._unlink("finish")
-
     @property
     def said(self) -> str:
         failed = [path.read_text() for path in sorted(self.root.glob("failed-*"))]

@@ -17,15 +17,15 @@ import pytest
 from deltalake import DeltaTable
 
 from headrace import connect_blocking
-from headrace.testing import ServerProcess, wait_until
+from headrace.testing import ServerProcess
 from tests.spark.conftest import Start
+from tests.spark.driver import SINKS, Queries
 from tests.spark.lives import Driver
-from tests.spark.support import expected_rows, receive, require_java, topics_of
+from tests.spark.support import expected_rows, finish, receive, require_java, topics_of
 
-TOPICS = ("in/a", "in/b", "in/c")
-SINKS = ("parquet", "delta", "topic")
+TOPICS = ("in/a", "in/b")
 COLUMNS = ["topic", "offset", "next_offset", "ordinal", "payload"]
-SOURCE = {"subscribePattern": "in/.*", "startingOffsets": "earliest", "maxRowsPerTrigger": 600}
+SOURCE = {"subscribePattern": "in/.*", "startingOffsets": "earliest", "maxRowsPerTrigger": 400}
 
 KILLS = max(20, int(os.environ.get("HEADRACE_TORTURE", "0")) // 10)
 
@@ -38,7 +38,7 @@ class Published:
         self._chance = random.Random(seed)
         self.payloads: dict[str, list[bytes]] = {topic: [] for topic in TOPICS}
 
-    def more(self, count: int = 150) -> None:
+    def more(self, count: int = 200) -> None:
         # All topics at once, so that batches have records of several.
         with connect_blocking(self._server.figg_url) as client:
             for _ in range(count):
@@ -84,6 +84,15 @@ def wait_progress(driver: Driver, published: Published) -> None:
         driver.wait(lambda s=sink: driver.commits(s) > before[s], f"a batch of {sink}")
 
 
+def read_the_rest(queries: Driver, server: ServerProcess, spark: Any, size: int) -> None:
+    """Go on in the session of the tests: another driver still, with the same checkpoints."""
+    queries.kill()
+    options = {**SOURCE, "maxBytesPerPartition": size}
+    last = Queries(spark, queries.root, server.http_url, options)
+    for query in [last.start(sink, to_the_end=True) for sink in SINKS]:
+        finish(query, 120)
+
+
 def planned(root: Path, sink: str) -> dict[tuple[str, str], set[int]]:
     """The batches that were planned, and into how many parts."""
     found: dict[tuple[str, str], set[int]] = {}
@@ -101,7 +110,7 @@ DRIVER_POINTS = [
     # The sink has committed, the checkpoint does not know it.
     {"parquet": "logged", "delta": "committed", "topic": "decided"},
 ]
-PARTITION_BYTES = [40_000, 60_000, 1_000_000, 30_000]
+PARTITION_BYTES = [60_000, 30_000, 1_000_000, 45_000]
 
 
 @pytest.mark.timeout(400)
@@ -132,8 +141,7 @@ def test_a_driver_killed_at_any_point_loses_and_doubles_no_row(
         restore_checkpoint(queries)
         size = next_bytes
     published.more()
-    queries.start({**SOURCE, "maxBytesPerPartition": size})
-    queries.finish()
+    read_the_rest(queries, server, shared_spark, size)
     for sink in SINKS:
         # One batch met all three points: it was planned four times, and not always in as many parts.
         assert max(map(len, planned(queries.root, sink).values())) >= 2, sink
@@ -189,7 +197,7 @@ def test_a_server_killed_at_any_point_loses_and_doubles_no_row(
     queries, server = driver
     published = Published(server)
     published.more()
-    queries.start({**SOURCE, "maxBytesPerPartition": 40_000})
+    queries.start({**SOURCE, "maxBytesPerPartition": 30_000})
     wait_progress(queries, published)
     for points in SERVER_POINTS:
         for sink, point in points.items():
@@ -202,7 +210,7 @@ def test_a_server_killed_at_any_point_loses_and_doubles_no_row(
             queries.go_on(sink, point)
         server.start()
     published.more()
-    queries.finish()
+    read_the_rest(queries, server, shared_spark, 60_000)
     published.check(queries.root, shared_spark)
     assert "Traceback" not in server.stderr
 
@@ -236,7 +244,6 @@ def test_queries_killed_again_and_again_lose_and_double_no_row(
             server.kill()
             time.sleep(chance.uniform(0.0, 1.0))
             server.start()
-    wait_until(lambda: server.running, 10)
-    queries.finish(600)
+    read_the_rest(queries, server, shared_spark, 60_000)
     published.check(queries.root, shared_spark)
     assert "Traceback" not in server.stderr
