@@ -199,8 +199,9 @@ def test_one_topic_is_read_by_several_tasks(
 
     assert tasks() == 1
     assert tasks(minPartitions=3) >= 3
-    assert tasks(maxBytesPerPartition=200_000) >= 4
-    assert tasks(maxBytesPerPartition=200_000, minPartitions=2) >= 4
+    # A task reads so much and up to a run more, which here has some 150 kB at most.
+    assert tasks(maxBytesPerPartition=100_000) >= 4
+    assert tasks(maxBytesPerPartition=100_000, minPartitions=2) >= 4
 
 
 PUSHED = [
