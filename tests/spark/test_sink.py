@@ -9,7 +9,7 @@ import pytest
 from headrace.model import PAYLOAD_BYTES_MAX
 from headrace.testing import ServerProcess
 from tests.spark.conftest import Start
-from tests.spark.support import SMALL, error_of, receive, topics_of, with_options
+from tests.spark.support import SMALL, error_of, finish, receive, topics_of, with_options
 
 
 def write(frame: Any, url: str, mode: str = "append", **options: object) -> None:
@@ -174,3 +174,17 @@ def test_a_token_is_needed_where_the_server_has_any(spark: Any, start: Start) ->
     write(numbers(spark, 3), server.http_url, topic="t", token="secret")
     assert topics_of(server, token="secret") == {"t": 3}
     assert reader.option("token", "secret").load().count() == 3
+
+
+def test_a_row_of_a_stream_that_cannot_be_written_ends_the_query_and_leaves_nothing(
+    spark: Any, server: ServerProcess, topic: str, checkpoint: str
+) -> None:
+    write(numbers(spark, 100), server.http_url, topic=topic)
+    reader = spark.readStream.format("headrace").option("url", server.http_url)
+    frame = reader.option("subscribe", topic).option("startingOffsets", "earliest").load()
+    large = f"if(ordinal = 99, repeat('x', {PAYLOAD_BYTES_MAX + 1}), 'y') as payload"
+    writer = frame.selectExpr(large).writeStream.format("headrace").option("url", server.http_url)
+    writer = writer.option("topic", f"{topic}/copy").option("checkpointLocation", checkpoint)
+    said = error_of(lambda: finish(writer.trigger(availableNow=True).start()))
+    assert f"a row's payload has {PAYLOAD_BYTES_MAX + 1} bytes" in said
+    assert topics_of(server, topic) == {topic: 100}
