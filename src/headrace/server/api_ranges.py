@@ -1,8 +1,7 @@
 """Endpoints for readers that decode the log themselves: index rows, raw bytes, places to split at."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TypeVar
 
 from starlette.exceptions import HTTPException
@@ -81,18 +80,15 @@ class RangesApi:
             raise _gone(topic) from None
 
 
-async def _sent(first: bytes, rest: Generator[bytes, None, None]) -> AsyncIterator[bytes]:
-    try:
-        yield first
-        while piece := await asyncio.to_thread(_next, rest):
-            yield piece
-    finally:
-        # When the client hangs up, a thread may still be reading: then it is closed when that lets go.
-        with suppress(ValueError):
-            rest.close()
+async def _sent(first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    # When the client hangs up, a thread may still be reading. So nobody closes `rest`: whoever lets go of it
+    # last does. (Closing a generator that another thread runs crashes the interpreter, Python 3.11.)
+    while piece := await asyncio.to_thread(_next, rest):
+        yield piece
 
 
-def _next(rest: Generator[bytes, None, None]) -> bytes:
+def _next(rest: Iterator[bytes]) -> bytes:
     try:
         return next(rest, b"")
     except GoneError:
