@@ -70,6 +70,9 @@ def topic() -> str:
 @pytest.fixture
 def paused(server: ServerProcess) -> Iterator[None]:
     """The applier does not run: what is published stays in the tail."""
+    # It also makes the journal's files, one after another: with three there, the server has two of them.
+    journal = server.data_dir / "journal"
+    wait_until(lambda: len(list(journal.glob("*.journal"))) >= 3, 20, "files of the journal")
     (applier,) = children(server.pid)
     os.kill(applier, signal.SIGSTOP)
     yield
