@@ -1,7 +1,8 @@
 """Endpoints for readers that decode the log themselves: index rows, raw bytes, places to split at."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Generator
 from typing import TypeVar
 
 from starlette.exceptions import HTTPException
@@ -46,9 +47,9 @@ class RangesApi:
 
     async def range(self, request: Request) -> Response:
         topic, raw, start, end = self._asked(request)
-        pieces = raw.pieces(start, end)
+        pieces = _Pieces(raw.pieces(start, end))
         # The first piece before the status, which says whether it is gone.
-        first = await self._read(topic, lambda: next(pieces, b""))
+        first = await self._read(topic, pieces.next)
         return StreamingResponse(_sent(first, pieces), media_type=_BINARY)
 
     async def splits(self, request: Request) -> Response:
@@ -80,19 +81,51 @@ class RangesApi:
             raise _gone(topic) from None
 
 
-async def _sent(first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    # When the client hangs up, a thread may still be reading. So nobody closes `rest`: whoever lets go of it
-    # last does. (Closing a generator that another thread runs crashes the interpreter, Python 3.11.)
-    while piece := await asyncio.to_thread(_next, rest):
-        yield piece
+class _Pieces:
+    """Pieces that threads read one after another, until the loop has had enough.
+
+    A client may hang up while a thread is reading. To close a generator that another thread runs crashes
+    Python 3.11, so whoever is the last to need it closes it.
+    """
+
+    def __init__(self, pieces: Generator[bytes, None, None]) -> None:
+        self._pieces = pieces
+        self._lock = threading.Lock()
+        self._reading = self._closed = False
+
+    def next(self) -> bytes:
+        with self._lock:
+            if self._closed:
+                return b""
+            self._reading = True
+        try:
+            return next(self._pieces, b"")
+        finally:
+            if self._is_last():
+                self._pieces.close()
+
+    def _is_last(self) -> bool:
+        with self._lock:
+            self._reading = False
+            return self._closed
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            reading = self._reading
+        if not reading:
+            self._pieces.close()
 
 
-def _next(rest: Iterator[bytes]) -> bytes:
+async def _sent(first: bytes, rest: _Pieces) -> AsyncIterator[bytes]:
     try:
-        return next(rest, b"")
+        yield first
+        while piece := await asyncio.to_thread(rest.next):
+            yield piece
     except GoneError:
-        return b""  # the answer ends here: whoever asks for what follows is told why
+        pass  # the answer ends here: whoever asks for what follows is told why
+    finally:
+        rest.close()
 
 
 def _gone(topic: Topic) -> RefusalWithFacts:
