@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from headrace.testing import LogChecker, ServerFailedError, ServerProcess, wait_until
+from headrace.testing.store import block
 from tests.system.checked import assert_sound, end_of, in_threads, publisher, subscriber
 from tests.system.conftest import SMALL, Start
 from tests.system.foreign_figg import Client, Wire
@@ -150,3 +152,14 @@ def test_a_server_that_starts_on_a_full_disk_says_so(start: Start, disk: Path) -
     lines = server.stderr.strip().splitlines()
     assert len(lines) == 1, server.stderr
     assert "space" in lines[0]
+
+
+def test_an_upload_never_takes_the_room_that_publishers_need(start: Start, disk: Path) -> None:
+    server = start(config=SMALL, data_dir=disk / "data")
+    answer = httpx.post(f"{server.http_url}/v1/staged", content=block("t", [bytes(1000)]))
+    assert answer.status_code == 507
+    assert "bytes are free on the disk" in answer.json()["error"]
+    with Client(server.figg) as client:
+        client.publish(b"t", b"still taken", 10)
+        client.flush(10)
+    assert not list((disk / "data" / "staged").iterdir())

@@ -33,6 +33,11 @@ SWEEP_S = 600.0
 _SYNC_BYTES = 8 << 20
 """How much of an upload is written before the disk is told to begin with it."""
 
+ROOM_BYTES_MIN = 64 << 20
+"""What uploads leave free besides the room that appending them takes: publishers need it more."""
+
+_ROOM_STEP_BYTES = 8 << 20
+
 _NAME = re.compile(r"[0-9a-f]{32}")
 _UNFINISHED = ".new"
 
@@ -135,8 +140,21 @@ class Staging:
                 f"{self.bytes} bytes are staged, limits.staged_bytes_max allows "
                 f"{self._limits.staged_bytes_max}: upload again when their batches are appended"
             )
+        before = upload.size
         upload.size += size
         self.bytes += size
+        if not before or before // _ROOM_STEP_BYTES != upload.size // _ROOM_STEP_BYTES:
+            self._check_room()
+
+    def _check_room(self) -> None:
+        """What is staged is written once more, to segments: without room for that it would hold back all."""
+        found = os.statvfs(self._layout.root)
+        free = found.f_bavail * found.f_frsize
+        if free < self.bytes + ROOM_BYTES_MIN:
+            raise StagingFullError(
+                f"{free} bytes are free on the disk, and {self.bytes} are staged that have to be appended: "
+                "upload again when there is room"
+            )
 
     def keep(self, upload: Upload) -> None:
         """It is finished."""
