@@ -12,10 +12,11 @@ import pytest
 from headrace.config import TopicRule
 from headrace.log import applier as applier_module
 from headrace.log import journal
-from headrace.log.applier import Applier, Damage
+from headrace.log.applier import Applier
 from headrace.log.catalogue import Catalogue, Meta
 from headrace.log.disk import Disk
 from headrace.log.entries import Create, Destroy, Producer, Recent
+from headrace.log.gathered import Damage
 from headrace.log.index import decode_header
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record

@@ -2,7 +2,7 @@
 
 One call takes any stretch of the journal and leaves the directory as if nothing else had ever happened:
 
-1. gather the entries by topic;
+1. gather the entries by what they change (`gathered.py`);
 2. cut each touched file to where the catalogue says it ends, write the new bytes, then their index rows;
 3. sync them, and the directories of new files;
 4. one transaction of the catalogue says all of it is so, and up to which commit;
@@ -17,38 +17,26 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import msgspec
 
 from headrace.config import TopicRule
 from headrace.log import journal
 from headrace.log.catalogue import (
-    BATCHES_NAME,
     TOMBSTONES_MAX,
-    BatchRow,
     Catalogue,
-    CursorRow,
     Meta,
-    ProducerRow,
     SegmentRow,
-    TombstoneRow,
     TopicRow,
 )
 from headrace.log.disk import Disk
 from headrace.log.entries import (
-    RECENT_MAX,
-    Create,
-    Cursor,
-    Destroy,
-    Producer,
-    Progress,
-    Recent,
     StagedFiles,
 )
+from headrace.log.gathered import Damage, Gathered, LostDecision, Plan
 from headrace.log.index import (
     Header,
-    Piece,
     encode_header,
     encode_row,
     join_runs,
@@ -72,62 +60,6 @@ PRODUCER_LEASE_MS = 30 * 24 * 3600 * 1000
 
 PRODUCERS_MAX = 1_000_000
 """Of more, those that were silent for longest are forgotten."""
-
-
-class Damage(NamedTuple):
-    """Records that were stored and cannot be read any more."""
-
-    topic: str
-    offset: int
-    end: int
-    ordinal: int
-    end_ordinal: int
-    reason: str
-
-    def __str__(self) -> str:
-        records = self.end_ordinal - self.ordinal
-        return (
-            f"topic {self.topic!r}: {records} records from offset {self.offset} to {self.end} "
-            f"are lost: {self.reason}"
-        )
-
-
-class LostDecision(NamedTuple):
-    """A batch whose staged files nobody can name any more."""
-
-    producer: str
-    number: int
-
-    def __str__(self) -> str:
-        return (
-            f"batch {self.number} of producer {self.producer!r}: what of it was not appended is lost: "
-            "the journal is damaged there"
-        )
-
-
-@dataclass(slots=True)
-class _Plan:
-    """What will become of one topic."""
-
-    row: TopicRow
-    """As it was, but for its start; what changes with every entry is beside it."""
-    end_offset: int
-    end_ordinal: int
-    last_ms: int
-    pieces: list[Piece] = field(default_factory=list)
-    changed: list[SegmentRow] = field(default_factory=list)
-    created: bool = False
-    destroyed: bool = False
-    trimmed: bool = False
-
-    @classmethod
-    def of(cls, row: TopicRow, *, created: bool = False) -> Self:
-        return cls(row, row.end_offset, row.end_ordinal, row.last_ms, created=created)
-
-    def final_row(self) -> TopicRow:
-        return self.row._replace(
-            end_offset=self.end_offset, end_ordinal=self.end_ordinal, last_ms=self.last_ms
-        )
 
 
 @dataclass(slots=True)
@@ -193,17 +125,17 @@ class Applier:
     def apply(self, entries: Iterable[journal.Entry], applied: int) -> list[Damage | LostDecision]:
         """Make the entries part of the log; `applied` is the last commit they belong to."""
         meta = self._catalogue.meta()
-        batch = _Batch(self._catalogue, self._known)
+        gathered = Gathered(self._catalogue, self._topic_row)
         for entry in entries:
-            batch.add(entry)
-        self._write(batch.plans.values())
-        dropped = self._record(batch, meta, applied)
-        self._remember(batch.plans.values())
+            gathered.add(entry)
+        self._write(gathered.plans.values())
+        dropped = self._record(gathered, meta, applied)
+        self._remember(gathered.plans.values())
         for path in dropped:
             self._disk.unlink(path)
-        if batch.batches:
+        if gathered.batches:
             self.clear_batches()
-        return batch.damages
+        return gathered.damages
 
     def clear_batches(self) -> None:
         """Delete the staged files of batches that are appended, and then forget those batches.
@@ -220,7 +152,11 @@ class Applier:
         with self._catalogue.transaction():
             self._catalogue.drop_batches(rows)
 
-    def _write(self, plans: Iterable[_Plan]) -> None:
+    def _topic_row(self, topic_id: int) -> TopicRow | None:
+        known = self._known.get(topic_id)
+        return known.row if known is not None else self._catalogue.topic_by_id(topic_id)
+
+    def _write(self, plans: Iterable[Plan]) -> None:
         """Steps 2 and 3."""
         writes: list[tuple[TopicRow, _Writes]] = []
         for plan in plans:
@@ -242,7 +178,7 @@ class Applier:
             finally:
                 self._disk.close(whole)
 
-    def _remember(self, plans: Iterable[_Plan]) -> None:
+    def _remember(self, plans: Iterable[Plan]) -> None:
         """What the transaction said is so."""
         for plan in plans:
             if plan.changed and not plan.destroyed and not plan.trimmed:
@@ -250,7 +186,7 @@ class Applier:
             else:
                 self._known.drop(plan.row.id)
 
-    def _layout_runs(self, plan: _Plan) -> list[_Writes]:
+    def _layout_runs(self, plan: Plan) -> list[_Writes]:
         """Divide a topic's new records over segments."""
         rule = self._rule(plan.row.name.decode())
         known = self._known.get(plan.row.id)
@@ -318,13 +254,13 @@ class Applier:
         finally:
             self._disk.close(fd)
 
-    def _record(self, batch: "_Batch", meta: Meta, applied: int) -> list[Path]:
+    def _record(self, gathered: Gathered, meta: Meta, applied: int) -> list[Path]:
         """Step 4; returns the files that have lost their names."""
         catalogue = self._catalogue
         dropped: list[Path] = []
         with catalogue.transaction():
-            catalogue.put([row for plan in batch.plans.values() for row in plan.changed])
-            for plan in batch.plans.values():
+            catalogue.put([row for plan in gathered.plans.values() for row in plan.changed])
+            for plan in gathered.plans.values():
                 if plan.destroyed:
                     for segment in catalogue.segments(plan.row.id):
                         dropped += self._paths(segment)
@@ -335,22 +271,22 @@ class Applier:
                         if segment.end <= plan.row.start_offset:
                             catalogue.drop_segment(plan.row.id, segment.base)
                             dropped += self._paths(segment)
-            live = [plan.final_row() for plan in batch.plans.values() if not plan.destroyed]
+            live = [plan.final_row() for plan in gathered.plans.values() if not plan.destroyed]
             catalogue.put(live)
-            for plan in batch.plans.values():
+            for plan in gathered.plans.values():
                 if plan.created and not plan.destroyed:
                     catalogue.drop_tombstone(plan.row.name)
-            catalogue.put(batch.tombstones.values())
-            catalogue.put([row for row in batch.cursors.values() if row is not None])
-            catalogue.drop_cursors([key for key, row in batch.cursors.items() if row is None])
-            catalogue.put(batch.producers.values())
-            catalogue.put(batch.batches.values())
-            if batch.producers:
-                newest_ms = max(row.ms for row in batch.producers.values())
+            catalogue.put(gathered.tombstones.values())
+            catalogue.put([row for row in gathered.cursors.values() if row is not None])
+            catalogue.drop_cursors([key for key, row in gathered.cursors.items() if row is None])
+            catalogue.put(gathered.producers.values())
+            catalogue.put(gathered.batches.values())
+            if gathered.producers:
+                newest_ms = max(row.ms for row in gathered.producers.values())
                 catalogue.drop_producers(newest_ms - PRODUCER_LEASE_MS, PRODUCERS_MAX)
-            if batch.tombstones:
+            if gathered.tombstones:
                 meta = self._fold_tombstones(meta)
-            next_id = max([meta.next_topic_id, *(topic_id + 1 for topic_id in batch.plans)])
+            next_id = max([meta.next_topic_id, *(topic_id + 1 for topic_id in gathered.plans)])
             catalogue.put_meta(
                 msgspec.structs.replace(
                     meta, applied=max(applied, meta.applied), next_topic_id=next_id
@@ -377,180 +313,3 @@ class Applier:
     def _paths(self, segment: SegmentRow) -> tuple[Path, Path]:
         path = self._path(segment)
         return path, path.with_suffix(".idx")
-
-
-class _Batch:
-    """Entries gathered by topic: step 1."""
-
-    def __init__(self, catalogue: Catalogue, known: _Memory) -> None:
-        self._catalogue = catalogue
-        self._known = known
-        self.plans: dict[int, _Plan] = {}
-        self.tombstones: dict[bytes, TombstoneRow] = {}
-        self.cursors: dict[tuple[bytes, bytes], CursorRow | None] = {}
-        """None for one that was dropped."""
-        self.producers: dict[tuple[bytes, bytes], ProducerRow] = {}
-        self.batches: dict[tuple[bytes, int], BatchRow] = {}
-        self.damages: list[Damage | LostDecision] = []
-
-    def add(self, entry: journal.Entry) -> None:
-        if entry.kind == journal.APPEND:
-            plan = self.plans.get(entry.topic_id) or self._plan(entry.topic_id)
-            if plan is not None and not plan.destroyed:
-                self._append(plan, entry)
-            if entry.extra:
-                self._produced(plan, entry)
-        elif entry.kind == journal.CREATE:
-            self._create(entry)
-        elif entry.kind == journal.LOST:
-            self._lost(entry)
-        elif entry.kind == journal.TRIM:
-            self._trim(entry)
-        elif entry.kind == journal.DESTROY:
-            self._destroy(entry)
-        elif entry.kind == journal.CURSOR:
-            cursor = msgspec.msgpack.decode(entry.extra, type=Cursor)
-            key = (cursor.topic, cursor.reader)
-            self.cursors[key] = (
-                CursorRow(*key, cursor.epoch, entry.offset, entry.ordinal, entry.ms)
-                if not cursor.dropped
-                else None
-            )
-        elif entry.kind == journal.DECIDE:
-            self._decide(entry)
-        elif entry.kind == journal.ADVANCE:
-            self._produced(None, entry)
-
-    def _plan(self, topic_id: int) -> _Plan | None:
-        plan = self.plans.get(topic_id)
-        if plan is None:
-            known = self._known.get(topic_id)
-            row = known.row if known is not None else self._catalogue.topic_by_id(topic_id)
-            if row is None:
-                return None
-            plan = self.plans[topic_id] = _Plan.of(row)
-        return None if plan.destroyed else plan
-
-    def _create(self, entry: journal.Entry) -> None:
-        create = msgspec.msgpack.decode(entry.extra, type=Create)
-        plan = self._plan(entry.topic_id)
-        if plan is not None:
-            plan.row = plan.row._replace(durability=create.durability)
-            return
-        other = self._catalogue.topic(create.name)
-        if other is not None:
-            if other.id > entry.topic_id:
-                return  # the catalogue was rebuilt, and knows a later life: this one was destroyed
-            old = self._plan(other.id)
-            if old is not None:
-                old.destroyed = True  # in a part of the journal that is lost
-        row = TopicRow(
-            entry.topic_id,
-            create.name,
-            create.epoch,
-            create.durability,
-            entry.offset,
-            entry.ordinal,
-            entry.offset,
-            entry.ordinal,
-            entry.ms,
-        )
-        self.plans[entry.topic_id] = _Plan.of(row, created=True)
-        self.tombstones.pop(create.name, None)
-
-    def _append(self, plan: _Plan, entry: journal.Entry) -> None:
-        _, _, offset, ordinal, count, ms, _, data = entry
-        end = offset + len(data)
-        if end <= plan.end_offset:
-            return
-        if offset > plan.end_offset:
-            self._damage(plan, offset, ordinal)
-        plan.pieces.append(tuple.__new__(Piece, (offset, ordinal, count, ms, data)))
-        plan.end_offset = end
-        plan.end_ordinal = ordinal + count
-        plan.last_ms = ms
-
-    def _lost(self, entry: journal.Entry) -> None:
-        """Go on behind what is lost: its offsets were given out and must not come to mean other bytes."""
-        if not entry.topic_id:
-            self._lost_decision(entry)
-            return
-        plan = self._plan(entry.topic_id)
-        if entry.extra:
-            self._produced(plan, entry)  # it was stored once, and must not be again
-        if plan is None or entry.end <= plan.end_offset:
-            return
-        end_ordinal = entry.ordinal + entry.record_count
-        self._damage(plan, entry.end, end_ordinal)
-        plan.end_offset, plan.end_ordinal = entry.end, end_ordinal
-
-    def _damage(self, plan: _Plan, end: int, end_ordinal: int) -> None:
-        self.damages.append(
-            Damage(
-                plan.row.name.decode(),
-                plan.end_offset,
-                end,
-                plan.end_ordinal,
-                end_ordinal,
-                "the journal is damaged there",
-            )
-        )
-
-    def _produced(self, plan: _Plan | None, entry: journal.Entry) -> None:
-        producer = msgspec.msgpack.decode(entry.extra, type=Producer)
-        if producer.progress is not None:
-            self._advance(producer.name, producer.number, producer.progress)
-        elif plan is not None and not plan.destroyed and not producer.pieces_left:
-            self._number((plan.row.name, producer.name), producer.number, entry)
-
-    def _number(self, key: tuple[bytes, bytes], number: int, entry: journal.Entry) -> bool:
-        """Note a producer's number; returns whether it is new."""
-        known = self.producers.get(key) or self._catalogue.producer(*key)
-        if known is not None and number <= known.last:
-            return False
-        recent = msgspec.msgpack.decode(known.recent, type=Recent) if known else []
-        recent = [*recent, (number, entry.end)][-RECENT_MAX:]
-        self.producers[key] = ProducerRow(*key, number, msgspec.msgpack.encode(recent), entry.ms)
-        return True
-
-    def _decide(self, entry: journal.Entry) -> None:
-        producer = msgspec.msgpack.decode(entry.extra, type=Producer)
-        entry = entry._replace(data=bytes(entry.data))
-        if not self._number((BATCHES_NAME, producer.name), producer.number, entry):
-            return
-        files = len(msgspec.msgpack.decode(entry.data, type=StagedFiles))
-        key = (producer.name, producer.number)
-        self.batches[key] = BatchRow(*key, bytes(entry.data), files, 0, 0, entry.ms)
-
-    def _advance(self, producer: bytes, number: int, progress: Progress) -> None:
-        """Whatever becomes of the records: a topic may be destroyed, the batch goes on behind them."""
-        row = self.batches.get((producer, number)) or self._catalogue.batch(producer, number)
-        if row is not None and progress > Progress(row.file, row.position):
-            self.batches[producer, number] = row._replace(
-                file=progress.file, position=progress.position
-            )
-
-    def _lost_decision(self, entry: journal.Entry) -> None:
-        producer = msgspec.msgpack.decode(entry.extra, type=Producer)
-        # Some of it may be appended: it must not be a second time.
-        if self._number((BATCHES_NAME, producer.name), producer.number, entry):
-            self.damages.append(LostDecision(producer.name.decode(), producer.number))
-
-    def _trim(self, entry: journal.Entry) -> None:
-        plan = self._plan(entry.topic_id)
-        if plan is not None and entry.offset > plan.row.start_offset:
-            plan.row = plan.row._replace(start_offset=entry.offset, start_ordinal=entry.ordinal)
-            if plan.end_offset < entry.offset:
-                # What was trimmed did not survive a crash of the machine.
-                plan.end_offset, plan.end_ordinal = entry.offset, entry.ordinal
-            plan.trimmed = True
-
-    def _destroy(self, entry: journal.Entry) -> None:
-        plan = self._plan(entry.topic_id)
-        if plan is None:
-            return
-        plan.destroyed = True
-        destroy = msgspec.msgpack.decode(entry.extra, type=Destroy)
-        self.tombstones[plan.row.name] = TombstoneRow(
-            plan.row.name, destroy.epoch, entry.offset, entry.ordinal, entry.ms
-        )

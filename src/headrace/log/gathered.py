@@ -1,0 +1,266 @@
+"""Entries of the journal gathered by what they change: topics, tombstones, cursors, producers, batches.
+
+The first step of applying. It reads the catalogue and writes nothing; entries hold absolute values, so those
+that are applied already are recognised and change nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import msgspec
+
+from headrace.log import journal
+from headrace.log.catalogue import (
+    BATCHES_NAME,
+    BatchRow,
+    Catalogue,
+    CursorRow,
+    ProducerRow,
+    SegmentRow,
+    TombstoneRow,
+    TopicRow,
+)
+from headrace.log.entries import (
+    RECENT_MAX,
+    Create,
+    Cursor,
+    Destroy,
+    Producer,
+    Progress,
+    Recent,
+    StagedFiles,
+)
+from headrace.log.index import Piece
+
+
+class Damage(NamedTuple):
+    """Records that were stored and cannot be read any more."""
+
+    topic: str
+    offset: int
+    end: int
+    ordinal: int
+    end_ordinal: int
+    reason: str
+
+    def __str__(self) -> str:
+        records = self.end_ordinal - self.ordinal
+        return (
+            f"topic {self.topic!r}: {records} records from offset {self.offset} to {self.end} "
+            f"are lost: {self.reason}"
+        )
+
+
+class LostDecision(NamedTuple):
+    """A batch whose staged files nobody can name any more."""
+
+    producer: str
+    number: int
+
+    def __str__(self) -> str:
+        return (
+            f"batch {self.number} of producer {self.producer!r}: what of it was not appended is lost: "
+            "the journal is damaged there"
+        )
+
+
+@dataclass(slots=True)
+class Plan:
+    """What will become of one topic."""
+
+    row: TopicRow
+    """As it was, but for its start; what changes with every entry is beside it."""
+    end_offset: int
+    end_ordinal: int
+    last_ms: int
+    pieces: list[Piece] = field(default_factory=list)
+    changed: list[SegmentRow] = field(default_factory=list)
+    created: bool = False
+    destroyed: bool = False
+    trimmed: bool = False
+
+    @classmethod
+    def of(cls, row: TopicRow, *, created: bool = False) -> Self:
+        return cls(row, row.end_offset, row.end_ordinal, row.last_ms, created=created)
+
+    def final_row(self) -> TopicRow:
+        return self.row._replace(
+            end_offset=self.end_offset, end_ordinal=self.end_ordinal, last_ms=self.last_ms
+        )
+
+
+class Gathered:
+    """Entries by what they change."""
+
+    def __init__(self, catalogue: Catalogue, topic_row: Callable[[int], TopicRow | None]) -> None:
+        self._catalogue = catalogue
+        self._topic_row = topic_row
+        self.plans: dict[int, Plan] = {}
+        self.tombstones: dict[bytes, TombstoneRow] = {}
+        self.cursors: dict[tuple[bytes, bytes], CursorRow | None] = {}
+        """None for one that was dropped."""
+        self.producers: dict[tuple[bytes, bytes], ProducerRow] = {}
+        self.batches: dict[tuple[bytes, int], BatchRow] = {}
+        self.damages: list[Damage | LostDecision] = []
+
+    def add(self, entry: journal.Entry) -> None:
+        if entry.kind == journal.APPEND:
+            plan = self.plans.get(entry.topic_id) or self._plan(entry.topic_id)
+            if plan is not None and not plan.destroyed:
+                self._append(plan, entry)
+            if entry.extra:
+                self._produced(plan, entry)
+        elif entry.kind == journal.CREATE:
+            self._create(entry)
+        elif entry.kind == journal.LOST:
+            self._lost(entry)
+        elif entry.kind == journal.TRIM:
+            self._trim(entry)
+        elif entry.kind == journal.DESTROY:
+            self._destroy(entry)
+        elif entry.kind == journal.CURSOR:
+            cursor = msgspec.msgpack.decode(entry.extra, type=Cursor)
+            key = (cursor.topic, cursor.reader)
+            self.cursors[key] = (
+                CursorRow(*key, cursor.epoch, entry.offset, entry.ordinal, entry.ms)
+                if not cursor.dropped
+                else None
+            )
+        elif entry.kind == journal.DECIDE:
+            self._decide(entry)
+        elif entry.kind == journal.ADVANCE:
+            self._produced(None, entry)
+
+    def _plan(self, topic_id: int) -> Plan | None:
+        plan = self.plans.get(topic_id)
+        if plan is None:
+            row = self._topic_row(topic_id)
+            if row is None:
+                return None
+            plan = self.plans[topic_id] = Plan.of(row)
+        return None if plan.destroyed else plan
+
+    def _create(self, entry: journal.Entry) -> None:
+        create = msgspec.msgpack.decode(entry.extra, type=Create)
+        plan = self._plan(entry.topic_id)
+        if plan is not None:
+            plan.row = plan.row._replace(durability=create.durability)
+            return
+        other = self._catalogue.topic(create.name)
+        if other is not None:
+            if other.id > entry.topic_id:
+                return  # the catalogue was rebuilt, and knows a later life: this one was destroyed
+            old = self._plan(other.id)
+            if old is not None:
+                old.destroyed = True  # in a part of the journal that is lost
+        row = TopicRow(
+            entry.topic_id,
+            create.name,
+            create.epoch,
+            create.durability,
+            entry.offset,
+            entry.ordinal,
+            entry.offset,
+            entry.ordinal,
+            entry.ms,
+        )
+        self.plans[entry.topic_id] = Plan.of(row, created=True)
+        self.tombstones.pop(create.name, None)
+
+    def _append(self, plan: Plan, entry: journal.Entry) -> None:
+        _, _, offset, ordinal, count, ms, _, data = entry
+        end = offset + len(data)
+        if end <= plan.end_offset:
+            return
+        if offset > plan.end_offset:
+            self._damage(plan, offset, ordinal)
+        plan.pieces.append(tuple.__new__(Piece, (offset, ordinal, count, ms, data)))
+        plan.end_offset = end
+        plan.end_ordinal = ordinal + count
+        plan.last_ms = ms
+
+    def _lost(self, entry: journal.Entry) -> None:
+        """Go on behind what is lost: its offsets were given out and must not come to mean other bytes."""
+        if not entry.topic_id:
+            self._lost_decision(entry)
+            return
+        plan = self._plan(entry.topic_id)
+        if entry.extra:
+            self._produced(plan, entry)  # it was stored once, and must not be again
+        if plan is None or entry.end <= plan.end_offset:
+            return
+        end_ordinal = entry.ordinal + entry.record_count
+        self._damage(plan, entry.end, end_ordinal)
+        plan.end_offset, plan.end_ordinal = entry.end, end_ordinal
+
+    def _damage(self, plan: Plan, end: int, end_ordinal: int) -> None:
+        self.damages.append(
+            Damage(
+                plan.row.name.decode(),
+                plan.end_offset,
+                end,
+                plan.end_ordinal,
+                end_ordinal,
+                "the journal is damaged there",
+            )
+        )
+
+    def _produced(self, plan: Plan | None, entry: journal.Entry) -> None:
+        producer = msgspec.msgpack.decode(entry.extra, type=Producer)
+        if producer.progress is not None:
+            self._advance(producer.name, producer.number, producer.progress)
+        elif plan is not None and not plan.destroyed and not producer.pieces_left:
+            self._number((plan.row.name, producer.name), producer.number, entry)
+
+    def _number(self, key: tuple[bytes, bytes], number: int, entry: journal.Entry) -> bool:
+        """Note a producer's number; returns whether it is new."""
+        known = self.producers.get(key) or self._catalogue.producer(*key)
+        if known is not None and number <= known.last:
+            return False
+        recent = msgspec.msgpack.decode(known.recent, type=Recent) if known else []
+        recent = [*recent, (number, entry.end)][-RECENT_MAX:]
+        self.producers[key] = ProducerRow(*key, number, msgspec.msgpack.encode(recent), entry.ms)
+        return True
+
+    def _decide(self, entry: journal.Entry) -> None:
+        producer = msgspec.msgpack.decode(entry.extra, type=Producer)
+        entry = entry._replace(data=bytes(entry.data))
+        if not self._number((BATCHES_NAME, producer.name), producer.number, entry):
+            return
+        files = len(msgspec.msgpack.decode(entry.data, type=StagedFiles))
+        key = (producer.name, producer.number)
+        self.batches[key] = BatchRow(*key, bytes(entry.data), files, 0, 0, entry.ms)
+
+    def _advance(self, producer: bytes, number: int, progress: Progress) -> None:
+        """Whatever becomes of the records: a topic may be destroyed, the batch goes on behind them."""
+        row = self.batches.get((producer, number)) or self._catalogue.batch(producer, number)
+        if row is not None and progress > Progress(row.file, row.position):
+            self.batches[producer, number] = row._replace(
+                file=progress.file, position=progress.position
+            )
+
+    def _lost_decision(self, entry: journal.Entry) -> None:
+        producer = msgspec.msgpack.decode(entry.extra, type=Producer)
+        # Some of it may be appended: it must not be a second time.
+        if self._number((BATCHES_NAME, producer.name), producer.number, entry):
+            self.damages.append(LostDecision(producer.name.decode(), producer.number))
+
+    def _trim(self, entry: journal.Entry) -> None:
+        plan = self._plan(entry.topic_id)
+        if plan is not None and entry.offset > plan.row.start_offset:
+            plan.row = plan.row._replace(start_offset=entry.offset, start_ordinal=entry.ordinal)
+            if plan.end_offset < entry.offset:
+                # What was trimmed did not survive a crash of the machine.
+                plan.end_offset, plan.end_ordinal = entry.offset, entry.ordinal
+            plan.trimmed = True
+
+    def _destroy(self, entry: journal.Entry) -> None:
+        plan = self._plan(entry.topic_id)
+        if plan is None:
+            return
+        plan.destroyed = True
+        destroy = msgspec.msgpack.decode(entry.extra, type=Destroy)
+        self.tombstones[plan.row.name] = TombstoneRow(
+            plan.row.name, destroy.epoch, entry.offset, entry.ordinal, entry.ms
+        )
