@@ -1,6 +1,6 @@
 """Which records are read and by which task: from options, topics and offsets to parts. Knows no Spark."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from headrace.model import Position
@@ -112,33 +112,33 @@ def limit_rows(
     log: LogView, start: Positions, states: Mapping[str, TopicState], rows_max: int
 ) -> Positions:
     """Where a micro-batch of at most so many rows ends, with every topic getting its share."""
-    backlog = {
-        name: state.end.ordinal - start[name].ordinal
-        for name, state in states.items()
-        if state.end.ordinal > start[name].ordinal
-    }
-    ends = dict(start)
-    for name, rows in _shares(backlog, rows_max):
-        state = states[name]
-        whole = rows == backlog[name]
-        ends[name] = state.end if whole else log.at_ordinal(state, start[name].ordinal + rows)
-    return ends
+    return _limit(start, states, rows_max, lambda at: at.ordinal, log.at_ordinal)
 
 
 def limit_bytes(
     log: LogView, start: Positions, states: Mapping[str, TopicState], bytes_max: int
 ) -> Positions:
     """The same by bytes, to the next record: a batch has at least one."""
+    return _limit(start, states, bytes_max, lambda at: at.offset, log.at_offset)
+
+
+def _limit(
+    start: Positions,
+    states: Mapping[str, TopicState],
+    total_max: int,
+    measure: Callable[[Position], int],
+    look_up: Callable[[TopicState, int], Position],
+) -> Positions:
     backlog = {
-        name: state.end.offset - start[name].offset
+        name: size
         for name, state in states.items()
-        if state.end.offset > start[name].offset
+        if (size := measure(state.end) - measure(start[name])) > 0
     }
     ends = dict(start)
-    for name, size in _shares(backlog, bytes_max):
+    for name, share in _shares(backlog, total_max):
         state = states[name]
-        whole = size == backlog[name]
-        ends[name] = state.end if whole else log.at_offset(state, start[name].offset + size)
+        whole = share == backlog[name]
+        ends[name] = state.end if whole else look_up(state, measure(start[name]) + share)
     return ends
 
 
