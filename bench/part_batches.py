@@ -40,8 +40,8 @@ def run(options: Options, say: Callable[[str], None]) -> Part:
                     part.add(one)
         found = load_figg.topic_records((server.host, server.http_port), "batch/")
         assert sum(found.values()) == records * (options.repeat + 1), "records are missing"
-    for label, runs in part.runs.items():
-        rates = [one.rate * RECORD_BYTES / 1e6 for one in runs]
+    for label, found_runs in part.runs.items():
+        rates = [one.rate * RECORD_BYTES / 1e6 for one in found_runs]
         spread = (min(rates), max(rates))
         middle = statistics.median(rates)
         claim = f"{label}, with record headers"

@@ -128,11 +128,11 @@ class Server:
             _running.remove(self)
 
     def cpu_s(self) -> float:
-        return sum(_cpu_s(pid) for pid in process_tree(self.pid))
+        return sum(cpu_s(pid) for pid in process_tree(self.pid))
 
     def cpu_main_s(self) -> float:
         """Of the process that was started, without its live children."""
-        return _cpu_s(self.pid)
+        return cpu_s(self.pid)
 
     def memory_peak(self) -> int:
         return sum(_status_bytes(pid, "VmHWM") for pid in process_tree(self.pid))
@@ -289,7 +289,7 @@ def _children(pid: int) -> Iterator[int]:
                 yield from map(int, text.split())
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """User and system time of the process, and of its children that have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

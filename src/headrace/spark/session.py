@@ -15,9 +15,14 @@ from headrace.spark.source import HeadraceSource
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Spark prints that it sets the level of its gateway's logger, unless that and the root are at `warn`.
 _LOGGING = """\
 status = error
-rootLogger.level = error
+rootLogger.level = warn
+logger.all.name = org
+logger.all.level = error
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
 appender.stderr.name = stderr

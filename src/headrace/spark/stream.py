@@ -37,7 +37,7 @@ from headrace.spark.planning import (
 )
 from headrace.spark.reader import Part, PartReader
 
-IDLE_WAIT_S = 0.2
+IDLE_WAIT_S = 0.5
 """How long Spark's question for news is held when there is none: it asks again at once."""
 
 
@@ -50,6 +50,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._log: LogView | None = None
         self._initial: Offset | None = None
         self._states: dict[str, TopicState] = {}
+        self._idle: tuple[Offset, dict[str, TopicState]] | None = None
+        """The last start that had nothing after it, and the topics then: Spark asks it again and again."""
         self._until: dict[str, TopicState] | None = None
 
     # What Spark asks in the driver
@@ -68,12 +70,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        begun = decode_offset(start)
-        ends = self._ends(begun, limit)
-        if ends == begun and self._until is None:
+        if self._idle is not None and self._idle[0] == start:
             self._open().wait(IDLE_WAIT_S)
-            ends = self._ends(begun, limit)
-        return self._offset(ends) if ends != begun else start
+        states = find_topics(self._open(), self._options.topics)
+        if self._idle == (start, states):
+            return start
+        begun = decode_offset(start)
+        ends = self._ends(begun, states, limit)
+        if ends != begun:
+            return self._offset(ends)
+        if self._until is None:
+            self._idle = start, states
+        return start
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.rows_max is not None:
@@ -113,8 +121,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # How far
 
-    def _ends(self, start: Positions, limit: ReadLimit) -> Positions:
-        states = find_topics(self._open(), self._options.topics)
+    def _ends(self, start: Positions, states: dict[str, TopicState], limit: ReadLimit) -> Positions:
         self._check_vanished(start, states)
         self._states = states
         if self._until is not None:
