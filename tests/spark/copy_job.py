@@ -1,4 +1,5 @@
 """A small job as users write it: topics are read, copied in a batch and copied in a stream, all over `url`.
+The stream's progress is kept on the server.
 
 `python -m tests.spark.copy_job cluster|connect ADDRESS URL CHECKPOINT`: as the driver of a
 standalone cluster, or as a client of Spark Connect. Prints what it found as JSON.
@@ -7,9 +8,11 @@ standalone cluster, or as a client of Spark Connect. Prints what it found as JSO
 import json
 import os
 import sys
+import urllib.request
 from typing import Any
 
-from headrace.spark import register, session
+from headrace.spark import register, session, track
+from headrace.testing import wait_until
 
 EXECUTORS = 2
 
@@ -23,14 +26,23 @@ def main(kind: str, address: str, url: str, checkpoint: str) -> None:
         # Each executor has a process of its own that starts its Python workers.
         found["executors"] = len(set(frame.rdd.mapPartitions(lambda _: [os.getppid()]).collect()))
     copy(frame, "batch").write.format("headrace").mode("append").option("url", url).save()
+    track(spark, url)
     stream = spark.readStream.format("headrace").option("url", url).option("minPartitions", 4)
     stream = stream.option("subscribePattern", "in/.*").option("startingOffsets", "earliest")
+    stream = stream.option("groupId", "copy")
     writer = copy(stream.load(), "stream").writeStream.format("headrace").option("url", url)
     writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
     query = writer.start()
     found["ended"] = query.awaitTermination(60)
+    wait_until(lambda: cursors(url) == {f"in/{name}": 500 for name in "abc"}, 20, "the cursors")
     print(json.dumps(found))
     spark.stop()
+
+
+def cursors(url: str) -> dict[str, int]:
+    """How far the stream is known to be on the server."""
+    with urllib.request.urlopen(f"{url}/v1/cursors?reader=group:copy", timeout=30) as answer:
+        return {one["topic"]: one["ordinal"] for one in json.load(answer)["cursors"]}
 
 
 def copy(frame: Any, prefix: str) -> Any:

@@ -160,6 +160,18 @@ def test_a_server_that_is_down_is_an_error_with_its_address(spark: Any) -> None:
     assert f"no server answers at {url}" in said
 
 
+def test_of_several_servers_one_that_answers_is_taken(
+    spark: Any, server: ServerProcess, topic: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    urls = f"http://127.0.0.1:{port},{server.http_url}"
+    write(numbers(spark, 100, tasks=3), urls, topic=topic)
+    assert payloads(server, topic, 100) == [b"%d" % n for n in range(100)]
+    read = spark.read.format("headrace").option("url", urls).option("subscribe", topic).load()
+    assert read.count() == 100
+
+
 def test_a_token_is_needed_where_the_server_has_any(spark: Any, start: Start) -> None:
     digest = hashlib.sha256(b"secret").hexdigest()
     config = f'{SMALL}\n[[access.token]]\nname = "spark"\nsha256 = "{digest}"\n'

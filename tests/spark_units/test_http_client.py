@@ -85,12 +85,14 @@ def test_a_server_that_is_not_there_is_an_error_that_says_what_to_look_at(serve)
         client(url).json("GET", "/", {})
 
 
-def test_the_next_server_is_asked_when_the_first_is_gone(serve):
+@pytest.mark.parametrize("send", ["json", "post_stream"])
+def test_the_next_server_is_asked_when_the_first_is_gone(serve, send):
     gone = socket.create_server(("127.0.0.1", 0))
     address = f"http://127.0.0.1:{gone.getsockname()[1]}"
     gone.close()
-    one = client(address, serve(OK + b"Content-Length: 2\r\n\r\n{}"), retry_s=5)
-    assert one.json("GET", "/", {}) == {}
+    one = client(address, serve(OK + b"Content-Length: 2\r\n\r\n{}"))
+    found = one.json("GET", "/", {}) if send == "json" else one.post_stream("/", iter([b"x"]))
+    assert found == {}
     one.close()
 
 

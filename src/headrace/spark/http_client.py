@@ -119,18 +119,24 @@ class HttpClient:
                     raise self._unreachable(error) from None
                 # A connection that was kept may simply have been closed: that costs no pause.
                 if fresh:
-                    self._urls.append(self._urls.pop(0))
+                    self._next()
                     time.sleep(_PAUSE_S)
 
     def _connect(self) -> None:
-        if self._connection is None:
-            url = urlsplit(self._urls[0])
-            kind = (
-                http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-            )
-            made = kind(url.hostname or "", url.port, timeout=TIMEOUT_S)
-            made.connect()
-            self._connection = made
+        """To the first that lets us; it is the first of the list then."""
+        if self._connection is not None:
+            return
+        for left in reversed(range(len(self._urls))):
+            try:
+                self._connection = _connection(self._urls[0])
+                return
+            except (OSError, http.client.HTTPException):
+                self._next()
+                if not left:
+                    raise
+
+    def _next(self) -> None:
+        self._urls.append(self._urls.pop(0))
 
     def _unreachable(self, error: Exception) -> ServerError:
         return ServerError(
@@ -165,3 +171,11 @@ class HttpClient:
         if response.status == _UNAUTHORISED:
             reason = f"{self._urls[0]} refuses the token: {reason}"
         raise ServerError(reason, response.status, start)
+
+
+def _connection(address: str) -> http.client.HTTPConnection:
+    url = urlsplit(address)
+    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    made = kind(url.hostname or "", url.port, timeout=TIMEOUT_S)
+    made.connect()
+    return made
