@@ -9,13 +9,14 @@ from headrace.broker.broker import SLICE_BYTES_MAX, Broker
 from headrace.broker.subscription import Slice, State, Subscription
 from headrace.config import Config, Journal, Segment
 from headrace.log.records import pack_record
-from headrace.model import Durability
+from headrace.model import Durability, Position
 from headrace.testing.store import StepStore
 
 
-def names(topic: str, epoch: int, offset: int, records: Sequence[bytes]) -> bytes:
+def names(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
     """A protocol for people: what was delivered, in words."""
     out = []
+    offset = at.offset
     for record in records:
         offset += len(record)
         out.append(b"%s@%d;" % (record[4:], offset))
@@ -46,7 +47,7 @@ class Peer:
             if not self.room:
                 return False
             self.received += piece.data
-            subscription.offset = piece.end
+            subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
         return True
 
     def overtaken(self, subscription: Subscription) -> None:
@@ -284,8 +285,8 @@ def test_of_a_topic_in_memory_no_other_life_is_known(tmp_path: Path) -> None:
 def test_frames_carry_the_epoch_of_the_life_they_belong_to(bench: Bench) -> None:
     epochs: list[int] = []
 
-    def encode(topic: str, epoch: int, offset: int, records: Sequence[bytes]) -> bytes:
-        epochs.append(epoch)
+    def encode(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+        epochs.append(at.epoch)
         return b"."
 
     store = bench.steps.store
@@ -328,7 +329,7 @@ def test_a_sink_that_ends_a_subscription_when_it_is_overtaken_gets_no_more(bench
 def test_a_delivery_is_encoded_once_for_all_live_subscribers_of_a_protocol(bench: Bench) -> None:
     calls: list[int] = []
 
-    def encode(topic: str, epoch: int, offset: int, records: Sequence[bytes]) -> bytes:
+    def encode(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
         calls.append(len(records))
         return b"%d;" % len(records)
 
@@ -338,3 +339,40 @@ def test_a_delivery_is_encoded_once_for_all_live_subscribers_of_a_protocol(bench
     bench.publish("t", b"one", b"two")
     assert calls == [2]
     assert all(peer.words == ["2"] for peer in peers)
+
+
+def ordinals(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+    """A protocol that counts records."""
+    return b"".join(b"%d;" % (at.ordinal + number) for number in range(len(records)))
+
+
+def test_what_is_behind_so_many_records_can_be_followed(bench: Bench) -> None:
+    bench.publish("t", b"a", b"b", b"c")
+    bench.steps.settle()
+    bench.publish("t", b"d")
+    peer = Peer(bench.broker)
+    subscription = bench.broker.follow(peer, "t", 2, ordinals)
+    bench.steps.runner.run()
+    assert peer.exact
+    peer.pull()
+    assert (peer.words, subscription.ordinal) == (["2", "3"], 4)
+    bench.publish("t", b"e", b"f")
+    assert (peer.words, subscription.ordinal) == (["2", "3", "4", "5"], 6)
+
+
+def test_a_count_of_records_that_was_never_reached_means_all_that_is_kept(bench: Bench) -> None:
+    bench.publish("t", b"a", b"b")
+    peer = Peer(bench.broker)
+    bench.broker.follow(peer, "t", 3, ordinals)
+    bench.steps.runner.run()
+    peer.pull()
+    assert (peer.exact, peer.words) == (False, ["0", "1"])
+
+
+def test_a_large_commit_is_counted_through_its_portions(bench: Bench) -> None:
+    peer = Peer(bench.broker)
+    subscription = bench.broker.follow(peer, "t", 0, ordinals)
+    size = SLICE_BYTES_MAX // 3
+    bench.publish("t", *(bytes(size) for _ in range(7)))
+    assert peer.words == [str(number) for number in range(7)]
+    assert subscription.ordinal == 7

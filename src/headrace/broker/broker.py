@@ -13,7 +13,7 @@ from headrace.broker.subscription import Encode, Sink, Slice, State, Subscriptio
 from headrace.log.records import split_records
 from headrace.log.runner import Runner
 from headrace.log.store import Appended, ColdError, Store, Topic
-from headrace.model import Durability
+from headrace.model import Durability, Position
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +62,29 @@ class Broker:
         topic = self.store.topic(name)
         subscription = Subscription(topic, sink, encode)
         self._subscriptions.setdefault(topic, {})[subscription] = None
-        if offset is None or epoch is None or _is_of(topic, epoch, offset):
-            self._locate(subscription, offset)
-        else:
-            self._locate(subscription, 0, foreign=True)
+        foreign = offset is not None and epoch is not None and not _is_of(topic, epoch, offset)
+        asked = 0 if foreign else offset
+
+        def find() -> Position:
+            return topic.end if asked is None else self.store.locate_offset(topic, asked)
+
+        self._locate(
+            subscription, find, lambda found: not foreign and asked in (None, found.offset)
+        )
+        return subscription
+
+    def follow(self, sink: Sink, name: str, ordinal: int, encode: Encode) -> Subscription:
+        """The same from behind so many records; one that was never reached means: all that is kept."""
+        topic = self.store.topic(name)
+        subscription = Subscription(topic, sink, encode)
+        self._subscriptions.setdefault(topic, {})[subscription] = None
+
+        def find() -> Position:
+            if ordinal > topic.end_ordinal:
+                return topic.start
+            return self.store.locate_ordinal(topic, ordinal)
+
+        self._locate(subscription, find, lambda found: found.ordinal == ordinal)
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
@@ -104,8 +123,10 @@ class Broker:
                 if run.offset > subscription.offset and not _goes_on(subscription):
                     return b""
                 records = split_records(run.data, run.record_count)
-                frames.append(subscription.encode(topic.name, topic.epoch, run.offset, records))
+                at = Position(topic.epoch, run.offset, run.ordinal)
+                frames.append(subscription.encode(topic.name, at, records))
                 subscription.offset = run.end
+                subscription.ordinal = run.ordinal + run.record_count
                 encoded_bytes += len(frames[-1])
                 if encoded_bytes > SLICE_BYTES_MAX:
                     break
@@ -119,29 +140,27 @@ class Broker:
         return b""
 
     def _locate(
-        self, subscription: Subscription, offset: int | None, foreign: bool = False
+        self,
+        subscription: Subscription,
+        find: Callable[[], Position],
+        is_exact: Callable[[Position], bool],
     ) -> None:
-        topic = subscription.topic
-        if offset is None:
-            found = topic.end_offset
-        else:
-            try:
-                found = self.store.locate_offset(topic, offset).offset
-            except ColdError as cold:
-                self._runner.background(
-                    cold.warm,
-                    lambda _: (
-                        self._locate(subscription, offset, foreign)
-                        if subscription.state is State.LOCATING
-                        else None
-                    ),
-                )
-                return
-        subscription.offset = found
+        try:
+            found = find()
+        except ColdError as cold:
+            self._runner.background(
+                cold.warm,
+                lambda _: (
+                    self._locate(subscription, find, is_exact)
+                    if subscription.state is State.LOCATING
+                    else None
+                ),
+            )
+            return
+        subscription.offset, subscription.ordinal = found.offset, found.ordinal
         subscription.state = State.RESUMING
-        exact = not foreign and (offset is None or offset == found)
-        subscription.sink.attached(subscription, found, exact)
-        if found >= topic.end_offset:
+        subscription.sink.attached(subscription, found.offset, is_exact(found))
+        if found.offset >= subscription.topic.end_offset:
             self._go_live(subscription)
         else:
             subscription.sink.ready(subscription)
@@ -156,8 +175,10 @@ class Broker:
     def _go_live(self, subscription: Subscription) -> None:
         subscription.state = State.LIVE
         subscription.reader = None
-        subscription.offset = max(subscription.offset, subscription.topic.end_offset)
-        live = self._live.setdefault(subscription.topic, {})
+        topic = subscription.topic
+        subscription.offset = max(subscription.offset, topic.end_offset)
+        subscription.ordinal = max(subscription.ordinal, topic.end_ordinal)
+        live = self._live.setdefault(topic, {})
         live.setdefault(subscription.encode, {})[subscription] = None
 
     def _leave_live(self, subscription: Subscription) -> None:
@@ -227,16 +248,19 @@ def _is_of(topic: Topic, epoch: int, offset: int) -> bool:
 
 def _slices(one: Appended, encode: Encode) -> Iterator[Slice]:
     """A commit's records of one topic, encoded in portions."""
-    name, epoch, records = one.topic.name, one.topic.epoch, one.records
+    name, records = one.topic.name, one.records
     if type(records) is not list:
         records = list(records)  # those of a batch: split once
     if one.end - one.offset <= SLICE_BYTES_MAX and len(records) <= SLICE_RECORDS_MAX:
-        yield Slice(one.end, encode(name, epoch, one.offset, records))
+        at = Position(one.topic.epoch, one.offset, one.ordinal)
+        yield Slice(one.end, one.ordinal + len(records), encode(name, at, records))
         return
     starts = list(accumulate(map(len, records), initial=one.offset))
     first = 0
     while first < len(records):
         last = max(first + 1, bisect_right(starts, starts[first] + SLICE_BYTES_MAX) - 1)
         last = min(last, first + SLICE_RECORDS_MAX, len(records))
-        yield Slice(starts[last], encode(name, epoch, starts[first], records[first:last]))
+        at = Position(one.topic.epoch, starts[first], one.ordinal + first)
+        data = encode(name, at, records[first:last])
+        yield Slice(starts[last], one.ordinal + last, data)
         first = last

@@ -12,9 +12,10 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from headrace.log.store import Reader, Topic
+from headrace.model import Position
 
-Encode = Callable[[str, int, int, Sequence[bytes]], bytes]
-"""A protocol's frames for records: topic, epoch, the offset at which the first begins, the records."""
+Encode = Callable[[str, Position, Sequence[bytes]], bytes]
+"""A protocol's frames for records: topic, where the first begins, the records."""
 
 
 class State(Enum):
@@ -29,6 +30,7 @@ class Slice(NamedTuple):
 
     end: int
     """The offset just past them."""
+    end_ordinal: int
     data: bytes
 
 
@@ -52,7 +54,7 @@ class Sink(Protocol):
 
 
 class Subscription:
-    __slots__ = ("encode", "offset", "reader", "sink", "state", "topic")
+    __slots__ = ("encode", "offset", "ordinal", "reader", "sink", "state", "topic")
 
     def __init__(self, topic: Topic, sink: Sink, encode: Encode) -> None:
         self.topic = topic
@@ -60,5 +62,7 @@ class Subscription:
         self.encode = encode
         self.offset = 0
         """Where the next record for the sink begins."""
+        self.ordinal = 0
+        """How many records precede it."""
         self.state = State.LOCATING
         self.reader: Reader | None = None

@@ -410,7 +410,7 @@ class Connection:
                     self._queue = deque()
                 self._queue.append((subscription, piece.data))
                 self._queued_bytes += len(piece.data)
-            subscription.offset = piece.end
+            subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
         return True
 
     def overtaken(self, subscription: Subscription) -> None:

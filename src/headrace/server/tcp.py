@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
+from headrace.model import Position
 from headrace.server.connection import Connection, Connections
 from headrace.session.figg_server import FiggServerSession
 from headrace.wire import figg
@@ -12,8 +13,8 @@ _LARGE_READ_BYTES = 1 << 17
 """A read like this has more behind it; uvloop brings 250 KiB at most."""
 
 
-def encode(topic: str, epoch: int, offset: int, records: Sequence[bytes]) -> bytes:
-    return figg.encode_data(topic, offset, records)
+def encode(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+    return figg.encode_data(topic, at.offset, records)
 
 
 class FiggConnection(Connection, asyncio.Protocol):

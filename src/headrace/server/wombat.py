@@ -4,12 +4,17 @@ import logging
 from collections.abc import Sequence
 
 from headrace.broker.subscription import Subscription
+from headrace.model import Position
 from headrace.server.connection import Connections, Pause
 from headrace.server.websocket import WebSocketConnection
 from headrace.session.wombat_server import WombatServerSession
 from headrace.wire import websocket, wombat
 
 logger = logging.getLogger(__name__)
+
+
+def encode(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+    return wombat.encode_payloads(topic, at.epoch, at.offset, records)
 
 
 class Wombats:
@@ -34,7 +39,7 @@ class Wombats:
 class WombatConnection(WebSocketConnection):
     __slots__ = ("_wombat", "_wombats")
     protocol = "wombat"
-    encode = staticmethod(wombat.encode_payloads)
+    encode = staticmethod(encode)
     message_bytes_max = wombat.MESSAGE_BYTES_MAX
 
     def __init__(self, wombats: Wombats) -> None:
