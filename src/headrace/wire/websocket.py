@@ -5,6 +5,7 @@ A delivery is framed once and written to every subscriber as it is: frames of a 
 
 import struct
 
+TEXT = 0x1
 BINARY = 0x2
 PONG = 0xA
 

@@ -1,0 +1,209 @@
+"""Which ids the records of a topic have, in a SQLite file: so that an event that comes again is known.
+
+Nothing here is the truth: all of it can be read from the records again, and is when the file is missing,
+damaged or of another life of the topic. It never knows of a record that is not committed. Used from threads.
+"""
+
+import contextlib
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from headrace.model import Position
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FILE_NAME = "event-ids.sqlite"
+
+_FORMAT = 1
+_ASKED_AT_ONCE = 500
+_CACHE_KIB = 16 << 10
+_BUSY_S = 30.0
+
+_SCHEMA = """
+CREATE TABLE logs (
+  log INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE,
+  epoch INTEGER NOT NULL, offset INTEGER NOT NULL, ordinal INTEGER NOT NULL);
+CREATE TABLE ids (log INTEGER NOT NULL, id BLOB NOT NULL, ordinal INTEGER NOT NULL,
+  PRIMARY KEY (log, id)) WITHOUT ROWID;
+CREATE TABLE hosts (log INTEGER NOT NULL, host BLOB NOT NULL, ms NUMERIC NOT NULL, number NUMERIC NOT NULL,
+  PRIMARY KEY (log, host)) WITHOUT ROWID;
+"""
+
+Time = tuple[float, float]
+"""The milliseconds and the number of a time; integers where they are some."""
+
+
+class Known(NamedTuple):
+    """What the table knows of ids and hosts that were asked for."""
+
+    ordinals: dict[bytes, int]
+    latest: dict[bytes, Time]
+
+
+class EventIds:
+    """All topics share one file; a topic is known by its name."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / FILE_NAME
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self.generation = 0
+        """Another number when everything that was known is forgotten."""
+
+    def indexed(self, topic: str) -> Position | None:
+        """Up to where the records of a topic are in the table; None when it knows none."""
+
+        def work(connection: sqlite3.Connection) -> Position | None:
+            asked = "SELECT epoch, offset, ordinal FROM logs WHERE name = ?"
+            row = connection.execute(asked, (topic.encode(),)).fetchone()
+            return Position(*row) if row is not None else None
+
+        return self._run(work)
+
+    def add(
+        self,
+        topic: str,
+        ids: Iterable[tuple[bytes, int]],
+        latest: Mapping[bytes, Time],
+        position: Position,
+    ) -> None:
+        """Records up to here have these ids and ordinals; the latest time of each host among them."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            with connection:
+                log = _log_of(connection, topic)
+                connection.executemany(
+                    "INSERT OR REPLACE INTO ids VALUES (?, ?, ?)",
+                    ((log, one, ordinal) for one, ordinal in ids),
+                )
+                connection.executemany(
+                    "INSERT INTO hosts VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE"
+                    " SET ms = excluded.ms, number = excluded.number"
+                    " WHERE (excluded.ms, excluded.number) > (ms, number)",
+                    ((log, host, *time) for host, time in latest.items()),
+                )
+                connection.execute(
+                    "UPDATE logs SET epoch = ?, offset = ?, ordinal = ? WHERE log = ?",
+                    (*position, log),
+                )
+
+        self._run(work)
+
+    def find(self, topic: str, ids: Collection[bytes], hosts: Collection[bytes]) -> Known:
+        """Which of these ids there are, with their ordinals, and the latest time of each host."""
+
+        def work(connection: sqlite3.Connection) -> Known:
+            log = _find_log(connection, topic)
+            if log is None:
+                return Known({}, {})
+            found = _select(connection, "id, ordinal FROM ids WHERE log = ? AND id", log, ids)
+            ordinals: dict[bytes, int] = dict(found)
+            found = _select(
+                connection, "host, ms, number FROM hosts WHERE log = ? AND host", log, hosts
+            )
+            return Known(ordinals, {host: (ms, number) for host, ms, number in found})
+
+        return self._run(work)
+
+    def forget_before(self, topic: str, ordinal: int) -> None:
+        """The records before are no longer kept."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            with connection:
+                log = _log_of(connection, topic)
+                connection.execute("DELETE FROM ids WHERE log = ? AND ordinal < ?", (log, ordinal))
+
+        self._run(work)
+
+    def reset(self, topic: str, position: Position) -> None:
+        """Forget everything of a topic: it is read again from here."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            with connection:
+                log = _log_of(connection, topic)
+                connection.execute("DELETE FROM ids WHERE log = ?", (log,))
+                connection.execute("DELETE FROM hosts WHERE log = ?", (log,))
+                connection.execute(
+                    "UPDATE logs SET epoch = ?, offset = ?, ordinal = ? WHERE log = ?",
+                    (*position, log),
+                )
+
+        self._run(work)
+
+    def close(self) -> None:
+        with self._lock:
+            self._forget_connection()
+
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._lock:
+            try:
+                return work(self._open())
+            except sqlite3.DatabaseError as error:
+                self._forget_connection()
+                raise EventIdsError(f"{self._path}: {error}") from error
+
+    def discard(self) -> None:
+        """The file is of no use: start with an empty one."""
+        with self._lock:
+            self._forget_connection()
+            self.generation += 1
+            logger.warning("%s cannot be used: it is made anew from the records", self._path)
+            for suffix in ("", "-wal", "-shm"):
+                self._path.with_name(FILE_NAME + suffix).unlink(missing_ok=True)
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            connection = sqlite3.connect(self._path, timeout=_BUSY_S, check_same_thread=False)
+            self._connection = connection
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
+                connection.executescript(
+                    f"BEGIN; {_SCHEMA} PRAGMA user_version = {_FORMAT}; COMMIT"
+                )
+            elif version != _FORMAT:
+                raise sqlite3.DatabaseError(f"format {version}")
+        return self._connection
+
+    def _forget_connection(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+
+class EventIdsError(OSError):
+    """The file cannot be read or written."""
+
+
+def _find_log(connection: sqlite3.Connection, topic: str) -> int | None:
+    row = connection.execute("SELECT log FROM logs WHERE name = ?", (topic.encode(),)).fetchone()
+    return row[0] if row is not None else None
+
+
+def _log_of(connection: sqlite3.Connection, topic: str) -> int:
+    """Its number; made when there is none yet, so only inside a transaction."""
+    log = _find_log(connection, topic)
+    if log is None:
+        made = connection.execute("INSERT INTO logs VALUES (NULL, ?, 0, 0, 0)", (topic.encode(),))
+        log = made.lastrowid
+    assert log is not None
+    return log
+
+
+def _select(
+    connection: sqlite3.Connection, what: str, log: int, wanted: Collection[bytes]
+) -> Iterator[Any]:
+    rest = list(wanted)
+    while rest:
+        some, rest = rest[:_ASKED_AT_ONCE], rest[_ASKED_AT_ONCE:]
+        marks = ",".join("?" * len(some))
+        yield from connection.execute(f"SELECT {what} IN ({marks})", (log, *some))
