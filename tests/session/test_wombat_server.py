@@ -252,7 +252,7 @@ def test_bad_input_closes_after_what_came_before_is_acknowledged() -> None:
 def test_a_discarded_unit_is_never_acknowledged() -> None:
     session = made()
     command = published(session, publishes(0))
-    session.discard(command.unit)
+    session.discard(command)
     assert session.finished
     assert acks(session) == []
 

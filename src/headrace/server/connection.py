@@ -15,18 +15,10 @@ from collections.abc import Callable, Sequence
 from enum import IntFlag
 
 from headrace.broker.broker import Broker
-from headrace.broker.subscription import Encode, Slice, State, Subscription
+from headrace.broker.subscription import Slice, State, Subscription
 from headrace.config import Limits
-from headrace.errors import StoreFailedError
 from headrace.server.metrics import Metrics
-from headrace.session.server import (
-    Attach,
-    Close,
-    Command,
-    Detach,
-    Publish,
-    ServerSession,
-)
+from headrace.session.server import Close, Command, ServerSession
 from headrace.session.units import Unit
 from headrace.wire import websocket
 
@@ -155,8 +147,6 @@ class Connection:
         "peer",
     )
     protocol: str
-    encode: Encode
-    """How records go out in this protocol."""
 
     def __init__(self, shared: Connections, session: ServerSession) -> None:
         self._shared = shared
@@ -222,14 +212,10 @@ class Connection:
                 self._discard(commands)
                 break
             command, size = commands.popleft()
-            if isinstance(command, Publish):
-                self._publish(command, size)
-            elif isinstance(command, Attach):
-                self._attach(command)
-            elif isinstance(command, Detach):
-                self._detach(command.topic)
-            else:
+            if isinstance(command, Close):
                 self._refuse(command)
+            else:
+                self._do(command, size)
         if commands:
             self.pause(Pause.COMMANDS)
             self._shared.loop.call_soon(self._carry_out)
@@ -241,8 +227,7 @@ class Connection:
     def _discard(self, commands: deque[tuple[Command, int]]) -> None:
         """Nothing behind a refusal counts."""
         for command, _ in commands:
-            if isinstance(command, Publish):
-                self._session.discard(command.unit)
+            self._session.discard(command)
         commands.clear()
 
     def more_to_read(self) -> None:
@@ -271,20 +256,16 @@ class Connection:
 
     # Commands
 
-    def _publish(self, command: Publish, size: int) -> None:
-        shared = self._shared
-        records, unit = command
-        shared.metrics.count("records_published_total", sum(map(len, records.values())))
+    def _do(self, command: Command, size: int) -> None:
+        """Carry out what a read of `size` bytes brought."""
+        raise NotImplementedError
+
+    def _under_way(self, size: int) -> None:
+        """So much was taken of the peer that is not stored yet."""
         self._unacknowledged_bytes += size
-        try:
-            shared.broker.publish(records, lambda: self._stored(unit, size))
-        except StoreFailedError:
-            # Nothing is stored any more: without an acknowledgement the peer sends it again elsewhere.
-            self._transport.abort()
-            return
-        if not shared.may_read(self._unacknowledged_bytes):
+        if not self._shared.may_read(self._unacknowledged_bytes):
             self.pause(Pause.PUBLISHES)
-            shared.paused.add(self)
+            self._shared.paused.add(self)
 
     def _stored(self, unit: Unit, size: int) -> None:
         self._unacknowledged_bytes -= size
@@ -300,31 +281,10 @@ class Connection:
             self._shared.paused.discard(self)
             self._resume(Pause.PUBLISHES)
 
-    def _attach(self, command: Attach) -> None:
-        if self._subscriptions is None:
-            self._subscriptions = {}
-        if command.topic in self._subscriptions:
-            self._drop(command.topic)
-        elif len(self._subscriptions) >= self._shared.limits.topics_attached_max:
-            self._refuse(self._session.refuse("topics_attached_max is reached"))
-            return
-        broker = self._shared.broker
-        self._shared.metrics.count("subscriptions_total")
-        self._session.attaching(command)
-        # The broker answers through `attached`, which needs to know whose answer it is.
-        self._subscriptions[command.topic] = broker.subscribe(
-            self, command.topic, command.offset, type(self).encode, command.epoch
-        )
-
-    def _detach(self, topic: str) -> None:
-        if self._subscriptions and topic in self._subscriptions:
-            self._drop(topic)
-        self._session.detached(topic)
-
-    def _drop(self, topic: str) -> None:
+    def _drop(self, name: str) -> None:
         """End a subscription; what of it still waits here is passed over when its turn comes."""
         assert self._subscriptions is not None
-        subscription = self._subscriptions.pop(topic)
+        subscription = self._subscriptions.pop(name)
         self._shared.broker.unsubscribe(subscription)
         if self._pulling:
             self._pulling.pop(subscription, None)
@@ -393,11 +353,6 @@ class Connection:
         """Tell the peer why, where the protocol has words for it."""
 
     # The broker's sink
-
-    def attached(self, subscription: Subscription, offset: int, exact: bool) -> None:
-        topic = subscription.topic
-        self._session.attached(topic.name, topic.epoch, offset, exact)
-        self._answer()
 
     def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
         for piece in slices:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from headrace.model import Position
-from headrace.server.connection import Connection, Connections
+from headrace.server.connection import Connections
+from headrace.server.topics import TopicConnection
 from headrace.session.figg_server import FiggServerSession
 from headrace.wire import figg
 
@@ -17,7 +18,7 @@ def encode(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
     return figg.encode_data(topic, at.offset, records)
 
 
-class FiggConnection(Connection, asyncio.Protocol):
+class FiggConnection(TopicConnection, asyncio.Protocol):
     __slots__ = ("_figg",)
     protocol = "figg"
     encode = staticmethod(encode)

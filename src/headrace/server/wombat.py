@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from headrace.broker.subscription import Subscription
 from headrace.model import Position
 from headrace.server.connection import Connections, Pause
+from headrace.server.topics import TopicConnection
 from headrace.server.websocket import WebSocketConnection
 from headrace.session.wombat_server import WombatServerSession
 from headrace.wire import websocket, wombat
@@ -36,7 +37,7 @@ class Wombats:
             connection.time_is_up(now)
 
 
-class WombatConnection(WebSocketConnection):
+class WombatConnection(TopicConnection, WebSocketConnection):
     __slots__ = ("_wombat", "_wombats")
     protocol = "wombat"
     encode = staticmethod(encode)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from headrace.session.server import Attach, Command, Detach, Publish, ServerSession
+from headrace.session.server import Attach, Command, Detach, Publish, TopicSession
 from headrace.session.units import Unit
 from headrace.wire import figg
 from headrace.wire.figg_decoder import ServerDecoder
 
 
-class FiggServerSession(ServerSession):
+class FiggServerSession(TopicSession):
     __slots__ = ("_figg",)
 
     def __init__(self) -> None:

@@ -63,17 +63,6 @@ class ServerSession(ABC):
         self._out: list[bytes] = []
 
     @abstractmethod
-    def attaching(self, command: Attach) -> None:
-        """This is being done now: the next `attached` of its topic answers it, and none before."""
-
-    @abstractmethod
-    def attached(self, topic: str, epoch: int, offset: int, exact: bool) -> None:
-        """Delivery begins here. `exact`: nothing lies between this and what was asked for."""
-
-    @abstractmethod
-    def detached(self, topic: str) -> None: ...
-
-    @abstractmethod
     def _acknowledge(self, ready: Sequence[Unit]) -> None:
         """Answer for units that may be acknowledged by now."""
 
@@ -86,9 +75,10 @@ class ServerSession(ABC):
         """All publishes of the unit are durable."""
         self._publishes_under_way().stored(unit)
 
-    def discard(self, unit: Unit) -> None:
-        """The unit is not stored, and never acknowledged: its connection is being closed."""
-        self._publishes_under_way().discard(unit)
+    def discard(self, command: Command) -> None:
+        """This is not carried out, and never acknowledged: its connection is being closed."""
+        if isinstance(command, Publish):
+            self._publishes_under_way().discard(command.unit)
 
     def data_to_send(self) -> bytes:
         """Answers; they go out ahead of any records that still wait."""
@@ -116,3 +106,20 @@ class ServerSession(ABC):
         if self._units is None:
             self._units = Units()
         return self._units
+
+
+class TopicSession(ServerSession):
+    """A session whose peer attaches to topics."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def attaching(self, command: Attach) -> None:
+        """This is being done now: the next `attached` of its topic answers it, and none before."""
+
+    @abstractmethod
+    def attached(self, topic: str, epoch: int, offset: int, exact: bool) -> None:
+        """Delivery begins here. `exact`: nothing lies between this and what was asked for."""
+
+    @abstractmethod
+    def detached(self, topic: str) -> None: ...

@@ -7,13 +7,13 @@ acknowledged within two seconds), where it asked to be attached, and when it was
 from collections.abc import Sequence
 
 from headrace.session.numbers import Numbers
-from headrace.session.server import Attach, Command, Detach, Publish, ServerSession
+from headrace.session.server import Attach, Command, Detach, Publish, TopicSession
 from headrace.session.units import Unit
 from headrace.wire import wombat
 from headrace.wire.wombat_decoder import ServerDecoder
 
 
-class WombatServerSession(ServerSession):
+class WombatServerSession(TopicSession):
     __slots__ = ("_asked", "_numbers", "_silence_s", "_wombat", "silent_at")
 
     def __init__(self, now: float, silence_s: float) -> None:
