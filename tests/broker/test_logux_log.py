@@ -12,9 +12,9 @@ from headrace.broker import logux_log
 from headrace.broker.logux_log import LoguxLog, NewEvent
 from headrace.config import Config, Journal, Segment
 from headrace.log.event_ids import FILE_NAME, EventIds
+from headrace.logux_envelope import Envelope, decode_envelope, encode_envelope, raw_event
 from headrace.model import Durability
 from headrace.testing.store import StepStore
-from headrace.wire.logux_envelope import Envelope, decode_envelope, encode_envelope, raw_event
 
 TOPIC = "logux/main"
 

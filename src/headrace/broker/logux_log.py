@@ -20,16 +20,16 @@ from headrace.log.event_ids import EventIds, EventIdsError, Known, Time
 from headrace.log.records import pack_record, split_records
 from headrace.log.runner import Runner
 from headrace.log.store import ColdError, Reader, Run, Store, Topic
-from headrace.model import RECORD_HEADER_BYTES, Durability, Position
-from headrace.wire.logux import Created
-from headrace.wire.logux_envelope import (
+from headrace.logux_envelope import (
     BadEnvelopeError,
+    Created,
     Stamp,
     created_of,
     decode_envelope,
     key_of,
     stamp_of,
 )
+from headrace.model import RECORD_HEADER_BYTES, Durability, Position
 
 logger = logging.getLogger(__name__)
 

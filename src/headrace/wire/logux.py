@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.errors import HeadraceError
+from headrace.logux_envelope import Created, Event, Number
 from headrace.wire import websocket
 
 PATH = "/v1/logux"
@@ -20,11 +21,6 @@ MESSAGE_BYTES_MAX = 8 << 20
 
 DEPTH_MAX = 100
 """How deep arrays and objects may lie in each other, in a message with its own array."""
-
-Number = int | float
-Event = dict[str, Any]
-Created = list[Any]
-"""The time of an event: numbers and strings, as its timer makes them."""
 
 
 class BadMessageError(HeadraceError):

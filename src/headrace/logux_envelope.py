@@ -13,9 +13,13 @@ from msgspec import Raw
 
 from headrace.errors import HeadraceError
 from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.wire.logux import Created, Event, Number
 
 KEY_BYTES = 16
+
+Number = int | float
+Event = dict[str, Any]
+Created = list[Any]
+"""The time of an event: numbers and strings, as its timer makes them."""
 
 _NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?", re.ASCII)
 
