@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Meta, Struct
 
 from headrace.model import Durability, check_reader_name
@@ -72,6 +73,18 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def _listed(value: object) -> object:
+    """A text as the list it stands for: with commas, or as TOML and JSON write it."""
+    if not isinstance(value, str):
+        return value
+    if value.startswith("["):
+        try:
+            return msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            raise ValueError("not the list it begins as") from None
+    return value.split(",")
+
+
 class Origins(tuple[str, ...]):
     """The origins (scheme and host) of pages whose scripts may connect from a browser."""
 
@@ -83,7 +96,7 @@ class Origins(tuple[str, ...]):
     @classmethod
     def parse(cls, value: object) -> Self:
         """From a list, or a text with commas."""
-        origins = value.split(",") if isinstance(value, str) else value
+        origins = _listed(value)
         if not isinstance(origins, list | tuple):
             raise ValueError("neither a list nor a text")
         return cls(cls._parse_one(origin) for origin in origins)
@@ -124,7 +137,7 @@ class Readers(tuple[str, ...]):
     @classmethod
     def parse(cls, value: object) -> Self:
         """From a list, or a text with commas."""
-        names = value.split(",") if isinstance(value, str) else value
+        names = _listed(value)
         if value == "":
             return cls()
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):

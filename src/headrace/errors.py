@@ -41,6 +41,10 @@ class StagedClaimedError(HeadraceError):
     """The caller named a staged file that is part of another batch: upload it again."""
 
 
+class BatchNumberError(HeadraceError):
+    """The caller's batch has a smaller number than one of its producer that was written: use a larger one."""
+
+
 class LocalProtocolError(HeadraceError):
     """The caller asked for something the protocol does not allow in this state."""
 

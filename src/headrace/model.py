@@ -17,6 +17,9 @@ TOPIC_BYTES_MAX = 255
 READER_BYTES_MAX = 255
 """The longest name of a reader that has cursors, in bytes of UTF-8."""
 
+JUMP = 1 << 32
+"""How far offsets and ordinals of a topic skip ahead when records that clients may have seen are lost."""
+
 RESERVED_PREFIXES = ("logux/", "channel/")
 """Name spaces whose records have an envelope: only their own protocols publish there."""
 

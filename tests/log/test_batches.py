@@ -1,6 +1,8 @@
 """Batches of a store: appended once and in order, whatever is asked again, damaged or destroyed."""
 
+import errno
 import logging
+import os
 import shutil
 import sqlite3
 from itertools import pairwise
@@ -9,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.errors import StagedClaimedError, UnknownStagedError
+from headrace.errors import BatchNumberError, StagedClaimedError, UnknownStagedError
 from headrace.log import journal
 from headrace.log.batches import BatchAnswer
 from headrace.log.catalogue import (
@@ -19,6 +21,7 @@ from headrace.log.catalogue import (
     Catalogue,
     DamagedCatalogueError,
 )
+from headrace.log.entries import RECENT_MAX
 from headrace.log.verify import verify
 from headrace.testing.disk import DiskModel, RecordingDisk
 from headrace.testing.store import StepStore
@@ -49,11 +52,10 @@ def test_a_batch_is_appended_in_the_order_in_which_its_files_are_named(store):
     assert store.payloads("b") == [b"y 3", b"x 3"]
 
 
-def test_a_number_at_or_below_the_last_is_a_duplicate(open_store):
+def test_a_number_that_was_written_is_a_duplicate(open_store):
     store = open_store()
     assert store.batch("p", 5, stage(store)) == NEW
-    for number in (5, 4, 0):
-        assert store.batch("p", number, stage(store, b"again")) == DUPLICATE
+    assert store.batch("p", 5, stage(store, b"again")) == DUPLICATE
     assert store.batch("q", 5, stage(store, b"q")) == NEW
     store.settle()
     assert store.batch("p", 5, "no such file") == DUPLICATE
@@ -61,6 +63,43 @@ def test_a_number_at_or_below_the_last_is_a_duplicate(open_store):
     assert store.batch("p", 5) == DUPLICATE
     assert store.batch("p", 6, stage(store, b"next")) == NEW
     assert store.payloads("b") == [b"row 3", b"q 3", b"next 3"]
+
+
+def test_a_number_that_was_passed_over_is_refused(open_store):
+    store = open_store()
+    for number in (2, 5, 9):
+        store.batch("p", number)
+    for _ in range(2):
+        for number in (0, 1, 3, 4, 6, 8):
+            with pytest.raises(BatchNumberError, match=f"batch {number} of producer 'p'"):
+                store.batch("p", number)
+        for number in (2, 5, 9):
+            assert store.batch("p", number) == DUPLICATE
+        store.settle()
+        store = open_store()
+
+
+def test_a_number_of_long_ago_is_taken_for_a_duplicate(open_store):
+    store = open_store()
+    for number in range(10, 10 + 2 * RECENT_MAX, 2):
+        store.batch("p", number)
+    store.batch("p", 100)
+    store = open_store()
+    assert store.batch("p", 3) == DUPLICATE
+    with pytest.raises(BatchNumberError):
+        store.batch("p", 99)
+
+
+def test_who_was_told_to_ask_again_gets_the_answer(store):
+    staged, _ = many(store, "a", 10)
+    answers: list[BatchAnswer | None] = []
+    first = lambda answer: answers.append(None)  # noqa: E731
+    store.store.batches.decide("p", 0, [staged], first)
+    store.runner.step()
+    store.store.batches.withdraw(first)
+    store.store.batches.decide("p", 0, [staged], answers.append)
+    store.runner.run()
+    assert answers == [BatchAnswer(duplicate=False, records=10)]
 
 
 def test_the_files_of_a_duplicate_are_deleted(store):
@@ -282,8 +321,10 @@ def test_damage_in_a_staged_file_is_reported_and_takes_its_block_only(open_store
     path = store.layout.staged_file(staged)
     flip(path, path.read_bytes().index(b"two"))
     with caplog.at_level(logging.ERROR):
-        assert store.batch("p", 0, staged, after) == NEW
+        assert store.batch("p", 0, staged, after) == NEW._replace(damaged=1)
     assert store.payloads("a") == [b"one", b"three", b"four"]
+    [kept] = store.layout.quarantine.iterdir()
+    assert kept.name == f"staged-{staged}.bin"
     assert f"staged file {staged}: 1 records have a wrong checksum" in caplog.text
     assert store.store.batches.damage_count == 1
 
@@ -294,12 +335,36 @@ def test_a_staged_file_that_is_gone_does_not_stop_its_batch(open_store, caplog, 
     gone, after = stage(store, b"gone"), stage(store, b"after")
     store.layout.staged_file(gone).unlink()
     with caplog.at_level(logging.ERROR):
-        assert store.batch("p", 0, *((after, gone) if last else (gone, after))) == NEW
+        assert store.batch("p", 0, *((after, gone) if last else (gone, after))) == NEW._replace(
+            damaged=1
+        )
     assert "No such file or directory: its records are lost" in caplog.text
     store = open_store()
     assert store.payloads("b") == [b"after 3"]
     assert store.store.batches.pending == 0
     assert staged_names(store) == []
+
+
+def test_a_trouble_that_may_pass_loses_nothing(store, monkeypatch):
+    staged = stage(store)
+    real = os.open
+
+    def open_(path, *rest):
+        if "staged" in str(path):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, *rest)
+
+    answers: list[BatchAnswer | None] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.log.blocks.os.open", open_)
+        store.store.batches.decide("p", 0, [staged], answers.append)
+        store.runner.run()
+        store.store.batches.tick()
+        store.runner.run()
+    assert answers == []
+    store.store.batches.tick()
+    store.runner.run()
+    assert answers == [NEW]
 
 
 def last_frame(store: StepStore) -> tuple[Path, bytes]:

@@ -9,10 +9,9 @@ from headrace.log.cursors import Lag
 from headrace.log.disk import Disk
 from headrace.log.journal import ENTRY_HEADER_BYTES, FRAME_HEADER_BYTES, encode_entry
 from headrace.log.records import pack_record
-from headrace.log.recovery import JUMP
 from headrace.log.store import CURSORS_SET_MAX
 from headrace.log.verify import verify
-from headrace.model import Position
+from headrace.model import JUMP, Position
 from tests.log.test_recovery import Journal
 
 

@@ -20,9 +20,8 @@ from headrace.config import Config, Journal, Limits, PrefixRule, Retention, Segm
 from headrace.log import retention as retention_module
 from headrace.log.holds import trimming
 from headrace.log.records import pack_record
-from headrace.log.recovery import JUMP
 from headrace.log.store import Topic
-from headrace.model import Durability, Position
+from headrace.model import JUMP, Durability, Position
 from headrace.testing.store import StepClock, StepStore
 from tests.log.conftest import QUICK
 from tests.log.expected import read

@@ -9,8 +9,8 @@ from headrace.log import rebuild
 from headrace.log.catalogue import BACKUP_NAME, FILE_NAME
 from headrace.log.disk import Disk
 from headrace.log.index import HEADER_BYTES, ROW_BYTES, decode_rows, row_position
-from headrace.log.recovery import JUMP
 from headrace.log.store import Stored
+from headrace.model import JUMP
 from tests.log.expected import read
 
 PAYLOADS = [b"%d" % number * (number % 40) for number in range(40)]

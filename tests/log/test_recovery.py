@@ -11,8 +11,7 @@ from headrace.log.catalogue import Catalogue
 from headrace.log.journal import ENTRY_HEADER_BYTES, FRAME_HEADER_BYTES, SECTOR_BYTES, encode_entry
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
-from headrace.log.recovery import JUMP
-from headrace.model import Durability
+from headrace.model import JUMP, Durability
 from headrace.testing.store import StepClock
 from tests.log.conftest import tiny
 

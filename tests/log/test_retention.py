@@ -6,9 +6,8 @@ import pytest
 
 from headrace.config import PrefixRule, Readers, Retention, Segment
 from headrace.log import retention
-from headrace.log.recovery import JUMP
 from headrace.log.retention import Retention as Retainer
-from headrace.model import Durability
+from headrace.model import JUMP, Durability
 from tests.log.conftest import tiny
 
 DAY_S = 86_400.0

@@ -16,10 +16,9 @@ from headrace.errors import BadTopicNameError, DataDirectoryError, UnknownTopicE
 from headrace.log import journal, verify_segments
 from headrace.log.index import HEADER_BYTES, ROW_BYTES, Row, decode_row, encode_row
 from headrace.log.layout import Layout
-from headrace.log.recovery import JUMP
 from headrace.log.report import Range, Report
 from headrace.log.verify import verify
-from headrace.model import Durability, Position
+from headrace.model import JUMP, Durability, Position
 from headrace.testing.store import BOOT_ID, StepStore
 
 SEGMENT_BYTES = 64

@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 
 from headrace.config import Config
-from headrace.server import api, api_batches
+from headrace.server import api, api_batches, api_shared
 from headrace.server.http import HttpListener
 from headrace.testing import ServerProcess, wait_until
 from headrace.testing.store import StepStore, block
@@ -74,11 +74,13 @@ def test_a_batch_is_answered_when_it_is_appended(http, producer):
     expected = {"producer": producer, "number": 7}
     answer = decide(http, producer, 7, staged)
     assert answer.status_code == 200
-    assert answer.json() == expected | {"duplicate": False, "records": 2}
+    assert answer.json() == expected | {"duplicate": False, "records": 2, "damaged": 0}
     assert records(http, topic) == 2
     again = decide(http, producer, 7, stage(http, block(topic, [b"one"])))
-    assert again.json() == expected | {"duplicate": True, "records": 0}
-    assert decide(http, producer, 6).json()["duplicate"]
+    assert again.json() == expected | {"duplicate": True, "records": 0, "damaged": 0}
+    passed_over = decide(http, producer, 6)
+    assert passed_over.status_code == 409
+    assert "batch 6 of producer" in passed_over.json()["error"]
     assert records(http, topic) == 2
 
 
@@ -218,19 +220,48 @@ def test_other_methods_are_refused(http):
     assert http.get("/v1/batches").status_code == 405
 
 
+async def test_a_batch_that_takes_long_is_answered_before_it_is_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(api_batches, "ANSWER_S", 0.05)
+    store = StepStore(Config(data_dir=tmp_path / "data"))
+    staged = store.stage(("t", [b"one", b"two"]))
+    app = Starlette(routes=[*api_batches.BatchesApi(store.store).routes()])
+    body = {"producer": "p", "number": 0, "staged": [staged]}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as http:
+        for _ in range(2):
+            answer = await http.post("/v1/batches", json=body)
+            assert answer.status_code == 202
+            assert answer.json() == {"producer": "p", "number": 0, "pending": True}
+        monkeypatch.setattr(api_batches, "ANSWER_S", 10)
+        asked = asyncio.create_task(http.post("/v1/batches", json=body))
+        while store.store.batches._batches[0].asked is None:
+            await asyncio.sleep(0)
+        while not asked.done():
+            store.runner.run()
+            await asyncio.sleep(0)
+        assert asked.result().json()["records"] == 2
+    assert store.payloads("t") == [b"one", b"two"]
+    store.crash()
+
+
 async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(api_batches, "BODY_SILENCE_S", 0.2)
+    monkeypatch.setattr(api_shared, "BODY_TIMEOUT_S", 0.2)
     store = StepStore(Config(data_dir=tmp_path / "data"))
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     app = Starlette(
-        routes=[*api_batches.batch_routes(store.store)],
+        routes=[*api_batches.BatchesApi(store.store).routes()],
         exception_handlers={api.HTTPException: api._error},
     )
     listener = HttpListener(app, 10, sock)
     await listener.start()
     try:
-        for path in (b"staged", b"batches"):
+        for path, said in (
+            (b"staged", "nothing of the body came for 0.2 s"),
+            (b"batches", "the body must come within 0.2 seconds"),
+        ):
             reader, writer = await asyncio.open_connection(*sock.getsockname())
             writer.write(
                 b"POST /v1/%b HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nHRB1" % path
@@ -238,7 +269,7 @@ async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
             assert head.startswith(b"HTTP/1.1 408 ")
             body = await asyncio.wait_for(reader.readuntil(b"}"), 10)
-            assert json.loads(body) == {"error": "nothing of the body came for 0.2 s"}
+            assert json.loads(body) == {"error": said}
             writer.close()
     finally:
         await listener.stop()

@@ -20,6 +20,7 @@ from tests.spark.copy_job import EXECUTORS
 from tests.spark.lives import REPOSITORY, environment, session_members
 from tests.spark.support import (
     JAVA_OPTIONS,
+    ask,
     expected_rows,
     publish,
     receive,
@@ -108,6 +109,8 @@ def run_job(
         expected = [(end, payload) for _, _, end, _, payload in expected_rows(topic, payloads)]
         for prefix, url in (("batch", server.figg_url), ("stream", server.wombat_url)):
             assert receive(url, f"{prefix}/{topic}", len(payloads)) == expected
+    cursors = ask(server, "/v1/cursors", reader="group:copy")["cursors"]
+    assert {one["topic"]: one["ordinal"] for one in cursors} == dict.fromkeys(topics, 500)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -1,6 +1,9 @@
 """The examples of docs/spark.md and of the README, run in their order as a reader would."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,6 @@ from tests.spark.support import publish
 REPOSITORY = Path(__file__).parent.parent.parent
 GUIDE = (REPOSITORY / "docs" / "spark.md").read_text("utf-8")
 README = (REPOSITORY / "README.md").read_text("utf-8")
-
-ORDERS = [
-    b'{"id": 1, "customer": "Ada"}',
-    b'{"id": 2, "customer": "Ben"}',
-    b'{"id": 3, "customer": "Cyd"}',
-]
 
 
 def examples(text: str) -> list[str]:
@@ -42,8 +39,10 @@ def test_the_guide_does_what_it_says(
     start: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server = start()
-    publish(server.figg_url, "orders", ORDERS)
-    publish(server.figg_url, "returns", [b"lost", b"broken"])
+    [prepare] = re.findall(r"^```sh\n(printf.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+    command = prepare.replace("headrace publish", f"{sys.executable} -m headrace publish")
+    environ = os.environ | {"HEADRACE_URL": server.figg_url}
+    subprocess.run(["/bin/sh", "-ec", command], env=environ, check=True, timeout=60)
     names: dict[str, Any] = {}
     for code in examples(GUIDE):
         run(code, server, tmp_path, names)

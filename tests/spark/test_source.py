@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.log.index import RUN_MS_MAX
+from headrace.spark import register
 from headrace.testing import ServerProcess, wait_until
 from tests.spark.conftest import Read
 from tests.spark.support import (
@@ -117,7 +118,8 @@ def test_offsets_say_where_to_begin_and_to_end(
     # An offset inside a record is where the next one begins.
     inside = json.dumps({"large": start + 1})
     assert found(startingOffsets=inside) == large[701:]
-    assert found(startingOffsets=stop, endingOffsets=begin) == []
+    said = error_of(lambda: found(startingOffsets=stop, endingOffsets=begin))
+    assert "startingOffsets of 'large' lie behind endingOffsets" in said
 
 
 def test_times_say_where_to_begin_and_to_end(
@@ -289,6 +291,18 @@ def test_options_that_make_no_sense_are_refused(
 ) -> None:
     schema = "offset bigint, n bigint" if "decode" in options else ""
     assert said in error_of(lambda: read(schema, url=server.http_url, **options).collect())
+
+
+def test_a_session_made_of_another_one_can_have_the_format_too(
+    spark: Any, server: ServerProcess, topic: str
+) -> None:
+    publish(server.figg_url, topic, [b"one"])
+    other = spark.newSession()
+    register(other)
+    register(other)
+    options = {"url": server.http_url, "subscribe": topic}
+    assert other.read.format("headrace").options(**options).load().count() == 1
+    assert spark.read.format("headrace").options(**options).load().count() == 1
 
 
 def test_a_directory_that_is_none_is_refused(read: Read, tmp_path: Any) -> None:

@@ -1,10 +1,12 @@
 """Streaming reads through real Spark: how far each batch goes, topics that come and go, and what is lost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.log.index import decode_header
 from headrace.testing import ServerProcess, wait_until
 from tests.spark.conftest import Read, Start
 from tests.spark.support import (
@@ -168,12 +170,13 @@ def test_a_topic_made_anew_takes_with_it_what_was_not_read(
     assert kept.payloads(topic) == [b"new 1", b"new 2"]
 
 
+@pytest.mark.parametrize("count", [3, 20])
 def test_a_log_that_is_another_one_than_the_checkpoints_is_refused(
-    start: Start, run: Callable[..., Collected]
+    start: Start, run: Callable[..., Collected], count: int
 ) -> None:
     first, second = start(), start()
     publish(first.figg_url, "t", numbered(0, 10))
-    publish(second.figg_url, "t", numbered(0, 3))
+    publish(second.figg_url, "t", numbered(0, count))
     assert len(run(subscribe="t", url=first.http_url).rows) == 10
     said = error_of(lambda: run(subscribe="t", url=second.http_url))
     assert "this is another log than the checkpoint was made with" in said
@@ -235,6 +238,105 @@ def test_a_destroyed_topic_that_was_being_read_is_an_error(
         said = error_of(lambda: query.awaitTermination(30))
     assert f"6 records of topic '{topic}' are gone" in said
     assert "it was destroyed" in said
+
+
+# Batches that were planned and did not come to their end
+
+
+@pytest.fixture
+def plan(read_stream: Read, checkpoint: str) -> Callable[..., None]:
+    """Plan a batch and fail in it, as a driver does that is killed."""
+
+    def fail(frame: Any, batch: int) -> None:
+        frame.count()
+        raise RuntimeError("killed")
+
+    def make(**options: object) -> None:
+        frame = read_stream(**{"startingOffsets": "earliest"} | options)
+        writer = frame.writeStream.foreachBatch(fail).trigger(availableNow=True)
+        started = writer.option("checkpointLocation", checkpoint).start()
+        assert "killed" in error_of(lambda: finish(started))
+
+    return make
+
+
+def ordinals(collected: Collected) -> list[int]:
+    return [row[3] for row in collected.rows]
+
+
+def test_a_first_batch_that_is_repeated_begins_where_it_began(
+    server: ServerProcess, run: Callable[..., Collected], plan: Callable[..., None], topic: str
+) -> None:
+    publish(server.figg_url, topic, numbered(0, 10))
+    plan(subscribe=topic)
+    publish(server.figg_url, topic, numbered(10, 12))
+    found = run(subscribe=topic, startingOffsets="latest")
+    assert [len(batch) for batch in found.batches] == [10, 2]
+    assert ordinals(found) == list(range(12))
+
+
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("where", ["url", "path"])
+def test_a_topic_that_is_gone_with_a_batch_of_it_is_an_error(
+    server: ServerProcess,
+    run: Callable[..., Collected],
+    plan: Callable[..., None],
+    topic: str,
+    where: str,
+    joins: bool,
+) -> None:
+    place = {where: server.http_url if where == "url" else str(server.data_dir)}
+    options = {"subscribePattern": f"{topic}/.*", **place}
+    publish(server.figg_url, f"{topic}/base", numbered(0, 3))
+    if not joins:
+        publish(server.figg_url, f"{topic}/t", numbered(0, 4))
+        wait_applied(server, f"{topic}/t")
+    wait_applied(server, f"{topic}/base")
+    run(**options)
+    publish(server.figg_url, f"{topic}/t", numbered(4, 11))
+    wait_applied(server, f"{topic}/t")
+    plan(**options)
+    send(server, "DELETE", "/v1/topic", name=f"{topic}/t")
+    wait_until(lambda: not list(index_files(server, f"{topic}/t")), 20, "the files to be deleted")
+    said = error_of(lambda: run(**options))
+    assert f"7 records of topic '{topic}/t' are gone that the query has not read" in said
+    assert ordinals(run(**options, failOnDataLoss=False)) == []
+
+
+def index_files(server: ServerProcess, topic: str) -> Iterator[Path]:
+    for path in server.data_dir.glob("segments/*/*.idx"):
+        header = decode_header(path.read_bytes())
+        if header is not None and header.name == topic:
+            yield path
+
+
+def test_files_that_are_behind_the_server_are_waited_for(
+    start: Start, run: Callable[..., Collected], plan: Callable[..., None]
+) -> None:
+    server = start(config=SMALL.replace("rotate_s = 0.2", "rotate_s = 3"))
+    url, path = {"url": server.http_url}, {"path": str(server.data_dir)}
+    publish(server.figg_url, "t", numbered(0, 5))
+    run(subscribe="t", **url)
+    publish(server.figg_url, "t", numbered(5, 15))
+    plan(subscribe="t", **url)
+    assert ordinals(run(subscribe="t", **path)) == list(range(5, 15))
+
+
+def test_a_topic_that_was_destroyed_with_unread_records_is_an_error(
+    server: ServerProcess, run: Callable[..., Collected], topic: str
+) -> None:
+    publish(server.figg_url, topic, numbered(0, 10))
+    run(subscribe=topic)
+    publish(server.figg_url, topic, numbered(10, 14))
+    send(server, "DELETE", "/v1/topic", name=topic)
+    for _ in range(2):
+        said = error_of(lambda: run(subscribe=topic))
+        assert f"4 records of topic '{topic}' are gone" in said
+        assert "it was destroyed" in said
+    assert ordinals(run(subscribe=topic, failOnDataLoss=False)) == []
+    # It is forgotten then: a topic made anew joins at its beginning.
+    publish(server.figg_url, topic, numbered(0, 3))
+    assert ordinals(run(subscribe=topic)) == [14, 15, 16]
 
 
 # Queries as named readers

@@ -2,7 +2,15 @@
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    LongType,
+    MapType,
+    NullType,
+    StructField,
+    StructType,
+    VariantType,
+)
 
 from headrace.spark.columns import SCHEMA, columns_of
 from headrace.spark.options import OptionError, SinkOptions, parse_sink
@@ -42,7 +50,34 @@ def test_other_columns_need_decode():
 @pytest.mark.parametrize("decode", ["", "json"])
 def test_the_source_s_own_columns_have_their_types(text, decode):
     with pytest.raises(OptionError, match=f"the column '{text.split(':')[0]}' is"):
-        columns_of(schema(text), decode=decode)
+        columns_of(schema(f"{text} n:long" if decode else text), decode=decode)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (StructType(), "the schema has no columns"),
+        (schema("n:long n:long"), "the column 'n' twice"),
+        (schema("n:long N:long"), "the column 'n' twice"),
+        (schema("Offset:long"), "write the column 'Offset' as 'offset'"),
+        (StructType([StructField("n", LongType(), False)]), "it cannot be not null"),
+        (StructType([StructField("m", MapType(LongType(), LongType()))]), "keys must be strings"),
+        (StructType([StructField("v", VariantType())]), "'v' is variant"),
+        (
+            StructType([StructField("a", ArrayType(StructType([StructField("i", NullType())])))]),
+            "'a.i' is void",
+        ),
+    ],
+)
+def test_a_schema_that_cannot_be_read_is_refused(wanted, said):
+    with pytest.raises(OptionError, match=said):
+        columns_of(wanted, decode="json")
+
+
+@pytest.mark.parametrize("wanted", [SCHEMA, schema("offset:long")])
+def test_to_decode_without_columns_for_it_is_refused(wanted):
+    with pytest.raises(OptionError, match="decode = json needs a schema"):
+        columns_of(wanted, decode="json")
 
 
 @pytest.mark.parametrize("wanted", [SCHEMA, schema("n:long")])

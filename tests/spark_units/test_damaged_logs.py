@@ -241,6 +241,77 @@ def test_what_a_server_has_forgotten_is_data_loss_and_the_rest_is_read(tmp_path)
 # Files that are not as they should be
 
 
+def cut_rows(file: Path, count: int) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) - count * ROW_BYTES])
+
+
+@pytest.mark.parametrize("what", ["a row", "the index", "index and segment"])
+@pytest.mark.parametrize("size", [1000, 1 << 40])
+def test_what_is_missing_between_segments_is_damage(filled, tmp_path, what, size):
+    shutil.copytree(filled.path, tmp_path / "data")
+    name = filled.segments("many")[1].name
+    (segment,) = (tmp_path / "data").glob(f"segments/*/{name}")
+    index = segment.with_suffix(".idx")
+    if what == "a row":
+        cut_rows(index, 1)
+    else:
+        index.unlink()
+        if what == "index and segment":
+            segment.unlink()
+    log = FileLog(str(tmp_path / "data"))
+    with pytest.raises(DamageError, match=r"'many', segment .*, offsets \d+ to \d+: the index"):
+        read_all(log, "many", size)
+    found = left(log, "many", size)
+    assert found
+    assert set(found) < set(filled.records["many"])
+
+
+def test_the_last_row_of_a_topic_that_is_damaged_is_not_passed_over(filled, tmp_path):
+    shutil.copytree(filled.path, tmp_path / "data")
+    name = filled.segments("many")[-1].name
+    (index,) = (tmp_path / "data").glob(f"segments/*/{Path(name).stem}.idx")
+    data = bytearray(index.read_bytes())
+    for row in range(HEADER_BYTES, len(data), ROW_BYTES):
+        data[row] ^= 1
+    index.write_bytes(data)
+    log = FileLog(str(tmp_path / "data"))
+    with pytest.raises(DamageError, match=f"segment {name}"):
+        read_all(log, "many", 1 << 40)
+
+
+def test_files_that_have_become_shorter_than_they_were_planned_are_damage(filled, tmp_path):
+    shutil.copytree(filled.path, tmp_path / "data")
+    planned = parts(FileLog(str(tmp_path / "data")), "many", 1 << 40)
+    name = Path(filled.segments("many")[-1].name).stem
+    (index,) = (tmp_path / "data").glob(f"segments/*/{name}.idx")
+    cut_rows(index, 1)
+    place = Place(path=str(tmp_path / "data"))
+    with pytest.raises(DamageError, match="the index is damaged or too short"):
+        list(options(place, True).read(Part(planned)))
+
+
+def test_records_without_any_files_are_data_loss(filled, tmp_path):
+    shutil.copytree(filled.path, tmp_path / "data")
+    log = FileLog(str(tmp_path / "data"))
+    state = state_of(log, "one")
+    with pytest.raises(DataLossError, match="'gone' has no files any more"):
+        log.split(Range("gone", state.start, state.end), 1 << 40)
+
+
+def test_a_server_knows_how_far_a_destroyed_topic_reached(tmp_path):
+    with start_server(tmp_path) as server, connect_blocking(server.figg_url) as client:
+        for _ in range(3):
+            client.publish("t", b"x")
+        with closing(open_log(Place(urls=(server.http_url,)))) as log:
+            end = state_of(log, "t").end
+            destroy(server, "t")
+            assert log.ended(["t", "never"]) == {"t": end}
+            assert log.topics(["t"]) == {}
+        with closing(open_log(Place(path=str(server.data_dir)))) as log:
+            assert log.ended(["t"]) == {}
+
+
 def test_a_path_that_is_no_data_directory_is_refused(tmp_path):
     with pytest.raises(SourceError, match="there is no `segments` in it"):
         FileLog(str(tmp_path))

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.log.index import ROW_BYTES, Row
+from headrace.model import JUMP
 from headrace.spark.index_rows import Gap, Stretch, parse, stretches
 from tests.spark_units.runs import flipped, index, packed
 
@@ -41,7 +42,7 @@ def test_a_row_that_is_only_half_there_does_not_count(extra):
 def test_an_index_without_rows_covers_nothing(extra):
     found = parse(bytes(extra))
     assert (len(found.rows), found.gaps) == (0, frozenset())
-    assert list(stretches(found, 0, 100, 1 << 20)) == []
+    assert list(stretches(found, 0, 100, 1 << 20)) == [Gap(0, 100)]
 
 
 @pytest.mark.parametrize(
@@ -75,13 +76,22 @@ def test_nothing_but_damage_is_named_once():
     assert covered(list(stretches(found, 1000, END, 1 << 20))) == [("Gap", 1000, END)]
 
 
-def test_segments_may_skip_offsets_and_that_is_no_damage():
-    later, data = packed([[b"x"]], offset=END + 5000, ordinal=100)
-    found = list(stretches(parse(index([*ROWS, *later])), 1000, END + 9000, 1 << 20))
+def test_a_topic_may_jump_ahead_and_that_is_no_damage():
+    later, data = packed([[b"x"]], offset=END + JUMP, ordinal=100)
+    found = list(stretches(parse(index([*ROWS, *later])), 1000, END + 3 * JUMP, 1 << 20))
     assert covered(found) == [
         ("Stretch", 1000, END),
-        ("Stretch", END + 5000, END + 5000 + len(data)),
+        ("Stretch", END + JUMP, END + JUMP + len(data)),
+        ("Gap", END + JUMP + len(data), END + 3 * JUMP),
     ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_rows_that_are_missing_are_damage(number):
+    rest = [row for at, row in enumerate(ROWS) if at != number]
+    found = covered(list(stretches(parse(index(rest)), 1000, END, 1 << 20)))
+    gaps = [(start, end) for kind, start, end in found if kind == "Gap"]
+    assert gaps == [(ROWS[number].offset, ROWS[number].end)]
 
 
 def test_pieces_are_not_much_longer_than_asked_for():
@@ -91,7 +101,7 @@ def test_pieces_are_not_much_longer_than_asked_for():
 
 
 damage = st.sets(st.integers(0, len(ROWS) - 1))
-place = st.integers(990, END + 10)
+place = st.integers(1000, END - 1)
 
 
 @given(damage, place, place, st.sampled_from([1, 20, 1 << 20]))

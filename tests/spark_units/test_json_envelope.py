@@ -50,6 +50,35 @@ def test_what_is_no_object_has_no_columns(payload):
     assert column([b'{"a": 1}', payload, b'{"a": 3}'], pa.int64()) == [1, None, 3]
 
 
+@pytest.mark.parametrize("odd", [b"1e400", b"-1e999", b'"\\ud800"', b"NaN"])
+def test_an_odd_member_does_not_cost_the_others(odd):
+    fields = [pa.field("s", pa.string()), pa.field("x", pa.float64()), pa.field("t", pa.string())]
+    payload = b'{"s": "ok", "x": %s, "t": %s}' % (odd, odd)
+    found = JsonEnvelope().decode(pa.array([payload], pa.binary()), fields)
+    assert [array.to_pylist() for array in found[:2]] == [["ok"], [None]]
+
+
+DECIMAL = pa.decimal128(38, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"12345678901234567890.12", "12345678901234567890.12"),
+        (b'"12345678901234567890123456789012345.12"', "12345678901234567890123456789012345.12"),
+        (b"1e30", "1000000000000000000000000000000.00"),
+        (b"0.1", "0.10"),
+        (b"5", "5.00"),
+        (b"1e40", None),
+        (b'"x"', None),
+    ],
+)
+def test_decimals_are_exact(text, expected):
+    found = one(text, DECIMAL)
+    assert found == (decimal.Decimal(expected) if expected else None)
+    assert one(b'{"d": %s}' % text, pa.struct([pa.field("d", DECIMAL)])) == {"d": found}
+
+
 @pytest.mark.parametrize(
     ("value", "kind", "expected"),
     [

@@ -105,10 +105,8 @@ def test_no_millisecond_of_a_time_is_lost(ms):
     assert source(startingTimestamp=moment.isoformat()).starting == Where(ms=ms)
 
 
-def test_a_time_without_a_zone_is_local():
-    text = "2024-05-06T07:08:09"
-    local = int(datetime.datetime.fromisoformat(text).timestamp() * 1000)
-    assert source(startingTimestamp=text).starting == Where(ms=local)
+def test_a_time_without_a_zone_is_utc():
+    assert source(startingTimestamp="1970-01-02T00:00:01").starting == Where(ms=86_401_000)
 
 
 def test_streams_have_limits_and_a_group():
@@ -277,6 +275,24 @@ def test_a_pattern_must_be_a_regular_expression():
 def test_contradictions_are_refused(options, streaming, words):
     error = refused(parse_source, options, streaming)
     assert all(word in error for word in words)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"startingTimestamp": "2000", "endingTimestamp": "1999"},
+        {"startingOffsets": '{"a": 20}', "endingOffsets": '{"a": 10}'},
+    ],
+)
+def test_a_start_behind_the_end_is_refused(given):
+    with pytest.raises(OptionError, match="nothing would be read"):
+        source(**given)
+
+
+@pytest.mark.parametrize("given", [{"path": "http://h:1"}, {"path": "figg://h:1"}])
+def test_an_address_is_no_path(given):
+    with pytest.raises(OptionError, match=r"path is a directory: give .* as the option url"):
+        parse_source({"subscribe": "t"} | given, streaming=False)
 
 
 def test_a_sink_has_a_topic_a_producer_and_a_number():

@@ -12,8 +12,9 @@ from headrace.spark.log_view import Block, Damage, DataLossError, Range, TopicSt
 from headrace.spark.options import OptionError, SourceOptions, Where, parse_source
 from headrace.spark.planning import (
     CUT_TOPICS_MAX,
-    check_kept,
+    check_positions,
     gone_error,
+    kept,
     limit_bytes,
     limit_rows,
     locate,
@@ -40,6 +41,9 @@ class EvenLog:
 
     def topics(self, names: Iterable[str] | None) -> dict[str, TopicState]:
         return {n: s for n, s in self.states.items() if names is None or n in names}
+
+    def ended(self, names: Iterable[str]) -> dict[str, Position]:
+        return {}
 
     def wait(self, timeout_s: float) -> None: ...
 
@@ -235,10 +239,54 @@ def test_topics_without_anything_to_read_take_no_part():
 def test_what_is_gone_is_counted():
     start = {"t": at(4), "u": at(12), "other": at(0)}
     states = {"t": STATE, "u": STATE._replace(name="u")}
-    assert check_kept(start, states) == {"t": 6}
+    with pytest.raises(DataLossError, match=r"6 records of topic 't' are gone .* retention"):
+        check_positions(start, states, None)
     error = gone_error({"t": 6, "u": 1})
     assert "7 records of topic 't' and 1 other topics are gone" in error
     assert "failOnDataLoss" in error
+
+
+def of(epoch: int, ordinal: int) -> Position:
+    return at(ordinal)._replace(epoch=epoch)
+
+
+def test_a_topic_made_anew_has_begun_where_the_old_one_ended():
+    anew = {"t": TopicState("t", of(2, 10), of(2, 20))}
+    check_positions({"t": of(1, 10)}, anew, None)
+    with pytest.raises(DataLossError, match=r"3 records of topic 't' .* it was made anew"):
+        check_positions({"t": of(1, 7)}, anew, None)
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_a_position_of_another_life_inside_of_this_one_is_of_another_log(epoch):
+    other = {"t": TopicState("t", of(2, 0), of(2, 20))}
+    with pytest.raises(DataLossError, match=f"its epoch is 2, the checkpoint's {epoch}"):
+        check_positions({"t": of(epoch, 5)}, other, None)
+
+
+def test_a_batch_that_was_planned_must_be_there_up_to_its_end():
+    states = {"t": TopicState("t", at(0), at(13))}
+    check_positions({"t": at(10)}, states, {"t": at(13)})
+    with pytest.raises(DataLossError, match="ends at ordinal 13, before the query's 20"):
+        check_positions({"t": at(10)}, states, {"t": at(20)})
+    with pytest.raises(DataLossError, match=r"10 records of topic 't' .* it was destroyed"):
+        check_positions({"t": at(10)}, {}, {"t": at(20)})
+
+
+@pytest.mark.parametrize(
+    ("position", "found"),
+    [
+        (at(5), at(5)),
+        (of(0, 0), of(0, 0)),
+        (of(0, 5), of(0, 5)),
+        (of(0, 5)._replace(offset=51), at(0)),
+        (at(21), at(0)),
+        (of(3, 30), at(0)),
+    ],
+)
+def test_who_wants_to_go_on_whatever_is_missing_goes_on_where_it_can(position, found):
+    log = EvenLog({"t": 20})
+    assert kept(log, log.topics(["t"])["t"], position) == found
 
 
 def test_only_what_moved_is_read():

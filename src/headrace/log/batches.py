@@ -7,8 +7,8 @@ Each entry made of a batch says how far the batch is appended with it, so both a
 
     asked ──decision committed──▶ being appended ──last entry committed──▶ answered ──applied──▶ files deleted
 
-A number at or below its producer's last decided one is a duplicate. What is not here: staged files
-(`staging.py`), their blocks (`blocks.py`), entries (`commit.py`), and what the applier does with them.
+A number that was decided before is a duplicate; one that was passed over is refused. What is not here: staged
+files (`staging.py`), their blocks (`blocks.py`), entries (`commit.py`), what the applier does with them.
 """
 
 import logging
@@ -19,10 +19,12 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from headrace.errors import BatchNumberError
 from headrace.log.blocks import Block, Damaged, read_staged
 from headrace.log.catalogue import BATCHES_NAME, Catalogue
-from headrace.log.entries import Producer, Progress, StagedFile, StagedFiles
+from headrace.log.entries import RECENT_MAX, Producer, Progress, Recent, StagedFile, StagedFiles
 from headrace.log.layout import Layout
+from headrace.log.quarantine import quarantine_file
 from headrace.log.runner import Runner
 from headrace.log.staging import Staging
 
@@ -41,6 +43,8 @@ class BatchAnswer(NamedTuple):
     duplicate: bool
     records: int
     """That were appended: none for a duplicate."""
+    damaged: int = 0
+    """Blocks and files that could not be read: their records are lost."""
 
 
 Answer = Callable[[BatchAnswer | None], None]
@@ -88,7 +92,7 @@ class _Batch:
         """What was read and given to commits."""
         self.pieces = 0
         """What was given to commits and is not committed."""
-        self.records = 0
+        self.records = self.damaged = 0
         self.asked: Answer | None = None
         """Whoever asked first, in this life of the server."""
         self.waiters: list[Answer] = []
@@ -97,6 +101,10 @@ class _Batch:
     @property
     def is_read(self) -> bool:
         return self.progress.file == len(self.files)
+
+    def is_of(self, staged: Sequence[str]) -> bool:
+        """Whether it was asked for with these files; empty ones are not remembered."""
+        return {file.id.hex() for file in self.files} <= set(staged)
 
     def take_waiters(self) -> list[Answer]:
         """Everyone who is to be answered, once."""
@@ -131,22 +139,24 @@ class Batches:
         self._piece_bytes = piece_bytes
         self._batches: deque[_Batch] = deque()
         """In the order in which they were asked for, which is that of their decisions."""
-        self._unapplied: dict[str, tuple[int, int]] = {}
-        """The last number of producers, with its commit, until the catalogue knows it."""
+        self._unapplied: dict[str, list[tuple[int, int]]] = {}
+        """Numbers of producers, each with its commit, until the catalogue knows it."""
         self._appended: deque[tuple[int, list[StagedFile]]] = deque()
         """Files of batches that are done, until the commit that says so is applied."""
         self._reading = False
         self._stopped = False
+        self._troubled = False
+        """Whether reading failed for a reason that may pass: it is tried again with the next tick."""
         self.damage_count = 0
         """Blocks and files that could not be read when their batch was appended."""
-        for row in sorted(catalogue.batches(), key=lambda row: row.number):
+        for row in sorted(catalogue.batches(), key=lambda row: (row.ms, row.number)):
             files = msgspec.msgpack.decode(row.staged, type=StagedFiles)
             batch = _Batch(
                 Decision(row.producer.decode(), row.number, files),
                 Progress(row.file, row.position),
             )
             batch.decided = True
-            staging.claimed(files)
+            staging.restore_claims(files)
             self._batches.append(batch)
         if self._batches:
             logger.info("going on with %d batches", len(self._batches))
@@ -162,22 +172,25 @@ class Batches:
         return len(self._batches)
 
     def decide(self, producer: str, number: int, staged: Sequence[str], answer: Answer) -> None:
-        """Append the staged files' records, unless this number, or a later one, was decided before.
+        """Append the staged files' records, unless this number was decided before.
 
-        Raises UnknownStagedError and StagedClaimedError, and then nothing is decided.
+        Raises UnknownStagedError, StagedClaimedError and BatchNumberError, and then nothing is decided.
         """
+        if self._stopped:
+            self._runner.soon(lambda: answer(None))
+            return
         for batch in self._batches:
             if (batch.producer, batch.number) == (producer, number):
                 # The first request is on its way: this one is answered when that one is.
-                self._staging.discard(staged)
-                batch.waiters.append(answer)
+                if batch.asked is None and batch.is_of(staged):
+                    batch.asked = answer
+                else:
+                    self._staging.discard(staged)
+                    batch.waiters.append(answer)
                 return
-        if number <= self._last(producer):
+        if self._was_decided(producer, number):
             self._staging.discard(staged)
             self._runner.soon(lambda: answer(BatchAnswer(duplicate=True, records=0)))
-            return
-        if self._stopped:
-            self._runner.soon(lambda: answer(None))
             return
         decision = Decision(producer, number, self._staging.claim(staged))
         batch = _Batch(decision, Progress())
@@ -185,11 +198,27 @@ class Batches:
         self._batches.append(batch)
         self._appender.decide(decision, lambda: self._decided(batch))
 
+    def withdraw(self, answer: Answer) -> None:
+        """Whoever asked has been told to ask again."""
+        for batch in self._batches:
+            if batch.asked is answer:
+                batch.asked = None
+            elif answer in batch.waiters:
+                batch.waiters.remove(answer)
+
+    def tick(self) -> None:
+        """Called a few times a second."""
+        if self._troubled:
+            self._troubled = False
+            self._go_on()
+
     def applied(self, sequence: int) -> None:
         """The catalogue holds everything up to this commit, and what it no longer names is deleted."""
-        self._unapplied = {
-            producer: known for producer, known in self._unapplied.items() if known[1] > sequence
+        rest = {
+            producer: [one for one in known if one[1] > sequence]
+            for producer, known in self._unapplied.items()
         }
+        self._unapplied = {producer: known for producer, known in rest.items() if known}
         while self._appended and self._appended[0][0] <= sequence:
             self._staging.forget(self._appended.popleft()[1])
 
@@ -200,27 +229,35 @@ class Batches:
             for answer in batch.take_waiters():
                 self._runner.soon(partial(answer, None))
 
-    def _last(self, producer: str) -> int:
-        """The highest number that was decided, or is being."""
-        numbers = [batch.number for batch in self._batches if batch.producer == producer]
-        if producer in self._unapplied:
-            numbers.append(self._unapplied[producer][0])
-        elif not numbers:
-            row = self._catalogue.producer(BATCHES_NAME, producer.encode())
-            if row is not None:
-                numbers.append(row.last)
-        return max(numbers, default=-1)
+    def _was_decided(self, producer: str, number: int) -> bool:
+        """Raises BatchNumberError for one that was passed over."""
+        row = self._catalogue.producer(BATCHES_NAME, producer.encode())
+        known = msgspec.msgpack.decode(row.recent, type=Recent) if row is not None else []
+        knows_all = len(known) < RECENT_MAX
+        numbers = {one for one, _ in known}
+        numbers |= {one for one, _ in self._unapplied.get(producer, ())}
+        numbers |= {batch.number for batch in self._batches if batch.producer == producer}
+        last = max(numbers, default=-1)
+        if number > last:
+            return False
+        if number not in numbers and (knows_all or number > min(numbers)):
+            raise BatchNumberError(
+                f"batch {number} of producer {producer!r} was never written, and batch {last} was: the "
+                "numbers of a producer must grow; give this one a producer of its own"
+            )
+        return True
 
     def _decided(self, batch: _Batch) -> None:
         batch.decided = True
-        self._unapplied[batch.producer] = batch.number, self._appender.last_sequence
+        known = self._unapplied.setdefault(batch.producer, [])
+        known.append((batch.number, self._appender.last_sequence))
         if batch.is_read:
             self._finish_if_done(batch)  # it has no records
         self._go_on()
 
     def _go_on(self) -> None:
         """Read the next piece of the batch whose turn it is, unless enough of it is on its way."""
-        if self._reading or self._stopped or not self._batches:
+        if self._reading or self._stopped or self._troubled or not self._batches:
             return
         batch = self._batches[0]
         if not batch.decided or batch.is_read or batch.pieces >= _PIECES_MAX:
@@ -236,13 +273,19 @@ class Batches:
         if self._stopped:
             return
         if isinstance(found, BaseException):
-            at = batch.progress.file
-            damage = Damaged(f"a fault of our own while it was read: {found!r}")
-            found = [_Found(damage, batch.files[at], Progress(at + 1))]
+            logger.error(
+                "batch %d of producer %r cannot be read for now: %s",
+                batch.number,
+                batch.producer,
+                found,
+            )
+            self._troubled = True
+            return
         parts = []
         for what, file, progress in found:
             if isinstance(what, Damaged):
                 self.damage_count += 1
+                batch.damaged += 1
                 logger.error(
                     "batch %d of producer %r: damage: staged file %s: %s: its records are lost",
                     *(batch.number, batch.producer, file.id.hex(), what.reason),
@@ -272,7 +315,7 @@ class Batches:
         asked = batch.asked
         for answer in batch.take_waiters():
             if answer is asked:
-                answer(BatchAnswer(duplicate=False, records=batch.records))
+                answer(BatchAnswer(False, batch.records, batch.damaged))
             else:
                 answer(BatchAnswer(duplicate=True, records=0))
 
@@ -288,6 +331,8 @@ def _read(
         file = files[number]
         path = layout.staged_file(file.id.hex())
         blocks = read_staged(path, position, file.size, bytes_max - taken)
+        if any(isinstance(what, Damaged) for what, _ in blocks):
+            quarantine_file(layout, path)
         for what, end in blocks:
             at = Progress(number, end) if end < file.size else Progress(number + 1)
             found.append(_Found(what, file, at))

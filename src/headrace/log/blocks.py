@@ -9,6 +9,7 @@ A block holds no more than a run may: it becomes one entry of the journal, and n
 on the way.
 """
 
+import errno
 import os
 import struct
 from pathlib import Path
@@ -133,7 +134,10 @@ class Read(NamedTuple):
 
 
 def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Read]:
-    """Blocks from `position` on, at least one; `size` is how long the file was made."""
+    """Blocks from `position` on, at least one; `size` is how long the file was made.
+
+    Raises OSError for what may pass, such as too many open files.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -143,6 +147,8 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
         finally:
             os.close(fd)
     except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EIO):
+            raise
         return [Read(Damaged(f"the file cannot be read: {error.strerror}"), size)]
     found: list[Read] = []
     at = 0

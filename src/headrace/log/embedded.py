@@ -444,6 +444,7 @@ class EmbeddedStore(ReadSide):
         """Called a few times a second: hands an old file to the applier."""
         ring = self._ring
         self.staging.tick(now_s)
+        self.batches.tick()
         if self._writing or self._failure:
             return
         # While the applier is busy a file goes on filling: many records a file cost it less for each.

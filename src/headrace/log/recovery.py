@@ -22,10 +22,7 @@ from headrace.log.layout import Layout
 from headrace.log.quarantine import quarantine
 from headrace.log.rebuild import rebuild_catalogue, repair_segments
 from headrace.log.staging import remove_unfinished
-from headrace.model import Durability
-
-JUMP = 1 << 32
-"""How far offsets and ordinals skip ahead when records that clients may have seen are lost."""
+from headrace.model import JUMP, Durability
 
 
 class Recovered(NamedTuple):

@@ -67,6 +67,8 @@ class Upload:
         self._fd: int | None = None
         self._written = self._sync_started = 0
         self._lock = threading.Lock()
+        self._over = False
+        """Whether it was given up: what a thread still does for it must not bring it back."""
 
     @property
     def records(self) -> int:
@@ -75,6 +77,8 @@ class Upload:
     def feed(self, *data: bytes) -> None:
         """Check and write what has arrived; raises BadBlockError and StagingFullError."""
         with self._lock, _no_room():
+            if self._over:
+                return
             parts = self._decoder.feed(*data)
             if self._fd is None:
                 self._fd = self._disk.open(self._unfinished, create=True)
@@ -90,6 +94,8 @@ class Upload:
     def finish(self) -> None:
         """Make it durable, and give it its name."""
         with self._lock, _no_room():
+            if self._over:
+                return
             self._decoder.finish()
             if self._fd is None:
                 self._fd = self._disk.open(self._unfinished, create=True)
@@ -101,6 +107,7 @@ class Upload:
     def abort(self) -> None:
         """Leave nothing of it."""
         with self._lock:
+            self._over = True
             self._close()
             self._disk.unlink(self._unfinished)
 
@@ -180,10 +187,10 @@ class Staging:
         for staged in files:
             staged.claimed = True
         # One without records need not be remembered.
-        self.discard([staged.id for staged in files if not staged.size], claimed=True)
+        self._delete([staged for staged in files if not staged.size])
         return [StagedFile(bytes.fromhex(one.id), one.size) for one in files if one.size]
 
-    def claimed(self, files: Iterable[StagedFile]) -> None:
+    def restore_claims(self, files: Iterable[StagedFile]) -> None:
         """These are part of a batch that was decided before the start."""
         for file in files:
             staged = self._files.get(file.id.hex())
@@ -197,17 +204,16 @@ class Staging:
             if staged is not None:
                 self.bytes -= staged.size
 
-    def discard(self, ids: Collection[str], *, claimed: bool = False) -> None:
-        """Delete those of the files that are there and whose state is `claimed`."""
-        gone = [
-            staged
-            for staged_id in ids
-            if (staged := self._files.get(staged_id)) is not None and staged.claimed is claimed
-        ]
-        for staged in gone:
+    def discard(self, ids: Collection[str]) -> None:
+        """Delete those of the files that are there and that nobody has claimed."""
+        found = [self._files[one] for one in dict.fromkeys(ids) if one in self._files]
+        self._delete([staged for staged in found if not staged.claimed])
+
+    def _delete(self, files: Sequence[Staged]) -> None:
+        for staged in files:
             del self._files[staged.id]
             self.bytes -= staged.size
-        paths = [self._layout.staged_file(staged.id) for staged in gone]
+        paths = [self._layout.staged_file(staged.id) for staged in files]
         if paths:
             self._runner.background(lambda: _unlink(self._disk, paths), lambda _: None)
 

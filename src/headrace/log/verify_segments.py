@@ -15,8 +15,8 @@ from headrace.log.catalogue import SegmentRow, TopicRow
 from headrace.log.index import HEADER_BYTES, ROW_BYTES, Row, decode_header, decode_rows
 from headrace.log.layout import Layout
 from headrace.log.records import boundary, holds
-from headrace.log.recovery import JUMP
 from headrace.log.report import Found, Range
+from headrace.model import JUMP
 
 Advance = Callable[[int], None]
 """Is told how many more bytes were checked."""

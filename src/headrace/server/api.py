@@ -16,7 +16,7 @@ from headrace.config import AccessToken
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.server.access import Access
-from headrace.server.api_batches import batch_routes
+from headrace.server.api_batches import BatchesApi
 from headrace.server.api_cursors import CursorsApi
 from headrace.server.api_ranges import RangesApi
 from headrace.server.api_shared import RefusalWithFacts
@@ -39,7 +39,7 @@ def make_app(
             *_StateApi(connections, store).routes(),
             *TopicsApi(store, broker, waiting).routes(),
             *CursorsApi(store).routes(),
-            *batch_routes(store),
+            *BatchesApi(store).routes(),
             *RangesApi(store, broker, layout).routes(),
         ],
         exception_handlers={HTTPException: _error},

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from headrace.errors import (
     BadBlockError,
+    BatchNumberError,
     StagedClaimedError,
     StagingFullError,
     StoreFailedError,
@@ -23,12 +24,16 @@ from headrace.errors import (
 from headrace.log.batches import BATCH_FILES_MAX, PRODUCER_BYTES_MAX, BatchAnswer
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.staging import STAGED_FILE_BYTES_MAX, Upload
+from headrace.server.api_shared import body
 
 BODY_SILENCE_S = 30.0
 """How long nothing may come of a body that has begun."""
 
 UPLOADS_MAX = 64
 """Uploads that are read at a time: each takes a few MiB of memory. Further ones wait."""
+
+ANSWER_S = 10.0
+"""How long a request for a batch is held: a large one takes longer, and is asked for again meanwhile."""
 
 BATCH_BODY_BYTES_MAX = 8 << 20
 
@@ -44,18 +49,16 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     staged: Annotated[list[str], msgspec.Meta(max_length=BATCH_FILES_MAX)]
 
 
-def batch_routes(store: EmbeddedStore) -> list[Route]:
-    api = _BatchApi(store)
-    return [
-        Route("/v1/staged", api.stage, methods=["POST"]),
-        Route("/v1/batches", api.decide, methods=["POST"]),
-    ]
-
-
-class _BatchApi:
+class BatchesApi:
     def __init__(self, store: EmbeddedStore) -> None:
         self._store = store
         self._slots = asyncio.Semaphore(UPLOADS_MAX)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/staged", self.stage, methods=["POST"]),
+            Route("/v1/batches", self.decide, methods=["POST"]),
+        ]
 
     async def stage(self, request: Request) -> Response:
         try:
@@ -119,10 +122,7 @@ class _BatchApi:
                 writing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def decide(self, request: Request) -> Response:
-        try:
-            asked = _decode(await _body(request, BATCH_BODY_BYTES_MAX))
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody hears it
+        asked = _decode(await body(request, BATCH_BODY_BYTES_MAX))
         answered: asyncio.Future[BatchAnswer | None] = asyncio.get_running_loop().create_future()
 
         def answer(given: BatchAnswer | None) -> None:
@@ -133,26 +133,25 @@ class _BatchApi:
             self._store.batches.decide(asked.producer, asked.number, asked.staged, answer)
         except UnknownStagedError as error:
             raise HTTPException(404, str(error)) from None
-        except StagedClaimedError as error:
+        except (StagedClaimedError, BatchNumberError) as error:
             raise HTTPException(409, str(error)) from None
         except StoreFailedError as error:
             raise HTTPException(503, str(error)) from None
-        given = await answered
+        named = {"producer": asked.producer, "number": asked.number}
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                given = await answered
+        except TimeoutError:
+            self._store.batches.withdraw(answer)
+            return JSONResponse({**named, "pending": True}, 202)
         if given is None:
             raise HTTPException(503, _STOPPING)
-        return JSONResponse(
-            {
-                "producer": asked.producer,
-                "number": asked.number,
-                "duplicate": given.duplicate,
-                "records": given.records,
-            }
-        )
+        return JSONResponse({**named, **given._asdict()})
 
 
-def _decode(body: bytes) -> BatchRequest:
+def _decode(data: bytes) -> BatchRequest:
     try:
-        asked = msgspec.json.decode(body, type=BatchRequest)
+        asked = msgspec.json.decode(data, type=BatchRequest)
         size = len(asked.producer.encode())
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise HTTPException(400, f"the body is not a batch: {error}") from None
@@ -163,18 +162,6 @@ def _decode(body: bytes) -> BatchRequest:
     if len(set(asked.staged)) != len(asked.staged):
         raise HTTPException(400, "a staged file is named twice")
     return asked
-
-
-async def _body(request: Request, bytes_max: int) -> bytes:
-    _check_length(request, bytes_max)
-    body = bytearray()
-    more = True
-    while more:
-        chunk, more = await _next_chunk(request)
-        body += chunk
-        if len(body) > bytes_max:
-            raise _too_long(bytes_max)
-    return bytes(body)
 
 
 async def _next_chunk(request: Request) -> tuple[bytes, bool]:

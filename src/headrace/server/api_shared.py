@@ -43,9 +43,7 @@ async def body(request: Request, bytes_max: int) -> bytes:
                     raise HTTPException(413, f"the body may have {bytes_max} bytes")
                 parts.append(part)
     except TimeoutError:
-        raise HTTPException(
-            408, f"the body must come within {BODY_TIMEOUT_S:.0f} seconds"
-        ) from None
+        raise HTTPException(408, f"the body must come within {BODY_TIMEOUT_S:g} seconds") from None
     except ClientDisconnect:
         raise HTTPException(400, "the body is not all there") from None
     return b"".join(parts)

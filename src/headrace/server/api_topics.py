@@ -54,7 +54,7 @@ class TopicsApi:
         if unchanged:
             pass
         elif names:
-            found = self._named(names, prefix, after)
+            found = self._named(names, prefix, after, ended=query.get("ended") == "true")
         else:
             found = self._store.topics(prefix, after, limit + 1)
         return JSONResponse(
@@ -66,10 +66,11 @@ class TopicsApi:
             }
         )
 
-    def _named(self, names: list[str], prefix: str, after: str) -> list[Topic]:
+    def _named(self, names: list[str], prefix: str, after: str, *, ended: bool) -> list[Topic]:
         wanted = {name for name in names if name.startswith(prefix) and name > after}
         found = (self._store.look(name) for name in sorted(wanted))
-        return [topic for topic in found if topic.exists]
+        # Of a name that never was, nothing is known but where it would begin.
+        return [topic for topic in found if topic.exists or (ended and topic.epoch)]
 
     async def _changed(self, since: str | None, wait_ms: str | None) -> bool:
         """Whether there may be anything new, after waiting for it as long as the request says."""
@@ -141,6 +142,7 @@ class TopicsApi:
     def _summary(self, topic: Topic) -> dict[str, object]:
         return {
             "name": topic.name,
+            "exists": topic.exists,
             "epoch": topic.epoch,
             "durability": topic.durability.value,
             "start": place(topic.start),

@@ -3,11 +3,19 @@
 from typing import NamedTuple
 
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    FractionalType,
+    IntegralType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -29,6 +37,35 @@ SCHEMA = StructType(
 _TYPES = {field.name: field.dataType for field in SCHEMA.fields}
 
 
+_IN_PAYLOADS = (
+    StringType,
+    BinaryType,
+    BooleanType,
+    IntegralType,
+    FractionalType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+)
+
+
+def check_type(name: str, kind: DataType) -> None:
+    """Raise `OptionError` for a column that payloads cannot hold."""
+    if isinstance(kind, ArrayType):
+        check_type(name, kind.elementType)
+    elif isinstance(kind, StructType):
+        for field in kind.fields:
+            check_type(f"{name}.{field.name}", field.dataType)
+    elif isinstance(kind, MapType) and isinstance(kind.keyType, StringType):
+        check_type(name, kind.valueType)
+    elif isinstance(kind, MapType):
+        raise OptionError(f"the column {name!r} is a map: its keys must be strings")
+    elif not isinstance(kind, _IN_PAYLOADS):
+        raise OptionError(
+            f"the column {name!r} is {kind.simpleString()}, which payloads cannot hold"
+        )
+
+
 class Columns(NamedTuple):
     """What a read has to build."""
 
@@ -40,6 +77,12 @@ class Columns(NamedTuple):
 
 def columns_of(schema: StructType, *, decode: str) -> Columns:
     """What a schema asks for. Without `decode` it can only be a choice of the source's own columns."""
+    if not schema.fields:
+        raise OptionError("the schema has no columns")
+    names = [field.name.lower() for field in schema.fields]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise OptionError(f"the schema has the column {name!r} twice")
     if decode:
         envelope_of(decode)
     decoded = tuple(field for field in schema.fields if field.name not in _TYPES)
@@ -48,6 +91,20 @@ def columns_of(schema: StructType, *, decode: str) -> Columns:
             f"the schema has a column {decoded[0].name!r} that the source does not: it has "
             f"{', '.join(_TYPES)}; give decode = json to read others from payloads"
         )
+    if decode and not decoded:
+        raise OptionError(
+            f"decode = {decode} needs a schema that names columns of the payloads: give it with "
+            ".schema(…)"
+        )
+    for field in decoded:
+        if field.name.lower() in _TYPES:
+            raise OptionError(f"write the column {field.name!r} as {field.name.lower()!r}")
+        check_type(field.name, field.dataType)
+        if not field.nullable:
+            raise OptionError(
+                f"the column {field.name!r} comes out of payloads, where it may be missing: it cannot be "
+                "not null"
+            )
     for field in schema.fields:
         expected = _TYPES.get(field.name)
         if expected is not None and field.dataType != expected:

@@ -63,7 +63,8 @@ def decode(part: Range, blocks: Iterator[Block | Damage], *, verify: bool) -> It
     for block in blocks:
         if isinstance(block, Damage):
             _damage(
-                part, block.place, block.offset, block.end, "the index is damaged", verify=verify
+                *(part, block.place, block.offset, block.end, "the index is damaged or too short"),
+                verify=verify,
             )
             continue
         for rows, data in _sound(part, block, verify=verify):

@@ -1,9 +1,10 @@
 """Requests to the HTTP listener of a running server, from drivers and tasks: one connection, kept open."""
 
+import contextlib
 import http.client
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -17,7 +18,6 @@ RETRY_S = 10.0
 """How long a server that cannot be reached is tried again: one that restarts is back by then."""
 
 _PAUSE_S = 0.2
-_READ_BYTES = 1 << 20
 _UNAUTHORISED = 401
 _UNAVAILABLE = 503
 
@@ -40,75 +40,36 @@ class HttpClient:
         self._headers = {"Authorization": f"Bearer {place.token}"} if place.token else {}
         self._retry_s = retry_s
         self._connection: http.client.HTTPConnection | None = None
+        self._connected = False
+        """Whether a server was there once."""
 
     def json(self, method: str, path: str, query: Mapping[str, object], body: object = None) -> Any:
         """A request that is harmless to repeat, and its answer."""
         data = json.dumps(body).encode() if body is not None else None
-        answer = self.send(method, path, query, data)
-        try:
-            return json.loads(answer)
-        except ValueError:
-            raise ServerError(
-                f"{self._urls[0]} does not answer as Headrace does: is this the address of its "
-                "--http listener?"
-            ) from None
+        return self._decoded(self.send(method, path, query, data))
 
     def send(
         self, method: str, path: str, query: Mapping[str, object], body: bytes | None = None
     ) -> bytes:
-        return b"".join(self.stream(method, path, query, body))
-
-    def stream(
-        self, method: str, path: str, query: Mapping[str, object], body: bytes | None = None
-    ) -> Iterator[bytes]:
-        """The answer in pieces. It is asked for again only while nothing of it has come."""
         target = f"{path}?{urlencode(query, doseq=True)}" if query else path
-        response = self._response(method, target, body)
-        try:
-            while piece := response.read(_READ_BYTES):
-                yield piece
-            if response.length:
-                # The library keeps quiet about it.
-                raise http.client.IncompleteRead(b"", response.length)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise ServerError(
-                f"{self._urls[0]} broke off in the middle of an answer: {error}"
-            ) from None
+        return self._answer(method, target, body)
 
-    def post_stream(self, path: str, pieces: Iterator[bytes]) -> Any:
-        """Send a body that is made while it is sent, and cannot be made again."""
-        # A connection that was kept may have been closed by now, and only a fresh one is sure.
-        self.close()
-        try:
-            self._connect()
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from None
-        assert self._connection is not None
-        headers = {**self._headers, "Transfer-Encoding": "chunked"}
-        try:
-            self._connection.request("POST", path, pieces, headers, encode_chunked=True)
-            response = self._connection.getresponse()
-            return json.loads(self._checked(response).read())
-        except (OSError, http.client.HTTPException) as error:
-            reason = self._early_answer() or error
-            self.close()
-            raise ServerError(f"{self._urls[0]} broke off an upload: {reason}") from None
+    def upload(self, path: str, body: bytes) -> Any:
+        """Send bytes, again when it is not known whether they came: twice must do no harm."""
+        return self._decoded(self._answer("POST", path, body))
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def _response(self, method: str, target: str, body: bytes | None) -> http.client.HTTPResponse:
+    def _answer(self, method: str, target: str, body: bytes | None) -> bytes:
+        """The whole of it: one that breaks off is asked for again."""
         deadline = time.monotonic() + self._retry_s
         while True:
+            fresh = self._connection is None
             try:
-                fresh = self._connection is None
-                self._connect()
-                assert self._connection is not None
-                self._connection.request(method, target, body, self._headers)
-                return self._checked(self._connection.getresponse())
+                return self._ask(method, target, body)
             except ServerError as error:
                 if error.status != _UNAVAILABLE or time.monotonic() > deadline:
                     raise
@@ -122,6 +83,14 @@ class HttpClient:
                     self._next()
                     time.sleep(_PAUSE_S)
 
+    def _ask(self, method: str, target: str, body: bytes | None) -> bytes:
+        self._connect()
+        assert self._connection is not None
+        # What it said before it closed on us counts, even if not everything could be sent.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.request(method, target, body, self._headers)
+        return self._checked(self._connection.getresponse()).read()
+
     def _connect(self) -> None:
         """To the first that lets us; it is the first of the list then."""
         if self._connection is not None:
@@ -129,6 +98,7 @@ class HttpClient:
         for left in reversed(range(len(self._urls))):
             try:
                 self._connection = _connection(self._urls[0])
+                self._connected = True
                 return
             except (OSError, http.client.HTTPException):
                 self._next()
@@ -139,21 +109,26 @@ class HttpClient:
         self._urls.append(self._urls.pop(0))
 
     def _unreachable(self, error: Exception) -> ServerError:
+        if isinstance(error, http.client.IncompleteRead):
+            return ServerError(f"{self._urls[0]} broke off in the middle of an answer: {error}")
+        if isinstance(error, TimeoutError) and self._connected:
+            return ServerError(f"{self._urls[0]} did not answer within {TIMEOUT_S:g} s")
         return ServerError(
             f"no server answers at {', '.join(self._urls)}: {error}; is it running, and is this the "
-            "address of its --http listener?"
+            "address of its --http listener (port 8121 by default)?"
         )
 
-    def _early_answer(self) -> str:
-        """What a server said before it closed on us, if anything."""
+    def _decoded(self, answer: bytes) -> Any:
         try:
-            assert self._connection is not None
-            self._checked(self._connection.getresponse())
-        except ServerError as error:
-            return str(error)
-        except (AssertionError, OSError, http.client.HTTPException):
-            pass
-        return ""
+            return json.loads(answer)
+        except ValueError:
+            raise ServerError(self._not_ours()) from None
+
+    def _not_ours(self) -> str:
+        return (
+            f"{self._urls[0]} does not answer as Headrace does: is this the address of its --http "
+            "listener?"
+        )
 
     def _checked(self, response: http.client.HTTPResponse) -> http.client.HTTPResponse:
         if response.status < 400:
@@ -167,7 +142,7 @@ class HttpClient:
             if "start" in answer:
                 start = answer["start"]["offset"], answer["start"]["ordinal"]
         except (ValueError, KeyError, TypeError):
-            reason = text.decode(errors="replace")[:200]
+            reason = f"{self._not_ours()} It says: {text.decode(errors='replace')[:200].strip()}"
         if response.status == _UNAUTHORISED:
             reason = f"{self._urls[0]} refuses the token: {reason}"
         raise ServerError(reason, response.status, start)

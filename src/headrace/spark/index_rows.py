@@ -8,6 +8,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from headrace.log.index import ROW_BYTES
+from headrace.model import JUMP
 
 ROW = np.dtype(
     [
@@ -48,7 +49,7 @@ class Stretch(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Where damaged rows stood."""
+    """Where rows are damaged or missing."""
 
     offset: int
     end: int
@@ -79,11 +80,10 @@ def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[St
     first = int(np.searchsorted(ends, start, "right"))
     last = int(np.searchsorted(offsets, end, "left"))
     inside = np.flatnonzero(offsets[first + 1 : last] != ends[first : max(first, last - 1)])
-    # A damaged row may stand between two that seem to follow each other: then it was empty, or is nonsense.
     breaks = [int(one) + first + 1 for one in inside]
     position = start
     for begin, stop in zip([first, *breaks], [*breaks, last], strict=True):
-        if begin < stop and begin in index.gaps and position < offsets[begin]:
+        if begin < stop and is_gap(position, int(offsets[begin])):
             yield Gap(position, int(offsets[begin]))
         at = begin
         while at < stop:
@@ -93,6 +93,10 @@ def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[St
             at = until
         if stop > first:
             position = int(ends[stop - 1])
-    # What is damaged behind the last row may have begun before `end`.
-    if last in index.gaps and position < end:
-        yield Gap(position, min(end, int(offsets[last])) if last < len(rows) else end)
+    if is_gap(position, end):
+        yield Gap(position, end)
+
+
+def is_gap(offset: int, next_offset: int) -> bool:
+    """Whether records between two offsets are missing: a topic that jumped ahead has none there."""
+    return offset < next_offset and (next_offset - offset) % JUMP != 0

@@ -7,7 +7,9 @@ column takes any value as text; times as numbers are seconds; bytes are base64.
 import base64
 import datetime
 import decimal
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +18,9 @@ import pyarrow as pa
 from headrace.spark.envelopes import register_envelope
 
 _decode = msgspec.json.Decoder().decode
+_decode_exactly = msgspec.json.Decoder(float_hook=decimal.Decimal).decode
+_DECIMALS = decimal.Context(prec=38)
+"""As many digits as a decimal of Spark has."""
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 _NONE = type(None)
@@ -26,7 +31,9 @@ class JsonEnvelope:
     prefix = ""
 
     def decode(self, payloads: pa.BinaryArray, fields: Sequence[pa.Field]) -> list[pa.Array]:
-        objects = [_object(payload) for payload in payloads.to_pylist()]
+        exactly = any(_has_decimals(field.type) for field in fields)
+        decode = _decode_exactly if exactly else _decode
+        objects = [_object(payload, decode) for payload in payloads.to_pylist()]
         return [_column([one.get(field.name) for one in objects], field.type) for field in fields]
 
     def encode(self, columns: pa.RecordBatch) -> pa.BinaryArray:
@@ -34,13 +41,31 @@ class JsonEnvelope:
         return pa.array([_encode(row) for row in rows], pa.binary())
 
 
-def _object(payload: bytes) -> dict[str, Any]:
+def _object(payload: bytes, decode: Callable[[bytes], Any]) -> dict[str, Any]:
     """The object, or an empty one for what is none: a payload of another kind has no such columns."""
     try:
-        value = _decode(payload)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
+        value = decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        value = _leniently(payload)
     return value if isinstance(value, dict) else {}
+
+
+def _leniently(payload: bytes) -> Any:
+    """One value that is too large, or no text, does not cost the others."""
+    try:
+        return json.loads(payload, parse_float=_finite, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _has_decimals(kind: pa.DataType) -> bool:
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return pa.types.is_decimal(kind) or any(map(_has_decimals, inner))
 
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -78,7 +103,7 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
             [_fitting(one, kind.value_type) for one in value] if isinstance(value, list) else None
         )
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return value if isinstance(value, str) else _encode(value).decode()
+        return _text(value)
     try:
         found = _single(value, kind)
         pa.scalar(found, kind)
@@ -87,13 +112,22 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
     return found
 
 
+def _text(value: Any) -> str | None:
+    try:
+        text = value if isinstance(value, str) else _encode(value).decode()
+        text.encode()
+    except (UnicodeEncodeError, msgspec.MsgspecError):
+        return None
+    return text
+
+
 def _members(value: dict[str, Any], kind: pa.StructType) -> dict[str, Any]:
     return {field.name: _fitting(value.get(field.name), field.type) for field in kind}
 
 
 def _single(value: Any, kind: pa.DataType) -> Any:
     """Raises when the value is none of this kind."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool)
     if pa.types.is_integer(kind) and is_number:
         return int(value) if value == int(value) else None
     if pa.types.is_floating(kind) and is_number:
@@ -101,7 +135,8 @@ def _single(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_boolean(kind) and isinstance(value, bool):
         return value
     if pa.types.is_decimal(kind) and (is_number or isinstance(value, str)):
-        return decimal.Decimal(str(value)).quantize(decimal.Decimal(1).scaleb(-kind.scale))
+        unit = decimal.Decimal(1).scaleb(-kind.scale)
+        return decimal.Decimal(str(value)).quantize(unit, context=_DECIMALS)
     if pa.types.is_timestamp(kind):
         return _moment(value, is_number, aware=kind.tz is not None)
     if pa.types.is_date(kind) and isinstance(value, str):
@@ -113,7 +148,7 @@ def _single(value: Any, kind: pa.DataType) -> Any:
 
 def _moment(value: Any, is_number: bool, *, aware: bool) -> datetime.datetime | None:
     if is_number:
-        moment = _1970 + datetime.timedelta(seconds=value)
+        moment = _1970 + datetime.timedelta(seconds=float(value))
     elif isinstance(value, str):
         moment = msgspec.convert(value, datetime.datetime)
     else:

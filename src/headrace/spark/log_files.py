@@ -75,6 +75,9 @@ class FileLog:
                 return self.topics(names)
         return states
 
+    def ended(self, names: Iterable[str]) -> dict[str, Position]:
+        return {}  # files of topics that are gone are gone
+
     def wait(self, timeout_s: float) -> None:
         # Nothing tells when files of others grow, and looking at their sizes costs little.
         time.sleep(timeout_s)
@@ -204,7 +207,7 @@ class FileLog:
     def split(self, whole: Range, bytes_max: int) -> Sequence[Range]:
         parts: list[Range] = []
         start, files = whole.start, list[int]()
-        segments = [s for s in self._topics.get(whole.topic, ()) if s.base < whole.end.offset]
+        segments = self._holding(whole)
         for number, segment in enumerate(segments):
             if number + 1 < len(segments) and segments[number + 1].base <= start.offset:
                 continue
@@ -223,6 +226,32 @@ class FileLog:
         if files:
             parts.append(Range(whole.topic, start, whole.end, (segments[0].topic_id, *files)))
         return parts
+
+    def _holding(self, whole: Range) -> list[_Segment]:
+        """The segments that hold a range; raises `DataLossError`."""
+        segments = self._topics.get(whole.topic, [])
+        found = [one for one in segments if one.base < whole.end.offset]
+        if not found:
+            raise DataLossError(
+                f"topic {whole.topic!r} has no files any more that hold its records"
+            )
+        oldest = found[0]
+        if oldest.base > whole.start.offset:
+            start = Position(whole.end.epoch, oldest.base, oldest.first_ordinal)
+            raise DataLossError(
+                f"topic {whole.topic!r}: retention has overtaken the read: its records before offset "
+                f"{oldest.base} are gone",
+                whole._replace(start=start) if start.ordinal < whole.end.ordinal else None,
+            )
+        # A last segment whose rows are all damaged lies behind the end that is known: it is looked at too.
+        return found + [one for one in segments[len(found) :] if self._is_all_damage(one)]
+
+    def _is_all_damage(self, segment: _Segment) -> bool:
+        try:
+            index = self._read_index(segment.topic_id, segment.base)
+        except FileNotFoundError:
+            return False
+        return not len(index.rows) and bool(index.gaps)
 
     def read(self, part: Range) -> Iterator[Block | Damage]:
         topic_id, *bases = part.files
@@ -253,7 +282,7 @@ class FileLog:
             # A topic ends at its last sound row: no part reaches into damage behind that.
             known = index.end_offset if len(index.rows) else base
             written = base + os.fstat(file.fileno()).st_size
-            if len(index.rows) in index.gaps and end == known < written:
+            if len(index.rows) in index.gaps and end <= known < written:
                 yield Damage(known, written, place)
 
     def close(self) -> None:

@@ -49,6 +49,15 @@ class ServerLog:
         self._states, self._version = states, version
         return states
 
+    def ended(self, names: Iterable[str]) -> dict[str, Position]:
+        found = {}
+        for some in _pages_of(tuple(names)):
+            page = self._http.json("GET", "/v1/topics", {"name": some, "ended": "true"})
+            for one in page["topics"]:
+                if not one["exists"]:
+                    found[one["name"]] = _state(one).end
+        return found
+
     def wait(self, timeout_s: float) -> None:
         query = {"limit": 1, "since": self._version or 0, "wait_ms": int(timeout_s * 1000)}
         self._http.json("GET", "/v1/topics", query)
@@ -112,10 +121,7 @@ class ServerLog:
         try:
             while start < part.end.offset:
                 asked = {"topic": part.topic, "from": start, "to": part.end.offset}
-                packed = self._http.send("GET", "/v1/index", asked)
-                if not packed:
-                    return
-                index = parse(packed)
+                index = parse(self._http.send("GET", "/v1/index", asked))
                 end = index.end_offset if len(index.rows) else part.end.offset
                 for piece in stretches(index, start, min(end, part.end.offset), _BLOCK_BYTES):
                     if isinstance(piece, Gap):

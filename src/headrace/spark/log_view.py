@@ -68,6 +68,9 @@ class LogView(Protocol):
     def topics(self, names: Iterable[str] | None) -> dict[str, TopicState]:
         """The topics there are: those of these names, or all."""
 
+    def ended(self, names: Iterable[str]) -> dict[str, Position]:
+        """Where topics ended that are no more; those are left out of which nothing is known."""
+
     def wait(self, timeout_s: float) -> None:
         """Return when topics may have changed since they were last asked for, or after this time."""
 

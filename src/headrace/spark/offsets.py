@@ -1,4 +1,9 @@
-"""The offset of a streaming query, as its checkpoint keeps it: a position per topic, and its group."""
+"""The offset of a streaming query, as its checkpoint keeps it: a position per topic, and its group.
+
+Spark keeps only where a batch ends, which is where the next begins. So a topic that a batch is the first to
+read has its beginning there too, under `joined`: a batch that is repeated reads what it read before, whatever
+the options and the log have become.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +17,20 @@ FORMAT = 1
 Offset = dict[str, Any]
 
 
-def encode_offset(positions: Mapping[str, Position], group: str) -> Offset:
+def encode_offset(
+    positions: Positions, group: str, joined: Positions | None = None, *, initial: bool = False
+) -> Offset:
     """Keys are in the order of their names: Spark compares offsets as text."""
-    topics = {name: list(positions[name]) for name in sorted(positions)}
-    return {"format": FORMAT, "group": group, "topics": topics}
+    offset: Offset = {"format": FORMAT, "group": group, "topics": _encode(positions)}
+    if joined:
+        offset["joined"] = _encode(joined)
+    if initial:
+        offset["initial"] = True
+    return offset
+
+
+def _encode(positions: Positions) -> dict[str, list[int]]:
+    return {name: list(positions[name]) for name in sorted(positions)}
 
 
 def decode_offset(offset: Mapping[str, Any]) -> Positions:
@@ -24,7 +39,21 @@ def decode_offset(offset: Mapping[str, Any]) -> Positions:
             f"the checkpoint holds an offset of format {offset.get('format')}, this version reads "
             f"{FORMAT}: start the query with a new checkpoint, or with the version that wrote it"
         )
-    return {name: Position(*position) for name, position in offset["topics"].items()}
+    return _decode(offset["topics"])
+
+
+def joined_in(offset: Mapping[str, Any]) -> Positions:
+    """Topics that the batch is the first to read, and where they begin."""
+    return _decode(offset.get("joined", {}))
+
+
+def is_initial(offset: Mapping[str, Any]) -> bool:
+    """Whether it is where a query begins: no checkpoint has it, and Spark may ask for it again."""
+    return bool(offset.get("initial"))
+
+
+def _decode(topics: Mapping[str, list[int]]) -> Positions:
+    return {name: Position(*position) for name, position in topics.items()}
 
 
 def group_of(offset: Mapping[str, Any]) -> str:

@@ -132,6 +132,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         raise OptionError("startingOffsets of a batch read cannot be latest: nothing would be read")
     if ending is not None and EARLIEST in _values(ending):
         raise OptionError("endingOffsets cannot be earliest: nothing would be read")
+    _check_order(starting, ending)
     group = given.get("groupid", "")
     if "groupid" in given and not 0 < len(group.encode()) <= 200:
         raise OptionError("groupId must have 1 to 200 bytes")
@@ -149,6 +150,18 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         group=group,
         decode=given.get("decode", ""),
     )
+
+
+def _check_order(starting: Where | None, ending: Where | None) -> None:
+    if starting is None or ending is None:
+        return
+    if starting.ms is not None and ending.ms is not None and starting.ms > ending.ms:
+        raise OptionError("startingTimestamp lies behind endingTimestamp: nothing would be read")
+    for name, end in ending.topics.items():
+        if 0 <= end < starting.topics.get(name, -1):
+            raise OptionError(
+                f"startingOffsets of {name!r} lie behind endingOffsets: nothing would be read"
+            )
 
 
 def parse_sink(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -192,6 +205,8 @@ def _place(given: Mapping[str, str], *, path_allowed: bool) -> Place:
         raise OptionError("say where to write: url is missing")
     if path and "token" in given:
         raise OptionError("token goes with url: files ask for none")
+    if re.match(r"(?!file:)\w+://", path):
+        raise OptionError(f"path is a directory: give {_without_secret(path)!r} as the option url")
     if path:
         return Place(path=path.removeprefix("file://"))
     return parse_place(url, given.get("token", ""))
@@ -202,7 +217,10 @@ def parse_place(url: str, token: str) -> Place:
     urls = tuple(one.strip().rstrip("/") for one in url.split(","))
     for one in urls:
         if not re.fullmatch(r"https?://([^/?#@:\s\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?", one):
-            raise OptionError(f"url must be http://host:port, not {_without_secret(one)!r}")
+            raise OptionError(
+                f"url must be http://host:port of a server's --http listener (port 8121 by default), not "
+                f"{_without_secret(one)!r}"
+            )
     if not re.fullmatch(r"[!-~]*", token):
         raise OptionError("token must be one word of ASCII, as the server's configuration has it")
     return Place(urls=urls, token=token)
@@ -288,7 +306,7 @@ def _time_ms(text: str, key: str) -> int:
         return int(text)
     try:
         moment = datetime.datetime.fromisoformat(text)
-        passed = (moment if moment.tzinfo else moment.astimezone()) - _1970
+        passed = (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)) - _1970
         # Times are kept to the millisecond: one between two of them belongs to the later one.
         return max(0, -(-passed // datetime.timedelta(milliseconds=1)))
     except (ValueError, OverflowError):

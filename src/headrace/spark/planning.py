@@ -1,11 +1,14 @@
 """Which records are read and by which task: from options, topics and offsets to parts. Knows no Spark."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from headrace.model import Position
 from headrace.spark.log_view import DataLossError, LogView, Range, TopicState
 from headrace.spark.options import EARLIEST, LATEST, OptionError, SourceOptions, Topics, Where
+
+logger = logging.getLogger(__name__)
 
 CUT_TOPICS_MAX = 64
 """How many topics one micro-batch reads in part. Each takes a look-up, so others wait for their turn."""
@@ -79,7 +82,7 @@ def parts_of(log: LogView, ranges: Sequence[Range], options: SourceOptions) -> l
     tasks: list[list[Range]] = []
     filled = bytes_max
     for one in ranges:
-        for part in log.split(one, bytes_max):
+        for part in _split(log, one, bytes_max, options):
             if filled + part.bytes > bytes_max:
                 tasks.append([])
                 filled = 0
@@ -88,14 +91,64 @@ def parts_of(log: LogView, ranges: Sequence[Range], options: SourceOptions) -> l
     return tasks
 
 
-def check_kept(start: Positions, states: Mapping[str, TopicState]) -> dict[str, int]:
-    """How many records of which topics lay behind `start` and are gone."""
-    gone = {}
-    for name, position in start.items():
+def _split(log: LogView, whole: Range, bytes_max: int, options: SourceOptions) -> Sequence[Range]:
+    rest: Range | None = whole
+    while rest is not None:
+        try:
+            return log.split(rest, bytes_max)
+        except DataLossError as loss:
+            if options.fail_on_data_loss:
+                raise
+            logger.warning("%s; these records are left out", loss)
+            rest = loss.rest
+    return ()
+
+
+def check_positions(
+    start: Positions, states: Mapping[str, TopicState], ends: Positions | None
+) -> None:
+    """Raise `DataLossError` when something is not there, or not any more, that lies behind `start`.
+
+    With `ends`, of a batch that was planned before: up to there everything must be there.
+    """
+    gone: dict[str, int] = {}
+    why = "retention has overtaken the query"
+    for name, at in start.items():
         state = states.get(name)
-        if state is not None and position.ordinal < state.start.ordinal:
-            gone[name] = state.start.ordinal - position.ordinal
-    return gone
+        if state is None:
+            if ends is not None:
+                gone[name] = ends[name].ordinal - at.ordinal
+                why = "it was destroyed"
+            continue
+        reached = at if ends is None else ends[name]
+        if at.ordinal < state.start.ordinal:
+            gone[name] = state.start.ordinal - at.ordinal
+            if at.epoch != state.start.epoch:
+                why = "it was made anew"
+        elif at.epoch != state.end.epoch and at.ordinal > state.start.ordinal:
+            raise DataLossError(
+                f"topic {name!r} is not the one that the query has read: its epoch is "
+                f"{state.end.epoch}, the checkpoint's {at.epoch}; this is another log than the checkpoint "
+                "was made with, or one that had a crash; set failOnDataLoss to false to go on with it"
+            )
+        elif reached.ordinal > state.end.ordinal:
+            raise DataLossError(
+                f"topic {name!r} ends at ordinal {state.end.ordinal}, before the query's "
+                f"{reached.ordinal}: this is another log than the checkpoint was made with, or an older copy"
+            )
+    if gone:
+        raise DataLossError(gone_error(gone, why))
+
+
+def kept(log: LogView, state: TopicState, at: Position) -> Position:
+    """Where to go on: the position itself, or the oldest that is kept where it does not exist."""
+    if state.start.ordinal <= at.ordinal <= state.end.ordinal:
+        if at.epoch == state.end.epoch or at.ordinal == state.start.ordinal:
+            return at
+        found = log.at_offset(state, at.offset)
+        if (found.offset, found.ordinal) == (at.offset, at.ordinal):
+            return at
+    return state.start
 
 
 def gone_error(gone: Mapping[str, int], why: str = "retention has overtaken the query") -> str:

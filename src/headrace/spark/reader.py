@@ -1,5 +1,6 @@
 """Batch reads and what tasks of batch and stream share: a part of the log → Arrow batches."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import Any
@@ -17,6 +18,8 @@ from headrace.spark.log_view import DataLossError, LogView, Range
 from headrace.spark.open_log import open_log
 from headrace.spark.options import SourceOptions
 from headrace.spark.planning import parts_of, plan_batch
+
+logger = logging.getLogger(__name__)
 
 _GATHERED_ROWS = 8192
 """Batches smaller than this are joined: many small topics must not make many small batches."""
@@ -57,6 +60,7 @@ class PartReader:
             except DataLossError as loss:
                 if self.options.fail_on_data_loss:
                     raise
+                logger.warning("%s; these records are left out", loss)
                 rest = loss.rest
 
 

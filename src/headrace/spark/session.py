@@ -5,9 +5,10 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
 from headrace.spark.source import HeadraceSource
@@ -63,10 +64,17 @@ def session(
     settings: Mapping[str, str] | None = None,
     quiet: bool = True,
 ) -> "SparkSession":
-    """The running session, or a new one on `master`; `settings` go over our own."""
+    """A new session on `master`, with `settings` over our own; or the one that is running, as it is."""
     from pyspark.sql import SparkSession
 
     check_java()
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        # It has settings of its own, which others may rely on.
+        for key, value in (settings or {}).items():
+            running.conf.set(key, value)
+        register(running)
+        return running
     builder = SparkSession.builder.appName(name).master(master)
     if master.startswith("local"):
         # Without a network Spark looks for its own name, and waits long for it.
@@ -90,7 +98,28 @@ def session(
 
 def register(spark: "SparkSession") -> None:
     """Make `format("headrace")` known in a session; others made by its `newSession` need it too."""
-    spark.dataSource.register(HeadraceSource)
+    with _active(spark):
+        spark.dataSource.register(HeadraceSource)
+
+
+@contextmanager
+def _active(spark: "SparkSession") -> Iterator[None]:
+    """Spark 4.3 looks in the active session whether a name is taken, whichever is asked."""
+    java = getattr(spark, "_jsparkSession", None)
+    if java is None:  # a client of Spark Connect
+        yield
+        return
+    jvm: Any = spark._jvm
+    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(java)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def check_java() -> None:

@@ -4,6 +4,7 @@ What a task uploads is durable and seen by nobody until the commit names it. A b
 and number: one that was committed before is skipped, however it was split the second time.
 """
 
+import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,15 +21,15 @@ from pyspark.sql.types import StructType
 from headrace.spark.encode import encode_batch
 from headrace.spark.http_client import HttpClient
 from headrace.spark.options import OptionError, SinkOptions
-from headrace.spark.sink_columns import Written, written_columns
+from headrace.spark.sink_columns import SinkError, Written, written_columns
 
-STAGED_BYTES = 256 << 20
-"""How much a task puts into one staged file before it begins another."""
+logger = logging.getLogger(__name__)
+
+STAGED_BYTES = 16 << 20
+"""How much a task gathers in memory before it is uploaded: rows may come slowly, uploads must not."""
 
 COMMIT_RETRY_S = 120.0
 """How long a commit is tried again: a server that restarts goes on with it by itself."""
-
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass
@@ -49,15 +50,25 @@ class _Writer:
 
     def upload(self, batches: Iterator[pa.RecordBatch]) -> list[str]:
         """In a task: the rows as staged files."""
-        blocks = _Blocks(self.written, batches)
         client = HttpClient(self.options.place)
-        ids = []
         try:
-            while not blocks.exhausted:
-                ids.append(client.post_stream("/v1/staged", blocks.chunks())["id"])
+            return [client.upload("/v1/staged", body)["id"] for body in self._bodies(batches)]
         finally:
             client.close()
-        return ids
+
+    def _bodies(self, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+        """Blocks of the rows, gathered."""
+        gathered: list[bytes] = []
+        size = 0
+        for batch in batches:
+            for block in encode_batch(*self.written.rows(batch)):
+                gathered.append(block)
+                size += len(block)
+                if size >= STAGED_BYTES:
+                    yield b"".join(gathered)
+                    gathered, size = [], 0
+        if gathered:
+            yield b"".join(gathered)
 
     def decide(
         self, producer: str, number: int, messages: Sequence[WriterCommitMessage | None]
@@ -67,36 +78,23 @@ class _Writer:
         body = {"producer": producer, "number": number, "staged": ids}
         client = HttpClient(self.options.place, retry_s=COMMIT_RETRY_S)
         try:
-            client.json("POST", "/v1/batches", {}, body)
+            answer = client.json("POST", "/v1/batches", {}, body)
+            asked_again = False
+            while answer.get("pending"):
+                # It is decided, and goes on whether or not anyone asks.
+                answer = client.json("POST", "/v1/batches", {}, body)
+                asked_again = True
         finally:
             client.close()
-
-
-class _Blocks:
-    """The blocks of a task's rows, as bodies of a bounded size."""
-
-    def __init__(self, written: Written, batches: Iterator[pa.RecordBatch]) -> None:
-        self._blocks = (block for batch in batches for block in encode_batch(*written.rows(batch)))
-        self._next = next(self._blocks, None)
-
-    @property
-    def exhausted(self) -> bool:
-        return self._next is None
-
-    def chunks(self) -> Iterator[bytes]:
-        """One body."""
-        total = size = 0
-        gathered: list[bytes] = []
-        while self._next is not None and total < STAGED_BYTES:
-            gathered.append(self._next)
-            size += len(self._next)
-            total += len(self._next)
-            if size >= _CHUNK_BYTES:
-                yield b"".join(gathered)
-                gathered, size = [], 0
-            self._next = next(self._blocks, None)
-        if gathered:
-            yield b"".join(gathered)
+        if answer.get("damaged"):
+            raise SinkError(
+                f"batch {number} of producer {producer!r} is written, but {answer['damaged']} parts of it "
+                "were damaged on the server's disk and are lost: the server's log names them"
+            )
+        if answer["duplicate"] and not asked_again:
+            logger.warning(
+                "batch %d of producer %r was written before: its rows are skipped", number, producer
+            )
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -127,7 +125,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None
-        query = context.getLocalProperty("sql.streaming.queryId") or ""
+        query = context.getLocalProperty("sql.streaming.queryId")
+        if not query:
+            raise SinkError("Spark does not say which query this is: give it a name with producer")
         return Staged(self._writer.upload(iterator), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

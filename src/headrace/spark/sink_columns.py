@@ -6,7 +6,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from headrace.errors import HeadraceError
-from headrace.spark.columns import SCHEMA
+from headrace.spark.columns import SCHEMA, check_type
 from headrace.spark.envelopes import envelope_of
 from headrace.spark.options import OptionError, SinkOptions
 
@@ -39,7 +39,10 @@ class Written(NamedTuple):
 def written_columns(schema: StructType, options: SinkOptions) -> Written:
     fields = {field.name: field.dataType for field in schema.fields}
     if "topic" in fields and options.topic:
-        raise OptionError("the option topic and the column topic contradict each other: give one")
+        raise OptionError(
+            "the option topic and the column topic contradict each other: leave out one, for instance "
+            "with .drop('topic')"
+        )
     if "topic" not in fields and not options.topic:
         raise OptionError("say where to write: give the option topic, or a column topic")
     if "topic" in fields and not isinstance(fields["topic"], StringType):
@@ -51,6 +54,8 @@ def written_columns(schema: StructType, options: SinkOptions) -> Written:
                 f"encode = {options.encode} writes to topics that begin with {prefix!r}"
             )
         members = tuple(name for name in fields if name != "topic")
+        for name in members:
+            check_type(name, fields[name])
         if not members:
             raise OptionError(f"encode = {options.encode} needs a column beside topic to encode")
         return Written(options.topic, options.encode, members)

@@ -5,7 +5,9 @@ topic made anew goes on where the old one ended, so what lay between is counted 
 missed without the query hearing of it, unless the user chose so.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -14,21 +16,21 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
-    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
 from headrace.spark.log_view import DataLossError, LogView, TopicState
-from headrace.spark.offsets import Offset, decode_offset, encode_offset
+from headrace.spark.offsets import Offset, decode_offset, encode_offset, is_initial, joined_in
 from headrace.spark.open_log import open_log
 from headrace.spark.options import LATEST, SourceOptions, Where
 from headrace.spark.planning import (
     Positions,
-    check_kept,
+    check_positions,
     earlier,
     find_topics,
     gone_error,
+    kept,
     limit_bytes,
     limit_rows,
     locate,
@@ -37,8 +39,14 @@ from headrace.spark.planning import (
 )
 from headrace.spark.reader import Part, PartReader
 
+logger = logging.getLogger(__name__)
+
 IDLE_WAIT_S = 0.5
 """How long Spark's question for news is held when there is none: it asks again at once."""
+
+
+BEHIND_S = 10.0
+"""How long a batch waits for files that do not reach its end yet: they are some seconds behind the server."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -52,6 +60,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._states: dict[str, TopicState] = {}
         self._idle: tuple[Offset, dict[str, TopicState]] | None = None
         """The last start that had nothing after it, and the topics then: Spark asks it again and again."""
+        self._unknown: set[str] = set()
+        """Topics that are gone, nobody knows how far they reached, and the user was told so."""
         self._until: dict[str, TopicState] | None = None
 
     # What Spark asks in the driver
@@ -61,12 +71,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             where = self._options.starting or Where(LATEST)
             states = find_topics(self._open(), self._options.topics)
+            missing = [name for name in self._options.topics.names or () if name not in states]
+            if missing:
+                logger.warning("there is no topic %r yet: the query waits for it", missing[0])
             found = {
                 name: locate(self._open(), state, where, self._options, LATEST)
                 for name, state in states.items()
             }
             self._states = states
-            self._initial = self._offset(found)
+            self._initial = encode_offset(found, self._options.group, initial=True)
         return self._initial
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
@@ -76,9 +89,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._idle == (start, states):
             return start
         begun = decode_offset(start)
-        ends = self._ends(begun, states, limit)
-        if ends != begun:
-            return self._offset(ends)
+        new = [n for n in states if n not in begun and (self._until is None or n in self._until)]
+        begins = begun | {name: states[name].start for name in new}
+        ends = self._ends(begins, states, limit)
+        joined = {name: begins[name] for name in (begins if is_initial(start) else new)}
+        if joined or ends != begun:
+            return encode_offset(ends, self._options.group, joined)
         if self._until is None:
             self._idle = start, states
         return start
@@ -93,21 +109,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> Offset | None:
         if not self._states:
             return None
-        return self._offset({name: state.end for name, state in self._states.items()})
+        ends = {name: state.end for name, state in self._states.items()}
+        return encode_offset(ends, self._options.group)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._until = find_topics(self._open(), self._options.topics)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        log, options = self._open(), self._options
         ends = decode_offset(end)
-        states = find_topics(log, options.topics)
-        begun = self._begin(decode_offset(start), states)
-        # A topic that is not there now, but was when the batch was planned.
-        begun |= {name: ends[name] for name in ends if name not in begun}
-        self._check(begun, states, ends)
-        begun = _kept(begun, states)
-        return [Part(task) for task in parts_of(log, ranges_between(begun, ends), options)]
+        # Where a query began is what its first batch says, not what would be its beginning now.
+        begun = {} if is_initial(start) else decode_offset(start)
+        begun |= joined_in(end)
+        wanted = {
+            name: begun[name]
+            for name, at in ends.items()
+            if name in begun and begun[name].ordinal < at.ordinal
+        }
+        states = self._states_at(wanted, ends)
+        begun = self._checked(wanted, states, ends)
+        ranges = ranges_between(
+            begun, {name: earlier(ends[name], states[name].end) for name in begun}
+        )
+        return [Part(task) for task in parts_of(self._open(), ranges, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._parts.read(partition)
@@ -122,17 +145,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # How far
 
     def _ends(self, start: Positions, states: dict[str, TopicState], limit: ReadLimit) -> Positions:
-        self._check_vanished(start, states)
+        missing = {name: at for name, at in start.items() if name not in states}
+        over = self._check_missing(missing) if missing else ()
         self._states = states
         if self._until is not None:
             states = _until(states, self._until)
-        begun = self._begin(start, states)
-        self._check(begun, states, None)
-        begun = _kept(begun, states)
-        ends = begun | {name: state.end for name, state in states.items()}
-        if isinstance(limit, ReadMinRows):
-            backlog = sum(ends[name].ordinal - begun[name].ordinal for name in ends)
-            return start if backlog < limit.min_rows and self._until is None else ends
+        states = {name: state for name, state in states.items() if name in start}
+        begun = self._checked({name: start[name] for name in states}, states)
+        ends = {name: state.end for name, state in states.items()}
         rows_max, bytes_max = self._options.rows_max, self._options.bytes_max
         if isinstance(limit, ReadAllAvailable):
             rows_max = bytes_max = None
@@ -141,60 +161,63 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if bytes_max is not None:
             by_bytes = limit_bytes(self._open(), begun, states, bytes_max)
             ends = {name: earlier(ends[name], by_bytes.get(name, ends[name])) for name in ends}
-        if all(ends[name].ordinal == begun[name].ordinal for name in ends) and set(begun) == set(
-            start
-        ):
-            return start
-        return ends
+        if all(ends[name].ordinal == start[name].ordinal for name in ends):
+            ends = {}  # another epoch alone is no reason for a batch
+        return {name: at for name, at in start.items() if name not in over} | ends
 
-    def _begin(self, start: Positions, states: Mapping[str, TopicState]) -> Positions:
-        """The start, with topics that have come since at their beginning."""
-        return start | {name: state.start for name, state in states.items() if name not in start}
+    def _states_at(self, wanted: Positions, ends: Positions) -> dict[str, TopicState]:
+        """The topics, when they reach as far as a batch that was planned before, or when they do not."""
+        log = self._open()
+        until_s = time.monotonic() + BEHIND_S
+        while True:
+            states = find_topics(log, self._options.topics)
+            behind = [n for n in wanted if n in states and states[n].end.ordinal < ends[n].ordinal]
+            if not behind or time.monotonic() > until_s:
+                return states
+            log.wait(IDLE_WAIT_S)
 
-    def _check(
-        self, start: Positions, states: Mapping[str, TopicState], ends: Positions | None
-    ) -> None:
-        if not self._options.fail_on_data_loss:
-            return
-        wanted = start if ends is None else {n: p for n, p in start.items() if p != ends.get(n)}
-        gone = check_kept(wanted, states)
-        if gone:
-            raise DataLossError(gone_error(gone))
-        for name, position in wanted.items():
-            state = states.get(name)
-            if state is not None and position.ordinal > state.end.ordinal:
-                raise DataLossError(
-                    f"topic {name!r} ends at ordinal {state.end.ordinal}, before the query's "
-                    f"{position.ordinal}: this is another log than the checkpoint was made with"
+    # What is missing
+
+    def _checked(
+        self, start: Positions, states: Mapping[str, TopicState], ends: Positions | None = None
+    ) -> Positions:
+        """The same positions, or where to go on instead; raises `DataLossError` unless the user chose so."""
+        try:
+            check_positions(start, states, ends)
+        except DataLossError as loss:
+            if self._options.fail_on_data_loss:
+                raise
+            logger.warning("%s", loss)
+        log = self._open()
+        return {name: kept(log, states[name], at) for name, at in start.items() if name in states}
+
+    def _check_missing(self, missing: Positions) -> Collection[str]:
+        """A topic that was destroyed takes with it what the query has not read.
+
+        Returns those that are over for certain: a new life of them begins behind everything that was read.
+        """
+        ended = self._open().ended(missing)
+        gone: dict[str, int] = {}
+        for name, position in missing.items():
+            last = ended.get(name) or (self._states[name].end if name in self._states else None)
+            if last is None and name not in self._unknown:
+                self._unknown.add(name)
+                logger.warning(
+                    "topic %r is no longer there: what came after ordinal %d, if anything, is gone",
+                    *(name, position.ordinal),
                 )
-
-    def _check_vanished(self, start: Positions, states: Mapping[str, TopicState]) -> None:
-        """A topic that was destroyed takes with it what the query has not read."""
-        gone = {
-            name: known.end.ordinal - start[name].ordinal
-            for name, known in self._states.items()
-            if name not in states and name in start and known.end.ordinal > start[name].ordinal
-        }
+            elif last is not None and last.ordinal > position.ordinal:
+                gone[name] = last.ordinal - position.ordinal
         if gone and self._options.fail_on_data_loss:
             raise DataLossError(gone_error(gone, "it was destroyed"))
-
-    def _offset(self, positions: Positions) -> Offset:
-        return encode_offset(positions, self._options.group)
+        if gone:
+            logger.warning("%s", gone_error(gone, "it was destroyed"))
+        return ended
 
     def _open(self) -> LogView:
         if self._log is None:
             self._log = open_log(self._options.place)
         return self._log
-
-
-def _kept(start: Positions, states: Mapping[str, TopicState]) -> Positions:
-    """Positions that exist: where what came first is gone, the oldest that is kept."""
-    return {
-        name: states[name].start
-        if name in states and position.ordinal < states[name].start.ordinal
-        else position
-        for name, position in start.items()
-    }
 
 
 def _until(

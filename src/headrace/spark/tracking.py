@@ -1,5 +1,7 @@
 """Keeps the progress of streaming queries on the server, as cursors of named readers."""
 
+import atexit
+import contextlib
 import json
 import logging
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POSITIONS_AT_ONCE = 1000
+_LAST_WORDS_MS = 10_000
 _RETRY_S = 2.0
 """Short: the next batch brings the next attempt, and other listeners wait meanwhile."""
 
@@ -28,7 +31,16 @@ def track(spark: "SparkSession", url: str, token: str = "") -> StreamingQueryLis
     """
     listener = _Tracker(url, token)
     spark.streams.addListener(listener)
+    atexit.register(_wait_for_listeners, spark)
     return listener
+
+
+def _wait_for_listeners(spark: "SparkSession") -> None:
+    """A script may end with its query: what Spark has yet to say of the last batch is heard first."""
+    # A session that is stopped has said it, and a client of Spark Connect has no such thing.
+    with contextlib.suppress(Exception):
+        bus = spark.sparkContext._jsc.sc().listenerBus()
+        bus.waitUntilEmpty(_LAST_WORDS_MS)
 
 
 class _Tracker(StreamingQueryListener):
