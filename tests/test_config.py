@@ -280,7 +280,7 @@ def test_tokens_of_the_http_api_come_from_the_file(tmp_path):
         ('name = "a"', "sha256 is missing ([[access.token]] number 1"),
         (f'sha256 = "{DIGEST}"', "name is missing ([[access.token]] number 1"),
         (f'name = ""\nsha256 = "{DIGEST}"', "name must be a text of 1 to 255 characters"),
-        (f'name = "a"\nsha256 = "{DIGEST}"\nuser = 1', "there is no setting user"),
+        (f'name = "a"\nsha256 = "{DIGEST}"\nnope = 1', "there is no setting nope"),
         (
             f'name = "a"\nsha256 = "{DIGEST}"\n[[access.token]]\nname = "a"\nsha256 = "{DIGEST}"',
             "the name 'a' has two tokens ([[access.token]] number 2",

@@ -346,7 +346,7 @@ class Retention(_Section, frozen=True):
 
 
 class AccessToken(Struct, frozen=True, kw_only=True):
-    """Who may use the HTTP API."""
+    """Who may use the HTTP API, and logs of Logux."""
 
     name: Annotated[
         str,
@@ -365,12 +365,76 @@ class AccessToken(Struct, frozen=True, kw_only=True):
             secret=True,
         ),
     ]
+    user: Annotated[
+        str | None,
+        _setting(
+            "The user whose it is: what the node id of a Logux client has before its first colon. Without "
+            "one, any."
+        ),
+    ] = None
+    grants: Annotated[
+        tuple[str, ...] | None,
+        _setting(
+            "What it is good for: `http` for the HTTP API, and beginnings of the names of topics, such as "
+            "`logux/main`. Without any, everything."
+        ),
+    ] = None
 
 
 class Access(_Section, frozen=True):
     token: Annotated[
-        tuple[AccessToken, ...], _setting("Tokens that the HTTP API takes; without any, all may.")
+        tuple[AccessToken, ...],
+        _setting(
+            "Tokens that the HTTP API and Logux take. Without any, all may use the HTTP API, and Logux all "
+            "from this machine."
+        ),
     ] = ()
+
+
+_HOOK = r"^(?:[A-Za-z_][\w.]*:[A-Za-z_]\w*)?\Z"
+
+
+class LoguxSettings(_Section, frozen=True):
+    host: Annotated[
+        str,
+        _setting(
+            "What the server calls itself towards Logux clients.",
+            pattern=r"^[^\s:]{1,255}\Z",
+            allowed="a word",
+        ),
+    ] = "server"
+    ping_s: Annotated[
+        float,
+        _setting(
+            "How long a client may be silent before it is asked whether it is there.",
+            "seconds",
+            gt=0,
+            le=NUMBER_MAX,
+        ),
+    ] = 10.0
+    timeout_s: Annotated[
+        float,
+        _setting(
+            "How long it has to answer, and to say who it is.", "seconds", gt=0, le=NUMBER_MAX
+        ),
+    ] = 20.0
+    verify: Annotated[
+        str,
+        _setting(
+            "A function of the application that says who is let in, as `module:function`; instead of tokens.",
+            pattern=_HOOK,
+            allowed="module:function",
+        ),
+    ] = ""
+    filter: Annotated[
+        str,
+        _setting(
+            "A function of the application that says who may send and who may see an event, as "
+            "`module:function`.",
+            pattern=_HOOK,
+            allowed="module:function",
+        ),
+    ] = ""
 
 
 class PrefixRule(Struct, frozen=True, kw_only=True):
@@ -442,7 +506,8 @@ class Config(_Section, frozen=True):
     retention: Annotated[
         Retention, _setting("When records are deleted, whole segments at a time.")
     ] = Retention()
-    access: Annotated[Access, _setting("Who may use the HTTP API.")] = Access()
+    access: Annotated[Access, _setting("Who is let in.")] = Access()
+    logux: Annotated[LoguxSettings, _setting("Logs of events for Logux clients.")] = LoguxSettings()
     topics: Annotated[
         tuple[PrefixRule, ...], _setting("What differs by prefix of the topic's name.")
     ] = ()

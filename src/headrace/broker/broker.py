@@ -118,7 +118,7 @@ class Broker:
             frames: list[bytes] = []
             encoded_bytes = 0
             for run in chunk.runs:
-                if run.offset > subscription.offset and frames:
+                if run.offset > subscription.offset and encoded_bytes:
                     return b"".join(frames)  # what lies before a gap is delivered first
                 if run.offset > subscription.offset and not _goes_on(subscription):
                     return b""
@@ -130,8 +130,12 @@ class Broker:
                 encoded_bytes += len(frames[-1])
                 if encoded_bytes > SLICE_BYTES_MAX:
                     break
-            if frames:
+            if encoded_bytes:
                 return b"".join(frames)
+            if frames:
+                # None of them is for this peer: the next are looked at when others had their turn.
+                subscription.sink.ready(subscription)
+                return b""
             if chunk.next_offset > subscription.offset:
                 if not _goes_on(subscription):
                     return b""

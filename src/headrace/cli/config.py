@@ -10,7 +10,7 @@ from rich.table import Table
 
 from headrace.cli import options
 from headrace.cli.output import console
-from headrace.config import BUILT_IN_RULES, Config, Origins, PrefixRule, Readers
+from headrace.config import BUILT_IN_RULES, AccessToken, Config, Origins, PrefixRule, Readers
 from headrace.settings import RULE_SETTINGS, SETTINGS, TABLE_SETTINGS, Loaded, Setting, allowed
 
 
@@ -77,8 +77,8 @@ def _print_table(loaded: Loaded) -> None:
         changes = ", ".join(f"{key} = {_literal(value)}" for key, value in _set_in(rule))
         table.add_row(f"topics {rule.prefix!r}", changes, origin)
     for token in loaded.config.access.token:
-        row = (f"access.token {token.name!r}", f"sha256 = {_literal(token.sha256)}")
-        table.add_row(*row, loaded.origins["access.token"])
+        rest = ", ".join(f"{key} = {_literal(value)}" for key, value in _rest_of(token))
+        table.add_row(f"access.token {token.name!r}", rest, loaded.origins["access.token"])
     console().print(table)
 
 
@@ -101,7 +101,7 @@ def _to_json(loaded: Loaded) -> str:
                 {
                     "name": token.name,
                     "from": loaded.origins["access.token"],
-                    "sha256": token.sha256,
+                    **dict(_rest_of(token)),
                 }
                 for token in loaded.config.access.token
             ],
@@ -121,10 +121,10 @@ def _to_toml(loaded: Loaded) -> str:
                 f"# {setting.doc}{unit} Must be {allowed(setting)}.",
                 f"{name} = {_literal(value_of(loaded.config, setting.key))}",
             ]
-    lines += ["", "# Who may use the HTTP API; everyone where there is none."]
+    lines += ["", "# Who is let in; without any, the HTTP API is open to all."]
     for token in loaded.config.access.token:
         lines += ["[[access.token]]", f"name = {_literal(token.name)}"]
-        lines += [f"sha256 = {_literal(token.sha256)}"]
+        lines += [f"{key} = {_literal(value)}" for key, value in _rest_of(token)]
     lines += [
         "",
         "# What differs by the beginning of a topic's name; the longest prefix wins.",
@@ -214,6 +214,14 @@ def _sections() -> Iterator[tuple[str, Iterator[Setting]]]:
 def _rules(loaded: Loaded) -> Iterator[tuple[PrefixRule, str]]:
     yield from ((rule, loaded.origins["topics"]) for rule in loaded.config.topics)
     yield from ((rule, "built in") for rule in BUILT_IN_RULES)
+
+
+def _rest_of(token: AccessToken) -> Iterator[tuple[str, Any]]:
+    """What a token has besides its name."""
+    for key in token.__struct_fields__:
+        value = getattr(token, key)
+        if key != "name" and value is not None:
+            yield key, list(value) if isinstance(value, tuple) else value
 
 
 def _set_in(rule: PrefixRule) -> Iterator[tuple[str, Any]]:

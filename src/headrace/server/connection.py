@@ -18,7 +18,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.subscription import Slice, State, Subscription
 from headrace.config import Limits
 from headrace.server.metrics import Metrics
-from headrace.session.server import Close, Command, ServerSession
+from headrace.session.server import Close, ServerSession
 from headrace.session.units import Unit
 from headrace.wire import websocket
 
@@ -122,6 +122,7 @@ class Pause(IntFlag):
     COMMANDS = 4
     CLOSING = 8
     TURN = 16
+    CHECKING = 32
 
 
 class Connection:
@@ -163,7 +164,7 @@ class Connection:
         """When the first of several reads in a row was done; 0 in between."""
         self._answering = False
         self._closed = False
-        self._commands: deque[tuple[Command, int]] | None = None
+        self._commands: deque[tuple[object, int]] | None = None
         """What is still to be done, each with the size of the read that brought it."""
         self._goodbye: Close | None = None
         """Why this peer is being closed, as soon as what it published is acknowledged."""
@@ -192,7 +193,7 @@ class Connection:
         self._subscriptions = self._queue = self._pulling = None
         self._writable = False
 
-    def handle(self, commands: list[Command], size: int) -> None:
+    def handle(self, commands: Sequence[object], size: int) -> None:
         """Carry out what one read of `size` bytes brought, behind what earlier ones did."""
         waiting = self._commands is not None
         if self._commands is None:
@@ -224,7 +225,7 @@ class Connection:
             self._resume(Pause.COMMANDS)
         self._answer()
 
-    def _discard(self, commands: deque[tuple[Command, int]]) -> None:
+    def _discard(self, commands: deque[tuple[object, int]]) -> None:
         """Nothing behind a refusal counts."""
         for command, _ in commands:
             self._session.discard(command)
@@ -256,8 +257,8 @@ class Connection:
 
     # Commands
 
-    def _do(self, command: Command, size: int) -> None:
-        """Carry out what a read of `size` bytes brought."""
+    def _do(self, command: object, size: int) -> None:
+        """Carry out what a read of `size` bytes brought: a command of this connection's protocol."""
         raise NotImplementedError
 
     def _under_way(self, size: int) -> None:
@@ -377,6 +378,9 @@ class Connection:
         self._pulling[subscription] = None
         self._pump_soon()
 
+    def _pulled(self, subscription: Subscription) -> None:
+        """What a subscription has passed is being written."""
+
     def _pump_soon(self) -> None:
         if not self._pumping:
             self._pumping = True
@@ -401,6 +405,7 @@ class Connection:
                 subscription = next(iter(self._pulling))
                 del self._pulling[subscription]
                 data = self._shared.broker.pull(subscription)
+                self._pulled(subscription)
                 if data and subscription.state is State.RESUMING:
                     self._pulling[subscription] = None
             else:

@@ -8,9 +8,9 @@ import asyncio
 import base64
 import binascii
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import cast
+from typing import NamedTuple, cast
 
 import httptools
 
@@ -29,13 +29,22 @@ REQUEST_BYTES_MAX = 16 * 1024
 _VERSION = "13"
 
 
+class Route(NamedTuple):
+    """Where clients of a protocol connect."""
+
+    name: str
+    """Its path, for people."""
+    find: Callable[[str], Callable[[], WebSocketConnection] | None]
+    """What a WebSocket to a path becomes; None when it is not this one's."""
+
+
 class Door:
     """What the connections of the WebSocket listener share until they are let in."""
 
     def __init__(
         self,
         shared: Connections,
-        routes: dict[str, Callable[[], WebSocketConnection]],
+        routes: Sequence[Route],
         origins: Origins,
     ) -> None:
         self.shared = shared
@@ -144,9 +153,9 @@ class Handshake(asyncio.Protocol):
                 raise _Answer(405, "ask with GET", Allow="GET, HEAD")
             status, body = health(self._door.shared.broker.store)
             raise _Answer(status, json.dumps(body), Content_Type="application/json")
-        make = self._door.routes.get(path)
+        make = next((make for route in self._door.routes if (make := route.find(path))), None)
         if make is None:
-            known = ", ".join(self._door.routes)
+            known = ", ".join(route.name for route in self._door.routes)
             raise _Answer(404, f"there is nothing here: WebSocket clients connect at {known}")
         if method != "GET":
             raise _Answer(405, "a WebSocket is opened with GET", Allow="GET")

@@ -21,20 +21,24 @@ from headrace.log import journal
 from headrace.log.applier_process import ApplierProcess
 from headrace.log.disk import Disk
 from headrace.log.embedded import EmbeddedStore
+from headrace.log.event_ids import EventIds
 from headrace.log.layout import Layout
 from headrace.log.recovery import mark_clean, recover
 from headrace.log.retention import Retention
 from headrace.server import diagnostics
 from headrace.server.api import make_app
 from headrace.server.connection import Connections
-from headrace.server.handshake import Door
+from headrace.server.credentials import Credentials
+from headrace.server.handshake import Door, Route
+from headrace.server.hooks import load_hook
 from headrace.server.http import HttpListener
+from headrace.server.logux import Logux
 from headrace.server.metrics import Metrics
 from headrace.server.runner import LoopRunner
 from headrace.server.tcp import FiggConnection
 from headrace.server.waiting import Waiting
 from headrace.server.wombat import Wombats
-from headrace.wire import wombat
+from headrace.wire import logux, wombat
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +132,12 @@ class Server:
         self._broker = Broker(self._store, self._runner, self._fail)
         connections = self._connections = Connections(self._broker, config.limits, self._metrics)
         self._wombats = Wombats(connections)
-        door = Door(connections, {wombat.PATH: self._wombats}, config.listen.origins)
+        self._logux = self._make_logux(connections)
+        routes = (
+            Route(wombat.PATH, {wombat.PATH: self._wombats}.get),
+            Route(f"{logux.PATH}/LOG", self._logux.route),
+        )
+        door = Door(connections, routes, config.listen.origins)
         for sock, make in ((figg, lambda: FiggConnection(connections)), (ws, door)):
             self._listeners.append(
                 await self._loop.create_server(make, sock=sock, backlog=_BACKLOG)
@@ -180,11 +189,24 @@ class Server:
             await self._http.stop()
         self._applier.close()
         self._runner.close()
+        self._logux.close()
         self._store.close()
         if not failed:
             mark_clean(self._layout, self._disk)
         with contextlib.suppress(OSError):
             os.close(self._lock)
+
+    def _make_logux(self, connections: Connections) -> Logux:
+        config = self._config
+        return Logux(
+            connections,
+            self._runner,
+            EventIds(self._layout.root),
+            config.logux,
+            Credentials(config.access.token, load_hook("logux.verify", config.logux.verify)),
+            load_hook("logux.filter", config.logux.filter),
+            _clock_ms,
+        )
 
     def _stop(self, number: int) -> None:
         logger.info("%s: stopping", signal.Signals(number).name)
@@ -219,6 +241,7 @@ class Server:
             self._store.tick(now_s)
             self._connections.tick()
             self._wombats.tick(self._loop.time())
+            self._logux.tick(self._loop.time())
             retention.tick(time.time(), now_s)
             if now_s - synced_s >= self._config.journal.fsync_s:
                 synced_s = now_s

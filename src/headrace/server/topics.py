@@ -3,7 +3,7 @@
 from headrace.broker.subscription import Encode, Subscription
 from headrace.errors import StoreFailedError
 from headrace.server.connection import Connection
-from headrace.session.server import Attach, Command, Detach, Publish, TopicSession
+from headrace.session.server import Attach, Detach, Publish, TopicSession
 
 
 class TopicConnection(Connection):
@@ -12,7 +12,7 @@ class TopicConnection(Connection):
     encode: Encode
     """How records go out in this protocol."""
 
-    def _do(self, command: Command, size: int) -> None:
+    def _do(self, command: object, size: int) -> None:
         if isinstance(command, Publish):
             self._publish(command, size)
         elif isinstance(command, Attach):

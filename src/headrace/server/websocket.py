@@ -40,17 +40,16 @@ class WebSocketConnection(Connection):
     __slots__ = ("_websocket",)
     message_bytes_max: int
     """Larger messages are refused, from the header of the frame that goes beyond it."""
+    takes_text = False
+    """Whether text is part of the protocol."""
 
     def websocket_opened(self, transport: asyncio.Transport, ws: picows.WSTransport) -> None:
         self._websocket = ws
         self.opened(transport)
 
-    def messages_received(self, messages: Sequence[bytes]) -> None:
-        """Binary messages, all that one read brought."""
+    def messages_received(self, messages: Sequence[Any]) -> None:
+        """All that one read brought: bytes, and strings where the protocol takes text."""
         raise NotImplementedError
-
-    def text_received(self) -> None:
-        self.refuse("text messages are not part of this protocol", websocket.UNSUPPORTED_DATA)
 
     def answer(self, data: bytes) -> None:
         self._write_answer(data)
@@ -102,14 +101,15 @@ def upgrade(connection: WebSocketConnection, transport: asyncio.Transport, data:
 class _Frames(picows.WSListener):
     """Puts messages together and hands on what one read brought."""
 
-    __slots__ = ("_add", "_messages", "_parts", "_pongs", "_transport", "connection")
+    __slots__ = ("_add", "_is_text", "_messages", "_parts", "_pongs", "_transport", "connection")
 
     def __init__(self, connection: WebSocketConnection, transport: asyncio.Transport) -> None:
         self.connection = connection
         self._transport = transport
-        self._messages: list[bytes] = []
+        self._messages: list[bytes | str] = []
         self._add = self._messages.append
         self._parts: bytearray | None = None
+        self._is_text = False
         self._pongs = bytearray()
 
     def on_ws_connected(self, ws: picows.WSTransport) -> None:
@@ -154,9 +154,12 @@ class _Frames(picows.WSListener):
             self._add(payload)
         elif kind is _BINARY or kind is _CONTINUATION:
             self._fragment(frame, payload)
+        elif kind is _TEXT and not self.connection.takes_text:
+            self._refuse("text messages are not part of this protocol", websocket.UNSUPPORTED_DATA)
+        elif kind is _TEXT and frame.fin and self._parts is None:
+            self._add_text(payload)
         elif kind is _TEXT:
-            self.hand_on()
-            self.connection.text_received()
+            self._fragment(frame, payload)
         elif kind is _CLOSE:
             self.hand_on()
             # Picows knows codes of the standard only; applications have codes of their own.
@@ -170,22 +173,35 @@ class _Frames(picows.WSListener):
 
     def _fragment(self, frame: picows.WSFrame, payload: bytes) -> None:
         """A part of a message; RFC 6455 section 5.4."""
-        begins = frame.msg_type is _BINARY
+        begins = frame.msg_type is not _CONTINUATION
         if begins is not (self._parts is None):
-            self.hand_on()
-            self.connection.refuse("fragments out of order", websocket.PROTOCOL_ERROR)
+            self._refuse("fragments out of order", websocket.PROTOCOL_ERROR)
             return
         if self._parts is None:
             self._parts = bytearray()
+            self._is_text = frame.msg_type is _TEXT
         self._parts += payload
         if len(self._parts) > self.connection.message_bytes_max:
-            self.hand_on()
             limit = self.connection.message_bytes_max
-            self.connection.refuse(f"a message of more than {limit} bytes", websocket.TOO_BIG)
+            self._refuse(f"a message of more than {limit} bytes", websocket.TOO_BIG)
             return
         if frame.fin:
-            self._add(bytes(self._parts))
-            self._parts = None
+            whole, self._parts = bytes(self._parts), None
+            if self._is_text:
+                self._add_text(whole)
+            else:
+                self._add(whole)
+
+    def _add_text(self, payload: bytes) -> None:
+        try:
+            self._messages.append(payload.decode())
+        except UnicodeDecodeError:
+            self._refuse("a text message is not UTF-8", websocket.INVALID_DATA)
+
+    def _refuse(self, reason: str, code: int) -> None:
+        """Behind what has come before."""
+        self.hand_on()
+        self.connection.refuse(reason, code)
 
 
 class _Protocol(WSProtocol):  # type: ignore[misc]

@@ -75,7 +75,7 @@ class ServerSession(ABC):
         """All publishes of the unit are durable."""
         self._publishes_under_way().stored(unit)
 
-    def discard(self, command: Command) -> None:
+    def discard(self, command: object) -> None:
         """This is not carried out, and never acknowledged: its connection is being closed."""
         if isinstance(command, Publish):
             self._publishes_under_way().discard(command.unit)

@@ -1,0 +1,73 @@
+"""Who is let in: tokens of the configuration, a function of the application, or everyone on this machine."""
+
+import hashlib
+import hmac
+import inspect
+import ipaddress
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from headrace.config import AccessToken
+
+logger = logging.getLogger(__name__)
+
+Verify = Callable[[str | int | float, Any], bool | Awaitable[bool]]
+"""Given the peer's node id and what it showed: whether it is let in."""
+
+HTTP = "http"
+"""The grant for the HTTP API."""
+
+
+class Credentials:
+    def __init__(self, tokens: Sequence[AccessToken], verify: Verify | None) -> None:
+        self._tokens = tokens
+        self._verify = verify
+        self._warned = False
+
+    async def allow(self, topic: str, node: str | int | float, shown: Any, address: str) -> bool:
+        """Whether a peer at this address may use a topic."""
+        if self._verify is not None:
+            found = self._verify(node, shown)
+            return bool(await found if inspect.isawaitable(found) else found)
+        if not self._tokens:
+            return self._is_near(address)
+        token = shown.get("token") if isinstance(shown, dict) else shown
+        known = find_token(self._tokens, token) if isinstance(token, str) else None
+        if known is None or not is_granted(known, topic):
+            return False
+        return known.user is None or known.user == user_of(node)
+
+    def _is_near(self, address: str) -> bool:
+        if not ipaddress.ip_address(address).is_loopback:
+            return False
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "Logux lets in everyone on this machine, and nobody else: there is no [[access.token]] "
+                "and no logux.verify"
+            )
+        return True
+
+
+def find_token(tokens: Sequence[AccessToken], token: str) -> AccessToken | None:
+    # All are compared, in constant time: how long it takes says nothing about any of them.
+    digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+    found = None
+    for one in tokens:
+        if hmac.compare_digest(digest, one.sha256.lower()):
+            found = one
+    return found
+
+
+def is_granted(token: AccessToken, what: str) -> bool:
+    if token.grants is None:
+        return True
+    if what == HTTP:
+        return HTTP in token.grants
+    return any(what.startswith(grant) for grant in token.grants if grant != HTTP)
+
+
+def user_of(node: str | int | float) -> str:
+    """The user in a node id, `user:client:tab`."""
+    return str(node).partition(":")[0]

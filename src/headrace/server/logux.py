@@ -1,0 +1,244 @@
+"""Logux over WebSocket: connections of one server, the logs they follow, and silent clients."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from headrace.broker.logux_log import LoguxLog, NewEvent
+from headrace.broker.subscription import Slice, Subscription
+from headrace.config import LoguxSettings
+from headrace.errors import BadTopicNameError
+from headrace.log.event_ids import EventIds
+from headrace.log.runner import Runner
+from headrace.logux_envelope import Event
+from headrace.model import Position, check_topic_name
+from headrace.server.connection import Connections, Pause
+from headrace.server.credentials import Credentials
+from headrace.server.websocket import WebSocketConnection
+from headrace.session.logux_server import Add, Authenticate, Follow, LoguxServerSession
+from headrace.wire import logux, websocket
+from headrace.wire.logux_events import Outgoing, outgoing
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "logux/"
+MAIN = "main"
+
+_COMMITS_REMEMBERED = 16
+"""Commits whose events are taken apart once for all who follow their log live."""
+
+EventFilter = Callable[[str, Event, dict[str, Any], dict[str, Any]], bool]
+"""Given "send" or "see", the event, its meta and the peer: whether the peer may."""
+
+
+class Logux:
+    """What the Logux connections of one server share."""
+
+    def __init__(
+        self,
+        shared: Connections,
+        runner: Runner,
+        ids: EventIds,
+        settings: LoguxSettings,
+        credentials: Credentials,
+        event_filter: EventFilter | None,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self.shared = shared
+        self.settings = settings
+        self.credentials = credentials
+        self.event_filter = event_filter
+        self.clock_ms = clock_ms
+        self.open: dict[LoguxConnection, None] = {}
+        """In the order in which they were last heard of."""
+        self._runner = runner
+        self._ids = ids
+        self._logs: dict[str, LoguxLog] = {}
+        self._commits: OrderedDict[tuple[str, int, int], list[Outgoing]] = OrderedDict()
+
+    def route(self, path: str) -> "Callable[[], LoguxConnection] | None":
+        """What a WebSocket to this path becomes."""
+        if path == logux.PATH:
+            name = MAIN
+        elif path.startswith(f"{logux.PATH}/"):
+            name = unquote(path.removeprefix(f"{logux.PATH}/"), errors="surrogateescape")
+        else:
+            return None
+        topic = PREFIX + name
+        try:
+            check_topic_name(topic)
+        except BadTopicNameError:
+            return None
+        return (lambda: LoguxConnection(self, topic)) if name else None
+
+    def log(self, topic: str) -> LoguxLog:
+        found = self._logs.get(topic)
+        if found is None:
+            store = self.shared.broker.store
+            found = LoguxLog(store.topic(topic), store, self._runner, self._ids)
+            self._logs[topic] = found
+        return found
+
+    def events(self, topic: str, at: Position, records: Sequence[bytes]) -> list[Outgoing]:
+        """The events of a commit, the same objects for everyone who asks."""
+        key = topic, at.offset, len(records)
+        found = self._commits.get(key)
+        if found is None:
+            found = self._commits[key] = list(outgoing(at, records))
+            if len(self._commits) > _COMMITS_REMEMBERED:
+                self._commits.popitem(last=False)
+        return found
+
+    def tick(self, now: float) -> None:
+        for log in list(self._logs.values()):
+            log.tick()
+        for connection in list(self.open):
+            if not connection.tick(now):
+                break
+
+    def close(self) -> None:
+        self._ids.close()
+
+
+class LoguxConnection(WebSocketConnection):
+    __slots__ = ("_born", "_checking", "_heard", "_logux", "_pinged", "_topic")
+    protocol = "logux"
+    message_bytes_max = logux.MESSAGE_BYTES_MAX
+    takes_text = True
+    _session: LoguxServerSession
+
+    def __init__(self, hub: Logux, topic: str) -> None:
+        self._logux = hub
+        self._topic = topic
+        self._born = 0
+        """How many records there were when the peer came: later ones of its own it has."""
+        self._heard = hub.shared.loop.time()
+        self._pinged = False
+        self._checking: asyncio.Task[None] | None = None
+        super().__init__(hub.shared, LoguxServerSession(hub.settings.host))
+        hub.open[self] = None
+
+    def messages_received(self, messages: Sequence[bytes | str]) -> None:
+        self._heard = self._shared.loop.time()
+        self._pinged = False
+        self._move_to_end()
+        commands = self._session.receive_messages(messages, self._logux.clock_ms())
+        self.handle(commands, sum(map(len, messages)))
+
+    def _do(self, command: object, size: int) -> None:
+        if isinstance(command, Add):
+            self._add(command, size)
+        elif isinstance(command, Follow):
+            self._follow(command.ordinal)
+        elif isinstance(command, Authenticate):
+            self._checking = self._shared.loop.create_task(self._authenticate(command))
+            # What comes behind must wait, and need not be held in memory.
+            self.pause(Pause.CHECKING)
+
+    async def _authenticate(self, command: Authenticate) -> None:
+        try:
+            address = self.peer.rpartition(":")[0]
+            allowed = await self._logux.credentials.allow(
+                self._topic, command.host, command.credentials, address
+            )
+        except Exception:
+            logger.exception("%s: logux.verify failed", self.peer)
+            allowed = False
+        if self._closed or self._transport.is_closing():
+            return
+        self._resume(Pause.CHECKING)
+        if allowed:
+            self.handle(self._session.let_in(self._logux.clock_ms()), 0)
+        else:
+            self.handle([self._session.turn_away()], 0)
+
+    def _follow(self, ordinal: int) -> None:
+        self._born = self._logux.log(self._topic).topic.end_ordinal
+        self._shared.metrics.count("subscriptions_total")
+        self._subscriptions = {
+            self._topic: self._shared.broker.follow(self, self._topic, ordinal, self._encode)
+        }
+
+    def _add(self, command: Add, size: int) -> None:
+        self._shared.metrics.count("records_published_total", len(command.events))
+        events = [
+            NewEvent.of(one.payload, one.created)
+            for one in command.events
+            if self._may("send", one.event, {"created": one.created, "origin": self._session.peer})
+        ]
+        unit = command.unit
+        self._under_way(size)
+        self._logux.log(self._topic).add(events, lambda: self._stored(unit, size))
+
+    def _encode(self, topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+        binary = self._session.binary
+        events = self._logux.events(topic, at, records)
+        return b"".join([one.sync(binary=binary) for one in events if self._shows(one)])
+
+    def _shows(self, one: Outgoing) -> bool:
+        if one.origin == self._session.peer and one.ordinal >= self._born:
+            return False
+        if self._logux.event_filter is None:
+            return True
+        return self._may("see", one.event, {"created": one.created, "origin": one.origin})
+
+    def _may(self, what: str, event: Event, meta: dict[str, Any]) -> bool:
+        if self._logux.event_filter is None:
+            return True
+        peer = {"host": self._session.peer, "log": self._topic.removeprefix(PREFIX)}
+        try:
+            return bool(self._logux.event_filter(what, event, meta, peer))
+        except Exception:
+            logger.exception("%s: logux.filter failed, the event is hidden", self.peer)
+            return False
+
+    # The broker's sink
+
+    def attached(self, subscription: Subscription, offset: int, exact: bool) -> None:
+        self._session.sent = subscription.ordinal
+
+    def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
+        for piece in slices:
+            if not self._writable:
+                return False
+            self._write(piece.data)
+            subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
+            self._session.sent = piece.end_ordinal
+        return True
+
+    def _pulled(self, subscription: Subscription) -> None:
+        self._session.sent = subscription.ordinal
+
+    def lost(self) -> None:
+        self._logux.open.pop(self, None)
+        if self._checking is not None:
+            self._checking.cancel()
+        super().lost()
+
+    # Silence
+
+    def tick(self, now: float) -> bool:
+        """Ask a silent peer whether it is there, give up one that is not; False when it was heard lately."""
+        settings = self._logux.settings
+        if now < self._heard + settings.ping_s:
+            return False
+        if self._paused & ~Pause.ANSWERS:
+            self._heard = now  # we do not read, so we cannot have heard it
+            self._move_to_end()
+        elif now >= self._heard + settings.ping_s + settings.timeout_s:
+            self._logux.open.pop(self, None)
+            reason = f"nothing was heard for {now - self._heard:.0f} s"
+            self.count_refusal(reason)
+            self.close(reason, websocket.POLICY_VIOLATION)
+        elif not self._pinged:
+            self._pinged = True
+            self._session.ping()
+            self._answer()
+        return True
+
+    def _move_to_end(self) -> None:
+        if self._logux.open.pop(self, self) is None:
+            self._logux.open[self] = None

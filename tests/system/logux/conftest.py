@@ -1,0 +1,38 @@
+"""The npm packages are installed once for all tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.testing import ServerProcess
+from tests.system.logux.support import Host, install
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("npm"))
+
+
+@pytest.fixture
+def npm01(packages: Path) -> Iterator[Host]:
+    """Clients of the packages 0.1."""
+    with Host(packages, "npm01_host.cjs") as host:
+        yield host
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "data") as process:
+        yield process
+        assert "Traceback" not in process.stderr, process.stderr
+
+
+@pytest.fixture
+def url(server: ServerProcess) -> str:
+    return logux_url(server)
+
+
+def logux_url(server: ServerProcess, log: str = "") -> str:
+    base = server.wombat_url.replace("wombat://", "ws://")
+    return f"{base}/v1/logux/{log}" if log else f"{base}/v1/logux"

@@ -1,0 +1,69 @@
+// Clients of the npm packages 0.1, driven by lines of JSON: what to do on standard input, what happened on standard output.
+const readline = require("node:readline");
+const WebSocket = require("ws");
+
+global.window = global;
+// As in browsers, where a connection that fails is closed and nothing is thrown.
+window.WebSocket = class extends WebSocket {
+  constructor(url) {
+    super(url);
+    this.on("error", () => {});
+  }
+};
+
+const BrowserConnection = require("logux-sync/browser-connection");
+const ClientSync = require("logux-sync/client-sync");
+const Reconnect = require("logux-sync/reconnect");
+const MemoryStore = require("logux-core/memory-store");
+const createTimer = require("logux-core/create-timer");
+const Log = require("logux-core/log");
+
+const clients = {};
+
+function report(client, fact) {
+  process.stdout.write(JSON.stringify({ client, ...fact }) + "\n");
+}
+
+const actions = {
+  make({ client, url, credentials, subprotocol, protocol, ping, timeout }) {
+    const log = new Log({ store: new MemoryStore(), timer: createTimer(client) });
+    log.keep(() => true);
+    const connection = new Reconnect(new BrowserConnection(url), { minDelay: 50, maxDelay: 200 });
+    const options = { credentials, subprotocol };
+    if (ping) Object.assign(options, { ping, timeout });
+    const sync = new ClientSync(client, log, connection, options);
+    if (protocol) sync.protocol = protocol;
+    sync.catch((error) => report(client, { error: error.type, options: error.options }));
+    sync.on("state", () => report(client, { state: sync.state }));
+    connection.connection.on("message", (message) => report(client, { message }));
+    log.on("event", (event, meta) => report(client, { event, created: meta.created }));
+    clients[client] = { log, sync, connection };
+  },
+  connect({ client }) {
+    clients[client].connection.connect();
+  },
+  disconnect({ client }) {
+    clients[client].connection.disconnect();
+  },
+  // The connection is gone, as when a cable is pulled: it will be tried again.
+  cut({ client }) {
+    clients[client].connection.connection.ws.terminate();
+  },
+  add({ client, events }) {
+    for (const event of events) clients[client].log.add(event);
+  },
+  send({ client, message }) {
+    clients[client].connection.send(message);
+  },
+  facts({ client }) {
+    const { log, sync, connection } = clients[client];
+    const { synced, otherSynced } = sync;
+    const facts = { synced, otherSynced, added: log.lastAdded, reconnecting: connection.reconnecting };
+    report(client, { facts });
+  },
+};
+
+readline.createInterface({ input: process.stdin }).on("line", (line) => {
+  const order = JSON.parse(line);
+  actions[order.do](order);
+});

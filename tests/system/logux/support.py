@@ -1,0 +1,126 @@
+"""Real Logux clients from npm in a Node process, driven by lines of JSON."""
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+HERE = Path(__file__).parent
+WAIT_S = 20.0
+
+
+def install(directory: Path) -> Path:
+    """The packages, in a directory of the tests; skips where npm cannot get them."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        without("Node and npm are not installed")
+    for file in HERE.iterdir():
+        if file.suffix in (".json", ".cjs", ".mjs"):
+            shutil.copy(file, directory)
+    command = [
+        "npm",
+        "install",
+        "--legacy-peer-deps",
+        "--no-package-lock",
+        "--no-audit",
+        "--no-fund",
+    ]
+    done = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode:
+        without(f"npm cannot install the clients: {done.stderr[-2000:]}")
+    return directory
+
+
+def without(reason: str) -> None:
+    if os.environ.get("HEADRACE_REQUIRE_TOOLS"):
+        pytest.fail(f"{reason}, and HEADRACE_REQUIRE_TOOLS is set")
+    pytest.skip(reason)
+
+
+class Host:
+    """A Node process with clients in it."""
+
+    def __init__(self, directory: Path, program: str) -> None:
+        self._process = subprocess.Popen(
+            ["node", program],
+            cwd=directory,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._facts: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.seen: list[dict[str, Any]] = []
+        """Everything that was reported."""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._facts.put(json.loads(line))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait(10)
+        self._reader.join(10)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+    def do(self, what: str, client: str, **how: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": what, "client": client, **how}) + "\n")
+        self._process.stdin.flush()
+
+    def wait(self, what: str, found: Callable[[], Any]) -> Any:
+        """Hear until it is so."""
+        while not (result := found()):
+            try:
+                self.seen.append(self._facts.get(timeout=WAIT_S))
+            except queue.Empty:
+                pytest.fail(f"no {what}; seen: {self.seen[-30:]}")
+        return result
+
+    def of(self, client: str, key: str) -> list[Any]:
+        return [one[key] for one in self.seen if one["client"] == client and key in one]
+
+    def events(self, client: str) -> list[dict[str, Any]]:
+        return self.of(client, "event")
+
+    def wait_events(self, client: str, count: int) -> list[dict[str, Any]]:
+        self.wait(f"{count} events of {client}", lambda: len(self.events(client)) >= count)
+        return self.events(client)
+
+    def wait_state(self, client: str, state: str, times: int = 1) -> None:
+        self.wait(
+            f"{client} to be {state} {times} times",
+            lambda: self.of(client, "state").count(state) >= times,
+        )
+
+    def wait_settled(self, client: str) -> None:
+        """Until the client knows that the server has everything: what it got from there, too."""
+        deadline = time.monotonic() + WAIT_S
+        while (facts := self.facts(client))["synced"] != facts["added"]:
+            assert time.monotonic() < deadline, facts
+            time.sleep(0.02)
+
+    def facts(self, client: str) -> dict[str, Any]:
+        before = len(self.of(client, "facts"))
+        self.do("facts", client)
+        self.wait("facts", lambda: len(self.of(client, "facts")) > before)
+        found: dict[str, Any] = self.of(client, "facts")[-1]
+        return found

@@ -1,0 +1,104 @@
+"""Real clients of the npm packages 0.1 against a real server."""
+
+from headrace.testing import ServerProcess
+from tests.system.logux.support import Host
+
+
+def numbered(first: int, last: int) -> list[dict[str, object]]:
+    return [{"type": "n", "n": n} for n in range(first, last)]
+
+
+def start(host: Host, client: str, url: str, **options: object) -> None:
+    host.do("make", client, url=url, **options)
+    host.do("connect", client)
+
+
+def settle(host: Host) -> None:
+    """Until both clients know that the server has all they have.
+
+    One that is cut off before sends again what it got from there, with another time: its clock has another
+    error by then.
+    """
+    for client in ("a", "b"):
+        host.wait_settled(client)
+
+
+def test_events_go_both_ways_in_order(npm01: Host, url: str) -> None:
+    start(npm01, "a", url)
+    start(npm01, "b", url)
+    npm01.do("add", "a", events=numbered(0, 500))
+    found = npm01.wait_events("b", 500)
+    assert [one["n"] for one in found] == list(range(500))
+    npm01.do("add", "b", events=numbered(500, 510))
+    found = npm01.wait_events("a", 510)
+    assert [one["n"] for one in found] == list(range(510))
+    assert len(npm01.events("b")) == 510
+
+
+def test_what_was_added_offline_comes_later(npm01: Host, url: str) -> None:
+    npm01.do("make", "a", url=url)
+    npm01.do("add", "a", events=numbered(0, 20))
+    start(npm01, "b", url)
+    npm01.do("connect", "a")
+    assert [one["n"] for one in npm01.wait_events("b", 20)] == list(range(20))
+    settle(npm01)
+    npm01.do("disconnect", "b")
+    npm01.wait_state("b", "disconnected")
+    npm01.do("add", "a", events=numbered(20, 30))
+    npm01.do("add", "b", events=numbered(100, 105))
+    npm01.do("connect", "b")
+    npm01.wait_events("a", 35)
+    npm01.wait_events("b", 35)
+    for client in ("a", "b"):
+        numbers = sorted(one["n"] for one in npm01.events(client))
+        assert numbers == [*range(30), *range(100, 105)]
+
+
+def test_a_server_that_was_killed_goes_on(npm01: Host, server: ServerProcess, url: str) -> None:
+    start(npm01, "a", url)
+    start(npm01, "b", url)
+    npm01.do("add", "a", events=numbered(0, 50))
+    npm01.wait_events("b", 50)
+    settle(npm01)
+    server.kill()
+    npm01.do("add", "a", events=numbered(50, 60))
+    npm01.do("add", "b", events=numbered(200, 210))
+    server.start()
+    npm01.wait_events("a", 70)
+    npm01.wait_events("b", 70)
+    for client in ("a", "b"):
+        numbers = sorted(one["n"] for one in npm01.events(client))
+        assert numbers == [*range(60), *range(200, 210)]
+
+
+def test_a_client_that_is_cut_off_again_and_again_gets_everything_once(
+    npm01: Host, url: str
+) -> None:
+    start(npm01, "a", url)
+    start(npm01, "b", url)
+    for round_ in range(5):
+        npm01.do("add", "a", events=numbered(round_ * 20, round_ * 20 + 20))
+        npm01.do("add", "b", events=numbered(1000 + round_ * 20, 1020 + round_ * 20))
+        for client in ("a", "b"):
+            npm01.wait_events(client, 40 * round_ + 40)
+        settle(npm01)
+        npm01.do("cut", "a" if round_ % 2 else "b")
+    npm01.wait_events("a", 200)
+    npm01.wait_events("b", 200)
+    for client in ("a", "b"):
+        numbers = sorted(one["n"] for one in npm01.events(client))
+        assert numbers == [*range(100), *range(1000, 1100)]
+
+
+def test_another_version_is_refused_for_good(npm01: Host, url: str) -> None:
+    start(npm01, "a", url, protocol=[7, 0], credentials=1)
+    npm01.wait("error", lambda: npm01.of("a", "error"))
+    assert npm01.of("a", "error") == ["wrong-protocol"]
+    assert npm01.of("a", "options") == [{"supported": [0], "used": [7, 0]}]
+    assert not npm01.facts("a")["reconnecting"]
+
+
+def test_pings_are_answered(npm01: Host, url: str) -> None:
+    start(npm01, "a", url, ping=50, timeout=2000)
+    npm01.wait("pongs", lambda: npm01.of("a", "message").count(["pong", 0]) >= 3)
+    assert npm01.of("a", "error") == []
