@@ -275,8 +275,7 @@ def test_a_first_batch_that_is_repeated_begins_where_it_began(
     assert ordinals(found) == list(range(12))
 
 
-@pytest.mark.parametrize("joins", [False, True])
-@pytest.mark.parametrize("where", ["url", "path"])
+@pytest.mark.parametrize(("where", "joins"), [("url", True), ("path", False)])
 def test_a_topic_that_is_gone_with_a_batch_of_it_is_an_error(
     server: ServerProcess,
     run: Callable[..., Collected],

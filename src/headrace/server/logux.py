@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "logux/"
 MAIN = "main"
 
+_LOGS_REMEMBERED = 1000
 _COMMITS_REMEMBERED = 16
 """Commits whose events are taken apart once for all who follow their log live."""
 
@@ -57,6 +58,7 @@ class Logux:
         self._runner = runner
         self._ids = ids
         self._logs: dict[str, LoguxLog] = {}
+        """Those that events were added to; of many, those that have nothing to do are forgotten."""
         self._commits: OrderedDict[tuple[str, int, int], list[Outgoing]] = OrderedDict()
 
     def route(self, path: str) -> "Callable[[], LoguxConnection] | None":
@@ -74,13 +76,13 @@ class Logux:
             return None
         return (lambda: LoguxConnection(self, topic)) if name else None
 
-    def log(self, topic: str) -> LoguxLog:
-        found = self._logs.get(topic)
-        if found is None:
-            store = self.shared.broker.store
-            found = LoguxLog(store.topic(topic), store, self._runner, self._ids)
-            self._logs[topic] = found
-        return found
+    def add(self, topic: str, events: Sequence[NewEvent], done: Callable[[], None]) -> None:
+        store = self.shared.broker.store
+        handle = store.topic(topic)
+        log = self._logs.get(topic)
+        if log is None or log.topic is not handle:
+            log = self._logs[topic] = LoguxLog(handle, store, self._runner, self._ids)
+        log.add(events, done)
 
     def events(self, topic: str, at: Position, records: Sequence[bytes]) -> list[Outgoing]:
         """The events of a commit, the same objects for everyone who asks."""
@@ -93,8 +95,10 @@ class Logux:
         return found
 
     def tick(self, now: float) -> None:
-        for log in list(self._logs.values()):
+        for topic, log in list(self._logs.items()):
             log.tick()
+            if log.idle and len(self._logs) > _LOGS_REMEMBERED:
+                del self._logs[topic]
         for connection in list(self.open):
             if not connection.tick(now):
                 break
@@ -156,11 +160,10 @@ class LoguxConnection(WebSocketConnection):
             self.handle([self._session.turn_away()], 0)
 
     def _follow(self, ordinal: int) -> None:
-        self._born = self._logux.log(self._topic).topic.end_ordinal
+        broker = self._shared.broker
         self._shared.metrics.count("subscriptions_total")
-        self._subscriptions = {
-            self._topic: self._shared.broker.follow(self, self._topic, ordinal, self._encode)
-        }
+        self._born = broker.store.topic(self._topic).end_ordinal
+        self._subscriptions = {self._topic: broker.follow(self, self._topic, ordinal, self._encode)}
 
     def _add(self, command: Add, size: int) -> None:
         self._shared.metrics.count("records_published_total", len(command.events))
@@ -171,7 +174,7 @@ class LoguxConnection(WebSocketConnection):
         ]
         unit = command.unit
         self._under_way(size)
-        self._logux.log(self._topic).add(events, lambda: self._stored(unit, size))
+        self._logux.add(self._topic, events, lambda: self._stored(unit, size))
 
     def _encode(self, topic: str, at: Position, records: Sequence[bytes]) -> bytes:
         binary = self._session.binary

@@ -1,0 +1,353 @@
+"""Raw clients written from the specification, in both encodings, against a real server."""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from headrace import connect_blocking
+from headrace.testing import ServerProcess
+from tests.system.logux.conftest import logux_url
+
+WAIT_S = 10
+
+
+class Client:
+    """What the specification says, and nothing else."""
+
+    def __init__(self, stack: ExitStack, url: str, binary: bool = False) -> None:
+        self._binary = binary
+        self.socket = stack.enter_context(connect(url, max_size=None))
+
+    def say(self, *message: Any) -> None:
+        self.socket.send(msgpack.packb(message) if self._binary else json.dumps(message))
+
+    def hear(self) -> Any:
+        data = self.socket.recv(timeout=WAIT_S)
+        assert isinstance(data, bytes) is self._binary
+        return msgpack.unpackb(data) if self._binary else json.loads(data)
+
+    def hear_only(self, *types: str) -> Any:
+        """The next message of one of these types; a `ping` is answered by the way."""
+        while True:
+            message = self.hear()
+            if message[0] in types:
+                return message
+            assert message[0] == "ping", message
+
+    def connect(self, host: str, synced: int = 0, *credentials: Any) -> None:
+        self.say("connect", [0, 0], host, synced, *credentials)
+        answer = self.hear()
+        assert answer[:3] == ["connected", [0, 0], "server"], answer
+
+    def closed(self) -> int:
+        """Hear until it is over; the close code."""
+        try:
+            while True:
+                self.socket.recv(timeout=WAIT_S)
+        except ConnectionClosed as closed:
+            assert closed.rcvd is not None
+            return closed.rcvd.code
+
+
+Open = Callable[..., Client]
+
+
+@pytest.fixture
+def open_(url: str) -> Iterator[Open]:
+    with ExitStack() as stack:
+
+        def make(binary: bool = False, at: str = "") -> Client:
+            return Client(stack, at or url, binary)
+
+        yield make
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("other", [False, True])
+def test_events_go_from_one_encoding_to_the_other(open_: Open, binary: bool, other: bool) -> None:
+    one, two = open_(binary), open_(other)
+    one.connect("one")
+    two.connect("two")
+    event = {"type": "x", "é": [1, 2.5, None, True, {"y": [-1, 2**53]}]}
+    one.say("sync", 1, event, [1475316540687.5, "one", 0])
+    assert one.hear() == ["synced", 1]
+    assert two.hear() == ["sync", 1, event, [1475316540687.5, "one", 0]]
+
+
+def test_what_was_missed_comes_in_order_and_once(open_: Open) -> None:
+    writer = open_()
+    writer.connect("writer")
+    for n in range(1, 101):
+        writer.say("sync", n, {"type": "n", "n": n}, [n, "writer", 0])
+    for n in range(1, 101):
+        assert writer.hear_only("synced") == ["synced", n]
+    for synced in (0, 30, 100):
+        reader = open_()
+        reader.connect("reader", synced)
+        for n in range(synced + 1, 101):
+            assert reader.hear() == ["sync", n, {"type": "n", "n": n}, [n, "writer", 0]]
+        reader.say("ping", 0)
+        assert reader.hear() == ["pong", 100]
+    # A position that the log has never had: everything.
+    reader = open_()
+    reader.connect("reader", 101)
+    assert reader.hear()[1] == 1
+
+
+def test_duplicates_are_answered_and_delivered_once(open_: Open, server: ServerProcess) -> None:
+    chance = random.Random(3)
+    one, two = open_(), open_()
+    one.connect("one")
+    two.connect("two")
+    times = [[n, "one", n % 3] for n in range(50)]
+    sent = [*times, *chance.choices(times, k=100)]
+    chance.shuffle(sent)
+    for number, created in enumerate(sent, 1):
+        one.say("sync", number, {"type": "x"}, created)
+    for number in range(1, len(sent) + 1):
+        assert one.hear_only("synced") == ["synced", number]
+    found = [two.hear_only("sync") for _ in times]
+    assert sorted(message[3] for message in found) == times
+    server.kill()
+    server.start()
+    three = open_(at=logux_url(server))
+    three.connect("three", 50)
+    for number, created in enumerate(times, 1):
+        three.say("sync", number, {"type": "x"}, created)
+        assert three.hear_only("synced") == ["synced", number]
+    three.say("ping", 0)
+    assert three.hear_only("pong") == ["pong", 50]
+
+
+def test_a_lost_answer_costs_nothing(open_: Open) -> None:
+    one = open_()
+    one.connect("one")
+    one.say("sync", 1, {"type": "x"}, [1, "one", 0])
+    one.socket.close()  # before the answer is heard
+    again = open_()
+    again.connect("one", 0)
+    again.say("sync", 1, {"type": "x"}, [1, "one", 0])
+    assert again.hear_only("synced", "sync")[0] in ("synced", "sync")
+    watcher = open_()
+    watcher.connect("watcher")
+    assert watcher.hear()[1] == 1
+    watcher.say("ping", 0)
+    assert watcher.hear() == ["pong", 1]
+
+
+def test_logs_are_topics_of_their_own(open_: Open, server: ServerProcess) -> None:
+    for log in ("main", "a/b", "☃ x"):
+        client = open_(at=logux_url(server, log.replace("☃ x", "%E2%98%83%20x")))
+        client.connect("one")
+        client.say("sync", 1, {"type": log}, [1, "one", 0])
+        assert client.hear() == ["synced", 1]
+        with connect_blocking(server.figg_url) as reader:
+            [message] = [next(iter(reader.subscribe(f"logux/{log}", offset=0)))]
+            assert json.loads(message.payload) == {
+                "event": {"type": log},
+                "created": [1, "one", 0],
+                "origin": "one",
+            }
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "", "[", "{}", "null", '["sync"]', '["connect",[0,0],"x",-1]', '["connect",[0,0],null,0]',
+        b"", b"\xc1", b"\x92\xa4ping\xc4\x01a", "[" * 200_000, b"\x91" * 200_000,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("connected", [False, True])
+def test_what_is_no_message_is_told_and_closed(
+    open_: Open, server: ServerProcess, data: Any, connected: bool
+) -> None:
+    client = open_(isinstance(data, bytes))
+    if connected:
+        client.connect("one")
+    client.socket.send(data)
+    message = client.hear()
+    assert message[0] == "error" and message[2] == "protocol"
+    assert client.closed() == 1002
+    assert server.running
+
+
+def test_a_message_that_is_too_large_is_closed_and_nothing_is_stored(
+    open_: Open, server: ServerProcess
+) -> None:
+    client = open_()
+    client.connect("one")
+    client.say("sync", 1, {"type": "x" * 10_000_000}, [1, "one", 0])
+    assert client.closed() == 1009
+    other = open_()
+    other.connect("two")
+    other.say("ping", 0)
+    assert other.hear() == ["pong", 0]
+
+
+def test_an_event_that_is_too_large_is_refused_with_the_limit(open_: Open) -> None:
+    client = open_()
+    client.connect("one")
+    client.say("sync", 1, {"type": "ok"}, [1, "one", 0], {"type": "x" * 262_144}, [2, "one", 0])
+    kind, text, reason = client.hear()
+    assert (kind, reason) == ("error", "protocol")
+    assert "262144 bytes" in text
+    client.closed()
+    other = open_()
+    other.connect("two")
+    other.say("ping", 0)
+    assert other.hear() == ["pong", 0]
+
+
+def test_publishers_of_other_protocols_are_refused(server: ServerProcess) -> None:
+    from headrace.errors import BadTopicNameError
+
+    with connect_blocking(server.figg_url) as client, pytest.raises(BadTopicNameError):
+        client.publish("logux/main", b"x")
+
+
+# Who is let in
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+TOKENS = f"""
+[[access.token]]
+name = "all"
+sha256 = "{digest("all")}"
+[[access.token]]
+name = "ada"
+sha256 = "{digest("ada's")}"
+user = "ada"
+[[access.token]]
+name = "other"
+sha256 = "{digest("other")}"
+grants = ["logux/other", "http"]
+"""
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Open]:
+    (tmp_path / "tokens.toml").write_text(TOKENS)
+    with ServerProcess(tmp_path / "guarded", f"--config={tmp_path / 'tokens.toml'}") as server:
+        with ExitStack() as stack:
+
+            def make(log: str = "") -> Client:
+                return Client(stack, logux_url(server, log))
+
+            yield make
+        assert "Traceback" not in server.stderr, server.stderr
+
+
+@pytest.mark.parametrize(
+    ("log", "host", "credentials", "allowed"),
+    [
+        ("", "x", ["all"], True),
+        ("", "x", [{"token": "all"}], True),
+        ("", "ada:1:2", ["ada's"], True),
+        ("", "ada", ["ada's"], True),
+        ("", "adam:1", ["ada's"], False),
+        ("", "bob:ada", ["ada's"], False),
+        ("other", "x", ["other"], True),
+        ("", "x", ["other"], False),
+        ("", "x", [], False),
+        ("", "x", ["nope"], False),
+        ("", "x", [{"token": 5}], False),
+        ("", "x", [{}], False),
+        ("", "x", [["all"]], False),
+        ("", "x", [digest("all")], False),
+    ],
+)
+def test_tokens_open_logs(
+    guarded: Open, log: str, host: str, credentials: list[Any], allowed: bool
+) -> None:
+    client = guarded(log)
+    client.say("connect", [0, 0], host, 0, *credentials)
+    answer = client.hear()
+    if allowed:
+        assert answer[0] == "connected"
+    else:
+        assert answer == ["error", "Wrong credentials", "auth"]
+        assert client.closed() == 1008
+
+
+APPLICATION = """
+import asyncio
+
+async def verify(host, credentials):
+    await asyncio.sleep(0)
+    if host == "broken":
+        raise ValueError("broken")
+    return credentials == f"of {host}"
+
+def may(what, event, meta, peer):
+    if event["type"] == "crash":
+        raise ValueError("crash")
+    if what == "send":
+        return event["type"] != "forbidden"
+    return "for" not in event or event["for"] == peer["host"] or meta["origin"] == peer["host"]
+"""
+
+
+@pytest.fixture
+def governed(tmp_path: Path) -> Iterator[Open]:
+    """A server with functions of an application."""
+    (tmp_path / "application.py").write_text(APPLICATION)
+    flags = ("--set=logux.verify=application:verify", "--set=logux.filter=application:may")
+    environ = {"PYTHONPATH": str(tmp_path)}
+    with ServerProcess(tmp_path / "data", *flags, env=environ) as server, ExitStack() as stack:
+
+        def make() -> Client:
+            return Client(stack, logux_url(server))
+
+        yield make
+
+
+def test_an_application_decides_who_is_let_in(governed: Open) -> None:
+    for host, credentials, allowed in (
+        ("a", "of a", True), ("a", "of b", False), ("broken", "of broken", False),
+    ):  # fmt: skip
+        client = governed()
+        client.say("connect", [0, 0], host, 0, credentials)
+        assert client.hear()[0] == ("connected" if allowed else "error")
+
+
+def test_an_application_hides_events_and_positions_differ(governed: Open) -> None:
+    one, two, three = governed(), governed(), governed()
+    one.connect("one", 0, "of one")
+    two.connect("two", 0, "of two")
+    events = [
+        {"type": "a", "for": "two"}, {"type": "b"}, {"type": "forbidden"}, {"type": "crash"},
+        {"type": "c", "for": "three"}, {"type": "d"}, {"type": "e", "for": "three"},
+    ]  # fmt: skip
+    for number, event in enumerate(events, 1):
+        one.say("sync", number, event, [number, "one", 0])
+        assert one.hear_only("synced") == ["synced", number]
+    found = [two.hear_only("sync")[1:3] for _ in range(3)]
+    assert found == [[1, events[0]], [2, events[1]], [4, events[5]]]
+    two.say("ping", 0)
+    assert two.hear_only("pong") == ["pong", 5]
+    three.connect("three", 0, "of three")
+    found = [three.hear_only("sync")[1:3] for _ in range(4)]
+    assert found == [[2, events[1]], [3, events[4]], [4, events[5]], [5, events[6]]]
+
+
+def test_a_silent_client_is_pinged_and_given_up(tmp_path: Path) -> None:
+    flags = ("--set=logux.ping_s=0.3", "--set=logux.timeout_s=0.5")
+    with ServerProcess(tmp_path / "data", *flags) as server, ExitStack() as stack:
+        client = Client(stack, logux_url(server))
+        client.connect("one")
+        assert client.hear() == ["ping", 0]
+        client.say("pong", 0)
+        assert client.hear() == ["ping", 0]
+        assert client.closed() == 1008
