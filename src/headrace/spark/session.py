@@ -82,11 +82,13 @@ def session(
         # Or tasks would run in whatever Python comes first on the PATH, without what is installed here.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     chosen = {**SETTINGS, **(settings or {})}
+    java = [chosen.get("spark.driver.extraJavaOptions", "")]
+    if master.startswith("local") and not _has_collector(java[0]):
+        # Rows are read and let go: that is done soonest by the collector that does nothing else meanwhile.
+        java.append("-XX:+UseParallelGC")
     if quiet:
-        options = chosen.get("spark.driver.extraJavaOptions", "")
-        chosen["spark.driver.extraJavaOptions"] = (
-            f"{options} -Dlog4j2.configurationFile={_logging_file()}".strip()
-        )
+        java.append(f"-Dlog4j2.configurationFile={_logging_file()}")
+    chosen["spark.driver.extraJavaOptions"] = " ".join(java).strip()
     for key, value in chosen.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
@@ -94,6 +96,13 @@ def session(
         spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     return spark
+
+
+def _has_collector(options: str) -> bool:
+    """Whether somebody has chosen a garbage collector: Java does not start with two."""
+    variables = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+    given = [options, *(os.environ.get(name, "") for name in variables)]
+    return any(re.search(r"-XX:[+]Use\w+GC\b", one) for one in given)
 
 
 def register(spark: "SparkSession") -> None:

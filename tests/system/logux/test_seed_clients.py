@@ -50,12 +50,11 @@ class Client:
 
     def closed(self) -> int:
         """Hear until it is over; the close code."""
-        try:
-            while True:
+        while True:
+            try:
                 self.socket.recv(timeout=WAIT_S)
-        except ConnectionClosed as closed:
-            assert closed.rcvd is not None
-            return closed.rcvd.code
+            except ConnectionClosed as closed:
+                return closed.rcvd.code if closed.rcvd is not None else 0
 
 
 Open = Callable[..., Client]
