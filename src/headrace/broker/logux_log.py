@@ -101,7 +101,7 @@ class LoguxLog:
         """Called a few times a second."""
         self._go_on()
         if not self._busy and self._ready:
-            if self._indexed.ordinal < self.topic.end_ordinal:
+            if self._indexed.offset < self.topic.end_offset:
                 self._index()
             else:
                 self._forget()
