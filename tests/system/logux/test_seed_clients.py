@@ -25,7 +25,7 @@ class Client:
 
     def __init__(self, stack: ExitStack, url: str, binary: bool = False) -> None:
         self._binary = binary
-        self.socket = stack.enter_context(connect(url, max_size=None))
+        self.socket = stack.enter_context(connect(url, max_size=None, close_timeout=1))
 
     def say(self, *message: Any) -> None:
         self.socket.send(msgpack.packb(message) if self._binary else json.dumps(message))
