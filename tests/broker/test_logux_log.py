@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from headrace.broker import logux_log
 from headrace.broker.logux_log import LoguxLog, NewEvent
 from headrace.config import Config, Journal, Segment
-from headrace.log.event_ids import FILE_NAME, EventIds
+from headrace.log.event_ids import FILE_NAME, EventIds, EventIdsError
 from headrace.logux_envelope import Envelope, decode_envelope, encode_envelope, raw_event
-from headrace.model import Durability
+from headrace.model import Durability, Position
 from headrace.testing.store import StepStore
 
 TOPIC = "logux/main"
@@ -235,6 +235,51 @@ def test_a_topic_in_memory_does_not_believe_the_table_of_an_earlier_process(
     bench.add(event(1, "a", 0), event(1, "a", 0))
     assert bench.stored == [[1, "a", 0]]
     bench.kill()
+
+
+def test_a_table_that_cannot_be_written_for_now_holds_nobody_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.add(event(1, "a", 0))
+    bench.index()
+    generation = bench.ids.generation
+
+    def full(*_: object) -> None:
+        raise EventIdsError("database or disk is full", is_damage=False)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.ids, "add", full)
+        bench.add(event(2, "a", 0))
+        for _ in range(5):
+            bench.log.tick()
+            bench.run()
+        bench.add(event(3, "a", 0), event(2, "a", 0))
+    assert caplog.text.count("disk is full") == 1
+    bench.index()
+    bench.add(event(2, "a", 0), event(3, "a", 0))
+    assert bench.stored == [[n, "a", 0] for n in (1, 2, 3)]
+    assert bench.ids.generation == generation
+
+
+def test_a_full_disk_is_no_damage(tmp_path: Path) -> None:
+    ids = EventIds(tmp_path)
+    ids.reset("t", Position(1, 0, 0))
+    connection = ids._open()
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    many = [(number.to_bytes(16), number) for number in range(10_000)]
+    with pytest.raises(EventIdsError, match="full") as full:
+        ids.add("t", many, {}, Position(1, 5, 5))
+    assert not full.value.is_damage
+    assert ids.indexed("t") == Position(1, 0, 0)
+    ids.add("t", many, {}, Position(1, 5, 5))
+    assert ids.find("t", [many[7][0]], []).ordinals == {many[7][0]: 7}
+    ids.close()
+    (tmp_path / FILE_NAME).write_bytes(b"x" * 5000)
+    with pytest.raises(EventIdsError) as damaged:
+        ids.indexed("t")
+    assert damaged.value.is_damage
+    ids.close()
 
 
 def test_a_topic_that_jumped_ahead_is_read_once(tmp_path: Path) -> None:

@@ -1,14 +1,11 @@
 """Runs scenarios of the JavaScript client in Node and in Chromium, and hears what they report.
 
-Both are real programs that need not be installed: without them a test is skipped, or fails where
-HEADRACE_REQUIRE_TOOLS is set. Nothing here knows what the scenarios do.
+Both are real programs that need not be installed (`tests/tools.py`). Nothing here knows what scenarios do.
 """
 
-import functools
 import json
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import threading
@@ -16,10 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
+
+from tests.tools import node_tool, tool
 
 HERE = Path(__file__).parent
 CLIENT = HERE.parents[1] / "clients" / "js"
@@ -28,7 +27,6 @@ STOP_TIMEOUT_S = 10.0
 
 # Node 20 has a WebSocket behind this flag; later versions have it anyway, and take the flag.
 NODE_FLAGS = ("--experimental-websocket",)
-NODE_MAJOR_MIN = 20
 
 CHROMIUM = ("chromium", "chromium-browser")
 CHROMIUM_FLAGS = (
@@ -41,32 +39,6 @@ FILES = {
     "/scenarios.mjs": (HERE / "scenarios.mjs", "text/javascript"),
     "/headrace.js": (CLIENT / "headrace.js", "text/javascript"),
 }
-
-
-def tool(*names: str) -> str:
-    """The path of the first program of these that is installed."""
-    found = next(filter(None, map(shutil.which, names)), None)
-    return found or _without(f"{' or '.join(names)} is not installed")
-
-
-@functools.cache
-def _node_major(path: str) -> int:
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
-    return int(version.removeprefix("v").partition(".")[0])
-
-
-def node_tool() -> str:
-    """The path of a Node that is new enough."""
-    path = tool("node")
-    if (major := _node_major(path)) < NODE_MAJOR_MIN:
-        _without(f"Node {major} is installed, {NODE_MAJOR_MIN} is needed")
-    return path
-
-
-def _without(reason: str) -> NoReturn:
-    if os.environ.get("HEADRACE_REQUIRE_TOOLS"):
-        pytest.fail(f"{reason}, and HEADRACE_REQUIRE_TOOLS is set")
-    pytest.skip(reason)
 
 
 class Reports:

@@ -11,7 +11,8 @@ import pytest
 import headrace
 from headrace.testing import ServerProcess
 from tests.js.checks import check_crash, check_payloads, check_slow
-from tests.js.support import CLIENT, NODE_FLAGS, node, node_tool
+from tests.js.support import CLIENT, NODE_FLAGS, node
+from tests.tools import node_tool
 
 UNIT_TIMEOUT_S = 100
 

@@ -3,14 +3,13 @@
 Nothing here knows what is tested.
 """
 
-import os
 import random
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +18,7 @@ from headrace import connect_blocking
 from headrace.model import PAYLOAD_BYTES_MAX
 from headrace.spark.session import NoJavaError, check_java
 from headrace.testing import ServerProcess, wait_until
+from tests.tools import without
 
 JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """A JVM that starts quickly and leaves the two cores to the tests."""
@@ -52,13 +52,6 @@ def require_java() -> None:
         check_java()
     except NoJavaError as error:
         without(str(error))
-
-
-def without(reason: str) -> NoReturn:
-    """Skip, or fail where everything has to be there."""
-    if os.environ.get("HEADRACE_REQUIRE_TOOLS"):
-        pytest.fail(f"{reason}, and HEADRACE_REQUIRE_TOOLS is set")
-    pytest.skip(reason)
 
 
 def random_payloads(chance: random.Random, count: int) -> list[bytes]:

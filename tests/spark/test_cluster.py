@@ -25,8 +25,8 @@ from tests.spark.support import (
     publish,
     receive,
     require_java,
-    without,
 )
+from tests.tools import without
 
 START_TIMEOUT_S = 90.0
 

@@ -91,6 +91,8 @@ class LoguxLog:
         self._appended = self._durable = 0
         """Numbers of the last append, and of the last that is committed."""
         self._unanswered: deque[tuple[int, Callable[[], None]]] = deque()
+        self._trouble = ""
+        """Why the last job failed; it is told once."""
 
     def add(self, events: Sequence[NewEvent], done: Callable[[], None]) -> None:
         """Store those that are new, together and in this order; `done` when all of them are durable."""
@@ -291,7 +293,9 @@ class LoguxLog:
             self._busy = False
             if isinstance(result, BaseException):
                 self._failed(result)
-            elif self._is_stale() and self._ready:
+                return
+            self._trouble = ""
+            if self._is_stale() and self._ready:
                 self._go_on()
             else:
                 done(result)
@@ -301,11 +305,14 @@ class LoguxLog:
         self._runner.background(work, finished)
 
     def _failed(self, error: BaseException) -> None:
-        """Begin with an empty table, with the next tick."""
-        logger.error("the ids of %s: %s", self.topic.name, error)
-        self._ready = False
-        if self._generation == self._ids.generation and isinstance(error, EventIdsError):
-            self._ids.discard()
+        """Try again with the next tick; with an empty table when this one is of no use."""
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            logger.error("the ids of %s: %s", self.topic.name, error)
+        if isinstance(error, EventIdsError) and error.is_damage:
+            self._ready = False
+            if self._generation == self._ids.generation:
+                self._ids.discard()
 
     def _is_stale(self) -> bool:
         """Whether what we know is of an earlier life of the topic, or of a table that is gone."""

@@ -25,6 +25,9 @@ _ASKED_AT_ONCE = 500
 _CACHE_KIB = 16 << 10
 _BUSY_S = 30.0
 
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, None)
+"""Codes of SQLite; errors of our own have none."""
+
 _SCHEMA = """
 CREATE TABLE logs (
   log INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE,
@@ -146,7 +149,8 @@ class EventIds:
                 return work(self._open())
             except sqlite3.DatabaseError as error:
                 self._forget_connection()
-                raise EventIdsError(f"{self._path}: {error}") from error
+                is_damage = getattr(error, "sqlite_errorcode", None) in _DAMAGE
+                raise EventIdsError(f"{self._path}: {error}", is_damage=is_damage) from error
 
     def discard(self) -> None:
         """The file is of no use: start with an empty one."""
@@ -170,7 +174,7 @@ class EventIds:
                     f"BEGIN; {_SCHEMA} PRAGMA user_version = {_FORMAT}; COMMIT"
                 )
             elif version != _FORMAT:
-                raise sqlite3.DatabaseError(f"format {version}")
+                raise sqlite3.NotSupportedError(f"format {version}")
         return self._connection
 
     def _forget_connection(self) -> None:
@@ -182,6 +186,11 @@ class EventIds:
 
 class EventIdsError(OSError):
     """The file cannot be read or written."""
+
+    def __init__(self, message: str, *, is_damage: bool) -> None:
+        super().__init__(message)
+        self.is_damage = is_damage
+        """Whether it will never be: else the reason may pass, as a full disk does."""
 
 
 def _find_log(connection: sqlite3.Connection, topic: str) -> int | None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import queue
 import shutil
 import subprocess
@@ -14,14 +13,15 @@ from typing import Any, Self
 
 import pytest
 
+from tests.tools import node_tool, without
+
 HERE = Path(__file__).parent
 WAIT_S = 20.0
 
 
 def install(directory: Path) -> Path:
     """The packages, in a directory of the tests; skips where npm cannot get them."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        without("Node and npm are not installed")
+    node_tool()
     for file in HERE.iterdir():
         if file.suffix in (".json", ".cjs", ".mjs"):
             shutil.copy(file, directory)
@@ -41,18 +41,12 @@ def install(directory: Path) -> Path:
     return directory
 
 
-def without(reason: str) -> None:
-    if os.environ.get("HEADRACE_REQUIRE_TOOLS"):
-        pytest.fail(f"{reason}, and HEADRACE_REQUIRE_TOOLS is set")
-    pytest.skip(reason)
-
-
 class Host:
     """A Node process with clients in it."""
 
     def __init__(self, directory: Path, program: str) -> None:
         self._process = subprocess.Popen(
-            ["node", program],
+            [node_tool(), program],
             cwd=directory,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
