@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.config import to_markdown
-from headrace.config import Address, Config, Origins, PrefixRule
+from headrace.config import Config, PrefixRule
+from headrace.config_values import Address, Origins
 from headrace.errors import ConfigError
 from headrace.model import Durability
 from headrace.settings import SETTINGS, load

@@ -15,15 +15,8 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import msgspec
 from msgspec import Meta, Struct
 
-from headrace.config import (
-    NUMBER_MAX,
-    AccessToken,
-    Address,
-    Config,
-    Origins,
-    PrefixRule,
-    Readers,
-)
+from headrace.config import NUMBER_MAX, AccessToken, Config, PrefixRule
+from headrace.config_values import Address, Origins, Readers
 from headrace.errors import ConfigError
 
 CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"

@@ -4,7 +4,8 @@ from itertools import groupby
 
 import pytest
 
-from headrace.config import PrefixRule, Readers, Retention, Segment
+from headrace.config import PrefixRule, Retention, Segment
+from headrace.config_values import Readers
 from headrace.log import retention
 from headrace.log.retention import Retention as Retainer
 from headrace.model import JUMP, Durability

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 
 import httptools
 
-from headrace.config import Origins
+from headrace.config_values import Origins
 from headrace.server.connection import Connections, hang_up, peer_name
 from headrace.server.health import health
 from headrace.server.websocket import WebSocketConnection, upgrade

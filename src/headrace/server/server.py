@@ -15,7 +15,8 @@ from pathlib import Path
 import uvloop
 
 from headrace.broker.broker import Broker
-from headrace.config import Address, Config
+from headrace.config import Config
+from headrace.config_values import Address
 from headrace.errors import HeadraceError, ListenError
 from headrace.log import journal
 from headrace.log.applier_process import ApplierProcess
