@@ -13,15 +13,15 @@ from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
 from headrace.log.records import split_records
 from headrace.model import PAYLOAD_BYTES_MAX
 from headrace.spark import encode as module
-from headrace.spark.encode import encode_batch
+from headrace.spark.encode import EncodedBlock, encode_batch
 from headrace.spark.sink_columns import SinkError, Written
 
 
-def received(blocks: Iterable[bytes]) -> dict[str, list[bytes]]:
+def received(blocks: Iterable[EncodedBlock]) -> dict[str, list[bytes]]:
     """What the server would append, by topic; it refuses what breaks the format."""
     topics: dict[str, list[bytes]] = {}
     decoder = BlockDecoder()
-    for block in blocks:
+    for block in map(b"".join, blocks):
         assert block[:4] == MAGIC
         decoder.feed(block)
         name_bytes = int.from_bytes(block[4:6], "big")

@@ -41,8 +41,13 @@ class Block(NamedTuple):
 
 def encode_block(topic: str, data: bytes, record_count: int) -> bytes:
     """A block as an upload brings it."""
+    return encode_block_header(topic, data, record_count) + data
+
+
+def encode_block_header(topic: str, data: bytes | memoryview, record_count: int) -> bytes:
+    """What comes before the records in an upload."""
     name = topic.encode()
-    return _HEADER.pack(MAGIC, len(name), record_count, len(data), crc32c(data)) + name + data
+    return _HEADER.pack(MAGIC, len(name), record_count, len(data), crc32c(data)) + name
 
 
 class BlockDecoder:

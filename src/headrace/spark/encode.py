@@ -5,6 +5,7 @@ A block is records of one topic, no more than an index run may hold; its format 
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import BadTopicNameError, PayloadTooLargeError
-from headrace.log.blocks import encode_block
+from headrace.log.blocks import encode_block_header
 from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
 from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, check_publish_topic
 from headrace.spark.sink_columns import SinkError
@@ -21,7 +22,12 @@ _JOINED_ROWS = 8 * RUN_RECORDS_MAX
 """Rows that are made records at once: however large, they fit into one array of Arrow's."""
 
 
-def encode_batch(topics: pa.Array | str, payloads: pa.Array) -> Iterator[bytes]:
+class EncodedBlock(NamedTuple):
+    header: bytes
+    records: memoryview
+
+
+def encode_batch(topics: pa.Array | str, payloads: pa.Array) -> Iterator[EncodedBlock]:
     """The rows as blocks, in their order within each topic."""
     if payloads.null_count:
         raise SinkError("a row has no payload: null cannot be written")
@@ -56,7 +62,7 @@ def _by_topic(topics: pa.Array, payloads: pa.Array) -> tuple[list[tuple[str, int
     return list(zip(names, ends.tolist(), strict=True)), payloads.take(pa.array(order))
 
 
-def _blocks(groups: list[tuple[str, int]], payloads: pa.Array) -> Iterator[bytes]:
+def _blocks(groups: list[tuple[str, int]], payloads: pa.Array) -> Iterator[EncodedBlock]:
     """All rows made records at once, and cut into blocks."""
     lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False)
     records = pc.binary_join_element_wise(_prefixes(lengths), payloads, b"")
@@ -69,7 +75,8 @@ def _blocks(groups: list[tuple[str, int]], payloads: pa.Array) -> Iterator[bytes
             last = int(np.searchsorted(ends, position + RUN_BYTES_MAX, "right"))
             last = min(last, first + RUN_RECORDS_MAX, until)
             stop = int(ends[last - 1])
-            yield encode_block(topic, bytes(data[position:stop]), last - first)
+            some = data[position:stop]
+            yield EncodedBlock(encode_block_header(topic, some, last - first), some)
             first, position = last, stop
 
 

@@ -51,7 +51,8 @@ class Block(NamedTuple):
     """Whole runs that follow each other without a gap, and their rows. Not checked yet."""
 
     rows: Rows
-    data: bytes
+    data: bytes | memoryview
+    """Until the next block is asked for: its memory may be used again then."""
     place: str
     """Where they were read, in words for an error."""
 

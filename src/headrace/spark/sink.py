@@ -7,6 +7,8 @@ and number: one that was committed before is skipped, however it was split the s
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -50,20 +52,29 @@ class _Writer:
 
     def upload(self, batches: Iterator[pa.RecordBatch]) -> list[str]:
         """In a task: the rows as staged files."""
-        client = HttpClient(self.options.place)
-        try:
-            return [client.upload("/v1/staged", body)["id"] for body in self._bodies(batches)]
-        finally:
-            client.close()
+        ids: list[str] = []
+        uploading: Future[str] | None = None
+        with (
+            closing(HttpClient(self.options.place)) as client,
+            # One at a time, while the next is gathered.
+            ThreadPoolExecutor(1, "upload") as thread,
+        ):
+            for body in self._bodies(batches):
+                if uploading is not None:
+                    ids.append(uploading.result())
+                uploading = thread.submit(_upload, client, body)
+            if uploading is not None:
+                ids.append(uploading.result())
+        return ids
 
     def _bodies(self, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
         """Blocks of the rows, gathered."""
-        gathered: list[bytes] = []
+        gathered: list[bytes | memoryview] = []
         size = 0
         for batch in batches:
             for block in encode_batch(*self.written.rows(batch)):
-                gathered.append(block)
-                size += len(block)
+                gathered += block
+                size += sum(map(len, block))
                 if size >= STAGED_BYTES:
                     yield b"".join(gathered)
                     gathered, size = [], 0
@@ -95,6 +106,11 @@ class _Writer:
             logger.warning(
                 "batch %d of producer %r was written before: its rows are skipped", number, producer
             )
+
+
+def _upload(client: HttpClient, body: bytes) -> str:
+    answer: dict[str, str] = client.upload("/v1/staged", body)
+    return answer["id"]
 
 
 class BatchWriter(DataSourceArrowWriter):
