@@ -319,6 +319,14 @@ class LoguxSettings(_Section, frozen=True):
             "How long it has to answer, and to say who it is.", "seconds", gt=0, le=NUMBER_MAX
         ),
     ] = 20.0
+    subprotocol_min: Annotated[
+        int,
+        _setting(
+            "The oldest subprotocol of the application that clients of protocol 5 may use.",
+            ge=0,
+            le=NUMBER_MAX,
+        ),
+    ] = 0
     verify: Annotated[
         str,
         _setting(

@@ -108,8 +108,8 @@ def id_of(envelope: Envelope) -> str:
         # Of another timer: a name of its own, that is the same every time.
         first = envelope.created[0]
         ms = first if not isinstance(first, str) else 0
-        return f"{_plain(ms)} created-{key_of(envelope.created).hex()} 0"
-    return f"{_plain(stamp.ms)} {stamp.host} {_plain(stamp.number)}"
+        return f"{plain(ms)} created-{key_of(envelope.created).hex()} 0"
+    return f"{plain(stamp.ms)} {stamp.host} {plain(stamp.number)}"
 
 
 def stamp_of(created: Created) -> Stamp | None:
@@ -121,11 +121,12 @@ def stamp_of(created: Created) -> Stamp | None:
 
 def key_of(created: Created) -> bytes:
     """The same for equal times only: numbers are compared as numbers."""
-    plain = [one if isinstance(one, str) else _plain(one) for one in created]
-    return hashlib.blake2b(_encode(plain), digest_size=KEY_BYTES).digest()
+    told = [one if isinstance(one, str) else plain(one) for one in created]
+    return hashlib.blake2b(_encode(told), digest_size=KEY_BYTES).digest()
 
 
-def _plain(number: Number) -> Number:
+def plain(number: Number) -> Number:
+    """Without a fraction that is none."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 

@@ -50,6 +50,9 @@ class Peer:
             subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
         return True
 
+    def live(self, subscription: Subscription) -> None:
+        """Nobody is told."""
+
     def overtaken(self, subscription: Subscription) -> None:
         self.overtaken_at.append(subscription.offset)
 

@@ -57,6 +57,16 @@ class Bench:
             self.run()
         assert answers == [1]
 
+    def locate(self, *created: Any) -> int | None:
+        answers: list[int | None] = []
+        self.log.locate(list(created), answers.append)
+        self.run()
+        if not answers:
+            self.log.tick()
+            self.run()
+        [found] = answers
+        return found
+
     def index(self) -> None:
         """Until the table has everything."""
         while not self.log.idle:
@@ -214,6 +224,26 @@ def test_another_log_notices_that_the_table_is_gone(bench: Bench) -> None:
     other.add([event(1, "a", 0)], lambda: None)
     runner.run()
     assert store.topic("logux/other").end_ordinal == 1
+
+
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+def test_an_event_is_found_where_it_lies(bench: Bench, meanwhile: Callable[[Bench], None]) -> None:
+    bench.add(*[event(n, "a", 0) for n in range(200)])
+    meanwhile(bench)
+    bench.add(*[event(n, "b", 0) for n in range(200)])
+    assert bench.locate(7, "a", 0) == 7
+    assert bench.locate(199.0, "b", 0) == 399
+    assert bench.locate(200, "b", 0) is None
+
+
+def test_an_event_that_is_no_longer_kept_lies_nowhere(bench: Bench) -> None:
+    bench.add(event(1, "a", 0), event(2, "a", 0))
+    bench.index()
+    topic = bench.steps.store.topic(TOPIC)
+    bench.steps.store.trim(topic, Position(topic.epoch, topic.end_offset // 2, 1), lambda: None)
+    bench.run()
+    assert bench.locate(1, "a", 0) is None
+    assert bench.locate(2, "a", 0) == 1
 
 
 def test_records_that_are_no_events_are_passed_over(bench: Bench) -> None:

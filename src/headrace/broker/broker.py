@@ -184,6 +184,7 @@ class Broker:
         subscription.ordinal = max(subscription.ordinal, topic.end_ordinal)
         live = self._live.setdefault(topic, {})
         live.setdefault(subscription.encode, {})[subscription] = None
+        subscription.sink.live(subscription)
 
     def _leave_live(self, subscription: Subscription) -> None:
         live = self._live[subscription.topic]

@@ -60,6 +60,15 @@ class NewEvent(NamedTuple):
         return cls(payload, key_of(created), stamp_of(created))
 
 
+class _Question(NamedTuple):
+    """Where an event lies."""
+
+    key: bytes
+    end: int
+    """The offset up to which the table must have everything before it is asked."""
+    answer: Callable[[int | None], None]
+
+
 class _Addition(NamedTuple):
     events: Sequence[NewEvent]
     done: Callable[[], None]
@@ -83,6 +92,7 @@ class LoguxLog:
         """Up to where the table has the records."""
         self._forgotten = 0
         self._waiting: deque[_Addition] = deque()
+        self._questions: list[_Question] = []
         self._recent: dict[bytes, int] = {}
         """Events that the table lacks, each with the number of its append."""
         self._latest: OrderedDict[bytes, Time] = OrderedDict()
@@ -99,6 +109,11 @@ class LoguxLog:
         self._waiting.append(_Addition(events, done))
         self._go_on()
 
+    def locate(self, created: Created, answer: Callable[[int | None], None]) -> None:
+        """The ordinal of an event; None when there is none such, or it is no longer kept."""
+        self._questions.append(_Question(key_of(created), self.topic.end_offset, answer))
+        self._go_on()
+
     def tick(self) -> None:
         """Called a few times a second."""
         self._go_on()
@@ -111,7 +126,8 @@ class LoguxLog:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way, and nothing remembered that is not in the table."""
-        return not (self._waiting or self._unanswered or self._busy or self._recent)
+        busy = self._busy or self._waiting or self._unanswered or self._questions
+        return not (busy or self._recent)
 
     def _go_on(self) -> None:
         if self._is_stale():
@@ -126,6 +142,8 @@ class LoguxLog:
                     self._look_up()
                 return
             self._append(self._waiting.popleft())
+        if self._questions and not self._busy:
+            self._ask()
         if len(self._recent) >= INDEXED_AT_ONCE and not self._busy:
             self._index()
 
@@ -204,6 +222,24 @@ class LoguxLog:
                 self._note_latest(host, known.latest.get(host, _BEFORE_ALL))
 
         self._job(lambda: self._ids.find(name, keys, hosts), found)
+
+    def _ask(self) -> None:
+        """Where events lie that someone has asked for."""
+        if self._indexed.offset < min(self._questions[-1].end, self.topic.end_offset):
+            self._index()
+            return
+        asked, self._questions = self._questions, []
+        name = self.topic.name
+
+        def found(known: Known) -> None:
+            for key, _, answer in asked:
+                ordinal = known.ordinals.get(key)
+                answer(ordinal if self._is_kept(ordinal) else None)
+
+        def failed() -> None:
+            self._questions = asked + self._questions
+
+        self._job(lambda: self._ids.find(name, {one.key for one in asked}, ()), found, failed)
 
     def _open(self) -> None:
         """Find out what the table has."""
@@ -284,18 +320,25 @@ class LoguxLog:
             name = self.topic.name
             self._job(lambda: self._ids.forget_before(name, start), lambda _: None)
 
-    def _job(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
-        """Do something in a thread, and go on with what comes of it."""
+    def _job(
+        self,
+        work: Callable[[], T],
+        done: Callable[[T], None],
+        undone: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Do something in a thread, and go on with what comes of it; `undone` when nothing does."""
         assert not self._busy
         self._busy = True
 
         def finished(result: T | BaseException) -> None:
             self._busy = False
             if isinstance(result, BaseException):
+                undone()
                 self._failed(result)
                 return
             self._trouble = ""
             if self._is_stale() and self._ready:
+                undone()
                 self._go_on()
             else:
                 done(result)

@@ -43,6 +43,9 @@ class Sink(Protocol):
     def attached(self, subscription: "Subscription", offset: int, exact: bool) -> None:
         """It starts here. `exact`: nothing lies between this and what was asked for."""
 
+    def live(self, subscription: "Subscription") -> None:
+        """It has everything up to now."""
+
     def deliver(self, subscription: "Subscription", slices: Sequence[Slice]) -> bool:
         """Take live records; False when full, and the subscription falls back from where it is."""
 

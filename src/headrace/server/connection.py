@@ -369,6 +369,9 @@ class Connection:
             subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
         return True
 
+    def live(self, subscription: Subscription) -> None:
+        """Most protocols do not say so."""
+
     def overtaken(self, subscription: Subscription) -> None:
         """Frames say where they lie: whoever reads them sees what is missing."""
 

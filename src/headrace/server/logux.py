@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from headrace.broker.logux_log import LoguxLog, NewEvent
-from headrace.broker.subscription import Slice, Subscription
+from headrace.broker.subscription import Encode, Slice, Subscription
 from headrace.config import LoguxSettings
 from headrace.errors import BadTopicNameError
 from headrace.log.event_ids import EventIds
@@ -17,8 +17,11 @@ from headrace.logux_envelope import Event
 from headrace.model import Position, check_topic_name
 from headrace.server.connection import Connections, Pause
 from headrace.server.credentials import Credentials
+from headrace.server.logux_feeds import Channels, Feed, WholeLog
 from headrace.server.websocket import WebSocketConnection
-from headrace.session.logux_server import Add, Authenticate, Follow, LoguxServerSession
+from headrace.session.logux5_server import Logux5ServerSession, is_protocol_5
+from headrace.session.logux_server import LoguxServerSession
+from headrace.session.logux_session import Add, Authenticate, Incoming, LoguxSession
 from headrace.wire import logux, websocket
 from headrace.wire.logux_events import Outgoing, outgoing
 
@@ -33,6 +36,17 @@ _COMMITS_REMEMBERED = 16
 
 EventFilter = Callable[[str, Event, dict[str, Any], dict[str, Any]], bool]
 """Given "send" or "see", the event, its meta and the peer: whether the peer may."""
+
+
+class _Commit:
+    """The events that one commit has brought to one log."""
+
+    def __init__(self, events: list[Outgoing]) -> None:
+        self.events = events
+        self.channels: dict[str, list[Outgoing]] = {}
+        for one in events:
+            if one.channel is not None:
+                self.channels.setdefault(one.channel, []).append(one)
 
 
 class Logux:
@@ -59,7 +73,7 @@ class Logux:
         self._ids = ids
         self._logs: dict[str, LoguxLog] = {}
         """Those that events were added to; of many, those that have nothing to do are forgotten."""
-        self._commits: OrderedDict[tuple[str, int, int], list[Outgoing]] = OrderedDict()
+        self._commits: OrderedDict[tuple[str, int, int], _Commit] = OrderedDict()
 
     def route(self, path: str) -> "Callable[[], LoguxConnection] | None":
         """What a WebSocket to this path becomes."""
@@ -76,20 +90,29 @@ class Logux:
             return None
         return (lambda: LoguxConnection(self, topic)) if name else None
 
-    def add(self, topic: str, events: Sequence[NewEvent], done: Callable[[], None]) -> None:
+    def log(self, topic: str) -> LoguxLog:
         store = self.shared.broker.store
         handle = store.topic(topic)
         log = self._logs.get(topic)
         if log is None or log.topic is not handle:
             log = self._logs[topic] = LoguxLog(handle, store, self._runner, self._ids)
-        log.add(events, done)
+        return log
 
     def events(self, topic: str, at: Position, records: Sequence[bytes]) -> list[Outgoing]:
         """The events of a commit, the same objects for everyone who asks."""
+        return self._commit(topic, at, records).events
+
+    def events_of(
+        self, channel: str, topic: str, at: Position, records: Sequence[bytes]
+    ) -> Sequence[Outgoing]:
+        """Those of them that go to a channel."""
+        return self._commit(topic, at, records).channels.get(channel, ())
+
+    def _commit(self, topic: str, at: Position, records: Sequence[bytes]) -> "_Commit":
         key = topic, at.offset, len(records)
         found = self._commits.get(key)
         if found is None:
-            found = self._commits[key] = list(outgoing(at, records))
+            found = self._commits[key] = _Commit(list(outgoing(at, records)))
             if len(self._commits) > _COMMITS_REMEMBERED:
                 self._commits.popitem(last=False)
         return found
@@ -108,45 +131,49 @@ class Logux:
 
 
 class LoguxConnection(WebSocketConnection):
-    __slots__ = ("_born", "_checking", "_heard", "_logux", "_pinged", "_topic")
+    __slots__ = ("_checking", "_feed", "_heard", "_pinged", "logux", "topic")
     protocol = "logux"
     message_bytes_max = logux.MESSAGE_BYTES_MAX
     takes_text = True
-    _session: LoguxServerSession
+    _session: LoguxSession
 
     def __init__(self, hub: Logux, topic: str) -> None:
-        self._logux = hub
-        self._topic = topic
-        self._born = 0
-        """How many records there were when the peer came: later ones of its own it has."""
+        self.logux = hub
+        self.topic = topic
         self._heard = hub.shared.loop.time()
         self._pinged = False
         self._checking: asyncio.Task[None] | None = None
-        super().__init__(hub.shared, LoguxServerSession(hub.settings.host))
+        session = LoguxServerSession(hub.settings.host)
+        self._feed: Feed = WholeLog(self, session)
+        super().__init__(hub.shared, session)
         hub.open[self] = None
 
     def messages_received(self, messages: Sequence[bytes | str]) -> None:
         self._heard = self._shared.loop.time()
         self._pinged = False
         self._move_to_end()
-        commands = self._session.receive_messages(messages, self._logux.clock_ms())
+        if self._session.is_new and is_protocol_5(messages[0]):
+            settings = self.logux.settings
+            session = Logux5ServerSession(settings.host, settings.subprotocol_min)
+            self._session, self._feed = session, Channels(self, session)
+        commands = self._session.receive_messages(messages, self.logux.clock_ms())
         self.handle(commands, sum(map(len, messages)))
 
     def _do(self, command: object, size: int) -> None:
         if isinstance(command, Add):
             self._add(command, size)
-        elif isinstance(command, Follow):
-            self._follow(command.ordinal)
         elif isinstance(command, Authenticate):
             self._checking = self._shared.loop.create_task(self._authenticate(command))
             # What comes behind must wait, and need not be held in memory.
             self.pause(Pause.CHECKING)
+        else:
+            self._feed.do(command)
 
     async def _authenticate(self, command: Authenticate) -> None:
         try:
             address = self.peer.rpartition(":")[0]
-            allowed = await self._logux.credentials.allow(
-                self._topic, command.host, command.credentials, address
+            allowed = await self.logux.credentials.allow(
+                self.topic, command.host, command.credentials, address
             )
         except Exception:
             logger.exception("%s: logux.verify failed", self.peer)
@@ -155,53 +182,85 @@ class LoguxConnection(WebSocketConnection):
             return
         self._resume(Pause.CHECKING)
         if allowed:
-            self.handle(self._session.let_in(self._logux.clock_ms()), 0)
+            self.handle(self._session.let_in(self.logux.clock_ms()), 0)
         else:
             self.handle([self._session.turn_away()], 0)
 
-    def _follow(self, ordinal: int) -> None:
-        broker = self._shared.broker
-        self._shared.metrics.count("subscriptions_total")
-        self._born = broker.store.topic(self._topic).end_ordinal
-        self._subscriptions = {self._topic: broker.follow(self, self._topic, ordinal, self._encode)}
-
     def _add(self, command: Add, size: int) -> None:
         self._shared.metrics.count("records_published_total", len(command.events))
-        events = [
-            NewEvent.of(one.payload, one.created)
-            for one in command.events
-            if self._may("send", one.event, {"created": one.created, "origin": self._session.peer})
-        ]
         unit = command.unit
+        refused = [one for one in command.events if not self._may_send(one)]
+        self._feed.refuse(unit, refused)
+        events = [NewEvent.of(one.payload, one.created) for one in command.events]
+        if refused:
+            events = [
+                event
+                for event, one in zip(events, command.events, strict=True)
+                if one not in refused
+            ]
         self._under_way(size)
-        self._logux.add(self._topic, events, lambda: self._stored(unit, size))
+        if events:
+            self.logux.log(self.topic).add(events, lambda: self._stored(unit, size))
+        else:
+            self._stored(unit, size)
 
-    def _encode(self, topic: str, at: Position, records: Sequence[bytes]) -> bytes:
-        binary = self._session.binary
-        events = self._logux.events(topic, at, records)
-        return b"".join([one.sync(binary=binary) for one in events if self._shows(one)])
+    # What the application decides
 
-    def _shows(self, one: Outgoing) -> bool:
-        if one.origin == self._session.peer and one.ordinal >= self._born:
-            return False
-        if self._logux.event_filter is None:
+    def _may_send(self, one: Incoming) -> bool:
+        if self.logux.event_filter is None:
             return True
-        return self._may("see", one.event, {"created": one.created, "origin": one.origin})
+        return self.may("send", one.event, {"created": one.created, "origin": self._session.peer})
 
-    def _may(self, what: str, event: Event, meta: dict[str, Any]) -> bool:
-        if self._logux.event_filter is None:
+    def may_see(self, one: Outgoing) -> bool:
+        if self.logux.event_filter is None:
             return True
-        peer = {"host": self._session.peer, "log": self._topic.removeprefix(PREFIX)}
+        return self.may("see", one.event, {"created": one.created, "origin": one.origin})
+
+    def may(self, what: str, event: Event, meta: dict[str, Any]) -> bool:
+        if self.logux.event_filter is None:
+            return True
+        peer = {"host": self._session.peer, "log": self.topic.removeprefix(PREFIX)}
         try:
-            return bool(self._logux.event_filter(what, event, meta, peer))
+            return bool(self.logux.event_filter(what, event, meta, peer))
         except Exception:
             logger.exception("%s: logux.filter failed, the event is hidden", self.peer)
             return False
 
+    # Subscriptions, by the names that the feed gives them
+
+    def follow(self, name: str, ordinal: int, encode: Encode) -> Subscription:
+        """Send what lies behind so many records, and what comes."""
+        broker = self._shared.broker
+        self._shared.metrics.count("subscriptions_total")
+        if self._subscriptions is None:
+            self._subscriptions = {}
+        subscription = broker.follow(self, self.topic, ordinal, encode)
+        self._subscriptions[name] = subscription
+        return subscription
+
+    def unfollow(self, name: str) -> None:
+        if self._subscriptions and name in self._subscriptions:
+            self._drop(name)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._closed or self._transport.is_closing()
+
+    @property
+    def channels_max(self) -> int:
+        return self._shared.limits.topics_attached_max
+
+    def answer_soon(self) -> None:
+        self._answer_soon()
+
     # The broker's sink
 
     def attached(self, subscription: Subscription, offset: int, exact: bool) -> None:
-        self._session.sent = subscription.ordinal
+        self._feed.passed(subscription.ordinal)
+
+    def live(self, subscription: Subscription) -> None:
+        self._feed.live(subscription)
+        self._answer()
 
     def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
         for piece in slices:
@@ -209,14 +268,14 @@ class LoguxConnection(WebSocketConnection):
                 return False
             self._write(piece.data)
             subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
-            self._session.sent = piece.end_ordinal
+            self._feed.passed(piece.end_ordinal)
         return True
 
     def _pulled(self, subscription: Subscription) -> None:
-        self._session.sent = subscription.ordinal
+        self._feed.passed(subscription.ordinal)
 
     def lost(self) -> None:
-        self._logux.open.pop(self, None)
+        self.logux.open.pop(self, None)
         if self._checking is not None:
             self._checking.cancel()
         super().lost()
@@ -225,14 +284,14 @@ class LoguxConnection(WebSocketConnection):
 
     def tick(self, now: float) -> bool:
         """Ask a silent peer whether it is there, give up one that is not; False when it was heard lately."""
-        settings = self._logux.settings
+        settings = self.logux.settings
         if now < self._heard + settings.ping_s:
             return False
         if self._paused & ~Pause.ANSWERS:
             self._heard = now  # we do not read, so we cannot have heard it
             self._move_to_end()
         elif now >= self._heard + settings.ping_s + settings.timeout_s:
-            self._logux.open.pop(self, None)
+            self.logux.open.pop(self, None)
             reason = f"nothing was heard for {now - self._heard:.0f} s"
             self.count_refusal(reason)
             self.close(reason, websocket.POLICY_VIOLATION)
@@ -243,5 +302,5 @@ class LoguxConnection(WebSocketConnection):
         return True
 
     def _move_to_end(self) -> None:
-        if self._logux.open.pop(self, self) is None:
-            self._logux.open[self] = None
+        if self.logux.open.pop(self, self) is None:
+            self.logux.open[self] = None

@@ -1,7 +1,5 @@
 """The server's side of one Logux connection of the 0.x protocols, without I/O: messages in, commands out.
 
-    new ──connect──▶ authenticating ──let in──▶ open        any ──refused──▶ closing
-
 Two dialects share it, the seed's (0.0) and that of the npm packages (0.1): they differ in the shape of errors
 and credentials, and the first message says which it is. A `sync` of a client may have several events, ours
 have one each.
@@ -15,29 +13,13 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from headrace.logux_envelope import (
-    BadEnvelopeError,
-    Created,
-    Envelope,
-    Event,
-    Number,
-    Stamp,
-    encode_envelope,
-    raw_event,
-    stamp_of,
-)
-from headrace.session.server import Close, ServerSession
+from headrace.logux_envelope import Envelope, Number, Stamp, encode_envelope, raw_event, stamp_of
+from headrace.session.logux_session import Add, Authenticate, Incoming, LoguxSession, message_name
+from headrace.session.server import Close
 from headrace.session.units import Unit
 from headrace.wire import logux, websocket
 
 MAJOR = 0
-
-
-class Authenticate(NamedTuple):
-    """Find out whether this peer is let in, and say so with `let_in` or `turn_away`."""
-
-    host: str | Number
-    credentials: Any
 
 
 class Follow(NamedTuple):
@@ -46,151 +28,30 @@ class Follow(NamedTuple):
     ordinal: int
 
 
-class Incoming(NamedTuple):
-    event: Event
-    created: Created
-    payload: bytes
-
-
-class Add(NamedTuple):
-    """Store these unless they are there; call `stored` with the unit when all are durable."""
-
-    events: list[Incoming]
-    unit: Unit
-
-
-LoguxCommand = Authenticate | Follow | Add | Close
-
-
-class _State(Enum):
-    NEW = "new"
-    AUTHENTICATING = "authenticating"
-    OPEN = "open"
-
-
 class _Dialect(Enum):
     UNKNOWN = "unknown"
     SEED = "0.0"
     NPM = "0.1"
 
 
-class LoguxServerSession(ServerSession):
-    __slots__ = (
-        "_ask_again",
-        "_asked",
-        "_binary",
-        "_connect",
-        "_connected_ms",
-        "_count",
-        "_dialect",
-        "_held",
-        "_host",
-        "_numbers",
-        "_pongs",
-        "_state",
-        "closed",
-        "peer",
-        "sent",
-    )
+class LoguxServerSession(LoguxSession):
+    __slots__ = ("_ask_again", "_asked", "_dialect", "_pongs", "_synced")
 
     def __init__(self, host: str) -> None:
-        self.closed = False
-        super().__init__(self)
-        self._host = host
-        self._state = _State.NEW
+        super().__init__(host)
         self._dialect = _Dialect.UNKNOWN
-        self._binary = False
-        self._connect: logux.Connect | None = None
-        self._connected_ms = 0
-        self._held: list[logux.Message] = []
-        """What came while it was not known yet whether the peer is let in."""
-        self._count = 0
-        self._numbers: dict[int, Number] = {}
-        """The number of each `sync` that is not answered, by its unit."""
+        self._synced: Number = 0
+        """How much of our log the peer had when it came."""
         self._pongs: set[int] = set()
         """Units that answer a `pong`, and are no reason to ask again."""
         self._asked = self._ask_again = False
         """Whether the peer was asked how far its log reaches, and has got more since."""
-        self.peer: str | Number = ""
-        self.sent = 0
-        """How many records of the log the peer has, or is not to see: set by whoever sends them."""
-
-    @property
-    def binary(self) -> bool:
-        """Whether the peer speaks MessagePack: it is answered in kind."""
-        return self._binary
-
-    def receive_messages(self, messages: Sequence[bytes | str], now_ms: int) -> list[LoguxCommand]:
-        commands: list[LoguxCommand] = []
-        for message in messages:
-            if self.closed:
-                break
-            self._binary = isinstance(message, bytes)
-            data = message if isinstance(message, bytes) else message.encode()
-            try:
-                self._receive(logux.decode(data, binary=self._binary), now_ms, commands)
-            except (logux.BadMessageError, BadEnvelopeError) as error:
-                commands.append(self._bad(str(error)))
-        return commands
-
-    def let_in(self, now_ms: int, credentials: Any = None) -> list[LoguxCommand]:
-        """The peer may come in; what it has said meanwhile is heard now."""
-        assert self._connect is not None and self._state is _State.AUTHENTICATING
-        self._state = _State.OPEN
-        version = [MAJOR, 1 if self._dialect is _Dialect.NPM else 0]
-        message: list[Any] = ["connected", version, self._host, [self._connected_ms, now_ms]]
-        if credentials is not None:
-            is_npm = self._dialect is _Dialect.NPM
-            message.append({"credentials": credentials} if is_npm else credentials)
-        self._send(message)
-        commands: list[LoguxCommand] = [Follow(int(self._connect.synced))]
-        held, self._held = self._held, []
-        try:
-            for one in held:
-                self._receive(one, now_ms, commands)
-        except (logux.BadMessageError, BadEnvelopeError) as error:
-            commands.append(self._bad(str(error)))
-        return commands
 
     def turn_away(self) -> Close:
         self._error("Wrong credentials", "auth", ["wrong-credentials"])
         return self.refuse("wrong credentials")
 
-    def ping(self) -> None:
-        """Ask whether the peer is there."""
-        if self._state is _State.OPEN:
-            self._send(["ping", self.sent])
-
-    def discard(self, command: object) -> None:
-        if isinstance(command, Add):
-            self._publishes_under_way().discard(command.unit)
-            del self._numbers[command.unit.lowest]
-
-    # Messages
-
-    def _receive(self, message: logux.Message, now_ms: int, commands: list[LoguxCommand]) -> None:
-        if self._state is _State.AUTHENTICATING:
-            self._held.append(message)
-        elif isinstance(message, logux.Connect):
-            commands.append(self._begin(message, now_ms))
-        elif self._state is _State.NEW:
-            self._send(["error", "missed-auth", "auth"])
-        elif isinstance(message, logux.Sync):
-            commands.append(self._sync(message))
-        elif isinstance(message, logux.Synced):
-            self._ask()
-        elif isinstance(message, logux.Ping):
-            self._send(["pong", self.sent])
-        elif isinstance(message, logux.Pong):
-            self._pong(message.synced)
-        elif not isinstance(message, logux.Error):
-            name = message.type if isinstance(message, logux.Unknown) else _name(message)
-            text = f"Unknown message type `{name}`"
-            self._error(text, "protocol", ["unknown-message", name])
-
-    def _begin(self, message: logux.Connect, now_ms: int) -> LoguxCommand:
-        if self._state is not _State.NEW:
-            return self._bad("connect comes once")
+    def _begin(self, message: logux.Connect) -> Authenticate | Close:
         major, minor = message.version
         options = message.options
         is_npm = isinstance(options, dict) and bool(options.keys() & {"credentials", "subprotocol"})
@@ -205,9 +66,29 @@ class LoguxServerSession(ServerSession):
         credentials = options
         if is_npm:
             credentials = options.get("credentials") if isinstance(options, dict) else None
-        self._connect, self._connected_ms, self.peer = message, now_ms, message.host
-        self._state = _State.AUTHENTICATING
+        self._synced = message.synced
         return Authenticate(message.host, credentials)
+
+    def _welcome(self, now_ms: int, credentials: Any) -> list[NamedTuple]:
+        version = [MAJOR, 1 if self._dialect is _Dialect.NPM else 0]
+        message: list[Any] = ["connected", version, self._host, [self._connected_ms, now_ms]]
+        if credentials is not None:
+            is_npm = self._dialect is _Dialect.NPM
+            message.append({"credentials": credentials} if is_npm else credentials)
+        self._send(message)
+        return [Follow(int(self._synced))]
+
+    def _heard(self, message: logux.Message, now_ms: int, commands: list[NamedTuple]) -> None:
+        if isinstance(message, logux.Sync):
+            commands.append(self._sync(message))
+        elif isinstance(message, logux.Synced):
+            self._ask()
+        elif isinstance(message, logux.Pong):
+            self._pong(message.synced)
+        else:
+            name = message_name(message)
+            text = f"Unknown message type `{name}`"
+            self._error(text, "protocol", ["unknown-message", name])
 
     def _sync(self, message: logux.Sync) -> Add:
         events = []
@@ -240,13 +121,6 @@ class LoguxServerSession(ServerSession):
             self._ask_again = False
             self._ask()
 
-    def _unit(self, number: Number) -> Unit:
-        self._count += 1
-        unit = Unit(self._count, self._count)
-        self._numbers[self._count] = number
-        self._publishes_under_way().add(unit)
-        return unit
-
     def _acknowledge(self, ready: Sequence[Unit]) -> None:
         """One for each: clients count them."""
         stored = False
@@ -273,15 +147,8 @@ class LoguxServerSession(ServerSession):
         else:
             self._send(["error", npm[0], kind])
 
-    def _send(self, message: list[Any]) -> None:
-        self._out.append(logux.encode(message, binary=self._binary))
-
 
 def _age(item: tuple[Stamp | None, Incoming]) -> tuple[Number, Number]:
     stamp, _ = item
     assert stamp is not None
     return stamp.ms, stamp.number
-
-
-def _name(message: logux.Message) -> str:
-    return type(message).__name__.lower()

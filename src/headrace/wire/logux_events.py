@@ -1,6 +1,7 @@
-"""Events on their way to peers of the 0.x protocols: taken out of their envelopes and framed once for all."""
+"""Events on their way to peers: taken out of their envelopes once, and framed once where frames are alike."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -15,18 +16,37 @@ from headrace.logux_envelope import (
 )
 from headrace.model import RECORD_HEADER_BYTES, Position
 from headrace.wire import logux, websocket
+from headrace.wire.logux5 import Shown
 
 _json = msgspec.json.Encoder().encode
+
+
+class _Addressed(msgspec.Struct):
+    channel: Any = None
+
+
+_addressed = msgspec.json.Decoder(_Addressed).decode
+
+
+def _channel_of(envelope: Envelope) -> str | None:
+    try:
+        channel = _addressed(envelope.event).channel
+    except msgspec.DecodeError:
+        return None  # it is no object
+    return channel if isinstance(channel, str) else None
 
 
 class Outgoing:
     """One event, and its frames when someone has asked for them."""
 
-    __slots__ = ("_binary", "_text", "envelope", "ordinal")
+    __slots__ = ("_binary", "_shown", "_text", "channel", "envelope", "ordinal")
 
     def __init__(self, ordinal: int, envelope: Envelope) -> None:
         self.ordinal = ordinal
         self.envelope = envelope
+        self.channel = _channel_of(envelope)
+        """Where protocol 5 sends it."""
+        self._shown: Shown | None = None
         self._text: bytes | None = None
         self._binary: bytes | None = None
 
@@ -48,8 +68,24 @@ class Outgoing:
     def created(self) -> Created:
         return created_of(self.envelope)
 
+    @property
+    def shown(self) -> Shown:
+        """As protocol 5 has it."""
+        if self._shown is None:
+            self._shown = Shown(self.envelope, self.channel or "")
+        return self._shown
+
+    def sync5(self, base: int, *, binary: bool) -> bytes:
+        """The message that brings it to a client of protocol 5; `base` is the client's."""
+        meta = self.shown.meta(base)
+        if binary:
+            message = ["sync", self.added, self.event, msgspec.json.decode(meta)]
+            return logux.encode(message, binary=True)
+        parts = (self.added, bytes(self.envelope.event), meta)
+        return websocket.frame(b'["sync",%d,%b,%b]' % parts, websocket.TEXT)
+
     def sync(self, *, binary: bool) -> bytes:
-        """The message that brings it to a client."""
+        """The message that brings it to a client of the 0.x protocols."""
         if binary:
             if self._binary is None:
                 message = ["sync", self.added, self.event, self.created]

@@ -22,6 +22,13 @@ def npm01(packages: Path) -> Iterator[Host]:
 
 
 @pytest.fixture
+def logux5(packages: Path) -> Iterator[Host]:
+    """Clients of `@logux/client`."""
+    with Host(packages, "logux5_host.mjs") as host:
+        yield host
+
+
+@pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
     with ServerProcess(tmp_path / "data") as process:
         yield process

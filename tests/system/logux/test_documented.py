@@ -30,6 +30,10 @@ def same(found: Any, expected: Any) -> bool:
     """NOW is any time."""
     if isinstance(expected, list):
         return len(found) == len(expected) and all(map(same, found, expected))
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(
+            same(found[key], expected[key]) for key in found
+        )
     return expected == "NOW" or found == expected
 
 

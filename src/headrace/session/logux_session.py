@@ -1,0 +1,165 @@
+"""What the server's sides of all Logux protocols share, without I/O: one peer, its messages, what is stored.
+
+new ──connect──▶ authenticating ──let in──▶ open        any ──refused──▶ closing
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+from headrace.logux_envelope import BadEnvelopeError, Created, Event, Number
+from headrace.session.server import Close, ServerSession
+from headrace.session.units import Unit
+from headrace.wire import logux
+
+
+class Authenticate(NamedTuple):
+    """Find out whether this peer is let in, and say so with `let_in` or `turn_away`."""
+
+    host: str | Number
+    credentials: Any
+
+
+class Incoming(NamedTuple):
+    event: Event
+    created: Created
+    payload: bytes
+
+
+class Add(NamedTuple):
+    """Store these unless they are there; call `stored` with the unit when all are durable."""
+
+    events: list[Incoming]
+    unit: Unit
+
+
+class _State(Enum):
+    NEW = "new"
+    AUTHENTICATING = "authenticating"
+    OPEN = "open"
+
+
+class LoguxSession(ServerSession):
+    __slots__ = (
+        *("_binary", "_connected_ms", "_count", "_held", "_host", "_numbers", "_state"),
+        *("closed", "peer", "sent"),
+    )
+
+    def __init__(self, host: str) -> None:
+        self.closed = False
+        super().__init__(self)
+        self._host = host
+        self._state = _State.NEW
+        self._binary = False
+        self._connected_ms = 0
+        self._held: list[logux.Message] = []
+        """What came while it was not known yet whether the peer is let in."""
+        self._count = 0
+        self._numbers: dict[int, Number] = {}
+        """The number of each `sync` that is not answered, by its unit."""
+        self.peer: str | Number = ""
+        self.sent = 0
+        """How many records of the log the peer has, or is not to see: set by whoever sends them."""
+
+    @property
+    def binary(self) -> bool:
+        """Whether the peer speaks MessagePack: it is answered in kind."""
+        return self._binary
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the peer has not said yet who it is."""
+        return self._state is _State.NEW
+
+    def receive_messages(self, messages: Sequence[bytes | str], now_ms: int) -> list[NamedTuple]:
+        commands: list[NamedTuple] = []
+        for message in messages:
+            if self.closed:
+                break
+            self._binary = isinstance(message, bytes)
+            data = message if isinstance(message, bytes) else message.encode()
+            try:
+                self._receive(logux.decode(data, binary=self._binary), now_ms, commands)
+            except (logux.BadMessageError, BadEnvelopeError) as error:
+                commands.append(self._bad(str(error)))
+        return commands
+
+    def let_in(self, now_ms: int, credentials: Any = None) -> list[NamedTuple]:
+        """The peer may come in; what it has said meanwhile is heard now."""
+        assert self._state is _State.AUTHENTICATING
+        self._state = _State.OPEN
+        commands = self._welcome(now_ms, credentials)
+        held, self._held = self._held, []
+        try:
+            for one in held:
+                self._receive(one, now_ms, commands)
+        except (logux.BadMessageError, BadEnvelopeError) as error:
+            commands.append(self._bad(str(error)))
+        return commands
+
+    @abstractmethod
+    def turn_away(self) -> Close:
+        """The peer's credentials are wrong."""
+
+    def ping(self) -> None:
+        """Ask whether the peer is there."""
+        if self._state is _State.OPEN:
+            self._send(["ping", self.sent])
+
+    def discard(self, command: object) -> None:
+        if isinstance(command, Add):
+            self._publishes_under_way().discard(command.unit)
+            del self._numbers[command.unit.lowest]
+
+    # What the protocols do in their own ways
+
+    @abstractmethod
+    def _begin(self, message: logux.Connect) -> NamedTuple:
+        """`Authenticate` or `Close`."""
+
+    @abstractmethod
+    def _welcome(self, now_ms: int, credentials: Any) -> list[NamedTuple]: ...
+
+    @abstractmethod
+    def _heard(self, message: logux.Message, now_ms: int, commands: list[NamedTuple]) -> None:
+        """A message of a peer that is let in."""
+
+    @abstractmethod
+    def _bad(self, reason: str) -> Close: ...
+
+    # Messages
+
+    def _receive(self, message: logux.Message, now_ms: int, commands: list[NamedTuple]) -> None:
+        if self._state is _State.AUTHENTICATING:
+            self._held.append(message)
+        elif self._state is _State.OPEN:
+            if isinstance(message, logux.Connect):
+                commands.append(self._bad("connect comes once"))
+            elif isinstance(message, logux.Ping):
+                self._send(["pong", self.sent])
+            elif not isinstance(message, logux.Error):
+                self._heard(message, now_ms, commands)
+        elif isinstance(message, logux.Connect):
+            self._connected_ms, self.peer = now_ms, message.host
+            command = self._begin(message)
+            if isinstance(command, Authenticate):
+                self._state = _State.AUTHENTICATING
+            commands.append(command)
+        elif not isinstance(message, logux.Headers):
+            self._send(["error", "missed-auth", "auth"])
+
+    def _unit(self, number: Number) -> Unit:
+        """Something that is answered when it is stored, and what came before it."""
+        self._count += 1
+        unit = Unit(self._count, self._count)
+        self._numbers[self._count] = number
+        self._publishes_under_way().add(unit)
+        return unit
+
+    def _send(self, message: list[Any]) -> None:
+        self._out.append(logux.encode(message, binary=self._binary))
+
+
+def message_name(message: logux.Message) -> str:
+    return message.type if isinstance(message, logux.Unknown) else type(message).__name__.lower()

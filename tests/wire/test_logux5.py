@@ -1,0 +1,57 @@
+"""Ids and metas of protocol 5."""
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.logux_envelope import Envelope, created_of, id_of, key_of, raw_event
+from headrace.wire.logux5 import Shown, client_of, parse_meta
+
+BASE = 1794706580880
+numbers = st.integers(-(10**6), 10**6) | st.integers(-100, 100).map(lambda one: one + 0.5)
+nodes = st.text("abc:☃é", min_size=1, max_size=8)
+
+
+@given(numbers, nodes, st.integers(0, 50), numbers, st.integers(-1000, 1000))
+def test_what_one_client_says_another_hears(shift, node, counter, time, later):
+    """Each with a time of its own that everything is relative to."""
+    meta = parse_meta({"id": [shift, node, counter], "time": time}, BASE, "own")
+    envelope = Envelope(raw_event({"type": "a"}), id=meta.id, time=meta.time)
+    assert key_of(created_of(envelope)) == key_of([BASE + shift, node, counter])
+    shown = Shown(envelope, "posts/1")
+    found = msgspec.json.decode(shown.meta(BASE + later))
+    assert found == {
+        "id": [shift - later, node, counter],
+        "time": time - later,
+        "channels": ["posts/1"],
+    }
+    assert shown.node == node
+
+
+def test_events_of_older_protocols_have_ids_too():
+    envelope = Envelope(raw_event({"type": "a"}), created=[BASE + 1.5, "host", 3])
+    assert id_of(envelope) == f"{BASE + 1.5} host 3"
+    assert msgspec.json.decode(Shown(envelope, "x").meta(BASE)) == {
+        "id": [1.5, "host", 3],
+        "time": 1.5,
+        "channels": ["x"],
+    }
+    strange = Shown(Envelope(raw_event({"type": "a"}), created=["a", "b"]), "x")
+    assert msgspec.json.decode(strange.meta(BASE))["id"][0] == -BASE
+
+
+def test_the_subprotocol_goes_with_it():
+    envelope = Envelope(
+        raw_event({"type": "a"}), id=f"{BASE} a 0", time=BASE, meta={"subprotocol": 3, "x": 1}
+    )
+    found = msgspec.json.decode(Shown(envelope, "x").meta(BASE))
+    assert found == {"id": [0, "a", 0], "time": 0, "channels": ["x"], "subprotocol": 3}
+
+
+def test_a_client_is_the_first_two_parts_of_a_node():
+    assert [client_of(one) for one in ("a:b:c", "a:b", "a", "a:b:c:d")] == [
+        "a:b",
+        "a:b",
+        "a",
+        "a:b",
+    ]
