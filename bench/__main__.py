@@ -26,6 +26,7 @@ from bench import (
     part_fanout,
     part_footprint,
     part_ingest,
+    part_logux,
     part_spark,
     part_spread,
     process,
@@ -42,6 +43,7 @@ PARTS = (
     part_spread.NAME,
     part_batches.NAME,
     part_footprint.NAME,
+    part_logux.NAME,
     part_spark.NAME,
 )
 MESSAGES, MESSAGES_QUICK = 1_000_000, 200_000
@@ -119,6 +121,7 @@ def _part(name: str, done: list[Part]) -> Callable[[Options, Callable[[str], Non
         part_spread.NAME: part_spread.run,
         part_batches.NAME: part_batches.run,
         part_footprint.NAME: part_footprint.run,
+        part_logux.NAME: part_logux.run,
         part_spark.NAME: part_spark.run,
     }
     return runs[name]

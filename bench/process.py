@@ -249,6 +249,19 @@ class Nats(Server):
         self.wait_for_port()
 
 
+class NpmLogux(Server):
+    name = "@logux/server"
+
+    def __init__(self, root: Path, modules: Path) -> None:
+        super().__init__(root)
+        self.modules = modules
+
+    def start(self) -> None:
+        self.port = free_port()
+        self.spawn([find("node") or "", str(self.modules / "server.mjs"), str(self.port)])
+        self.wait_for_port()
+
+
 def missing(program: str) -> str | None:
     """None if the program is installed, else the line that says what to install."""
     if find(program):

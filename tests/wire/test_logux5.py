@@ -18,9 +18,10 @@ def test_what_one_client_says_another_hears(shift, node, counter, time, later):
     meta = parse_meta({"id": [shift, node, counter], "time": time}, BASE, "own")
     envelope = Envelope(raw_event({"type": "a"}), id=meta.id, time=meta.time)
     assert key_of(created_of(envelope)) == key_of([BASE + shift, node, counter])
-    shown = Shown(envelope, "posts/1")
-    found = msgspec.json.decode(shown.meta(BASE + later))
-    assert found == {
+    shown = Shown(7, envelope, "posts/1")
+    found = msgspec.json.decode(shown.sync(BASE + later))
+    assert found[:3] == ["sync", 7, {"type": "a"}]
+    assert found[3] == {
         "id": [shift - later, node, counter],
         "time": time - later,
         "channels": ["posts/1"],
@@ -31,20 +32,20 @@ def test_what_one_client_says_another_hears(shift, node, counter, time, later):
 def test_events_of_older_protocols_have_ids_too():
     envelope = Envelope(raw_event({"type": "a"}), created=[BASE + 1.5, "host", 3])
     assert id_of(envelope) == f"{BASE + 1.5} host 3"
-    assert msgspec.json.decode(Shown(envelope, "x").meta(BASE)) == {
+    assert msgspec.json.decode(Shown(1, envelope, "x").sync(BASE))[3] == {
         "id": [1.5, "host", 3],
         "time": 1.5,
         "channels": ["x"],
     }
-    strange = Shown(Envelope(raw_event({"type": "a"}), created=["a", "b"]), "x")
-    assert msgspec.json.decode(strange.meta(BASE))["id"][0] == -BASE
+    strange = Shown(1, Envelope(raw_event({"type": "a"}), created=["a", "b"]), "x")
+    assert msgspec.json.decode(strange.sync(BASE))[3]["id"][0] == -BASE
 
 
 def test_the_subprotocol_goes_with_it():
     envelope = Envelope(
         raw_event({"type": "a"}), id=f"{BASE} a 0", time=BASE, meta={"subprotocol": 3, "x": 1}
     )
-    found = msgspec.json.decode(Shown(envelope, "x").meta(BASE))
+    found = msgspec.json.decode(Shown(1, envelope, "x").sync(BASE))[3]
     assert found == {"id": [0, "a", 0], "time": 0, "channels": ["x"], "subprotocol": 3}
 
 

@@ -157,7 +157,10 @@ class LoguxConnection(WebSocketConnection):
             session = Logux5ServerSession(settings.host, settings.subprotocol_min)
             self._session, self._feed = session, Channels(self, session)
         commands = self._session.receive_messages(messages, self.logux.clock_ms())
-        self.handle(commands, sum(map(len, messages)))
+        if commands:
+            self.handle(commands, sum(map(len, messages)))
+        else:
+            self._answer()
 
     def _do(self, command: object, size: int) -> None:
         if isinstance(command, Add):

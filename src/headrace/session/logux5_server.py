@@ -165,6 +165,9 @@ class Logux5ServerSession(LoguxSession):
             commands.append(self._refuse_with(["unknown-message", name], f"message {name!r}"))
         # What else there is says how far its log reaches, which nobody asks.
 
+    def _synced_came(self) -> None:
+        """Nobody asks: clients say themselves how far they are."""
+
     def _sync(self, message: logux.Sync, commands: list[NamedTuple]) -> None:
         actions = [
             Action(event, logux5.parse_meta(meta, self._base, self.node))

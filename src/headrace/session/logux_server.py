@@ -78,11 +78,12 @@ class LoguxServerSession(LoguxSession):
         self._send(message)
         return [Follow(int(self._synced))]
 
+    def _synced_came(self) -> None:
+        self._ask()
+
     def _heard(self, message: logux.Message, now_ms: int, commands: list[NamedTuple]) -> None:
         if isinstance(message, logux.Sync):
             commands.append(self._sync(message))
-        elif isinstance(message, logux.Synced):
-            self._ask()
         elif isinstance(message, logux.Pong):
             self._pong(message.synced)
         else:

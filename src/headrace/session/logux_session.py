@@ -77,6 +77,10 @@ class LoguxSession(ServerSession):
         for message in messages:
             if self.closed:
                 break
+            if self._state is _State.OPEN and logux.is_plain_synced(message):
+                self._binary = False
+                self._synced_came()
+                continue
             self._binary = isinstance(message, bytes)
             data = message if isinstance(message, bytes) else message.encode()
             try:
@@ -126,6 +130,10 @@ class LoguxSession(ServerSession):
         """A message of a peer that is let in."""
 
     @abstractmethod
+    def _synced_came(self) -> None:
+        """The peer has stored what was sent."""
+
+    @abstractmethod
     def _bad(self, reason: str) -> Close: ...
 
     # Messages
@@ -138,6 +146,8 @@ class LoguxSession(ServerSession):
                 commands.append(self._bad("connect comes once"))
             elif isinstance(message, logux.Ping):
                 self._send(["pong", self.sent])
+            elif isinstance(message, logux.Synced):
+                self._synced_came()
             elif not isinstance(message, logux.Error):
                 self._heard(message, now_ms, commands)
         elif isinstance(message, logux.Connect):

@@ -5,6 +5,7 @@ what it means, and how it is refused, is the session's.
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -100,6 +101,14 @@ def pack(message: Sequence[Any], *, binary: bool) -> bytes:
         return _pack_msgpack(message)
     except OverflowError:
         return _pack_msgpack(_without_large_integers(message))
+
+
+_plain_synced = re.compile(r'\["synced",(?:0|[1-9][0-9]{0,15})\]').fullmatch
+
+
+def is_plain_synced(message: bytes | str) -> bool:
+    """Whether it is surely a `synced`: the message that servers get most often, found without decoding."""
+    return isinstance(message, str) and _plain_synced(message) is not None
 
 
 def decode(data: bytes, *, binary: bool) -> Message:

@@ -75,37 +75,36 @@ def client_of(node: str) -> str:
 
 
 class Shown:
-    """An event as protocol 5 shows it: what is the same for all who see it."""
+    """An event as protocol 5 shows it, but for the times: these are written anew for each peer."""
 
-    __slots__ = ("_channels", "_counter", "_ms", "_node", "_time", "client", "node")
+    __slots__ = ("_ms", "_parts", "_time", "client", "node")
 
-    def __init__(self, envelope: Envelope, channel: str) -> None:
+    def __init__(self, added: int, envelope: Envelope, channel: str) -> None:
         ms, self.node, counter = id_of(envelope).split(" ")
         self.client = client_of(self.node)
         self._ms = _number(ms)
-        self._counter = counter.encode()
-        self._node = _json(self.node)
         self._time = envelope.time if envelope.time is not None else self._first(envelope)
-        channels = _json([channel])
+        tail = b',"channels":%b' % _json([channel])
         subprotocol = (envelope.meta or {}).get("subprotocol")
         if subprotocol is not None:
-            channels += b',"subprotocol":' + _json(subprotocol)
-        self._channels = channels
+            tail += b',"subprotocol":%b' % _json(subprotocol)
+        self._parts = (
+            b'["sync",%d,%b,{"id":[' % (added, bytes(envelope.event)),
+            b',%b,%b],"time":' % (_json(self.node), counter.encode()),
+            tail + b"}]",
+        )
 
     def _first(self, envelope: Envelope) -> Number:
         stamp = stamp_of(created_of(envelope))
         return stamp.ms if stamp is not None else self._ms
 
-    def meta(self, base: int) -> bytes:
-        """JSON, for a peer with this base."""
-        ms, time = _text(self._ms - base), _text(self._time - base)
-        return b'{"id":[%b,%b,%b],"time":%b,"channels":%b}' % (
-            *(ms, self._node, self._counter, time, self._channels),
-        )
-
-
-def _text(number: Number) -> bytes:
-    return b"%d" % number if type(number) is int else _json(number)
+    def sync(self, base: int) -> bytes:
+        """The message that brings it to a peer with this base, in JSON."""
+        head, middle, tail = self._parts
+        ms, time = self._ms - base, self._time - base
+        if type(ms) is int and type(time) is int:
+            return b"%b%d%b%d%b" % (head, ms, middle, time, tail)
+        return b"".join((head, _json(ms), middle, _json(time), tail))
 
 
 def _number(text: str) -> Number:

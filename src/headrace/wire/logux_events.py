@@ -72,17 +72,15 @@ class Outgoing:
     def shown(self) -> Shown:
         """As protocol 5 has it."""
         if self._shown is None:
-            self._shown = Shown(self.envelope, self.channel or "")
+            self._shown = Shown(self.added, self.envelope, self.channel or "")
         return self._shown
 
     def sync5(self, base: int, *, binary: bool) -> bytes:
         """The message that brings it to a client of protocol 5; `base` is the client's."""
-        meta = self.shown.meta(base)
+        message = self.shown.sync(base)
         if binary:
-            message = ["sync", self.added, self.event, msgspec.json.decode(meta)]
-            return logux.encode(message, binary=True)
-        parts = (self.added, bytes(self.envelope.event), meta)
-        return websocket.frame(b'["sync",%d,%b,%b]' % parts, websocket.TEXT)
+            return logux.encode(msgspec.json.decode(message), binary=True)
+        return websocket.frame(message, websocket.TEXT)
 
     def sync(self, *, binary: bool) -> bytes:
         """The message that brings it to a client of the 0.x protocols."""
