@@ -319,10 +319,17 @@ class LoguxSettings(_Section, frozen=True):
             "How long it has to answer, and to say who it is.", "seconds", gt=0, le=NUMBER_MAX
         ),
     ] = 20.0
+    credentials: Annotated[
+        str,
+        _setting(
+            "What the server shows of itself in `connected`, to clients that want to be sure."
+        ),
+    ] = ""
     subprotocol_min: Annotated[
         int,
         _setting(
             "The oldest subprotocol of the application that clients of protocol 5 may use.",
+            "version",
             ge=0,
             le=NUMBER_MAX,
         ),

@@ -1,11 +1,16 @@
 """Ids and metas of protocol 5."""
 
+import json
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.log.records import pack_record
 from headrace.logux_envelope import Envelope, created_of, id_of, key_of, raw_event
+from headrace.model import Position
 from headrace.wire.logux5 import Shown, client_of, parse_meta
+from headrace.wire.logux_events import outgoing_of
 
 BASE = 1794706580880
 numbers = st.integers(-(10**6), 10**6) | st.integers(-100, 100).map(lambda one: one + 0.5)
@@ -56,3 +61,17 @@ def test_a_client_is_the_first_two_parts_of_a_node():
         "a",
         "a:b",
     ]
+
+
+@given(st.text('ab/\\"é☃', max_size=3), st.lists(st.text('ab/\\"é☃', max_size=3), max_size=8))
+def test_a_channel_gets_its_events_and_no_others(wanted, channels):
+    records = []
+    for number, channel in enumerate(channels):
+        text = json.dumps(channel, ensure_ascii=number % 2 == 0)
+        made = (
+            f'{{"event":{{"type":"a","text":"ab/","channel":{text}}},"created":[{number},"h",0]}}'
+        )
+        records.append(pack_record(made.encode()))
+    records.append(pack_record(b"no event " + wanted.encode()))
+    found = [one.ordinal for one in outgoing_of(wanted, Position(1, 0, 10), records)]
+    assert found == [10 + number for number, channel in enumerate(channels) if channel == wanted]

@@ -185,7 +185,8 @@ class LoguxConnection(WebSocketConnection):
             return
         self._resume(Pause.CHECKING)
         if allowed:
-            self.handle(self._session.let_in(self.logux.clock_ms()), 0)
+            credentials = self.logux.settings.credentials or None
+            self.handle(self._session.let_in(self.logux.clock_ms(), credentials), 0)
         else:
             self.handle([self._session.turn_away()], 0)
 

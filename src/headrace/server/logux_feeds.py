@@ -1,6 +1,6 @@
 """What a Logux connection gets of its log: all of it, or in protocol 5 the channels that it asks for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.broker.subscription import State, Subscription
@@ -18,12 +18,15 @@ from headrace.session.logux_server import Follow, LoguxServerSession
 from headrace.session.logux_session import Incoming
 from headrace.session.units import Unit
 from headrace.wire.logux5 import client_of
-from headrace.wire.logux_events import Outgoing
+from headrace.wire.logux_events import Outgoing, outgoing_of
 
 if TYPE_CHECKING:
     from headrace.server.logux import LoguxConnection
 
 _TOO_MANY = "tooManyChannels"
+
+_UNANSWERED_MAX = 100
+"""How often a channel may be asked for while its history is being sent."""
 
 
 class Feed(Protocol):
@@ -112,6 +115,8 @@ class Channels:
         known = self._channels.get(name)
         if not connection.may("send", action.event, meta):
             self._session.undo(action, DENIED)
+        elif known is not None and len(known.actions) >= _UNANSWERED_MAX:
+            self._session.undo(action, _TOO_MANY)
         elif known is not None:
             # It has, or is getting, all of it: once is enough.
             known.actions.append(action)
@@ -172,7 +177,11 @@ class _Channel:
         """How many records there were when it was asked for."""
 
     def __call__(self, topic: str, at: Position, records: Sequence[bytes]) -> bytes:
-        events = self._connection.logux.events_of(self.name, topic, at, records)
+        events: Iterable[Outgoing]
+        if self.subscription is not None and self.subscription.state is State.LIVE:
+            events = self._connection.logux.events_of(self.name, topic, at, records)
+        else:
+            events = outgoing_of(self.name, at, records)
         base, binary = self._session.base, self._session.binary
         return b"".join([one.sync5(base, binary=binary) for one in events if self._shows(one)])
 

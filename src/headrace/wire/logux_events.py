@@ -96,6 +96,17 @@ class Outgoing:
         return self._text
 
 
+def outgoing_of(channel: str, at: Position, records: Sequence[bytes]) -> Iterator[Outgoing]:
+    """Those that go to a channel, of many that mostly do not."""
+    name = _json(channel)[1:-1]
+    for number, record in enumerate(records):
+        # Without escapes a string has one form: what does not contain it is not looked at any closer.
+        if name in record or b"\\" in record:
+            for one in outgoing(Position(at.epoch, at.offset, at.ordinal + number), [record]):
+                if one.channel == channel:
+                    yield one
+
+
 def outgoing(at: Position, records: Sequence[bytes]) -> Iterator[Outgoing]:
     """The events of records that follow each other; what is no event is passed over."""
     for number, record in enumerate(records):

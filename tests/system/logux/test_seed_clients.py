@@ -206,6 +206,20 @@ def test_an_event_that_is_too_large_is_refused_with_the_limit(open_: Open) -> No
     assert other.hear() == ["pong", 0]
 
 
+def test_a_server_can_show_who_it_is(tmp_path: Path) -> None:
+    flag = "--set=logux.credentials=it is me"
+    with ServerProcess(tmp_path / "data", flag) as server, ExitStack() as stack:
+        for version, options in (
+            ([0, 0], ["it is me"]), ([0, 1], [{"credentials": "it is me"}]), (5, [{"token": "it is me"}]),
+        ):  # fmt: skip
+            client = Client(stack, logux_url(server))
+            client.say("connect", version, "a", 0)
+            answer = client.hear_only("connected", "headers")
+            if answer[0] == "headers":
+                answer = client.hear()
+            assert answer[4:] == options
+
+
 def test_publishers_of_other_protocols_are_refused(server: ServerProcess) -> None:
     from headrace.errors import BadTopicNameError
 
