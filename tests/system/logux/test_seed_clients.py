@@ -28,6 +28,9 @@ class Client:
         self.socket = stack.enter_context(connect(url, max_size=None, close_timeout=1))
 
     def say(self, *message: Any) -> None:
+        self.say_plain(message)
+
+    def say_plain(self, message: Any) -> None:
         self.socket.send(msgpack.packb(message) if self._binary else json.dumps(message))
 
     def hear(self) -> Any:
@@ -47,6 +50,11 @@ class Client:
         self.say("connect", [0, 0], host, synced, *credentials)
         answer = self.hear()
         assert answer[:3] == ["connected", [0, 0], "server"], answer
+
+    def connect5(self, node: str) -> None:
+        self.say("connect", 5, node, 0)
+        assert self.hear() == ["headers", {"env": "development"}]
+        assert self.hear()[:3] == ["connected", 5, "server"]
 
     def closed(self) -> int:
         """Hear until it is over; the close code."""
@@ -177,6 +185,37 @@ def test_what_is_no_message_is_told_and_closed(
     assert message[0] == "error" and message[2] == "protocol"
     assert client.closed() == 1002
     assert server.running
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_bad_messages_of_protocol_5_are_told_and_closed(
+    open_: Open, server: ServerProcess, binary: bool
+) -> None:
+    good = {"id": 1, "time": 1}
+    bad: list[Any] = [
+        "", [], {}, None, ["sync"], ["sync", 1], ["sync", "1", {"type": "a"}, good],
+        ["connect", 5, "b:c:d", 0],
+        ["sync", 1, {"type": 1}, good], ["sync", 1, {"type": "a"}, None],
+        ["sync", 1, {"type": "a"}, {"id": {}}],
+        ["sync", 1, {"type": "a"}, good, {"type": "a"}], ["synced", -1], ["ping"], ["headers", 1], ["error"],
+        ["sync", 1, {"type": "a", "deep": json.loads("[" * 150 + "]" * 150)}, good],
+    ]  # fmt: skip
+    for message in bad:
+        client = open_(binary)
+        client.connect5("a:b:c")
+        client.say(*message) if isinstance(message, list) else client.say_plain(message)
+        kind, name, text = client.hear()
+        assert (kind, name, bool(text)) == ("error", "wrong-format", True), message
+        assert client.closed() == 1002
+    client = open_(binary)
+    client.connect5("a:b:c")
+    client.say("nonsense", 1)
+    assert client.hear() == ["error", "unknown-message", "nonsense"]
+    assert client.closed() == 1008
+    other = open_()
+    other.connect("two")
+    other.say("ping", 0)
+    assert other.hear() == ["pong", 0]  # nothing was stored
 
 
 def test_a_message_that_is_too_large_is_closed_and_nothing_is_stored(
