@@ -16,6 +16,12 @@ from headrace.model import PAYLOAD_BYTES_MAX
 
 KEY_BYTES = 16
 
+DEPTH_MAX = 100
+"""How deep arrays and objects may lie in each other, in a payload with its own object."""
+
+NUMBER_MAX = 1 << 63
+"""What numbers of times and ids are less than: the table of ids holds no larger ones."""
+
 Number = int | float
 Event = dict[str, Any]
 Created = list[Any]
@@ -50,6 +56,7 @@ class Stamp(NamedTuple):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Envelope).decode
+_decode_any = msgspec.json.Decoder().decode
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
@@ -74,6 +81,65 @@ def decode_envelope(payload: bytes) -> Envelope:
 
 def raw_event(event: Event) -> Raw:
     return Raw(_encode(event))
+
+
+# Events that do not come from a client's own session
+
+
+def check_envelope(payload: bytes) -> None:
+    """Raise BadEnvelopeError for a payload that no client could have brought."""
+    envelope = decode_envelope(payload)
+    if envelope.created is None:
+        check_created(created_of(envelope))
+    elif envelope.id is None:
+        check_created(envelope.created)
+    else:
+        raise BadEnvelopeError("it has a `created` and an `id`: one says all")
+    if envelope.time is not None and not abs(envelope.time) < NUMBER_MAX:
+        raise BadEnvelopeError(f"its `time` is {envelope.time}")
+    check_event(envelope.event)
+
+
+def check_event(data: bytes | Raw) -> None:
+    """Raise BadEnvelopeError unless this is JSON of an object with a string `type`."""
+    try:
+        event = _decode_any(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadEnvelopeError(f"its event is not JSON: {error}") from None
+    if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+        raise BadEnvelopeError("its event is no object with a string `type`")
+    # What opens so few brackets cannot lie deep, and most events need not be walked through.
+    data = bytes(data)
+    if data.count(b"[") + data.count(b"{") >= DEPTH_MAX and _depth(event) >= DEPTH_MAX:
+        raise BadEnvelopeError(
+            f"arrays and objects in its event lie more than {DEPTH_MAX} deep in each other"
+        )
+
+
+def check_created(created: Any) -> Created:
+    """Raise BadEnvelopeError unless this is the time of an event."""
+    if not isinstance(created, list) or not created or not all(map(_is_of_time, created)):
+        raise BadEnvelopeError("its `created` is no array of numbers and strings")
+    return created
+
+
+def _is_of_time(value: Any) -> bool:
+    # JSON's true and false are numbers to Python.
+    return isinstance(value, str) or (type(value) in (int, float) and abs(value) < NUMBER_MAX)
+
+
+def _depth(value: Any) -> int:
+    """How deep arrays and objects with anything in them lie in each other, as far as it matters."""
+    depth = 0
+    level = [value]
+    while depth < DEPTH_MAX:
+        level = [one for one in level if isinstance(one, dict | list) and one]
+        if not level:
+            break
+        depth += 1
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for values in inner for one in values]
+    return depth
 
 
 # Times and ids

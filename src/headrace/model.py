@@ -20,7 +20,10 @@ READER_BYTES_MAX = 255
 JUMP = 1 << 32
 """How far offsets and ordinals of a topic skip ahead when records that clients may have seen are lost."""
 
-RESERVED_PREFIXES = ("logux/", "channel/")
+LOGUX_PREFIX = "logux/"
+"""Topics that are logs of Logux: their records are events in envelopes."""
+
+RESERVED_PREFIXES = (LOGUX_PREFIX, "channel/")
 """Name spaces whose records have an envelope: only their own protocols publish there."""
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import sqlite3
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from headrace.errors import BatchNumberError, StagedClaimedError, UnknownStagedError
 from headrace.log import journal
 from headrace.log.batches import BatchAnswer
+from headrace.log.blocks import Block
 from headrace.log.catalogue import (
     _SCHEMA_1,
     BACKUP_NAME,
@@ -303,6 +305,85 @@ def test_what_a_crash_of_the_machine_takes_from_written_topics_is_appended_again
     store = open_store(tiny(tmp_path / "after"), boot_id=b"the second boot.")
     assert store.payloads("written/w") == [b"before", *payloads]
     assert store.batch("p", 0) == DUPLICATE
+
+
+# Events
+
+
+EVENT = b'{"event": {"type": "t"}, "created": [1, "x", 0]}'
+
+
+class Later:
+    """Stores events when the test says so."""
+
+    def __init__(self) -> None:
+        self.added: list[tuple[list[Block], Callable[[], None]]] = []
+
+    def add(self, blocks: Sequence[Block], done: Callable[[], None]) -> None:
+        self.added.append((list(blocks), done))
+
+
+def test_events_are_left_to_others_and_what_comes_behind_waits_for_them(open_store):
+    store = open_store()
+    staged = store.stage(("logux/x", [EVENT]), ("a", [b"one"]), ("logux/y", [EVENT, EVENT]))
+    behind = stage(store)
+    answers: list[BatchAnswer | None] = []
+    store.store.batches.decide("p", 0, [staged], answers.append)
+    store.store.batches.decide("q", 0, [behind], answers.append)
+    store.runner.run()
+    later = Later()
+    store.store.batches.take_events(later)
+    store.runner.run()
+    [(blocks, done)] = later.added
+    assert [(block.topic, block.payloads()) for block in blocks] == [
+        ("logux/x", [EVENT]),
+        ("logux/y", [EVENT, EVENT]),
+    ]
+    assert store.payloads("a") == [] and answers == []
+    done()
+    store.runner.run()
+    assert store.payloads("a") == [b"one", b"row 1", b"row 2"]
+    assert answers == [BatchAnswer(duplicate=False, records=4), NEW]
+    assert store.payloads("logux/x") == []
+    store = open_store()
+    assert store.store.batches.pending == 0
+
+
+def test_a_stop_waits_for_events_that_are_under_way(open_store):
+    store = open_store()
+    later = Later()
+    store.store.batches.take_events(later)
+    staged = store.stage(("logux/x", [EVENT]), ("a", [b"one"]))
+    store.store.batches.decide("p", 0, [staged], lambda _: None)
+    store.runner.run()
+    store.store.batches.stop()
+    settled: list[bool] = []
+    store.store.settle(lambda: settled.append(True))
+    store.runner.run()
+    assert not settled
+    later.added[0][1]()
+    store.runner.run()
+    assert settled
+    assert store.payloads("a") == [b"one"]
+    store = open_store()
+    assert store.batch("p", 0) == DUPLICATE
+
+
+def test_events_that_are_not_durable_when_the_server_ends_are_given_again(open_store):
+    store = open_store()
+    staged = store.stage(("a", [b"one"]), ("logux/x", [EVENT]), ("a", [b"two"]))
+    for _ in range(3):
+        later = Later()
+        store.store.batches.take_events(later)
+        if store.store.batches.pending == 0:
+            store.store.batches.decide("p", 0, [staged], lambda _: None)
+        store.runner.run()
+        assert len(later.added) == 1
+        store = open_store()
+    store.store.batches.take_events(later := Later())
+    later.added[0][1]()
+    store.runner.run()
+    assert store.payloads("a") == [b"one", b"two"]
 
 
 # Damage

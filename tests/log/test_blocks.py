@@ -130,7 +130,8 @@ LONG = pack_record(bytes(PAYLOAD_BYTES_MAX + 1))
         (header(name=b""), "a topic name must not be empty"),
         (header(name=b"\xff"), "its topic name is not UTF-8"),
         (header(name=b"x" * 256), "its topic name has 256 bytes, 255 are allowed"),
-        (header(name=b"logux/x"), "topic 'logux/x' is published to by its own protocol only"),
+        (header(name=b"logux/"), "topic 'logux/' is no log of Logux: a name is missing behind it"),
+        (header(name=b"logux/" + b"x" * 250), "its topic name has 256 bytes, 255 are allowed"),
         (header(name=b"channel/x"), "topic 'channel/x' is published to by its own protocol only"),
         (header(count=0), "it has 0 records, 1 to 500 are allowed"),
         (header(count=501), "it has 501 records, 1 to 500 are allowed"),
@@ -152,6 +153,61 @@ def test_what_is_wrong_is_said_in_one_sentence(sent, reason):
     number = 3 if "ends inside" in reason else 2
     at = len(good) + (len(sent) - 1 if number == 3 else 0)
     assert str(caught.value) == f"block {number} at byte {at}: {reason}"
+
+
+EVENT = b'{"event":{"type":"t"},"created":[1,"a",0]}'
+
+
+def test_events_for_logs_of_logux_are_taken():
+    events = [
+        EVENT,
+        b'{"event":{"type":"t","x":[{}]},"id":"1.5 a:b:c 0","time":2.5,"meta":{"subprotocol":1},"origin":5}',
+        b' {"created" : ["any", 5], "event" : {"type":"t"}, "origin": null, "more": 1} ',
+        b'{"event":{"type":"t","deep":' + b"[" * 98 + b"]" * 98 + b'},"created":[1]}',
+    ]
+    assert staged(body(("logux/x", events), ("other", [b"anything"])))
+
+
+NO_EVENT = "this is no event of Logux"
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"", NO_EVENT),
+        (b"text", NO_EVENT),
+        (b'{"created":[1]}', NO_EVENT),
+        (b'{"event":{"type":"t"}}', "it has neither `created` nor `id`"),
+        (b'{"event":{"type":"t"},"created":5}', NO_EVENT),
+        (
+            b'{"event":{"type":"t"},"created":[]}',
+            "its `created` is no array of numbers and strings",
+        ),
+        (b'{"event":{"type":"t"},"created":[null]}', "its `created` is no array"),
+        (b'{"event":{"type":"t"},"created":[true,"a",0]}', "its `created` is no array"),
+        (b'{"event":{"type":"t"},"created":[1e300,"a",0]}', "its `created` is no array"),
+        (b'{"event":{"type":"t"},"created":[9223372036854775808]}', "its `created` is no array"),
+        (b'{"event":{"type":"t"},"id":"1 a"}', "'1 a' is no id"),
+        (b'{"event":{"type":"t"},"id":"99999999999999999999 a 0"}', "its `created` is no array"),
+        (b'{"event":{"type":"t"},"id":"1 a 0","created":[1,"a",0]}', "one says all"),
+        (b'{"event":{"type":"t"},"created":[1],"time":"now"}', NO_EVENT),
+        (b'{"event":{"type":"t"},"created":[1],"time":1e19}', "its `time` is 1e+19"),
+        (b'{"event":{"type":"t"},"created":[1],"origin":{}}', NO_EVENT),
+        (b'{"event":{},"created":[1]}', "its event is no object with a string `type`"),
+        (b'{"event":{"type":5},"created":[1]}', "its event is no object with a string `type`"),
+        (b'{"event":["type"],"created":[1]}', "its event is no object with a string `type`"),
+        (b'{"event":{"type":"\xff"},"created":[1]}', "its event is not JSON"),
+        (b'{"event":{"type":"t","x":1e999},"created":[1]}', "its event is not JSON"),
+        (
+            b'{"event":{"type":"t","deep":' + b"[" * 100 + b"]" * 100 + b'},"created":[1]}',
+            "lie more than 100 deep in each other",
+        ),
+    ],
+)
+def test_what_no_client_of_logux_could_have_brought_is_refused(payload, reason):
+    with pytest.raises(BadBlockError, match=r"^block 2 at byte \d+: record 3: ") as caught:
+        staged(body(("logux/x", [EVENT]), ("logux/x", [EVENT, EVENT, payload, EVENT])))
+    assert reason in str(caught.value)
 
 
 def test_limits_are_applied_before_the_records_arrive():

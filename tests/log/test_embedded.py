@@ -235,6 +235,17 @@ def test_a_new_life_is_not_mistaken_for_the_one_that_is_applied(store, forgotten
     assert store.payloads("topic") == [b"new"]
 
 
+def test_a_handle_that_someone_holds_is_the_only_one_also_when_others_forget_it(store):
+    held = store.store.topic("topic")
+    store.store.forget(held)  # others have looked, and gone
+    assert store.store.look("topic") is held
+    assert store.store.topic("topic") is held
+    store.store.forget(held)
+    store.store.append({held: [pack_record(b"one")]}, lambda: None)
+    store.append("topic", b"two")
+    assert store.payloads("topic") == [b"one", b"two"]
+
+
 def test_files_of_deleted_segments_are_let_go(store):
     for _ in range(20):
         store.clock.ms += 200

@@ -84,6 +84,18 @@ def test_a_batch_is_answered_when_it_is_appended(http, producer):
     assert records(http, topic) == 2
 
 
+def test_events_of_a_batch_are_stored_once(http, producer):
+    def event(*created: object) -> bytes:
+        return json.dumps({"event": {"type": "t"}, "created": created}).encode()
+
+    first = stage(http, block("logux/http", [event(n, "x", 0) for n in range(500)]) * 2)
+    assert decide(http, producer, 0, first).json()["records"] == 1000
+    assert records(http, "logux/http") == 500
+    again = stage(http, block("logux/http", [event(499, "x", 0), event(500, "x", 0)]))
+    assert decide(http, producer, 1, again).json()["records"] == 2
+    assert records(http, "logux/http") == 501
+
+
 def test_an_upload_in_chunks_without_a_length_is_taken(http, producer):
     blocks = [block("chunked", [b"%d" % number] * 400) for number in range(1500)]
     answer = http.post("/v1/staged", content=iter(blocks))
@@ -98,8 +110,12 @@ def test_an_upload_in_chunks_without_a_length_is_taken(http, producer):
         (b"x" * 100, "block 1 at byte 0: it begins with b'xxxx' instead of b'HRB1'"),
         (block("t", [b"x"])[:-1], "block 1 at byte 0: the body ends inside it"),
         (
-            block("logux/x", [b"x"]),
-            "block 1 at byte 0: topic 'logux/x' is published to by its own protocol only",
+            block("channel/x", [b"x"]),
+            "block 1 at byte 0: topic 'channel/x' is published to by its own protocol only",
+        ),
+        (
+            block("logux/x", [b'{"event": {}, "created": [1]}']),
+            "block 1 at byte 0: record 1: its event is no object with a string `type`",
         ),
         (b"y" * 5_000_000, "block 1 at byte 0: it begins with b'yyyy' instead of b'HRB1'"),
     ],

@@ -199,6 +199,8 @@ def test_each_sync_has_its_answer_in_order(peer: Peer) -> None:
     "rest",
     [
         (1, {"type": "good"}, [1, "a", 0], {"type": "bad"}, []),
+        (1, {"type": "a"}, [1 << 63, "a", 0]),
+        (1, {"type": "a"}, [1e300, "a", 0]),
         (1, {"type": "good"}, [1, "a", 0], {"type": "bad"}, {"id": 1}),
         (1, {"type": "good"}, [1, "a", 0], {"type": "x" * PAYLOAD_BYTES_MAX}, [2, "a", 0]),
         (-1, {"type": "good"}, [1, "a", 0]),

@@ -12,9 +12,12 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from headrace.spark.columns import SCHEMA, columns_of
+from headrace.spark.columns import SCHEMA, columns_of, default_schema
+from headrace.spark.envelopes import Stamps
 from headrace.spark.options import OptionError, SinkOptions, parse_sink
 from headrace.spark.sink_columns import written_columns
+
+STAMPS = Stamps("spark", 0)
 
 
 def schema(text: str) -> StructType:
@@ -82,8 +85,42 @@ def test_to_decode_without_columns_for_it_is_refused(wanted):
 
 @pytest.mark.parametrize("wanted", [SCHEMA, schema("n:long")])
 def test_an_unknown_envelope_is_refused_before_anything_is_read(wanted):
-    with pytest.raises(OptionError, match="know json, not 'jsn'"):
+    with pytest.raises(OptionError, match="know json, logux, not 'jsn'"):
         columns_of(wanted, decode="jsn")
+
+
+LOGUX = "event:string type:string created:string id:string time:timestamp origin:string"
+
+
+def test_columns_of_events_take_the_payload_s_place_where_no_schema_is_given():
+    places = "topic:string offset:long next_offset:long ordinal:long timestamp:timestamp"
+    expected = schema(f"{places} {LOGUX}")
+    found = default_schema("logux")
+    assert [(field.name, field.dataType) for field in found] == [
+        (field.name, field.dataType) for field in expected
+    ]
+    assert columns_of(found, decode="logux").names == tuple(expected.fieldNames())
+    assert default_schema("") == default_schema("json") == SCHEMA
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ntz", "long", "double"])
+def test_the_time_of_an_event_may_be_read_in_several_ways(kind):
+    found = columns_of(schema(f"time:{kind} n:integer topic:string"), decode="logux")
+    assert [field.name for field in found.decoded] == ["time", "n"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("time:string", "the column 'time' is timestamp or timestamp_ntz or bigint or double, the"),
+        ("event:binary", "the column 'event' is string, the schema says binary"),
+        ("Type:string", "write the column 'Type' as 'type'"),
+        ("topic:string", "decode = logux needs a schema"),
+    ],
+)
+def test_columns_of_events_have_their_types(text, said):
+    with pytest.raises(OptionError, match=said):
+        columns_of(schema(text), decode="logux")
 
 
 # The sink
@@ -95,14 +132,14 @@ def test_topic_and_payload_are_written_and_places_are_not():
         [pa.array(["a", "b"]), pa.array([7, 8]), pa.array([b"x", b"y"])],
         names=["topic", "offset", "payload"],
     )
-    topics, payloads = found.rows(batch)
+    topics, payloads = found.rows(batch, STAMPS)
     assert (topics.to_pylist(), payloads.to_pylist()) == (["a", "b"], [b"x", b"y"])
 
 
 def test_one_topic_may_be_for_all_rows():
     found = written_columns(schema("payload:string"), options(topic="t"))
     batch = pa.RecordBatch.from_arrays([pa.array(["é"])], names=["payload"])
-    topics, payloads = found.rows(batch)
+    topics, payloads = found.rows(batch, STAMPS)
     assert (topics, payloads.to_pylist()) == ("t", ["é".encode()])
 
 
@@ -111,8 +148,22 @@ def test_all_columns_but_the_topic_become_json():
     batch = pa.RecordBatch.from_arrays(
         [pa.array(["a"]), pa.array([5]), pa.array(["p"])], names=["topic", "n", "payload"]
     )
-    topics, payloads = found.rows(batch)
+    topics, payloads = found.rows(batch, STAMPS)
     assert (topics.to_pylist(), payloads.to_pylist()) == (["a"], [b'{"n":5,"payload":"p"}'])
+
+
+def test_a_frame_of_events_that_was_read_can_be_written():
+    found = written_columns(default_schema("logux"), options(encode="logux"))
+    assert found.members == ("event", "type", "created", "id", "time", "origin")
+    assert found.prefix == "logux/"
+
+
+def test_without_a_column_for_it_all_columns_are_members_of_the_event():
+    found = written_columns(
+        schema("type:string n:long ordinal:long id:string"),
+        options(encode="logux", topic="logux/x"),
+    )
+    assert (found.topic, found.members) == ("logux/x", ("type", "n", "ordinal", "id"))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +176,28 @@ def test_all_columns_but_the_topic_become_json():
         ("topic:string payload:long", {}, "the column payload must be binary or string"),
         ("topic:string payload:binary n:long", {}, "the column 'n' would not be written"),
         ("topic:string", {"encode": "json"}, "needs a column beside topic"),
-        ("topic:string n:long", {"encode": "xml"}, "know json, not 'xml'"),
+        (
+            "payload:binary",
+            {"topic": "logux/x"},
+            "'logux/x' is a log of Logux: give encode = logux",
+        ),
+        ("n:long", {"topic": "logux/x", "encode": "json"}, "give encode = logux"),
+        ("payload:binary", {"topic": "channel/x"}, "published to by its own protocol only"),
+        ("event:string", {"topic": "x", "encode": "logux"}, "begin with 'logux/', not to 'x'"),
+        ("event:string", {"topic": "logux/", "encode": "logux"}, "a name is missing behind it"),
+        ("topic:string n:long", {"encode": "logux"}, "needs a column event .*, or a column type"),
+        ("topic:string payload:string", {"encode": "logux"}, "needs a column event"),
+        ("topic:string event:binary", {"encode": "logux"}, "event must be string, not binary"),
+        ("topic:string type:long", {"encode": "logux"}, "type must be string, not bigint"),
+        ("topic:string type:string time:date", {"encode": "logux"}, "time must be timestamp or"),
+        (
+            "topic:string type:string Id:string",
+            {"encode": "logux"},
+            "write the column 'Id' as 'id'",
+        ),
+        ("topic:string event:string n:long", {"encode": "logux"}, "'n' would not be written"),
+        ("topic:string event:string payload:binary", {"encode": "logux"}, "'payload' would not"),
+        ("topic:string n:long", {"encode": "xml"}, "know json, logux, not 'xml'"),
     ],
 )
 def test_what_cannot_be_written_is_refused(text, given, words):

@@ -14,6 +14,7 @@ from headrace.log.records import split_records
 from headrace.model import PAYLOAD_BYTES_MAX
 from headrace.spark import encode as module
 from headrace.spark.encode import EncodedBlock, encode_batch
+from headrace.spark.envelopes import Stamps
 from headrace.spark.sink_columns import SinkError, Written
 
 
@@ -99,10 +100,34 @@ def test_a_payload_that_is_too_large_is_refused():
         list(encode_batch("t", payloads))
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256, "logux/a", "channel/b"])
-def test_a_topic_that_cannot_be_published_to_is_refused(name):
-    with pytest.raises(SinkError, match="topic"):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "a topic name must not be empty"),
+        ("x" * 256, "255 bytes"),
+        ("logux/a", "topic 'logux/a' is a log of Logux: give encode = logux"),
+        ("channel/b", "topic 'channel/b' is published to by its own protocol only"),
+    ],
+)
+def test_a_topic_that_cannot_be_published_to_is_refused(name, said):
+    with pytest.raises(SinkError, match=said):
         list(encode_batch(pa.array(["a", name]), pa.array([b"", b""])))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a", "topics that begin with 'logux/', not to 'a'"),
+        ("channel/b", "topics that begin with 'logux/', not to 'channel/b'"),
+        ("logux/", "a name is missing behind it"),
+        ("logux/" + "x" * 250, "255 bytes"),
+    ],
+)
+def test_rows_of_an_envelope_go_to_its_own_topics_only(name, said):
+    event = b'{"event":{"type":"t"},"created":[1]}'
+    with pytest.raises(SinkError, match=said):
+        list(encode_batch(pa.array(["logux/a", name]), pa.array([event, event]), "logux/"))
+    assert received(encode_batch("logux/a", pa.array([event]), "logux/")) == {"logux/a": [event]}
 
 
 def test_nothing_is_not_a_payload_and_not_a_topic():
@@ -118,5 +143,5 @@ def test_text_and_large_types_are_written_as_bytes(kind):
     payloads = text.cast(kind) if kind != pa.large_binary() else text.cast(pa.binary()).cast(kind)
     topics = pa.array(["a", "b", "a"], pa.large_string())
     batch = pa.RecordBatch.from_arrays([payloads, topics], names=["payload", "topic"])
-    found = received(encode_batch(*Written("", "", ()).rows(batch.slice(1))))
+    found = received(encode_batch(*Written("", "", ()).rows(batch.slice(1), Stamps("n", 0))))
     assert found == {"b": ["é".encode()], "a": [("☃" * 9).encode()]}

@@ -308,7 +308,7 @@ def test_a_sink_has_a_topic_a_producer_and_a_number():
         ({}, False, "url"),
         ({"url": URL, "path": "/d"}, False, "path"),
         ({"url": URL, "topic": ""}, False, "topic"),
-        ({"url": URL, "topic": "logux/x"}, False, "topic"),
+        ({"url": URL, "topic": "x" * 256}, False, "topic"),
         ({"url": URL, "producer": "p"}, False, "batchId"),
         ({"url": URL, "batchId": "1"}, False, "producer"),
         ({"url": URL, "producer": "p", "batchId": "-1"}, False, "batchId"),

@@ -214,6 +214,39 @@ def test_a_batch_is_there_once_wherever_the_server_was_killed(start: Start) -> N
     assert "Traceback" not in server.stderr
 
 
+def test_events_of_a_batch_are_there_once_wherever_the_server_was_killed(start: Start) -> None:
+    server = start(config=SMALL)
+    total = 0
+    for number, share in enumerate((0.0, 0.3, 0.7)):
+        # A third of them were in the batch before.
+        first = 4000 * number
+        events = [
+            b'{"event":{"type":"n"},"created":[%d,"x",0]}' % n for n in range(first, first + 6000)
+        ]
+        pieces = [events[at : at + 300] for at in range(0, len(events), 300)]
+        body = b"".join(block("logux/n", some) + block("rows/n", some) for some in pieces)
+        asked = {"producer": "query", "number": number, "staged": [stage(server, body)]}
+
+        def ask(asked: dict[str, Any] = asked) -> None:
+            with pytest.raises((ConnectionError, http.client.HTTPException)):
+                post(server, "/v1/batches", json.dumps(asked).encode())
+
+        with in_threads(ask):
+            deadline = time.monotonic() + 30
+            while visible(server) - total <= share * 6000 and time.monotonic() < deadline:
+                pass
+            server.kill()
+        server.restart()
+        assert decide(server, number, [])["duplicate"]
+        total += 6000
+        assert visible(server) == total
+        found = [json.loads(one)["created"][0] for one in read_all(server, "logux/n")]
+        assert found == list(range(first + 6000))
+    assert server.terminate() == 0
+    assert verify(server.data_dir).returncode == 0
+    assert "Traceback" not in server.stderr
+
+
 def test_live_subscribers_of_both_protocols_receive_a_batch(start: Start) -> None:
     server = start()
     rows = make_rows(1, 5000)

@@ -7,6 +7,10 @@ Each entry made of a batch says how far the batch is appended with it, so both a
 
     asked ──decision committed──▶ being appended ──last entry committed──▶ answered ──applied──▶ files deleted
 
+Events of Logux are not appended here: whoever knows their ids stores those that are new. The rest of a piece
+waits until they are durable, and only then is it said how far the batch has come. After a crash they are
+given once more, which their ids make harmless.
+
 A number that was decided before is a duplicate; one that was passed over is refused. What is not here: staged
 files (`staging.py`), their blocks (`blocks.py`), entries (`commit.py`), what the applier does with them.
 """
@@ -84,6 +88,16 @@ class Appender(Protocol):
         """Append blocks in their order; `end` is noted behind them where no entry says it."""
 
 
+class Events(Protocol):
+    """Who stores events of Logux."""
+
+    def add(self, blocks: Sequence[Block], done: Callable[[], None]) -> None:
+        """Store those that are new, in the order of each topic; `done` when all are as durable as it asks.
+
+        Never calls it when the store fails.
+        """
+
+
 class _Batch:
     def __init__(self, decision: Decision, progress: Progress) -> None:
         self.producer, self.number, self.files = decision
@@ -111,6 +125,15 @@ class _Batch:
         waiters = [self.asked, *self.waiters] if self.asked is not None else self.waiters
         self.asked, self.waiters = None, []
         return waiters
+
+
+class _Piece(NamedTuple):
+    """What was read of a batch at once."""
+
+    batch: _Batch
+    events: list[Block]
+    parts: list[Part]
+    """The others: they wait for the events."""
 
 
 class _Found(NamedTuple):
@@ -144,6 +167,9 @@ class Batches:
         self._appended: deque[tuple[int, list[StagedFile]]] = deque()
         """Files of batches that are done, until the commit that says so is applied."""
         self._reading = False
+        self._events: Events | None = None
+        self._held: _Piece | None = None
+        """The piece whose events are not durable yet."""
         self._stopped = False
         self._troubled = False
         """Whether reading failed for a reason that may pass: it is tried again with the next tick."""
@@ -165,11 +191,18 @@ class Batches:
     @property
     def is_busy(self) -> bool:
         """Whether anything will be given to commits without being asked for."""
-        return bool(self._batches) and not self._stopped
+        is_adding = self._held is not None and self._events is not None
+        return is_adding or (bool(self._batches) and not self._stopped)
 
     @property
     def pending(self) -> int:
         return len(self._batches)
+
+    def take_events(self, events: Events) -> None:
+        """From now on there is someone to store events; batches that have any have waited for it."""
+        self._events = events
+        if self._held is not None:
+            self._add(self._held)
 
     def decide(self, producer: str, number: int, staged: Sequence[str], answer: Answer) -> None:
         """Append the staged files' records, unless this number was decided before.
@@ -257,7 +290,7 @@ class Batches:
 
     def _go_on(self) -> None:
         """Read the next piece of the batch whose turn it is, unless enough of it is on its way."""
-        if self._reading or self._stopped or self._troubled or not self._batches:
+        if self._reading or self._held or self._stopped or self._troubled or not self._batches:
             return
         batch = self._batches[0]
         if not batch.decided or batch.is_read or batch.pieces >= _PIECES_MAX:
@@ -281,7 +314,7 @@ class Batches:
             )
             self._troubled = True
             return
-        parts = []
+        piece = _Piece(batch, [], [])
         for what, file, progress in found:
             if isinstance(what, Damaged):
                 self.damage_count += 1
@@ -290,17 +323,39 @@ class Batches:
                     "batch %d of producer %r: damage: staged file %s: %s: its records are lost",
                     *(batch.number, batch.producer, file.id.hex(), what.reason),
                 )
+                continue
+            batch.records += what.record_count
+            if what.has_events:
+                piece.events.append(what)
             else:
-                parts.append(Part(what, batch.producer, batch.number, progress))
-                batch.records += what.record_count
+                piece.parts.append(Part(what, batch.producer, batch.number, progress))
         batch.progress = found[-1].progress
-        end = None
-        if batch.is_read:
-            end = Producer(batch.producer.encode(), batch.number, 0, batch.progress)
-        if parts or end is not None:
+        if piece.events or piece.parts or batch.is_read:
             batch.pieces += 1
-            self._appender.append_parts(parts, end, lambda: self._committed(batch))
+            if piece.events:
+                self._held = piece
+                self._add(piece)
+            else:
+                self._append(piece)
         self._go_on()
+
+    def _add(self, piece: _Piece) -> None:
+        if self._events is not None:
+            self._events.add(piece.events, lambda: self._added(piece))
+
+    def _added(self, piece: _Piece) -> None:
+        self._held = None
+        # Also when the store is about to stop: it waits for what is under way.
+        self._append(piece)
+        self._go_on()
+
+    def _append(self, piece: _Piece) -> None:
+        batch = piece.batch
+        end = None
+        if batch.is_read or piece.events:
+            # No entry of the events says it.
+            end = Producer(batch.producer.encode(), batch.number, 0, batch.progress)
+        self._appender.append_parts(piece.parts, end, lambda: self._committed(batch))
 
     def _committed(self, batch: _Batch) -> None:
         batch.pieces -= 1

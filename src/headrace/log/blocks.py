@@ -6,7 +6,7 @@ Leaves out files (`staging.py`) and what becomes of the records (`batches.py`).
     staged    the same, with the crc of the other header fields and the name in place of "HRB1"
 
 A block holds no more than a run may: it becomes one entry of the journal, and nobody touches its records
-on the way.
+on the way. Those of logs of Logux are the exception: each is checked here, and stored once.
 """
 
 import errno
@@ -19,8 +19,15 @@ from crc32c import crc32c
 
 from headrace.errors import BadBlockError, BadTopicNameError
 from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
-from headrace.log.records import holds
-from headrace.model import RECORD_HEADER_BYTES, TOPIC_BYTES_MAX, check_publish_topic
+from headrace.log.records import holds, split_records
+from headrace.logux_envelope import BadEnvelopeError, check_envelope
+from headrace.model import (
+    LOGUX_PREFIX,
+    RECORD_HEADER_BYTES,
+    TOPIC_BYTES_MAX,
+    check_publish_topic,
+    check_topic_name,
+)
 
 MAGIC = b"HRB1"
 _HEADER = struct.Struct(">4sHIII")
@@ -38,6 +45,15 @@ class Block(NamedTuple):
     data: bytes | memoryview
     """Whole records."""
 
+    @property
+    def has_events(self) -> bool:
+        """Whether its records are events of Logux."""
+        return self.topic.startswith(LOGUX_PREFIX)
+
+    def payloads(self) -> list[bytes]:
+        records = split_records(bytes(self.data), self.record_count)
+        return [record[RECORD_HEADER_BYTES:] for record in records]
+
 
 def encode_block(topic: str, data: bytes, record_count: int) -> bytes:
     """A block as an upload brings it."""
@@ -50,6 +66,16 @@ def encode_block_header(topic: str, data: bytes | memoryview, record_count: int)
     return _HEADER.pack(MAGIC, len(name), record_count, len(data), crc32c(data)) + name
 
 
+def check_block_topic(topic: str) -> None:
+    """Raise BadTopicNameError for one whose records cannot come in blocks."""
+    if not topic.startswith(LOGUX_PREFIX):
+        check_publish_topic(topic)
+    elif topic == LOGUX_PREFIX:
+        raise BadTopicNameError(f"topic {topic!r} is no log of Logux: a name is missing behind it")
+    else:
+        check_topic_name(topic)
+
+
 class BlockDecoder:
     """Checks an upload while it arrives, in pieces of any size, and makes of it what is staged."""
 
@@ -59,7 +85,7 @@ class BlockDecoder:
         self._rest = b""
         self._blocks = 0
         self._position = 0
-        self._topics: dict[bytes, None] = {}
+        self._topics: dict[bytes, str] = {}
 
     def feed(self, *data: bytes) -> list[bytes | memoryview]:
         """The parts of a staged file that `data` completes; raises BadBlockError."""
@@ -75,12 +101,13 @@ class BlockDecoder:
             end = data_at + length
             if len(buffer) < end:
                 break
-            self._check_name(buffer[name_at:data_at])
+            topic = self._topic(buffer[name_at:data_at])
             records = buffer[data_at:end]
             if crc32c(records) != crc:
                 raise self._bad("the checksum of its records is wrong")
             if not holds(records, count):
                 raise self._bad(f"its {length} bytes are not {count} records of a size each may be")
+            self._check_events(Block(topic, count, records))
             parts.append(_CRC.pack(crc32c(view[at + len(MAGIC) : data_at])))
             parts.append(view[at + len(MAGIC) : end])
             self.records += count
@@ -108,18 +135,30 @@ class BlockDecoder:
                 f"{length} bytes cannot hold {count} records, or exceed {RUN_BYTES_MAX}"
             )
 
-    def _check_name(self, name: bytes) -> None:
-        if name in self._topics:
-            return
+    def _topic(self, name: bytes) -> str:
+        topic = self._topics.get(name)
+        if topic is not None:
+            return topic
         try:
-            check_publish_topic(name.decode())
+            topic = name.decode()
+            check_block_topic(topic)
         except UnicodeDecodeError:
             raise self._bad("its topic name is not UTF-8") from None
         except BadTopicNameError as error:
             raise self._bad(str(error)) from None
         if len(self._topics) >= _NAMES_CACHED_MAX:
             self._topics.clear()
-        self._topics[name] = None
+        self._topics[name] = topic
+        return topic
+
+    def _check_events(self, block: Block) -> None:
+        if not block.has_events:
+            return
+        for number, payload in enumerate(block.payloads(), 1):
+            try:
+                check_envelope(payload)
+            except BadEnvelopeError as error:
+                raise self._bad(f"record {number}: {error}") from None
 
     def _bad(self, reason: str) -> BadBlockError:
         return BadBlockError(f"block {self._blocks + 1} at byte {self._position}: {reason}")

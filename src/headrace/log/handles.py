@@ -5,6 +5,7 @@ seconds behind, so what was made or destroyed since is known here alone.
 """
 
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 from headrace.config import TopicRule
 from headrace.log.catalogue import Catalogue, TopicRow
@@ -17,32 +18,39 @@ class Handles:
         self._catalogue = catalogue
         self._rule = rule
         self._known: dict[str, Topic] = {}
+        self._dropped: WeakValueDictionary[str, Topic] = WeakValueDictionary()
+        """Handles that someone may still hold and append to: a second one would not know of it."""
         self._unlisted: dict[str, Topic] = {}
         """Topics that exist and are not in the catalogue, or not yet."""
 
     def get(self, name: str) -> Topic:
         topic = self._known.get(name)
         if topic is None:
-            topic = self._known[name] = self._load(name, self._catalogue.topic(name.encode()))
+            topic = self._known[name] = self._find(name)
         return topic
 
     def look(self, name: str) -> Topic:
         """The same for a glance: a topic that does not exist leaves no handle behind."""
         topic = self._known.get(name)
         if topic is None:
-            topic = self._load(name, self._catalogue.topic(name.encode()))
+            topic = self._find(name)
             if topic.exists:
                 self._known[name] = topic
         return topic
+
+    def _find(self, name: str) -> Topic:
+        topic = self._dropped.get(name)
+        return topic or self._load(name, self._catalogue.topic(name.encode()))
 
     def drop(self, topic: Topic) -> None:
         """Forget the handle of a topic that was never made."""
         # One that was destroyed has a time, and stays: the catalogue may not know of its end yet.
         if not topic.exists and not topic.last_ms:
             self._known.pop(topic.name, None)
+            self._dropped[topic.name] = topic
 
     def created(self, topic: Topic) -> None:
-        self._unlisted[topic.name] = topic
+        self._known[topic.name] = self._unlisted[topic.name] = topic
 
     def destroyed(self, topic: Topic) -> None:
         self._unlisted.pop(topic.name, None)

@@ -39,6 +39,7 @@ class Topic:
     """A topic as the store knows it. The same object for as long as anyone holds it."""
 
     __slots__ = (
+        "__weakref__",
         "durability",
         "end_offset",
         "end_ordinal",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvloop
 
+from headrace.broker.batch_events import BatchEvents
 from headrace.broker.broker import Broker
 from headrace.config import Config
 from headrace.config_values import Address
@@ -134,6 +135,7 @@ class Server:
         connections = self._connections = Connections(self._broker, config.limits, self._metrics)
         self._wombats = Wombats(connections)
         self._logux = self._make_logux(connections)
+        self._store.batches.take_events(BatchEvents(self._logux.log, self._runner))
         routes = (
             Route(wombat.PATH, {wombat.PATH: self._wombats}.get),
             Route(f"{logux.PATH}/LOG", self._logux.route),

@@ -32,7 +32,7 @@ SCHEMA = StructType(
         StructField("payload", BinaryType(), False),
     ]
 )
-"""What is read when the user says nothing else."""
+"""What is read of raw payloads when the user says nothing else."""
 
 _TYPES = {field.name: field.dataType for field in SCHEMA.fields}
 
@@ -66,6 +66,15 @@ def check_type(name: str, kind: DataType) -> None:
         )
 
 
+def default_schema(decode: str) -> StructType:
+    """What is read when the user says nothing else: the envelope's own columns take the payload's place."""
+    own = envelope_of(decode).own if decode else {}
+    if not own:
+        return SCHEMA
+    places = [field for field in SCHEMA.fields if field.name != "payload"]
+    return StructType([*places, *(StructField(name, kinds[0]) for name, kinds in own.items())])
+
+
 class Columns(NamedTuple):
     """What a read has to build."""
 
@@ -83,8 +92,7 @@ def columns_of(schema: StructType, *, decode: str) -> Columns:
     for number, name in enumerate(names):
         if name in names[:number]:
             raise OptionError(f"the schema has the column {name!r} twice")
-    if decode:
-        envelope_of(decode)
+    own = envelope_of(decode).own if decode else {}
     decoded = tuple(field for field in schema.fields if field.name not in _TYPES)
     if decoded and not decode:
         raise OptionError(
@@ -97,9 +105,16 @@ def columns_of(schema: StructType, *, decode: str) -> Columns:
             ".schema(…)"
         )
     for field in decoded:
-        if field.name.lower() in _TYPES:
-            raise OptionError(f"write the column {field.name!r} as {field.name.lower()!r}")
+        lower = field.name.lower()
+        if lower in _TYPES or (lower in own and lower != field.name):
+            raise OptionError(f"write the column {field.name!r} as {lower!r}")
         check_type(field.name, field.dataType)
+        kinds = own.get(field.name)
+        if kinds is not None and field.dataType not in kinds:
+            raise OptionError(
+                f"the column {field.name!r} is {' or '.join(kind.simpleString() for kind in kinds)}, "
+                f"the schema says {field.dataType.simpleString()}"
+            )
         if not field.nullable:
             raise OptionError(
                 f"the column {field.name!r} comes out of payloads, where it may be missing: it cannot be "

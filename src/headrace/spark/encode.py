@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import BadTopicNameError, PayloadTooLargeError
+from headrace.errors import PayloadTooLargeError
 from headrace.log.blocks import encode_block_header
 from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
-from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, check_publish_topic
-from headrace.spark.sink_columns import SinkError
+from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES
+from headrace.spark.sink_columns import SinkError, check_written_topic
 
 _JOINED_ROWS = 8 * RUN_RECORDS_MAX
 """Rows that are made records at once: however large, they fit into one array of Arrow's."""
@@ -27,8 +27,10 @@ class EncodedBlock(NamedTuple):
     records: memoryview
 
 
-def encode_batch(topics: pa.Array | str, payloads: pa.Array) -> Iterator[EncodedBlock]:
-    """The rows as blocks, in their order within each topic."""
+def encode_batch(
+    topics: pa.Array | str, payloads: pa.Array, prefix: str = ""
+) -> Iterator[EncodedBlock]:
+    """The rows as blocks, in their order within each topic; all topics are of the name space `prefix`."""
     if payloads.null_count:
         raise SinkError("a row has no payload: null cannot be written")
     if not len(payloads):
@@ -46,7 +48,7 @@ def encode_batch(topics: pa.Array | str, payloads: pa.Array) -> Iterator[Encoded
             groups = [(topics, len(some))]
         else:
             groups, some = _by_topic(topics.slice(first, _JOINED_ROWS), some)
-        yield from _blocks(groups, some)
+        yield from _blocks(groups, some, prefix)
 
 
 def _by_topic(topics: pa.Array, payloads: pa.Array) -> tuple[list[tuple[str, int]], pa.Array]:
@@ -62,7 +64,9 @@ def _by_topic(topics: pa.Array, payloads: pa.Array) -> tuple[list[tuple[str, int
     return list(zip(names, ends.tolist(), strict=True)), payloads.take(pa.array(order))
 
 
-def _blocks(groups: list[tuple[str, int]], payloads: pa.Array) -> Iterator[EncodedBlock]:
+def _blocks(
+    groups: list[tuple[str, int]], payloads: pa.Array, prefix: str
+) -> Iterator[EncodedBlock]:
     """All rows made records at once, and cut into blocks."""
     lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False)
     records = pc.binary_join_element_wise(_prefixes(lengths), payloads, b"")
@@ -70,7 +74,7 @@ def _blocks(groups: list[tuple[str, int]], payloads: pa.Array) -> Iterator[Encod
     ends = np.cumsum(lengths.astype(np.int64) + RECORD_HEADER_BYTES)
     first = position = 0
     for topic, until in groups:
-        _check(topic)
+        _check(topic, prefix)
         while first < until:
             last = int(np.searchsorted(ends, position + RUN_BYTES_MAX, "right"))
             last = min(last, first + RUN_RECORDS_MAX, until)
@@ -80,12 +84,7 @@ def _blocks(groups: list[tuple[str, int]], payloads: pa.Array) -> Iterator[Encod
             first, position = last, stop
 
 
-@lru_cache(maxsize=10_000)
-def _check(topic: str) -> None:
-    try:
-        check_publish_topic(topic)
-    except BadTopicNameError as error:
-        raise SinkError(str(error)) from None
+_check = lru_cache(maxsize=10_000)(check_written_topic)
 
 
 def _prefixes(lengths: npt.NDArray[np.int32]) -> pa.Array:

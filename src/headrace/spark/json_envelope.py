@@ -9,13 +9,14 @@ import datetime
 import decimal
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+from pyspark.sql.types import DataType
 
-from headrace.spark.envelopes import register_envelope
+from headrace.spark.envelopes import Stamps, register_envelope
 
 _decode = msgspec.json.Decoder().decode
 _decode_exactly = msgspec.json.Decoder(float_hook=decimal.Decimal).decode
@@ -29,6 +30,7 @@ _1970 = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 class JsonEnvelope:
     prefix = ""
+    own: Mapping[str, tuple[DataType, ...]] = {}
 
     def decode(self, payloads: pa.BinaryArray, fields: Sequence[pa.Field]) -> list[pa.Array]:
         exactly = any(_has_decimals(field.type) for field in fields)
@@ -36,7 +38,10 @@ class JsonEnvelope:
         objects = [_object(payload, decode) for payload in payloads.to_pylist()]
         return [_column([one.get(field.name) for one in objects], field.type) for field in fields]
 
-    def encode(self, columns: pa.RecordBatch) -> pa.BinaryArray:
+    def members(self, fields: Mapping[str, DataType]) -> tuple[str, ...]:
+        return tuple(fields)
+
+    def encode(self, columns: pa.RecordBatch, stamps: Stamps | None = None) -> pa.BinaryArray:
         rows = columns.to_pylist(maps_as_pydicts="strict")
         return pa.array([_encode(row) for row in rows], pa.binary())
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from headrace.errors import BadTopicNameError, HeadraceError
-from headrace.model import check_publish_topic, check_topic_name
+from headrace.model import check_topic_name
 
 PARTITION_BYTES = 64 << 20
 """How much a task reads unless `maxBytesPerPartition` says otherwise."""
@@ -97,7 +97,7 @@ _SOURCE = {
     "failOnDataLoss": "true or false",
     "verifyChecksums": "true or false",
     "groupId": "the name under which a query's progress is kept on the server",
-    "decode": "what payloads are, for instance json",
+    "decode": "what payloads are: json or logux",
 }
 _SINK = {
     "url": _SOURCE["url"],
@@ -105,7 +105,7 @@ _SINK = {
     "topic": "the topic of rows without a column `topic`",
     "producer": "who writes, so that a repeated batch is recognised",
     "batchId": "the number of a batch write of that producer",
-    "encode": "what payloads become, for instance json",
+    "encode": "what payloads become: json or logux",
 }
 # Spark adds these by itself.
 _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
@@ -168,7 +168,7 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     given = _known(options, _SINK, "write")
     topic = given.get("topic", "")
     if "topic" in given:
-        _checked(check_publish_topic, topic, "topic")
+        _checked(check_topic_name, topic, "topic")
     producer, batch = given.get("producer", ""), _number(given, "batchId", None, at_least=0)
     if streaming and batch is not None:
         raise OptionError("batchId is for batch writes: a stream numbers its batches itself")

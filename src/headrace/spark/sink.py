@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from headrace.spark.encode import encode_batch
+from headrace.spark.envelopes import Stamps
 from headrace.spark.http_client import HttpClient
 from headrace.spark.options import OptionError, SinkOptions
 from headrace.spark.sink_columns import SinkError, Written, written_columns
@@ -49,9 +50,13 @@ class _Writer:
             raise OptionError("format headrace only appends: use mode append")
         self.options = options
         self.written: Written = written_columns(schema, options)
+        self._node = f"spark-{uuid.uuid4()}"
 
     def upload(self, batches: Iterator[pa.RecordBatch]) -> list[str]:
         """In a task: the rows as staged files."""
+        context = TaskContext.get()
+        assert context is not None
+        stamps = Stamps(self._node, context.taskAttemptId())
         ids: list[str] = []
         uploading: Future[str] | None = None
         with (
@@ -59,7 +64,7 @@ class _Writer:
             # One at a time, while the next is gathered.
             ThreadPoolExecutor(1, "upload") as thread,
         ):
-            for body in self._bodies(batches):
+            for body in self._bodies(batches, stamps):
                 if uploading is not None:
                     ids.append(uploading.result())
                 uploading = thread.submit(_upload, client, body)
@@ -67,12 +72,13 @@ class _Writer:
                 ids.append(uploading.result())
         return ids
 
-    def _bodies(self, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+    def _bodies(self, batches: Iterator[pa.RecordBatch], stamps: Stamps) -> Iterator[bytes]:
         """Blocks of the rows, gathered."""
+        prefix = self.written.prefix
         gathered: list[bytes | memoryview] = []
         size = 0
         for batch in batches:
-            for block in encode_batch(*self.written.rows(batch)):
+            for block in encode_batch(*self.written.rows(batch, stamps), prefix):
                 gathered += block
                 size += sum(map(len, block))
                 if size >= STAGED_BYTES:

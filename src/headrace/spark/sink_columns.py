@@ -5,12 +5,14 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from headrace.errors import HeadraceError
+from headrace.errors import BadTopicNameError, HeadraceError
+from headrace.log.blocks import check_block_topic
+from headrace.model import LOGUX_PREFIX, check_publish_topic
 from headrace.spark.columns import SCHEMA, check_type
-from headrace.spark.envelopes import envelope_of
+from headrace.spark.envelopes import Stamps, envelope_of
 from headrace.spark.options import OptionError, SinkOptions
 
-_POSITIONS = frozenset(SCHEMA.fieldNames()) - {"topic", "payload"}
+POSITIONS = frozenset(SCHEMA.fieldNames()) - {"topic", "payload"}
 """Columns of the source that say where a record was: what is written gets places of its own."""
 
 
@@ -27,13 +29,37 @@ class Written(NamedTuple):
     members: tuple[str, ...]
     """The columns that go into an envelope."""
 
-    def rows(self, batch: pa.RecordBatch) -> tuple[pa.Array | str, pa.Array]:
+    @property
+    def prefix(self) -> str:
+        """The name space of all topics that are written to; empty for ordinary ones."""
+        return envelope_of(self.encode).prefix if self.encode else ""
+
+    def rows(self, batch: pa.RecordBatch, stamps: Stamps) -> tuple[pa.Array | str, pa.Array]:
         """Topics and payloads of a batch."""
         if self.encode:
-            payloads = envelope_of(self.encode).encode(batch.select(list(self.members)))
+            payloads = envelope_of(self.encode).encode(batch.select(list(self.members)), stamps)
         else:
             payloads = batch.column("payload").cast(pa.binary())
         return self.topic or batch.column("topic").cast(pa.string()), payloads
+
+
+def check_written_topic(topic: str, prefix: str) -> None:
+    """Raise SinkError for a topic that rows of this envelope, or of none, cannot be written to."""
+    try:
+        if prefix and topic.startswith(prefix):
+            check_block_topic(topic)
+        elif prefix:
+            raise SinkError(
+                f"this encode writes to topics that begin with {prefix!r}, not to {topic!r}"
+            )
+        elif topic.startswith(LOGUX_PREFIX):
+            raise SinkError(
+                f"topic {topic!r} is a log of Logux: give encode = logux to write events to it"
+            )
+        else:
+            check_publish_topic(topic)
+    except BadTopicNameError as error:
+        raise SinkError(str(error)) from None
 
 
 def written_columns(schema: StructType, options: SinkOptions) -> Written:
@@ -47,18 +73,16 @@ def written_columns(schema: StructType, options: SinkOptions) -> Written:
         raise OptionError("say where to write: give the option topic, or a column topic")
     if "topic" in fields and not isinstance(fields["topic"], StringType):
         raise OptionError(f"the column topic must be string, not {fields['topic'].simpleString()}")
+    if options.topic:
+        _check_option(options)
     if options.encode:
-        prefix = envelope_of(options.encode).prefix
-        if options.topic and not options.topic.startswith(prefix):
-            raise OptionError(
-                f"encode = {options.encode} writes to topics that begin with {prefix!r}"
-            )
-        members = tuple(name for name in fields if name != "topic")
-        for name in members:
-            check_type(name, fields[name])
-        if not members:
+        envelope = envelope_of(options.encode)
+        others = {name: kind for name, kind in fields.items() if name != "topic"}
+        for name, kind in others.items():
+            check_type(name, kind)
+        if not others:
             raise OptionError(f"encode = {options.encode} needs a column beside topic to encode")
-        return Written(options.topic, options.encode, members)
+        return Written(options.topic, options.encode, envelope.members(others))
     if "payload" not in fields:
         raise OptionError(
             "there is no column payload to write; with encode = json all columns become one"
@@ -67,10 +91,18 @@ def written_columns(schema: StructType, options: SinkOptions) -> Written:
         raise OptionError(
             f"the column payload must be binary or string, not {fields['payload'].simpleString()}"
         )
-    others = [name for name in fields if name not in _POSITIONS | {"topic", "payload"}]
-    if others:
+    unwritten = [name for name in fields if name not in POSITIONS | {"topic", "payload"}]
+    if unwritten:
         raise OptionError(
-            f"the column {others[0]!r} would not be written: select topic and payload, or give "
+            f"the column {unwritten[0]!r} would not be written: select topic and payload, or give "
             "encode = json to make payloads of all columns"
         )
     return Written(options.topic, "", ())
+
+
+def _check_option(options: SinkOptions) -> None:
+    prefix = envelope_of(options.encode).prefix if options.encode else ""
+    try:
+        check_written_topic(options.topic, prefix)
+    except SinkError as error:
+        raise OptionError(f"topic makes no sense: {error}") from None

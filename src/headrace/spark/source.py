@@ -11,7 +11,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.spark.columns import SCHEMA
+from headrace.spark.columns import default_schema
 from headrace.spark.options import parse_sink, parse_source
 from headrace.spark.reader import BatchReader, NarrowingReader
 from headrace.spark.sink import BatchWriter, StreamWriter
@@ -28,7 +28,8 @@ class HeadraceSource(DataSource):
         return "headrace"
 
     def schema(self) -> StructType:
-        return SCHEMA
+        options = {key.lower(): value for key, value in self.options.items()}
+        return default_schema(options.get("decode", ""))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         # Spark asks a reader for filters in a worker of its own, and only where the session allows it.

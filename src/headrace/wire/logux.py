@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.logux_envelope import Created, Event, Number
+from headrace.logux_envelope import NUMBER_MAX, Created, Event, Number
 from headrace.wire import websocket
 
 PATH = "/v1/logux"
@@ -264,6 +264,10 @@ def check_created(created: Any) -> Created:
         raise BadMessageError("sync: the time of an event is an array of numbers and strings")
     if not all(isinstance(one, str) or _is_number(one) for one in created):
         raise BadMessageError("sync: the time of an event has numbers and strings only")
+    if not all(isinstance(one, str) or abs(one) < NUMBER_MAX for one in created):
+        raise BadMessageError(
+            "sync: the numbers in the time of an event are less than 2 to the 63rd"
+        )
     return created
 
 

@@ -1,0 +1,295 @@
+"""Payloads that are events of Logux: the event, its time and where it came from as columns, and back.
+
+How an event lies in its topic is `headrace/logux_envelope.py`'s; members of the event are read and written as
+those of any JSON are (`json_envelope.py`). Rows that have no id get one.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from msgspec import Raw
+from pyspark.sql.types import (
+    DataType,
+    DoubleType,
+    LongType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from headrace.logux_envelope import (
+    BadEnvelopeError,
+    Created,
+    Envelope,
+    Number,
+    check_created,
+    check_event,
+    created_of,
+    created_of_id,
+    id_of,
+    key_of,
+    plain,
+)
+from headrace.model import LOGUX_PREFIX
+from headrace.spark.envelopes import Stamps, register_envelope
+from headrace.spark.json_envelope import JsonEnvelope
+from headrace.spark.options import OptionError
+from headrace.spark.sink_columns import POSITIONS, SinkError
+
+_OF_ENVELOPE = ("created", "id", "time", "origin")
+
+_WHOLE_MAX = float(1 << 63)
+_YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
+"""What a timestamp of Python's can be: others would fail whoever collects them."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class LoguxEnvelope:
+    prefix = LOGUX_PREFIX
+    own: Mapping[str, tuple[DataType, ...]] = {
+        "event": (StringType(),),
+        "type": (StringType(),),
+        "created": (StringType(),),
+        "id": (StringType(),),
+        "time": (TimestampType(), TimestampNTZType(), LongType(), DoubleType()),
+        "origin": (StringType(),),
+    }
+
+    def __init__(self) -> None:
+        self._json = JsonEnvelope()
+
+    def decode(self, payloads: pa.BinaryArray, fields: Sequence[pa.Field]) -> list[pa.Array]:
+        found = [_read(payload) for payload in payloads.to_pylist()]
+        members = [field for field in fields if field.name not in self.own]
+        columns: dict[str, pa.Array] = {}
+        if members:
+            events = [bytes(one.event) if one is not None else b"" for one in found]
+            arrays = self._json.decode(pa.array(events, pa.binary()), members)
+            columns = {field.name: array for field, array in zip(members, arrays, strict=True)}
+        for field in fields:
+            if field.name == "time":
+                columns["time"] = _times(found, field.type)
+            elif field.name in self.own:
+                columns[field.name] = _texts(found, _TEXTS[field.name])
+        return [columns[field.name] for field in fields]
+
+    def members(self, fields: Mapping[str, DataType]) -> tuple[str, ...]:
+        for name, kind in fields.items():
+            kinds = self.own.get(name)
+            if kinds is None and name.lower() in self.own:
+                raise OptionError(f"write the column {name!r} as {name.lower()!r}")
+            if kinds is not None and not isinstance(kind, tuple(map(type, kinds))):
+                wanted = " or ".join(one.simpleString() for one in kinds)
+                raise OptionError(f"the column {name} must be {wanted}, not {kind.simpleString()}")
+        if "event" not in fields and "type" not in fields:
+            raise OptionError(
+                "encode = logux needs a column event with the event as JSON, or a column type and one for "
+                "each of the event's other members"
+            )
+        names = tuple(fields)
+        if "event" not in fields:
+            return names
+        names = tuple(name for name in names if name not in POSITIONS)
+        others = [name for name in names if name not in self.own]
+        if others:
+            raise OptionError(
+                f"the column {others[0]!r} would not be written: the column event is the whole event; leave "
+                "out one of them"
+            )
+        return names
+
+    def encode(self, columns: pa.RecordBatch, stamps: Stamps) -> pa.BinaryArray:
+        events = self._events(columns)
+        first, now_ms = stamps.take(len(events)), time.time_ns() // 1_000_000
+        times = _given(columns, "time", _milliseconds)
+        payloads = []
+        for number, (event, created, id_, ms, origin) in enumerate(
+            zip(
+                events,
+                _given(columns, "created"),
+                _given(columns, "id"),
+                times,
+                _given(columns, "origin"),
+                strict=True,
+            )
+        ):
+            envelope = Envelope(Raw(event), origin=origin)
+            try:
+                if created is None and id_ is None:
+                    made = ms if ms is not None else now_ms
+                    envelope.created = [made, stamps.node, first + number]
+                else:
+                    _name(envelope, created, id_, ms)
+            except BadEnvelopeError as error:
+                raise SinkError(f"a row cannot be written: {error}") from None
+            payloads.append(_encode(envelope))
+        return pa.array(payloads, pa.binary())
+
+    def _events(self, columns: pa.RecordBatch) -> list[bytes]:
+        names: list[str] = columns.schema.names
+        if "event" not in names:
+            if columns.column("type").null_count:
+                raise SinkError("a row has no type: null cannot be written")
+            inner = [name for name in names if name not in _OF_ENVELOPE]
+            found: list[bytes] = self._json.encode(columns.select(inner)).to_pylist()
+            return found
+        column = columns.column("event")
+        if column.null_count:
+            raise SinkError("a row has no event: null cannot be written")
+        events: list[bytes] = column.cast(pa.binary()).to_pylist()
+        for event, kind in zip(events, _given(columns, "type"), strict=True):
+            try:
+                check_event(event)
+            except BadEnvelopeError as error:
+                raise SinkError(f"a row cannot be written: {error}: {_shown(event)}") from None
+            if kind is not None and kind != _type_of(event):
+                raise SinkError(
+                    f"a row's type is {kind!r}, and its event says another: {_shown(event)}"
+                )
+        return events
+
+
+# Payloads → columns
+
+
+class _Read(Envelope, gc=False):
+    """An envelope whose time is checked while it is decoded."""
+
+    created: Annotated[list[int | float | str], msgspec.Meta(min_length=1)] | None = None
+
+
+class _Typed(msgspec.Struct):
+    type: str | None = None
+
+
+_decode = msgspec.json.Decoder(_Read).decode
+_typed = msgspec.json.Decoder(_Typed).decode
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _read(payload: bytes) -> Envelope | None:
+    """What the payload is, or None: what is no event has no such columns."""
+    try:
+        envelope = _decode(payload)
+        if envelope.created is None:
+            created_of_id(envelope.id or "")
+    except (*_NOT_JSON, BadEnvelopeError):
+        return None
+    return envelope
+
+
+def _type_of(event: bytes | Raw) -> str | None:
+    try:
+        return _typed(event).type
+    except _NOT_JSON:
+        return None
+
+
+def _event(envelope: Envelope) -> str | None:
+    try:
+        return bytes(envelope.event).decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _origin(envelope: Envelope) -> str | None:
+    origin = envelope.origin
+    return origin if origin is None or isinstance(origin, str) else str(plain(origin))
+
+
+_TEXTS: dict[str, Callable[[Envelope], str | None]] = {
+    "event": _event,
+    "type": lambda one: _type_of(one.event),
+    "created": lambda one: _encode(created_of(one)).decode(),
+    "id": id_of,
+    "origin": _origin,
+}
+
+
+def _texts(found: Iterable[Envelope | None], text: Callable[[Envelope], str | None]) -> pa.Array:
+    return pa.array([text(one) if one is not None else None for one in found], pa.string())
+
+
+def _times(found: Iterable[Envelope | None], kind: pa.DataType) -> pa.Array:
+    ms = np.array([_ms(one) for one in found], np.float64)
+    if pa.types.is_floating(kind):
+        return pa.array(ms, kind, mask=np.isnan(ms))
+    whole = np.floor(ms)
+    if pa.types.is_timestamp(kind):
+        bad = ~((whole >= _YEAR_1_MS) & (whole < _YEAR_10000_MS))
+        whole, ms = np.where(bad, 0, whole), np.where(bad, 0, ms)
+        us = whole.astype(np.int64) * 1000 + np.rint((ms - whole) * 1000).astype(np.int64)
+        return pa.array(us, pa.int64(), mask=bad).cast(kind)
+    bad = ~(np.abs(whole) < _WHOLE_MAX)
+    return pa.array(np.where(bad, 0, whole).astype(np.int64), kind, mask=bad)
+
+
+def _ms(envelope: Envelope | None) -> Number | None:
+    """When the event happened: what it says itself, or what its id does."""
+    if envelope is None:
+        return None
+    ms: Any = envelope.time if envelope.time is not None else created_of(envelope)[0]
+    return ms if not isinstance(ms, str) and abs(ms) < _WHOLE_MAX else None
+
+
+# Columns → payloads
+
+
+def _given(
+    columns: pa.RecordBatch, name: str, values: Callable[[pa.Array], list[Any]] = pa.Array.to_pylist
+) -> list[Any]:
+    """The values of a column, or as many times nothing."""
+    if name in columns.schema.names:
+        return values(columns.column(name))
+    return [None] * columns.num_rows
+
+
+def _milliseconds(times: pa.Array) -> list[Number | None]:
+    if pa.types.is_timestamp(times.type):
+        us = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()).to_pylist()
+        return [plain(one / 1000) if one is not None else None for one in us]
+    found: list[Number | None] = times.to_pylist()
+    if any(one is not None and not abs(one) < _WHOLE_MAX for one in found):
+        raise SinkError("a row's time is no number of milliseconds since 1970")
+    return [plain(one) if one is not None else None for one in found]
+
+
+def _name(envelope: Envelope, created: str | None, id_: str | None, ms: Number | None) -> None:
+    """Give the event the time or id that its row has; raises BadEnvelopeError."""
+    if created is not None:
+        envelope.created = _created(created)
+        if id_ is not None and not _is_same(envelope, id_):
+            raise BadEnvelopeError(f"its created {created[:80]} and its id {id_[:80]!r} differ")
+    else:
+        envelope.id = id_
+        check_created(created_of(envelope))
+    first = created_of(envelope)[0]
+    if ms is not None and (isinstance(first, str) or ms not in (first, math.floor(first))):
+        envelope.time = ms
+
+
+def _created(text: str) -> Created:
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadEnvelopeError(f"its created {text[:80]!r} is not JSON: {error}") from None
+    return check_created(value)
+
+
+def _is_same(envelope: Envelope, id_: str) -> bool:
+    if id_of(envelope) == id_:
+        return True
+    return key_of(created_of_id(id_)) == key_of(created_of(envelope))
+
+
+def _shown(event: bytes) -> str:
+    return event[:80].decode(errors="replace")
+
+
+register_envelope("logux", LoguxEnvelope())
