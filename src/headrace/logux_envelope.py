@@ -27,6 +27,9 @@ Event = dict[str, Any]
 Created = list[Any]
 """The time of an event: numbers and strings, as its timer makes them."""
 
+_STRANGE = "created-"
+"""What node ids begin with in protocol 5 where an event has a time that makes no id."""
+
 _NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?", re.ASCII)
 
 
@@ -170,17 +173,41 @@ def id_of(envelope: Envelope) -> str:
         return envelope.id
     assert envelope.created is not None
     stamp = stamp_of(envelope.created)
-    if stamp is None or " " in str(stamp.host):
+    if (
+        stamp is None
+        or " " in str(stamp.host)
+        or not (is_of_id(stamp.ms) and is_of_id(stamp.number))
+    ):
         # Of another timer: a name of its own, that is the same every time.
         first = envelope.created[0]
-        ms = first if not isinstance(first, str) else 0
-        return f"{plain(ms)} created-{key_of(envelope.created).hex()} 0"
+        ms = plain(first) if not isinstance(first, str) and is_of_id(first) else 0
+        return f"{ms} {_STRANGE}{key_of(envelope.created).hex()} 0"
     return f"{plain(stamp.ms)} {stamp.host} {plain(stamp.number)}"
+
+
+def is_of_id(number: Number) -> bool:
+    """Whether ids can hold it: they have no exponents."""
+    return _NUMBER.fullmatch(str(plain(number))) is not None
+
+
+def keys_of_id(text: str) -> list[bytes]:
+    """The keys of the events that protocol 5 may show with this id; raises BadEnvelopeError."""
+    ms, node, number = created_of_id(text)
+    keys = [key_of([ms, node, number])]
+    if _NUMBER.fullmatch(node):
+        keys.append(
+            key_of([ms, _number(node), number])
+        )  # hosts of the 0.x protocols may be numbers
+    if re.fullmatch(_STRANGE + r"[0-9a-f]{32}", node):
+        keys.append(bytes.fromhex(node.removeprefix(_STRANGE)))
+    return keys
 
 
 def stamp_of(created: Created) -> Stamp | None:
     """The time when the standard timer made it."""
     if len(created) != 3 or isinstance(created[0], str) or isinstance(created[2], str):
+        return None
+    if not (abs(created[0]) < NUMBER_MAX and abs(created[2]) < NUMBER_MAX):
         return None
     return Stamp(*created)
 

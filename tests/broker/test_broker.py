@@ -36,6 +36,7 @@ class Peer:
         self.received = b""
         self.room = True
         self.overtaken_at: list[int] = []
+        self.broken_at: list[int] = []
         self.pulling: list[Subscription] = []
 
     def attached(self, subscription: Subscription, offset: int, exact: bool) -> None:
@@ -52,6 +53,9 @@ class Peer:
 
     def live(self, subscription: Subscription) -> None:
         """Nobody is told."""
+
+    def broken(self, subscription: Subscription) -> None:
+        self.broken_at.append(subscription.offset)
 
     def overtaken(self, subscription: Subscription) -> None:
         self.overtaken_at.append(subscription.offset)
@@ -175,6 +179,59 @@ def test_a_fault_in_one_sink_costs_the_other_subscribers_nothing(bench: Bench) -
     assert subscription.state is State.RESUMING
     faulty.pull()
     assert faulty.words == ["a@5"]
+
+
+def bad_words(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+    if b"poison" in b"".join(records):
+        raise ValueError("a fault")
+    return names(topic, at, records)
+
+
+def test_a_fault_in_one_encoding_costs_the_other_subscribers_nothing(bench: Bench) -> None:
+    good, _ = bench.subscribe("t", None)
+    bad = Peer(bench.broker)
+    bench.broker.subscribe(bad, "t", None, bad_words)
+    other, _ = bench.subscribe("t", None)
+    bench.publish("t", b"a")
+    bench.publish("t", b"poison")
+    bench.publish("t", b"b")
+    assert good.words == other.words == ["a@5", "poison@15", "b@20"]
+    assert bad.words == ["a@5"]
+    assert bad.broken_at[0] == 5
+    late = Peer(bench.broker)
+    bench.broker.subscribe(late, "t", 0, bad_words)
+    late.pull()
+    assert late.broken_at
+
+
+class OnlyA:
+    """An encoding for those that most commits have nothing for."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def takes(self, topic: str, at: Position, records: Sequence[bytes]) -> bool:
+        return any(b"a" in record for record in records)
+
+    def __call__(self, topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+        self.calls += 1
+        return names(topic, at, [one for one in records if b"a" in one])
+
+
+def test_who_takes_nothing_of_a_commit_is_passed_over(bench: Bench) -> None:
+    peer, encode = Peer(bench.broker), OnlyA()
+    subscription = bench.broker.subscribe(peer, "t", None, encode)
+    bench.publish("t", b"x")
+    bench.publish("t", b"a")
+    bench.publish("t", b"y")
+    assert (subscription.offset, subscription.ordinal) == (15, 3)
+    peer.room = False
+    bench.publish("t", b"aa")
+    assert subscription.state is State.RESUMING
+    peer.room = True
+    peer.pull()
+    assert peer.words == ["a@10", "aa@21"]
+    assert encode.calls == 3
 
 
 def test_an_unsubscribed_peer_gets_nothing_and_the_others_go_on(bench: Bench) -> None:

@@ -12,7 +12,7 @@ from headrace.broker import logux_log
 from headrace.broker.logux_log import LoguxLog, NewEvent
 from headrace.config import Config, Journal, Segment
 from headrace.log.event_ids import FILE_NAME, EventIds, EventIdsError
-from headrace.logux_envelope import Envelope, decode_envelope, encode_envelope, raw_event
+from headrace.logux_envelope import Envelope, decode_envelope, encode_envelope, key_of, raw_event
 from headrace.model import Durability, Position
 from headrace.testing.store import StepStore
 
@@ -59,7 +59,7 @@ class Bench:
 
     def locate(self, *created: Any) -> int | None:
         answers: list[int | None] = []
-        self.log.locate(list(created), answers.append)
+        self.log.locate([key_of(["nothing", *created]), key_of(list(created))], answers.append)
         self.run()
         if not answers:
             self.log.tick()

@@ -11,6 +11,7 @@ from headrace.session.logux5_server import (
     CHANNEL_BYTES_MAX,
     Logux5ServerSession,
     Mark,
+    Since,
     Subscribe,
     Unsubscribe,
     is_protocol_5,
@@ -152,7 +153,7 @@ def test_what_the_application_refuses_is_undone(connected: Peer) -> None:
         {"type": "b"},
         {"id": 2, "time": 2},
     )
-    connected.session.denied(command.unit, command.events[:1])
+    connected.session.denied(command.unit, [False, True])
     connected.session.stored(command.unit)
     _, undo, processed = connected.heard()
     assert (undo[2]["reason"], undo[2]["action"]) == ("denied", {"type": "a"})
@@ -166,7 +167,10 @@ def test_subscriptions(connected: Peer) -> None:
     assert isinstance(command, Subscribe)
     assert (command.channel, command.since) == ("x", None)
     connected.session.stored(stored.unit)
-    connected.session.processed(command.action, Mark(3, 12))
+    assert (
+        connected.heard() == []
+    )  # or it would not ask again when it is cut off within the history
+    connected.session.subscribed(command, Mark(3, 12))
     synced, processed = connected.heard()
     assert synced == ["synced", 1]
     assert processed[2] == {"type": "logux/processed", "id": f"{NOW_MS + 1} {NODE} 0"}
@@ -174,14 +178,57 @@ def test_subscriptions(connected: Peer) -> None:
     shift, node, counter = processed[3]["id"]
     event["since"] = {"id": f"{NOW_MS + shift} {node} {counter}", "time": NOW_MS}
     _, command = connected.say("sync", 2, event, {"id": 2, "time": 2})
-    assert command.since == Mark(3, 12)
+    assert command.since == Since(event["since"]["id"], Mark(3, 12))
     event["since"] = {"id": "1794706580870 11:other:tab 0", "time": NOW_MS}
     _, command = connected.say("sync", 3, event, {"id": 3, "time": 3})
-    assert command.since == "1794706580870 11:other:tab 0"
+    assert command.since == Since("1794706580870 11:other:tab 0", None)
+    event["since"] = {"id": "1794706580870 evil:at:3:12 0", "time": NOW_MS}
+    _, command = connected.say("sync", 3, event, {"id": 3, "time": 3})
+    assert command.since.mark is None
     del event["since"]
     event["type"] = "logux/unsubscribe"
     _, command = connected.say("sync", 4, event, {"id": 4, "time": 4})
     assert isinstance(command, Unsubscribe) and command.channel == "x"
+
+
+def subscribe(connected: Peer, number: int, **more: Any) -> Any:
+    event = {"type": "logux/subscribe", "channel": "x", **more}
+    stored, command = connected.say("sync", number, event, {"id": [number, 0], "time": 1})
+    connected.session.stored(stored.unit)
+    return command
+
+
+def test_what_comes_behind_a_subscription_waits_for_it_but_not_for_ever(connected: Peer) -> None:
+    command = subscribe(connected, 1)
+    later = add(connected, "sync", 2, {"type": "a"}, {"id": 2, "time": 2})
+    connected.session.stored(later.unit)
+    assert connected.heard() == []
+    connected.session.let_go(command)
+    first, second, processed = connected.heard()
+    assert (first, second) == (["synced", 1], ["synced", 2])
+    assert processed[2]["id"] == later_id(2)
+    connected.session.subscribed(command, Mark(1, 1))
+    [processed] = connected.heard()
+    assert processed[2] == {"type": "logux/processed", "id": later_id(1)}
+
+
+def later_id(shift: int) -> str:
+    return f"{NOW_MS + shift} {NODE} 0"
+
+
+def test_a_subscription_that_is_refused_is_undone(connected: Peer) -> None:
+    connected.session.undo(subscribe(connected, 1), "denied")
+    synced, undo = connected.heard()
+    assert synced == ["synced", 1]
+    assert (undo[2]["type"], undo[2]["reason"]) == ("logux/undo", "denied")
+
+
+def test_a_peer_that_is_refused_does_not_wait_for_histories(connected: Peer) -> None:
+    subscribe(connected, 1)
+    assert not connected.session.finished
+    connected.say("nonsense")
+    connected.heard()
+    assert connected.session.finished
 
 
 def test_acknowledgements_keep_their_order(connected: Peer) -> None:
@@ -215,6 +262,13 @@ def test_who_is_refused(message: Any, error: object) -> None:
     assert peer.say("ping", 0) == []
 
 
+@pytest.mark.parametrize("node", ["a" * 256, "a b", 7])
+def test_node_ids_are_words_of_a_bounded_length(peer: Peer, node: Any) -> None:
+    [command] = peer.say("connect", 5, node, 0)
+    assert isinstance(command, Close)
+    assert peer.heard()[0][:2] == ["error", "wrong-format"]
+
+
 def test_wrong_credentials(peer: Peer) -> None:
     peer.say("connect", 5, NODE, 0, {"token": "wrong"})
     assert isinstance(peer.session.turn_away(), Close)
@@ -234,6 +288,8 @@ def test_wrong_credentials(peer: Peer) -> None:
         ["sync", 1, {"type": "a"}, {"id": [1, "", 1], "time": 1}],
         ["sync", 1, {"type": "a"}, {"id": [True, 1], "time": 1}],
         ["sync", 1, {"type": "a"}, {"id": 1e300, "time": 1}],
+        ["sync", 1, {"type": "a"}, {"id": [1, 1e-7], "time": 1}],
+        ["sync", 1, {"type": "a"}, {"id": [1, "a" * 256, 1], "time": 1}],
         ["sync", 1, {"type": "a"}, {"id": 1, "time": "1"}],
         ["sync", 1, {"type": "b"}, {"id": 1, "time": 1}, {"no": "type"}, {"id": 2, "time": 1}],
         ["sync", -1, {"type": "a"}, {"id": 1, "time": 1}],

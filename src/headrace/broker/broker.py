@@ -5,8 +5,10 @@ made visible on one topic, encoded once per protocol for all who are live.
 """
 
 import logging
+import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
 
 from headrace.broker.subscription import Encode, Sink, Slice, State, Subscription
@@ -124,7 +126,11 @@ class Broker:
                     return b""
                 records = split_records(run.data, run.record_count)
                 at = Position(topic.epoch, run.offset, run.ordinal)
-                frames.append(subscription.encode(topic.name, at, records))
+                try:
+                    frames.append(subscription.encode(topic.name, at, records))
+                except Exception:
+                    self._break([subscription])
+                    return b""
                 subscription.offset = run.end
                 subscription.ordinal = run.ordinal + run.record_count
                 encoded_bytes += len(frames[-1])
@@ -203,7 +209,11 @@ class Broker:
         for one in appended:
             if one.topic in live:
                 for encode in live[one.topic]:
-                    self._prepared[one.topic, one.offset, encode] = list(_slices(one, encode))
+                    # What fails here fails once more when it is to be delivered, and is told then.
+                    with suppress(Exception):
+                        if _takes(encode, one):
+                            made = list(_slices(one, encode))
+                            self._prepared[one.topic, one.offset, encode] = made
 
     def committed(self, appended: Sequence[Appended]) -> None:
         prepared = self._prepared
@@ -211,9 +221,32 @@ class Broker:
             live = self._live.get(one.topic)
             if live:
                 for encode, group in list(live.items()):
-                    slices = prepared.pop((one.topic, one.offset, encode), None)
-                    self._deliver(one, list(group), slices or list(_slices(one, encode)))
+                    try:
+                        slices = prepared.pop((one.topic, one.offset, encode), None)
+                        if slices is None and _takes(encode, one):
+                            slices = list(_slices(one, encode))
+                    except Exception:
+                        self._break(list(group))
+                        continue
+                    if slices is None:
+                        self._pass(one, group)
+                    else:
+                        self._deliver(one, list(group), slices)
         prepared.clear()
+
+    def _break(self, group: list[Subscription]) -> None:
+        """The others must not suffer from what cannot be encoded for these."""
+        for subscription in group:
+            peer = subscription.sink.peer
+            logger.error("%s: a fault of our own in a delivery", peer, exc_info=sys.exc_info())
+            subscription.sink.broken(subscription)
+
+    def _pass(self, one: Appended, group: Iterable[Subscription]) -> None:
+        """None of it is for these."""
+        end_ordinal = one.ordinal + len(one.records)
+        for subscription in group:
+            if subscription.offset == one.offset:
+                subscription.offset, subscription.ordinal = one.end, end_ordinal
 
     def _deliver(self, one: Appended, group: list[Subscription], slices: list[Slice]) -> None:
         for subscription in group:
@@ -249,6 +282,15 @@ def _is_of(topic: Topic, epoch: int, offset: int) -> bool:
     # before the first, is at the beginning of this one and has missed nothing.
     began_here = epoch < topic.epoch and offset == topic.start_offset
     return began_here and topic.durability is not Durability.MEMORY
+
+
+def _takes(encode: Encode, one: Appended) -> bool:
+    """Whether a commit has anything for those with this encoding."""
+    takes = getattr(encode, "takes", None)
+    if takes is None:
+        return True
+    at = Position(one.topic.epoch, one.offset, one.ordinal)
+    return bool(takes(one.topic.name, at, one.records))
 
 
 def _slices(one: Appended, encode: Encode) -> Iterator[Slice]:

@@ -63,7 +63,8 @@ class NewEvent(NamedTuple):
 class _Question(NamedTuple):
     """Where an event lies."""
 
-    key: bytes
+    keys: Sequence[bytes]
+    """One of which it has."""
     end: int
     """The offset up to which the table must have everything before it is asked."""
     answer: Callable[[int | None], None]
@@ -109,9 +110,12 @@ class LoguxLog:
         self._waiting.append(_Addition(events, done))
         self._go_on()
 
-    def locate(self, created: Created, answer: Callable[[int | None], None]) -> None:
-        """The ordinal of an event; None when there is none such, or it is no longer kept."""
-        self._questions.append(_Question(key_of(created), self.topic.end_offset, answer))
+    def locate(self, keys: Sequence[bytes], answer: Callable[[int | None], None]) -> None:
+        """The ordinal of the event with one of these; None when there is none such, or it is not kept."""
+        if not self.topic.exists:
+            answer(None)
+            return
+        self._questions.append(_Question(keys, self.topic.end_offset, answer))
         self._go_on()
 
     def tick(self) -> None:
@@ -232,14 +236,15 @@ class LoguxLog:
         name = self.topic.name
 
         def found(known: Known) -> None:
-            for key, _, answer in asked:
-                ordinal = known.ordinals.get(key)
-                answer(ordinal if self._is_kept(ordinal) else None)
+            for keys, _, answer in asked:
+                ordinals = [known.ordinals.get(key) for key in keys]
+                answer(next((one for one in ordinals if self._is_kept(one)), None))
 
         def failed() -> None:
             self._questions = asked + self._questions
 
-        self._job(lambda: self._ids.find(name, {one.key for one in asked}, ()), found, failed)
+        keys = {key for one in asked for key in one.keys}
+        self._job(lambda: self._ids.find(name, keys, ()), found, failed)
 
     def _open(self) -> None:
         """Find out what the table has."""

@@ -15,7 +15,11 @@ from headrace.log.store import Reader, Topic
 from headrace.model import Position
 
 Encode = Callable[[str, Position, Sequence[bytes]], bytes]
-"""A protocol's frames for records: topic, where the first begins, the records."""
+"""A protocol's frames for records: topic, where the first begins, the records.
+
+One with a method `takes`, with the same arguments, is asked first whether a commit has anything for it: that
+is for protocols whose subscriptions are many, and most of which have no part in most commits.
+"""
 
 
 class State(Enum):
@@ -51,6 +55,9 @@ class Sink(Protocol):
 
     def overtaken(self, subscription: "Subscription") -> None:
         """What it was about to read is gone; it goes on behind that, unless the sink ends it now."""
+
+    def broken(self, subscription: "Subscription") -> None:
+        """It cannot be served any more, by a fault of our own."""
 
     def ready(self, subscription: "Subscription") -> None:
         """There is something to pull."""

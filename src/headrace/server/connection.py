@@ -372,6 +372,9 @@ class Connection:
     def live(self, subscription: Subscription) -> None:
         """Most protocols do not say so."""
 
+    def broken(self, subscription: Subscription) -> None:
+        self.close("a fault of the server", websocket.INTERNAL_ERROR)
+
     def overtaken(self, subscription: Subscription) -> None:
         """Frames say where they lie: whoever reads them sees what is missing."""
 
@@ -396,8 +399,9 @@ class Connection:
     def _pump(self) -> None:
         """Write what waits while there is room; live records first, they were first."""
         written = 0
+        until = time.monotonic() + _TURN_S
         for _ in range(_PUMP_ITEMS):
-            if not self._writable or written > _PUMP_BYTES:
+            if not self._writable or written > _PUMP_BYTES or time.monotonic() > until:
                 break
             if self._queue:
                 subscription, data = self._queue.popleft()

@@ -13,12 +13,14 @@ from headrace.config import LoguxSettings
 from headrace.errors import BadTopicNameError
 from headrace.log.event_ids import EventIds
 from headrace.log.runner import Runner
+from headrace.log.store import Topic
 from headrace.logux_envelope import Event
 from headrace.model import Position, check_topic_name
 from headrace.server.connection import Connections, Pause
 from headrace.server.credentials import Credentials
 from headrace.server.logux_feeds import Channels, Feed, WholeLog
 from headrace.server.websocket import WebSocketConnection
+from headrace.session.logux5_ledger import Ledger
 from headrace.session.logux5_server import Logux5ServerSession, is_protocol_5
 from headrace.session.logux_server import LoguxServerSession
 from headrace.session.logux_session import Add, Authenticate, Incoming, LoguxSession
@@ -31,6 +33,8 @@ PREFIX = "logux/"
 MAIN = "main"
 
 _LOGS_REMEMBERED = 1000
+_NODES_REMEMBERED = 10_000
+"""Clients of protocol 5 of which it is known what they have got."""
 _COMMITS_REMEMBERED = 16
 """Commits whose events are taken apart once for all who follow their log live."""
 
@@ -73,6 +77,7 @@ class Logux:
         self._ids = ids
         self._logs: dict[str, LoguxLog] = {}
         """Those that events were added to; of many, those that have nothing to do are forgotten."""
+        self._ledgers: OrderedDict[tuple[str, str], Ledger] = OrderedDict()
         self._commits: OrderedDict[tuple[str, int, int], _Commit] = OrderedDict()
 
     def route(self, path: str) -> "Callable[[], LoguxConnection] | None":
@@ -89,6 +94,15 @@ class Logux:
         except BadTopicNameError:
             return None
         return (lambda: LoguxConnection(self, topic)) if name else None
+
+    def ledger(self, topic: Topic, session: Logux5ServerSession) -> Ledger:
+        """What is known of a node that connects; from now on it is written on."""
+        key = topic.name, session.node
+        known = self._ledgers.pop(key, None) or Ledger()
+        made = self._ledgers[key] = known.connected(topic.epoch, session.synced)
+        if len(self._ledgers) > _NODES_REMEMBERED:
+            self._ledgers.popitem(last=False)
+        return made
 
     def log(self, topic: str) -> LoguxLog:
         store = self.shared.broker.store
@@ -152,7 +166,7 @@ class LoguxConnection(WebSocketConnection):
         self._heard = self._shared.loop.time()
         self._pinged = False
         self._move_to_end()
-        if self._session.is_new and is_protocol_5(messages[0]):
+        if self._session.is_new and any(map(is_protocol_5, messages)):
             settings = self.logux.settings
             session = Logux5ServerSession(settings.host, settings.subprotocol_min)
             self._session, self._feed = session, Channels(self, session)
@@ -185,6 +199,7 @@ class LoguxConnection(WebSocketConnection):
             return
         self._resume(Pause.CHECKING)
         if allowed:
+            self._feed.let_in()
             credentials = self.logux.settings.credentials or None
             self.handle(self._session.let_in(self.logux.clock_ms(), credentials), 0)
         else:
@@ -193,15 +208,14 @@ class LoguxConnection(WebSocketConnection):
     def _add(self, command: Add, size: int) -> None:
         self._shared.metrics.count("records_published_total", len(command.events))
         unit = command.unit
-        refused = [one for one in command.events if not self._may_send(one)]
-        self._feed.refuse(unit, refused)
-        events = [NewEvent.of(one.payload, one.created) for one in command.events]
-        if refused:
-            events = [
-                event
-                for event, one in zip(events, command.events, strict=True)
-                if one not in refused
-            ]
+        may = [self._may_send(one) for one in command.events]
+        if not all(may):
+            self._feed.refuse(unit, may)
+        events = [
+            NewEvent.of(one.payload, one.created)
+            for one, is_allowed in zip(command.events, may, strict=True)
+            if is_allowed
+        ]
         self._under_way(size)
         if events:
             self.logux.log(self.topic).add(events, lambda: self._stored(unit, size))
@@ -218,7 +232,8 @@ class LoguxConnection(WebSocketConnection):
     def may_see(self, one: Outgoing) -> bool:
         if self.logux.event_filter is None:
             return True
-        return self.may("see", one.event, {"created": one.created, "origin": one.origin})
+        meta = {"created": one.created, "origin": one.origin}
+        return self.may("see", one.event, meta)
 
     def may(self, what: str, event: Event, meta: dict[str, Any]) -> bool:
         if self.logux.event_filter is None:
@@ -246,6 +261,20 @@ class LoguxConnection(WebSocketConnection):
         if self._subscriptions and name in self._subscriptions:
             self._drop(name)
 
+    def later(self, delay_s: float, do: Callable[[], None]) -> None:
+        """Do something in a while, if the peer is there then."""
+
+        def now() -> None:
+            if not self.is_gone:
+                do()
+                self._answer()
+
+        self._shared.loop.call_later(delay_s, now)
+
+    @property
+    def store_topic(self) -> Topic:
+        return self._shared.broker.store.topic(self.topic)
+
     @property
     def is_gone(self) -> bool:
         return self._closed or self._transport.is_closing()
@@ -260,7 +289,7 @@ class LoguxConnection(WebSocketConnection):
     # The broker's sink
 
     def attached(self, subscription: Subscription, offset: int, exact: bool) -> None:
-        self._feed.passed(subscription.ordinal)
+        self._feed.passed(subscription)
 
     def live(self, subscription: Subscription) -> None:
         self._feed.live(subscription)
@@ -269,14 +298,15 @@ class LoguxConnection(WebSocketConnection):
     def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
         for piece in slices:
             if not self._writable:
+                self._feed.fell_back(subscription)
                 return False
             self._write(piece.data)
             subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
-            self._feed.passed(piece.end_ordinal)
+            self._feed.passed(subscription)
         return True
 
     def _pulled(self, subscription: Subscription) -> None:
-        self._feed.passed(subscription.ordinal)
+        self._feed.passed(subscription)
 
     def lost(self) -> None:
         self.logux.open.pop(self, None)

@@ -1,21 +1,23 @@
 """What a Logux connection gets of its log: all of it, or in protocol 5 the channels that it asks for."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from headrace.broker.subscription import State, Subscription
-from headrace.logux_envelope import BadEnvelopeError, created_of_id
+from headrace.logux_envelope import BadEnvelopeError, keys_of_id
 from headrace.model import Position
 from headrace.session.logux5_server import (
     DENIED,
-    Action,
     Logux5ServerSession,
     Mark,
+    Since,
     Subscribe,
     Unsubscribe,
 )
 from headrace.session.logux_server import Follow, LoguxServerSession
-from headrace.session.logux_session import Incoming
 from headrace.session.units import Unit
 from headrace.wire.logux5 import client_of
 from headrace.wire.logux_events import Outgoing, outgoing_of
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 _TOO_MANY = "tooManyChannels"
 
+_HELD_S = 30.0
+"""How long answers wait for a history that is being sent. Clients give up after 70 s."""
+
 _UNANSWERED_MAX = 100
 """How often a channel may be asked for while its history is being sent."""
 
@@ -33,11 +38,17 @@ class Feed(Protocol):
     def do(self, command: object) -> None:
         """A command of the protocol's own."""
 
-    def refuse(self, unit: Unit, events: Sequence[Incoming]) -> None:
-        """The application does not take these."""
+    def refuse(self, unit: Unit, may: Sequence[bool]) -> None:
+        """The application does not take all of what is to be stored."""
 
-    def passed(self, ordinal: int) -> None:
-        """The peer has got what it is to see up to here, of one subscription."""
+    def let_in(self) -> None:
+        """The peer is who it says."""
+
+    def passed(self, subscription: Subscription) -> None:
+        """What the peer is to see of a subscription, up to where that is, is being written."""
+
+    def fell_back(self, subscription: Subscription) -> None:
+        """What was made for it last is not written: it is made again."""
 
     def live(self, subscription: Subscription) -> None:
         """It has everything up to now."""
@@ -55,14 +66,20 @@ class WholeLog:
     def do(self, command: object) -> None:
         assert isinstance(command, Follow)
         connection = self._connection
-        self._born = connection.logux.shared.broker.store.topic(connection.topic).end_ordinal
+        self._born = connection.store_topic.end_ordinal
         connection.follow(connection.topic, command.ordinal, self._encode)
 
-    def refuse(self, unit: Unit, events: Sequence[Incoming]) -> None:
+    def refuse(self, unit: Unit, may: Sequence[bool]) -> None:
         """Peers are not told."""
 
-    def passed(self, ordinal: int) -> None:
-        self._session.sent = ordinal
+    def let_in(self) -> None:
+        """The peer says itself how far it is."""
+
+    def passed(self, subscription: Subscription) -> None:
+        self._session.sent = subscription.ordinal
+
+    def fell_back(self, subscription: Subscription) -> None:
+        """Nothing was noted."""
 
     def live(self, subscription: Subscription) -> None:
         """Peers are not told."""
@@ -90,91 +107,151 @@ class Channels:
         if isinstance(command, Subscribe):
             self._subscribe(command)
         elif isinstance(command, Unsubscribe):
-            if self._channels.pop(command.channel, None) is not None:
-                self._connection.unfollow(command.channel)
-            self._session.processed(command.action)
+            self._unsubscribe(command)
 
-    def refuse(self, unit: Unit, events: Sequence[Incoming]) -> None:
-        if events:
-            self._session.denied(unit, events)
+    def refuse(self, unit: Unit, may: Sequence[bool]) -> None:
+        self._session.denied(unit, may)
 
-    def passed(self, ordinal: int) -> None:
-        self._session.sent = max(self._session.sent, ordinal)
+    def let_in(self) -> None:
+        session = self._session
+        session.ledger = self._connection.logux.ledger(self._connection.store_topic, session)
+
+    def passed(self, subscription: Subscription) -> None:
+        self._session.sent = max(self._session.sent, subscription.ordinal)
+        channel = subscription.encode
+        assert isinstance(channel, _Channel)
+        channel.written(subscription)
+
+    def fell_back(self, subscription: Subscription) -> None:
+        channel = subscription.encode
+        assert isinstance(channel, _Channel)
+        channel.made.clear()
 
     def live(self, subscription: Subscription) -> None:
         channel = subscription.encode
         assert isinstance(channel, _Channel)
-        actions, channel.actions = channel.actions, []
-        for action in actions:
-            self._session.processed(action, Mark(subscription.topic.epoch, subscription.ordinal))
+        channel.answer(Mark(subscription.topic.epoch, subscription.ordinal))
 
     def _subscribe(self, command: Subscribe) -> None:
-        name, since, action = command
         connection = self._connection
+        action = command.action
         meta = {"created": action.meta.created, "origin": self._session.node}
-        known = self._channels.get(name)
+        known = self._channels.get(command.channel)
         if not connection.may("send", action.event, meta):
-            self._session.undo(action, DENIED)
-        elif known is not None and len(known.actions) >= _UNANSWERED_MAX:
-            self._session.undo(action, _TOO_MANY)
-        elif known is not None:
+            self._session.undo(command, DENIED)
+        elif known is not None and len(known.asked) < _UNANSWERED_MAX:
             # It has, or is getting, all of it: once is enough.
-            known.actions.append(action)
+            known.ask(command)
             if known.subscription is not None and known.subscription.state is State.LIVE:
                 self.live(known.subscription)
-        elif len(self._channels) >= connection.channels_max:
-            self._session.undo(action, _TOO_MANY)
+        elif known is not None or len(self._channels) >= connection.channels_max:
+            self._session.undo(command, _TOO_MANY)
         else:
-            channel = self._channels[name] = _Channel(connection, self._session, name, action)
-            self._locate(channel, since)
+            channel = _Channel(connection, self._session, command.channel)
+            channel.ask(command)
+            self._channels[command.channel] = channel
+            connection.later(_HELD_S, channel.let_go)
+            self._locate(channel, command.since)
 
-    def _locate(self, channel: "_Channel", since: str | Mark | None) -> None:
+    def _unsubscribe(self, command: Unsubscribe) -> None:
+        channel = self._channels.get(command.channel)
+        if channel is None:
+            return
+        channel.filters.discard(_key(command.filter))
+        if not channel.filters:
+            del self._channels[command.channel]
+            self._connection.unfollow(command.channel)
+            self._session.ledger.forget(command.channel)
+            # Whoever asked for it and has no answer yet gets one.
+            topic = self._connection.store_topic
+            channel.answer(Mark(topic.epoch, topic.end_ordinal))
+
+    def _locate(self, channel: "_Channel", since: Since | None) -> None:
         """Find where to begin."""
         connection = self._connection
-        topic = connection.logux.shared.broker.store.topic(connection.topic)
+        topic = connection.store_topic
         channel.is_resumed = since is not None
         channel.born = topic.end_ordinal
+        ledger = self._session.ledger
+        known = ledger.place(channel.name, is_resumed=channel.is_resumed)
+        ledger.begun(channel.name)
         if since is None:
-            self._begin(channel, 0)
-        elif isinstance(since, Mark):
-            is_here = since.epoch == topic.epoch and since.ordinal <= topic.end_ordinal
-            self._begin(channel, since.ordinal if is_here else 0)
-        else:
-            try:
-                created = created_of_id(since)
-            except BadEnvelopeError:
-                self._begin(channel, 0)
-                return
+            self._begin(channel, known)
+            return
+        mark = since.mark
+        is_here = (
+            mark is not None and mark.epoch == topic.epoch and mark.ordinal <= topic.end_ordinal
+        )
+        otherwise = mark.ordinal if mark is not None and is_here else 0
+        # Where not even the place that it names is known, what it has is not what we have.
 
-            def found(ordinal: int | None) -> None:
-                is_wanted = self._channels.get(channel.name) is channel
-                if is_wanted and not connection.is_gone:
-                    self._begin(channel, ordinal + 1 if ordinal is not None else 0)
-                    connection.answer_soon()
+        def found(ordinal: int | None) -> None:
+            is_wanted = self._channels.get(channel.name) is channel
+            if is_wanted and not connection.is_gone:
+                place = ordinal + 1 if ordinal is not None else otherwise
+                self._begin(channel, max(place, known) if place else 0)
+                connection.answer_soon()
 
-            connection.logux.log(connection.topic).locate(created, found)
+        try:
+            keys = keys_of_id(since.id)
+        except BadEnvelopeError:
+            found(None)
+            return
+        connection.logux.log(connection.topic).locate(keys, found)
 
     def _begin(self, channel: "_Channel", ordinal: int) -> None:
         channel.subscription = self._connection.follow(channel.name, ordinal, channel)
+
+
+def _key(chosen: object) -> bytes:
+    """What a filter is known by: clients have a subscription for each, which narrow nothing here."""
+    return msgspec.json.encode(chosen)
 
 
 class _Channel:
     """A channel of one peer; as a function, the broker's encoding for it."""
 
     def __init__(
-        self, connection: "LoguxConnection", session: Logux5ServerSession, name: str, action: Action
+        self, connection: "LoguxConnection", session: Logux5ServerSession, name: str
     ) -> None:
         self._connection = connection
         self._session = session
         self._client = client_of(session.node)
         self.name = name
-        self.actions = [action]
-        """That asked for it and are not answered yet."""
+        self.asked: list[Subscribe] = []
+        """Who asked for it and is not answered yet."""
+        self.filters: set[bytes] = set()
         self.subscription: Subscription | None = None
         self.is_resumed = False
         """Whether the peer has had a part of it."""
         self.born = 0
         """How many records there were when it was asked for."""
+        self.made: deque[int] = deque()
+        """Numbers of events that frames were made of, and that may not be written yet."""
+
+    def ask(self, command: Subscribe) -> None:
+        self.asked.append(command)
+        self.filters.add(_key(command.filter))
+
+    def answer(self, mark: Mark) -> None:
+        asked, self.asked = self.asked, []
+        for command in asked:
+            self._session.subscribed(command, mark)
+
+    def written(self, subscription: Subscription) -> None:
+        """What was made of the records up to where it is now."""
+        epoch = subscription.topic.epoch
+        while self.made and self.made[0] <= subscription.ordinal:
+            self._session.ledger.sent(self.name, self.made.popleft(), epoch)
+
+    def let_go(self) -> None:
+        """Its history takes long: what else the peer has sent is answered meanwhile."""
+        for command in self.asked:
+            self._session.let_go(command)
+
+    def takes(self, topic: str, at: Position, records: Sequence[bytes]) -> bool:
+        """Whether a commit has anything for this channel."""
+        return bool(self._connection.logux.events_of(self.name, topic, at, records))
 
     def __call__(self, topic: str, at: Position, records: Sequence[bytes]) -> bytes:
         events: Iterable[Outgoing]
@@ -183,7 +260,9 @@ class _Channel:
         else:
             events = outgoing_of(self.name, at, records)
         base, binary = self._session.base, self._session.binary
-        return b"".join([one.sync5(base, binary=binary) for one in events if self._shows(one)])
+        shown = [one for one in events if self._shows(one)]
+        self.made.extend([one.added for one in shown])
+        return b"".join([one.sync5(base, binary=binary) for one in shown])
 
     def _shows(self, one: Outgoing) -> bool:
         """Not to its author; but a client that begins anew may have forgotten what it did before."""

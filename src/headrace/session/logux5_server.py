@@ -1,7 +1,8 @@
 """The server's side of one Logux connection of protocol 5, without I/O: messages in, commands out.
 
-Every action gets two answers: `synced` when it came, then `logux/processed` or `logux/undo` as an action of
-our own. `logux/subscribe` is processed when the channel's history is sent.
+A `sync` is answered with `synced`, and each of its actions then with one of our own, `logux/processed` or
+`logux/undo`: when what is to be stored is durable, and the channels that it asks for are live. A client that
+has got `synced` does not ask again, so one that is cut off within a history must not have it.
 
 A client asks to go on with a channel behind the last action it has of it, or behind our `processed` where
 there was none yet: so the id of that says where in the log the channel was then.
@@ -19,6 +20,7 @@ from headrace.logux_envelope import (
     encode_envelope,
     raw_event,
 )
+from headrace.session.logux5_ledger import Ledger
 from headrace.session.logux_session import Add, Authenticate, Incoming, LoguxSession, message_name
 from headrace.session.server import Close
 from headrace.session.units import Unit
@@ -33,8 +35,7 @@ DENIED = "denied"
 _WRONG_CHANNEL = "wrongChannel"
 _TOO_LARGE = "tooLarge"
 
-_OURS = "logux/"
-_MARK = re.compile(r"\S+ \S+:at:(\d{1,18}):(\d{1,18}) \S+", re.ASCII)
+_MARK = re.compile(r"[^ ]+ ([^ ]+):at:(\d{1,18}):(\d{1,18}) [^ ]+", re.ASCII)
 
 
 class Mark(NamedTuple):
@@ -55,26 +56,52 @@ class _Answer(NamedTuple):
     action: Action
     undone: str = ""
     """Why it is refused."""
+    mark: Mark | None = None
+
+
+class _Sync:
+    """One that is not answered yet."""
+
+    def __init__(self) -> None:
+        self.answers: list[_Answer | None] = []
+        """One for each action; None where it is not known yet, or given on its own."""
+        self.stored: list[int] = []
+        """Which of them are of actions that are to be stored."""
+        self.open = 1
+        """How much is to be done before it is answered: the storing, and each channel."""
 
 
 class Subscribe(NamedTuple):
-    """Send the history of a channel and what comes; call `processed` or `undo` with the action."""
+    """Send the history of a channel and what comes; call `subscribed` when it is live, or `undo`."""
 
     channel: str
-    since: str | Mark | None
-    """The id of the last action that the peer has, or where it was; None for everything."""
+    filter: Any
+    since: "Since | None"
+    """Where the peer was; None for everything."""
     action: Action
+    unit: Unit
+    place: int
 
 
 class Unsubscribe(NamedTuple):
+    """Send no more of a channel, once it is said for each filter; it is answered with its `sync`."""
+
     channel: str
-    action: Action
+    filter: Any
+
+
+class Since(NamedTuple):
+    """Behind which action a peer wants to go on."""
+
+    id: str
+    mark: Mark | None
+    """If that is no action that is stored: where a channel was when we said so."""
 
 
 class Logux5ServerSession(LoguxSession):
     __slots__ = (
-        *("_answers", "_base", "_now_ms", "_number", "_subprotocol", "_subprotocol_min"),
-        "node",
+        *("_base", "_now_ms", "_number", "_subprotocol", "_subprotocol_min", "_subscribing"),
+        *("_syncs", "ledger", "node", "synced"),
     )
 
     def __init__(self, host: str, subprotocol_min: Number) -> None:
@@ -85,8 +112,13 @@ class Logux5ServerSession(LoguxSession):
         self._now_ms = 0
         self._number = 0
         """Of our own actions."""
-        self._answers: dict[int, list[_Answer]] = {}
-        """What is answered with each unit."""
+        self._syncs: dict[int, _Sync] = {}
+        """By their units."""
+        self._subscribing: dict[tuple[int, int], Subscribe] = {}
+        """Those that a `sync` is not answered for."""
+        self.ledger = Ledger()
+        self.synced: Number = 0
+        """The highest number that the peer has seen on earlier connections."""
         self.node = ""
         """The peer's node id, `user:client:tab`."""
 
@@ -99,27 +131,61 @@ class Logux5ServerSession(LoguxSession):
         self._send(["error", "wrong-credentials"])
         return self.refuse("wrong credentials")
 
-    def processed(self, action: Action, mark: Mark | None = None) -> None:
-        """It is done; a subscription goes on at the mark."""
-        self._say({"type": "logux/processed", "id": action.meta.id}, mark)
+    def subscribed(self, command: Subscribe, mark: Mark) -> None:
+        """A channel is live, from here on."""
+        self._settle(command, _Answer(command.action, "", mark))
 
-    def undo(self, action: Action, reason: str) -> None:
-        """It is refused, and was not stored."""
-        undone = {"type": "logux/undo", "id": action.meta.id, "reason": reason}
-        self._say({**undone, "action": action.event}, None)
+    def undo(self, command: Subscribe, reason: str) -> None:
+        """A channel is refused."""
+        self._settle(command, _Answer(command.action, reason))
 
-    def denied(self, unit: Unit, events: Sequence[Incoming]) -> None:
-        """Of what is to be stored with a unit, the application refuses these."""
-        refused = [one.created for one in events]
-        self._answers[unit.lowest] = [
-            _Answer(one.action, DENIED if one.action.meta.created in refused else one.undone)
-            for one in self._answers[unit.lowest]
-        ]
+    def let_go(self, command: Subscribe) -> None:
+        """It takes so long that the peer must not be kept waiting for its other answers."""
+        if self._subscribing.pop((command.unit.lowest, command.place), None) is not None:
+            self.stored(command.unit)
+
+    def denied(self, unit: Unit, may: Sequence[bool]) -> None:
+        """Of what is to be stored with a unit, the application refuses some."""
+        sync = self._syncs[unit.lowest]
+        for place, is_allowed in zip(sync.stored, may, strict=True):
+            answer = sync.answers[place]
+            if not is_allowed and answer is not None:
+                sync.answers[place] = answer._replace(undone=DENIED)
+
+    def stored(self, unit: Unit) -> None:
+        sync = self._syncs[unit.lowest]
+        sync.open -= 1
+        if not sync.open:
+            super().stored(unit)
 
     def discard(self, command: object) -> None:
         super().discard(command)
         if isinstance(command, Add):
-            del self._answers[command.unit.lowest]
+            del self._syncs[command.unit.lowest]
+        elif isinstance(command, Subscribe):
+            self._subscribing.pop((command.unit.lowest, command.place), None)
+
+    def refuse(self, reason: str, code: int = websocket.POLICY_VIOLATION) -> Close:
+        # Nobody waits for histories any more.
+        for command in list(self._subscribing.values()):
+            self.let_go(command)
+        return super().refuse(reason, code)
+
+    def _settle(self, command: Subscribe, answer: _Answer) -> None:
+        if self._subscribing.pop((command.unit.lowest, command.place), None) is None:
+            self._answer(answer)  # it was let go
+            return
+        self._syncs[command.unit.lowest].answers[command.place] = answer
+        self.stored(command.unit)
+
+    def _answer(self, answer: _Answer) -> None:
+        event, meta = answer.action
+        if answer.undone:
+            undo = {"type": "logux/undo", "id": meta.id, "reason": answer.undone, "action": event}
+            self._say(undo, None)
+        else:
+            finished = event["channel"] if answer.mark is not None else ""
+            self._say({"type": "logux/processed", "id": meta.id}, answer.mark, finished)
 
     # Messages
 
@@ -134,7 +200,7 @@ class Logux5ServerSession(LoguxSession):
             return self._bad("connect: the fifth element is an object")
         if not isinstance(node, str) or " " in node:
             return self._bad("connect: the node id is a string without spaces")
-        self.node = node
+        self.node, self.synced = node, message.synced
         subprotocol = options.get("subprotocol", 0)
         if type(subprotocol) is not int and type(subprotocol) is not float:
             return self._bad("connect: the subprotocol is a number")
@@ -166,7 +232,7 @@ class Logux5ServerSession(LoguxSession):
         # What else there is says how far its log reaches, which nobody asks.
 
     def _synced_came(self) -> None:
-        """Nobody asks: clients say themselves how far they are."""
+        self.ledger.answered()
 
     def _sync(self, message: logux.Sync, commands: list[NamedTuple]) -> None:
         actions = [
@@ -174,22 +240,30 @@ class Logux5ServerSession(LoguxSession):
             for event, meta in message.events
         ]
         unit = self._unit(message.added)
-        answers = self._answers[unit.lowest] = []
+        sync = self._syncs[unit.lowest] = _Sync()
         events: list[Incoming] = []
         others: list[NamedTuple] = []
         for action in actions:
-            found = self._look_at(action)
+            found = self._look_at(action, unit, len(sync.answers))
+            if isinstance(found, str):
+                sync.answers.append(_Answer(action, found))
+                continue
+            sync.answers.append(_Answer(action))
             if isinstance(found, Incoming):
                 events.append(found)
-                answers.append(_Answer(action))
-            elif isinstance(found, str):
-                answers.append(_Answer(action, found))
-            else:
-                others.append(found)
+                sync.stored.append(len(sync.answers) - 1)
+                continue
+            others.append(found)
+            if isinstance(found, Subscribe):
+                sync.answers[-1] = None
+                sync.open += 1
+                self._subscribing[unit.lowest, found.place] = found
         commands.append(Add(events, unit))
         commands += others
 
-    def _look_at(self, action: Action) -> Incoming | Subscribe | Unsubscribe | str:
+    def _look_at(
+        self, action: Action, unit: Unit, place: int
+    ) -> Incoming | Subscribe | Unsubscribe | str:
         """What is to be done with it, or why it is refused."""
         event, meta = action
         kind = event["type"]
@@ -202,9 +276,11 @@ class Logux5ServerSession(LoguxSession):
             if not isinstance(channel, str) or len(channel.encode()) > CHANNEL_BYTES_MAX:
                 return _WRONG_CHANNEL
             if kind == "logux/unsubscribe":
-                return Unsubscribe(channel, action)
-            return Subscribe(channel, _since(event), action)
-        if kind.startswith(_OURS):
+                return Unsubscribe(channel, event.get("filter"))
+            return Subscribe(
+                channel, event.get("filter"), _since(event, self._host), action, unit, place
+            )
+        if kind.startswith(logux5.RESERVED):
             return DENIED
         others = {"subprotocol": self._subprotocol, **meta.others}
         envelope = Envelope(
@@ -218,17 +294,16 @@ class Logux5ServerSession(LoguxSession):
     def _acknowledge(self, ready: Sequence[Unit]) -> None:
         for unit in sorted(ready, key=lambda one: one.lowest):
             self._send(["synced", self._numbers.pop(unit.lowest)])
-            for action, undone in self._answers.pop(unit.lowest):
-                if undone:
-                    self.undo(action, undone)
-                else:
-                    self.processed(action)
+            for answer in self._syncs.pop(unit.lowest).answers:
+                if answer is not None:
+                    self._answer(answer)
 
-    def _say(self, action: Event, mark: Mark | None) -> None:
+    def _say(self, action: Event, mark: Mark | None, finished: str = "") -> None:
         """An action of our own, behind what can be acknowledged by now."""
         if self._units is not None and (ready := self._units.take()):
             self._acknowledge(ready)
         self._number += 1
+        self.ledger.said(finished)
         shift = self._now_ms - self._base
         made: list[Any] = [shift, self._number]
         if mark is not None:
@@ -247,13 +322,16 @@ class Logux5ServerSession(LoguxSession):
         return self.refuse(reason, code)
 
 
-def _since(event: Event) -> str | Mark | None:
+def _since(event: Event, host: str) -> Since | None:
     since = event.get("since")
     last = since.get("id") if isinstance(since, dict) else None
     if not isinstance(last, str):
         return None
     found = _MARK.fullmatch(last)
-    return Mark(int(found[1]), int(found[2])) if found is not None else last
+    is_ours = found is not None and found[1] == host
+    return Since(
+        last, Mark(int(found[2]), int(found[3])) if found is not None and is_ours else None
+    )
 
 
 def is_protocol_5(message: bytes | str) -> bool:

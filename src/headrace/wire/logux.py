@@ -20,6 +20,9 @@ PATH = "/v1/logux"
 MESSAGE_BYTES_MAX = 8 << 20
 """The largest message: a client that was offline for long sends all its events in one."""
 
+HOST_BYTES_MAX = 255
+"""The longest host: it is kept with every event."""
+
 DEPTH_MAX = 100
 """How deep arrays and objects may lie in each other, in a message with its own array."""
 
@@ -290,6 +293,8 @@ def _host(value: list[Any]) -> str | Number:
     host: str | Number = value[2]
     if not (isinstance(host, str) and host) and not _is_number(host):
         raise BadMessageError(f"{value[0]}: the host is a string or a number")
+    if isinstance(host, str) and len(host.encode("utf-8", "surrogatepass")) > HOST_BYTES_MAX:
+        raise BadMessageError(f"{value[0]}: the host has more than {HOST_BYTES_MAX} bytes")
     return host
 
 

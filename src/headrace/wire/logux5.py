@@ -8,12 +8,24 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.logux_envelope import Created, Envelope, Number, created_of, id_of, plain, stamp_of
-from headrace.wire.logux import BadMessageError
+from headrace.logux_envelope import (
+    Created,
+    Envelope,
+    Number,
+    created_of,
+    id_of,
+    is_of_id,
+    plain,
+    stamp_of,
+)
+from headrace.wire.logux import HOST_BYTES_MAX, BadMessageError
 
 _json = msgspec.json.Encoder().encode
 
-_NUMBER_MAX = 1 << 53
+_NUMBER_MAX = 1 << 52
+
+RESERVED = "logux/"
+"""What types begin with that mean something to clients: only the server says them."""
 
 OWN_META = frozenset({"id", "time", "subprotocol"})
 """What a client may say of its actions."""
@@ -49,19 +61,22 @@ def parse_meta(meta: Any, base: int, peer: str) -> Meta:
 
 
 def _parse_id(value: Any, base: int, peer: str) -> Created:
-    if _is_number(value):
-        return [plain(base + value), peer, 0]
-    if isinstance(value, list) and len(value) in (2, 3):
-        shift, *node, counter = value
+    parts = value if isinstance(value, list) else [value, 0]
+    if len(parts) in (2, 3):
+        shift, *node, counter = parts
         if _is_number(shift) and _is_number(counter) and all(map(_is_node, node)):
-            return [plain(base + shift), *(node or [peer]), plain(counter)]
+            ms = plain(base + shift)
+            if is_of_id(ms) and is_of_id(counter):
+                return [ms, *(node or [peer]), plain(counter)]
     raise BadMessageError(
         "sync: the `id` of a meta is SHIFT, [SHIFT, COUNTER] or [SHIFT, NODE, COUNTER]"
     )
 
 
 def _is_node(value: Any) -> bool:
-    return isinstance(value, str) and bool(value) and " " not in value
+    if not isinstance(value, str) or " " in value:
+        return False
+    return 0 < len(value.encode("utf-8", "surrogatepass")) <= HOST_BYTES_MAX
 
 
 def _is_number(value: Any) -> bool:

@@ -16,12 +16,13 @@ from headrace.logux_envelope import (
 )
 from headrace.model import RECORD_HEADER_BYTES, Position
 from headrace.wire import logux, websocket
-from headrace.wire.logux5 import Shown
+from headrace.wire.logux5 import RESERVED, Shown
 
 _json = msgspec.json.Encoder().encode
 
 
 class _Addressed(msgspec.Struct):
+    type: Any = None
     channel: Any = None
 
 
@@ -30,10 +31,12 @@ _addressed = msgspec.json.Decoder(_Addressed).decode
 
 def _channel_of(envelope: Envelope) -> str | None:
     try:
-        channel = _addressed(envelope.event).channel
+        event = _addressed(envelope.event)
     except msgspec.DecodeError:
         return None  # it is no object
-    return channel if isinstance(channel, str) else None
+    if not isinstance(event.channel, str) or str(event.type).startswith(RESERVED):
+        return None
+    return event.channel
 
 
 class Outgoing:
@@ -112,6 +115,7 @@ def outgoing(at: Position, records: Sequence[bytes]) -> Iterator[Outgoing]:
     for number, record in enumerate(records):
         try:
             envelope = decode_envelope(record[RECORD_HEADER_BYTES:])
+            created_of(envelope)
         except BadEnvelopeError:
             continue
         yield Outgoing(at.ordinal + number, envelope)

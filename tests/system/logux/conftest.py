@@ -1,11 +1,13 @@
 """The npm packages are installed once for all tests."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from headrace.testing import ServerProcess
+from tests.system.logux.raw import Client, Open
 from tests.system.logux.support import Host, install
 
 
@@ -38,6 +40,16 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 @pytest.fixture
 def url(server: ServerProcess) -> str:
     return logux_url(server)
+
+
+@pytest.fixture
+def open_(url: str) -> Iterator[Open]:
+    with ExitStack() as stack:
+
+        def make(binary: bool = False, at: str = "") -> Client:
+            return Client(stack, at or url, binary)
+
+        yield make
 
 
 def logux_url(server: ServerProcess, log: str = "") -> str:

@@ -32,7 +32,7 @@ function follow(client, action, promise) {
 }
 
 const actions = {
-  make({ client, url, userId, token, subprotocol, protocol, ping, timeout, keep }) {
+  make({ client, url, userId, token, subprotocol, protocol, ping, timeout }) {
     const made = new Client({
       server: url,
       userId: userId ?? client,
@@ -44,7 +44,6 @@ const actions = {
       ...(ping ? { ping, timeout } : {}),
     });
     if (protocol) made.node.localProtocol = protocol;
-    if (keep) made.log.on("preadd", (action, meta) => own(action) && meta.reasons.push("kept"));
     made.node.catch((error) => report(client, { error: error.type, options: error.options }));
     made.on("state", () => report(client, { state: made.state }));
     made.node.connection.connection.on("message", (message) => report(client, { message }));

@@ -55,6 +55,8 @@ class Host:
         self._facts: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.seen: list[dict[str, Any]] = []
         """Everything that was reported."""
+        self._of: dict[tuple[str, str], list[Any]] = {}
+        """The same by client and kind."""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -84,13 +86,18 @@ class Host:
         """Hear until it is so."""
         while not (result := found()):
             try:
-                self.seen.append(self._facts.get(timeout=WAIT_S))
+                self._note(self._facts.get(timeout=WAIT_S))
             except queue.Empty:
                 pytest.fail(f"no {what}; seen: {self.seen[-30:]}")
         return result
 
     def of(self, client: str, key: str) -> list[Any]:
-        return [one[key] for one in self.seen if one["client"] == client and key in one]
+        return self._of.get((client, key), [])
+
+    def _note(self, fact: dict[str, Any]) -> None:
+        self.seen.append(fact)
+        for key, value in fact.items():
+            self._of.setdefault((fact["client"], key), []).append(value)
 
     def events(self, client: str) -> list[dict[str, Any]]:
         return self.of(client, "event")

@@ -30,8 +30,9 @@ def subscribe(host: Host, client: str, channel: str = CHANNEL) -> None:
 
 
 def publish(host: Host, client: str, events: list[dict[str, object]]) -> None:
+    before = len(host.of(client, "processed"))
     host.do("sync", client, events=events)
-    host.wait("processed", lambda: all(one in host.of(client, "processed") for one in events))
+    host.wait("processed", lambda: len(host.of(client, "processed")) >= before + len(events))
 
 
 def numbers(host: Host, client: str) -> list[Any]:
@@ -136,6 +137,40 @@ def test_an_action_whose_answer_was_lost_is_delivered_once(logux5: Host, url: st
     publish(logux5, "a", numbered(5, 6))
     logux5.wait_events("b", 6)
     assert numbers(logux5, "b") == list(range(6))
+
+
+def test_a_client_that_is_cut_off_within_a_history_asks_again(logux5: Host, url: str) -> None:
+    start(logux5, "a", url)
+    events = [{**one, "text": "t" * 4000} for one in numbered(0, 1500)]
+    publish(logux5, "a", events)
+    start(logux5, "b", url)
+    logux5.do("sync", "b", events=[{"type": "logux/subscribe", "channel": CHANNEL}])
+    logux5.wait_events("b", 1)
+    logux5.do("cut", "b")
+    logux5.wait("subscription", lambda: logux5.of("b", "processed"))
+    publish(logux5, "a", numbered(1500, 1501))
+    logux5.wait("last event", lambda: 1500 in numbers(logux5, "b"))
+    assert numbers(logux5, "b") == list(range(1501))
+
+
+def test_actions_that_came_late_come_once(logux5: Host, url: str) -> None:
+    """Clients name the newest action they have: others that came behind it are older."""
+    start(logux5, "b", url)
+    subscribe(logux5, "b")
+    for client in ("early", "late"):
+        logux5.do("make", client, url=url)
+        events = numbered(*((0, 2) if client == "early" else (2, 4)))
+        logux5.do("sync", client, events=events)
+        logux5.wait_events(client, 2)
+    for client in ("late", "early"):
+        logux5.do("connect", client)
+        logux5.wait("processed", lambda client=client: len(logux5.of(client, "processed")) == 2)
+    logux5.wait_events("b", 4)
+    for round_ in range(3):
+        logux5.do("cut", "b")
+        publish(logux5, "early", numbered(10 + round_, 11 + round_))
+        logux5.wait("last", lambda last=10 + round_: last in numbers(logux5, "b"))
+    assert numbers(logux5, "b") == [2, 3, 0, 1, 10, 11, 12]
 
 
 def test_who_unsubscribes_gets_no_more(logux5: Host, url: str) -> None:

@@ -3,79 +3,17 @@
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
 from headrace import connect_blocking
 from headrace.testing import ServerProcess
 from tests.system.logux.conftest import logux_url
-
-WAIT_S = 10
-
-
-class Client:
-    """What the specification says, and nothing else."""
-
-    def __init__(self, stack: ExitStack, url: str, binary: bool = False) -> None:
-        self._binary = binary
-        self.socket = stack.enter_context(connect(url, max_size=None, close_timeout=1))
-
-    def say(self, *message: Any) -> None:
-        self.say_plain(message)
-
-    def say_plain(self, message: Any) -> None:
-        self.socket.send(msgpack.packb(message) if self._binary else json.dumps(message))
-
-    def hear(self) -> Any:
-        data = self.socket.recv(timeout=WAIT_S)
-        assert isinstance(data, bytes) is self._binary
-        return msgpack.unpackb(data) if self._binary else json.loads(data)
-
-    def hear_only(self, *types: str) -> Any:
-        """The next message of one of these types; a `ping` is answered by the way."""
-        while True:
-            message = self.hear()
-            if message[0] in types:
-                return message
-            assert message[0] == "ping", message
-
-    def connect(self, host: str, synced: int = 0, *credentials: Any) -> None:
-        self.say("connect", [0, 0], host, synced, *credentials)
-        answer = self.hear()
-        assert answer[:3] == ["connected", [0, 0], "server"], answer
-
-    def connect5(self, node: str) -> None:
-        self.say("connect", 5, node, 0)
-        assert self.hear() == ["headers", {"env": "development"}]
-        assert self.hear()[:3] == ["connected", 5, "server"]
-
-    def closed(self) -> int:
-        """Hear until it is over; the close code."""
-        while True:
-            try:
-                self.socket.recv(timeout=WAIT_S)
-            except ConnectionClosed as closed:
-                return closed.rcvd.code if closed.rcvd is not None else 0
-
-
-Open = Callable[..., Client]
-
-
-@pytest.fixture
-def open_(url: str) -> Iterator[Open]:
-    with ExitStack() as stack:
-
-        def make(binary: bool = False, at: str = "") -> Client:
-            return Client(stack, at or url, binary)
-
-        yield make
+from tests.system.logux.raw import Client, Open
 
 
 @pytest.mark.parametrize("binary", [False, True])
