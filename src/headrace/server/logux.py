@@ -35,6 +35,7 @@ MAIN = "main"
 _LOGS_REMEMBERED = 1000
 _NODES_REMEMBERED = 10_000
 """Clients of protocol 5 of which it is known what they have got."""
+_COMPLAINTS_EVERY_S = 1.0
 _COMMITS_REMEMBERED = 16
 """Commits whose events are taken apart once for all who follow their log live."""
 
@@ -73,6 +74,7 @@ class Logux:
         self.clock_ms = clock_ms
         self.open: dict[LoguxConnection, None] = {}
         """In the order in which they were last heard of."""
+        self._complained_s = -_COMPLAINTS_EVERY_S
         self._runner = runner
         self._ids = ids
         self._logs: dict[str, LoguxLog] = {}
@@ -130,6 +132,14 @@ class Logux:
             if len(self._commits) > _COMMITS_REMEMBERED:
                 self._commits.popitem(last=False)
         return found
+
+    def may_complain(self) -> bool:
+        """Whether a fault of the application is told: a flood of them is one a second."""
+        now = self.shared.loop.time()
+        may = now >= self._complained_s + _COMPLAINTS_EVERY_S
+        if may:
+            self._complained_s = now
+        return may
 
     def tick(self, now: float) -> None:
         for topic, log in list(self._logs.items()):
@@ -242,7 +252,8 @@ class LoguxConnection(WebSocketConnection):
         try:
             return bool(self.logux.event_filter(what, event, meta, peer))
         except Exception:
-            logger.exception("%s: logux.filter failed, the event is hidden", self.peer)
+            if self.logux.may_complain():
+                logger.exception("%s: logux.filter failed, the event is hidden", self.peer)
             return False
 
     # Subscriptions, by the names that the feed gives them
