@@ -25,6 +25,10 @@ class PayloadTooLargeError(HeadraceError, ValueError):
     """The caller's payload is over the limit: split it."""
 
 
+class BadEventError(HeadraceError, ValueError):
+    """The caller's event cannot be in a log: make it a dict with a string `type`, of what JSON has."""
+
+
 class BadBlockError(HeadraceError, ValueError):
     """The caller's upload is not made of blocks: nothing of it is kept; correct it and upload again."""
 
@@ -95,6 +99,19 @@ class UnacknowledgedError(ClientError):
     def __init__(self, publishes: int) -> None:
         super().__init__(f"{publishes} publishes were not acknowledged before the client closed")
         self.publishes = publishes
+
+
+class RefusedError(ClientError):
+    """Server and client do not take each other: correct what `kind` says, and make a new client."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        """`auth`: the credentials; `protocol`: the version."""
+
+
+class LocalStoreError(ClientError):
+    """The file of a local log cannot be used: the message says why. Nothing of the call was stored."""
 
 
 class WindowFullError(ClientError):

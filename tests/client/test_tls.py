@@ -1,4 +1,4 @@
-"""`wombats://`: Wombat through something that does TLS for the server, as a load balancer does."""
+"""`wombats://` and `loguxs://`: through something that does TLS for the server, as a load balancer does."""
 
 import asyncio
 import ssl
@@ -10,6 +10,7 @@ import pytest_asyncio
 import headrace
 from headrace.client import Message
 from headrace.errors import ConnectTimeoutError
+from tests.client.logux_peer import LoguxPeer
 from tests.client.tls import Certificate, TlsProxy
 from tests.client.wombat_peer import WombatPeer
 
@@ -95,3 +96,14 @@ async def test_it_goes_on_over_a_lost_connection(
         await until(lambda: client.last_error == "the server closed the connection")
         await asyncio.wait_for(client.publish("t", b"bar"), 10)
     assert wombat_peer.payloads("t") == [b"foo", b"bar"]
+
+
+async def test_logux_goes_through_it_too(certificate: Certificate) -> None:
+    async with LoguxPeer() as peer, TlsProxy(certificate, "127.0.0.1", peer.port) as proxy:
+        url = f"loguxs://localhost:{proxy.port}"
+        async with headrace.connect(url, store=None, ssl=certificate.trusted()) as log:
+            server = await peer.greet()
+            await log.add({"type": "a"})
+            await server.hear("sync")
+            await server.say("synced", 1)
+            await asyncio.wait_for(log.synced(), 10)

@@ -29,9 +29,10 @@ def run_with_client(
 
 
 async def _run(url: str, timeout_s: float, work: Work, patient: bool) -> None:
-    from headrace.client import connect
+    from headrace.client import Options
+    from headrace.client.connect import topics_client
 
-    async with connect(url, connect_timeout_s=timeout_s) as client:
+    async with topics_client(url, Options(connect_timeout_s=timeout_s)) as client:
         watch = _Watch(client, timeout_s, patient)
         working = asyncio.ensure_future(work(client))
         try:

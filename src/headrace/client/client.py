@@ -57,7 +57,7 @@ class Client:
         self._session = session
         self._make_connection = make_connection
         self._pace = pace
-        self._handlers = Handlers()
+        self._handlers = Handlers("state", "missed")
         self._subscriptions: dict[str, Subscription] = {}
         self._detaching: set[str] = set()
         # One per unacknowledged publish, in the session's order.
@@ -68,7 +68,7 @@ class Client:
         # Both are only ever set and cleared at once: they wake all who wait, to look again.
         self._acks = asyncio.Event()
         self._changes = asyncio.Event()
-        self._link: Link | None = None
+        self._link: Link[Event] | None = None
         self._flow: Flow | None = None
 
     @property
@@ -278,7 +278,7 @@ class Client:
             )
             self._flow = Flow(self._link, self._session, self.options.receive_pause_s)
 
-    def _running(self) -> tuple[Link, Flow]:
+    def _running(self) -> tuple[Link[Event], Flow]:
         if self._closed is not None:
             raise self._closed
         if self._link is None or self._flow is None:

@@ -24,8 +24,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 class Handlers:
     """The functions to call for each kind of event."""
 
-    def __init__(self) -> None:
-        self._handlers: dict[str, list[Callable[[Any], object]]] = {"state": [], "missed": []}
+    def __init__(self, *names: str) -> None:
+        self._handlers: dict[str, list[Callable[[Any], object]]] = {name: [] for name in names}
 
     def add(self, name: str, handler: Callable[[Any], object]) -> Callable[[], None]:
         """Returns a function that takes the handler out again."""

@@ -11,13 +11,13 @@ import asyncio
 
 from headrace.client.link import Link
 from headrace.client.subscription import Subscription
-from headrace.session.client import ClientSession
+from headrace.session.client import ClientSession, Event
 
 
 class Flow:
     """Every subscription over its bound is in exactly one of `_pausing` and `_aside`."""
 
-    def __init__(self, link: Link, session: ClientSession, pause_s: float) -> None:
+    def __init__(self, link: Link[Event], session: ClientSession, pause_s: float) -> None:
         self._link = link
         self._session = session
         self._pause_s = pause_s

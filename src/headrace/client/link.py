@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from math import inf
 from time import monotonic
+from typing import Generic
 
 from headrace.client.backoff import Backoff
 from headrace.client.connection import (
@@ -11,23 +13,23 @@ from headrace.client.connection import (
     Connection,
     MakeConnection,
 )
-from headrace.session.client import Broken, ClientSession, ConnectionState, Event
+from headrace.session.client import Broken, ConnectionState, E, Finished, LinkedSession
 
 CLOSE_TIMEOUT_S = 1.0
 """How long a closed connection may take to get its last bytes out."""
 
 
-class Link:
+class Link(Generic[E]):
     """Runs the connections of one client, one after the other."""
 
     def __init__(
         self,
-        session: ClientSession,
+        session: LinkedSession[E],
         make_connection: MakeConnection,
         *,
         backoff: Backoff,
         attempt_timeout_s: float,
-        handle: Callable[[list[Event]], None],
+        handle: Callable[[list[E]], None],
         changed: Callable[[ConnectionState], None],
         failed: Callable[[BaseException], None],
     ) -> None:
@@ -43,6 +45,10 @@ class Link:
         self._changed = changed
         self._failed = failed
         self._connection: Connection | None = None
+        self._reached = False
+        """Whether the server has proved that it speaks the protocol."""
+        self._parting = ""
+        """Why we are closing the connection."""
         self._attempt = 0
         self._send_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -64,6 +70,15 @@ class Link:
         if self._connection is not None:
             self._connection.read(reading)
 
+    def take(self, events: list[E]) -> None:
+        """What came of something that the session was told; what it says to that is sent."""
+        if not self._reached and self._session.state is ConnectionState.CONNECTED:
+            self._found()
+        if events:
+            self._handle(events)
+            self._end(events[-1])
+        self._send()
+
     async def stop(self, abort: bool) -> None:
         """End for good. Without `abort`, what the transport holds is sent first."""
         connection = self._connection
@@ -81,8 +96,10 @@ class Link:
             self._session.connecting()
             self._changed(self._session.state)
             self.last_error = await self._connect_once()
-            if self._session.state is not ConnectionState.DISCONNECTED:
+            if self._session.state in (ConnectionState.CONNECTING, ConnectionState.CONNECTED):
                 self._disconnected()
+            if self._session.state is ConnectionState.REFUSED:
+                return
             wait_s = self._backoff(self._attempt)
             self._attempt += 1
             await asyncio.sleep(wait_s)
@@ -103,7 +120,8 @@ class Link:
         except BaseException:
             connection.drop()
             raise
-        return await asyncio.shield(connection.lost)
+        reason = await asyncio.shield(connection.lost)
+        return self._parting or reason
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -125,13 +143,13 @@ class Link:
 
     def _tick(self) -> None:
         self._timer = None
-        self._take(self._session.tick(monotonic(), self.reading))
-        if self._connection is not None:
-            self._send()
+        self.take(self._session.tick(monotonic(), self.reading))
 
     def _schedule_tick(self) -> None:
         """Let a tick come when it is due, unless one comes earlier and will look again."""
         tick_at = self._session.tick_at
+        if tick_at == inf:
+            return
         if self._timer is not None:
             if self._timer_at <= tick_at:
                 return
@@ -140,29 +158,32 @@ class Link:
         self._timer_at = tick_at
         self._timer = self.loop.call_later(max(0.0, tick_at - monotonic()), self._tick)
 
-    def _take(self, events: list[Event]) -> None:
-        if not events:
+    def _end(self, last: E) -> None:
+        """End the connection, if that is what the last event says."""
+        connection = self._connection
+        if connection is None:
             return
-        self._handle(events)
-        last = events[-1]
-        if isinstance(last, Broken) and self._connection is not None:
-            self._connection.drop(last.reason)
+        if isinstance(last, Broken):
+            connection.drop(last.reason)
+        elif isinstance(last, Finished):
+            self._parting = last.reason
+            self._send()
+            connection.close()
+            timer = self.loop.call_later(CLOSE_TIMEOUT_S, connection.drop)
+            connection.lost.add_done_callback(lambda _: timer.cancel())
 
     # What the connection says.
 
     def opened(self, connection: Connection) -> None:
         self._connection = connection
+        self._reached = False
+        self._parting = ""
         self.reading = True
         self._session.opened(monotonic())
         self._send()
 
     def received(self, chunks: Sequence[bytes]) -> None:
-        before = self._session.state
-        events = self._session.receive_data(chunks, monotonic())
-        if self._session.state is not before:
-            self._reached()
-        self._take(events)
-        self._send()
+        self.take(self._session.receive_data(chunks, monotonic()))
 
     def writable(self) -> None:
         self._send()
@@ -170,13 +191,14 @@ class Link:
     def closed(self, reason: str) -> None:
         self._connection = None
         if not self._task.done():  # else it was us who ended it
-            self.last_error = reason
+            self.last_error = self._parting or reason
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._disconnected()
 
-    def _reached(self) -> None:
+    def _found(self) -> None:
+        self._reached = True
         # Not when a connection opens: a peer that hangs up or speaks otherwise is backed off from.
         self._attempt = 0
         self.last_error = ""

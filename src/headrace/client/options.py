@@ -75,8 +75,10 @@ class Options:
         if self.ssl is not None and not isinstance(self.ssl, SSLContext):
             raise ConfigError(f"ssl must be an ssl.SSLContext, not {self.ssl!r}")
         for option in fields(self):
-            if option.name not in ("backoff", "ssl"):
-                self._check_number(option.name, may_be_none=option.name in _MAY_BE_NONE)
+            name, value = option.name, getattr(self, option.name)
+            is_number = name not in ("backoff", "ssl")
+            if is_number and not (value is None and name in _MAY_BE_NONE):
+                check_number(name, value, may_be_zero=name in _MAY_BE_ZERO)
 
     def pace(self, own: Pace) -> Pace:
         """What was set, and for the rest the protocol's own."""
@@ -86,14 +88,12 @@ class Options:
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return replace(own, **given)
 
-    def _check_number(self, name: str, *, may_be_none: bool) -> None:
-        value = getattr(self, name)
-        if value is None and may_be_none:
-            return
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{name} must be a number, not {value!r}")
-        if not (value > 0 or (value == 0 and name in _MAY_BE_ZERO)):
-            raise ConfigError(f"{name} must be above 0, not {value!r}")
+
+def check_number(name: str, value: object, *, may_be_zero: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be a number, not {value!r}")
+    if not (value > 0 or (value == 0 and may_be_zero)):
+        raise ConfigError(f"{name} must be above 0, not {value!r}")
 
 
 _MAY_BE_ZERO = ("receive_pause_s", "flush_timeout_s")

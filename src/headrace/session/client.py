@@ -6,7 +6,7 @@ is a further session and a way to dial, and the application sees the same API.
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from headrace.errors import PayloadTooLargeError
 from headrace.model import PAYLOAD_BYTES_MAX
@@ -19,6 +19,8 @@ class ConnectionState(StrEnum):
     """No connection; the next attempt is waited for."""
     CONNECTING = "connecting"
     CONNECTED = "connected"
+    REFUSED = "refused"
+    """Server and client do not take each other: there will be no further attempt. Logux only."""
     CLOSED = "closed"
     """For good: the application closed the client."""
 
@@ -66,19 +68,68 @@ class Broken(NamedTuple):
     reason: str
 
 
+class Finished(NamedTuple):
+    """Everything is said: send what is left, and close the connection."""
+
+    reason: str
+
+
 Event = Acknowledged | Attached | Detached | Missed | Messages | Broken
 
+E = TypeVar("E")
+"""The events of a session."""
 
-class ClientSession(Protocol):
-    """One client over many connections. Times are seconds of one monotonic clock."""
+
+class LinkedSession(Protocol[E]):
+    """What keeps a session connected (`headrace.client.link`) asks of it.
+
+    One client over many connections. Times are seconds of one monotonic clock.
+    """
 
     state: ConnectionState
-    latency_s: float | None
-    """Round trip of the last answered ping, None before the first."""
 
     @property
     def tick_at(self) -> float:
         """When `tick` is next due; may come nearer with everything that is sent."""
+
+    def connecting(self) -> None:
+        """An attempt to connect begins."""
+
+    def opened(self, now: float) -> None:
+        """A fresh connection stands: everything the server must hear again becomes data to send.
+
+        `state` stays CONNECTING until the server has proved that it speaks the protocol.
+        """
+
+    def disconnected(self) -> None:
+        """The attempt failed or the connection ended."""
+
+    def receive_data(self, chunks: Sequence[bytes], now: float) -> list[E]:
+        """Take what one read of the connection brought and say what it means.
+
+        Chunks are pieces of the stream, or whole messages where the transport has messages. Behind a
+        `Broken` or `Finished` nothing follows.
+        """
+
+    def tick(self, now: float, reading: bool = True) -> list[E]:
+        """Send what is due: a ping, or a publish again. Or give up on a peer that does not answer.
+
+        While we do not read (`reading`), a missing answer proves nothing.
+        """
+
+    def data_to_send(self, bytes_max: int, now: float) -> list[bytes]:
+        """The next frames for the connection, about `bytes_max` at most; empty when there are none.
+
+        Control messages come first and are never held back for size. What is returned counts as
+        sent: it is not given out again unless it must be sent again.
+        """
+
+
+class ClientSession(LinkedSession[Event], Protocol):
+    """Publishes to and subscribes to topics."""
+
+    latency_s: float | None
+    """Round trip of the last answered ping, None before the first."""
 
     @property
     def unacknowledged(self) -> int:
@@ -87,18 +138,6 @@ class ClientSession(Protocol):
     @property
     def has_room(self) -> bool:
         """Whether `publish` would be taken now."""
-
-    def connecting(self) -> None:
-        """An attempt to connect begins."""
-
-    def opened(self, now: float) -> None:
-        """A fresh connection stands: everything the server must hear again becomes data to send.
-
-        `state` stays CONNECTING until the first valid message has come.
-        """
-
-    def disconnected(self) -> None:
-        """The attempt failed or the connection ended."""
 
     def close(self) -> None:
         """The application is done; nothing follows."""
@@ -123,25 +162,6 @@ class ClientSession(Protocol):
 
     def resume(self, topic: str) -> None:
         """Attach a paused topic where it stopped."""
-
-    def receive_data(self, chunks: Sequence[bytes], now: float) -> list[Event]:
-        """Take what one read of the connection brought and say what it means.
-
-        Chunks are pieces of the stream, or whole messages where the transport has messages.
-        """
-
-    def tick(self, now: float, reading: bool = True) -> list[Event]:
-        """Send what is due: a ping, or a publish again. Or give up on a peer that does not answer.
-
-        While we do not read (`reading`), a missing answer proves nothing.
-        """
-
-    def data_to_send(self, bytes_max: int, now: float) -> list[bytes]:
-        """The next frames for the connection, about `bytes_max` at most; empty when there are none.
-
-        Control messages come first and are never held back for size. What is returned counts as
-        sent: it is not given out again unless it must be sent again.
-        """
 
 
 def check_topic_type(topic: object) -> None:

@@ -1,0 +1,246 @@
+"""The Logux client an application uses: a log of events. Frames, stores and sockets are elsewhere.
+
+It belongs to one event loop and is not safe to use from other threads.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from headrace.client.connection import MakeConnection
+from headrace.client.events import Handlers
+from headrace.client.logux_events import LogEvents, check_event
+from headrace.client.logux_file import is_in_memory
+from headrace.client.logux_open import OpenLog
+from headrace.client.logux_options import LoguxOptions
+from headrace.client.logux_store import LogEvent
+from headrace.client.logux_sync import Add
+from headrace.errors import (
+    ClientClosedError,
+    ConnectTimeoutError,
+    LocalProtocolError,
+    RefusedError,
+    UnacknowledgedError,
+)
+from headrace.logux_envelope import Created, Event
+from headrace.session.client import ConnectionState
+
+T = TypeVar("T")
+
+
+class LoguxClient:
+    """A local log of events, the same as that of a server as soon as the two are connected.
+
+    Use `async with connect(url, store=path) as log`, or `log = await connect(...)` and `log.close()`.
+    """
+
+    def __init__(
+        self, url: str, log: str, make_connection: MakeConnection, options: LoguxOptions
+    ) -> None:
+        self.url = url
+        self.log = log
+        self.options = options
+        self._make_connection = make_connection
+        self._handlers = Handlers("state")
+        self._open: OpenLog | None = None
+        self._closed: ClientClosedError | None = None
+        self._closing: asyncio.Task[None] | None = None
+        # Only ever set and cleared at once: it wakes all who wait, to look again.
+        self._changes = asyncio.Event()
+
+    @property
+    def host(self) -> str:
+        """The name of this client, in the times of its events."""
+        return self._entered().host
+
+    @property
+    def state(self) -> ConnectionState:
+        if self._open is not None:
+            return self._open.session.state
+        return ConnectionState.CLOSED if self._closed else ConnectionState.DISCONNECTED
+
+    @property
+    def latency_s(self) -> float | None:
+        """Round trip to the server, from the last answered ping; None before the first."""
+        return self._open.session.latency_s if self._open is not None else None
+
+    @property
+    def last_error(self) -> str:
+        """Why the last connection, or attempt at one, ended; while connected, what the server objects to."""
+        if self._open is None:
+            return ""
+        return self._open.link.last_error or self._open.session.complaint
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many events of this client the server is not known to have."""
+        return self._open.sync.unacknowledged if self._open is not None else 0
+
+    async def add(self, event: Event) -> Created:
+        """Add an event to the log, also without a connection; returns its time when it is stored.
+
+        Raises BadEventError or PayloadTooLargeError for what cannot be in a log, LocalStoreError when
+        storing failed. Cancelled, it may be added all the same.
+        """
+        log = self._entered()
+        added: asyncio.Future[LogEvent] = asyncio.get_running_loop().create_future()
+        data = check_event(event, log.host)
+        log.sync.add(Add(data, int(time.time() * 1000), lambda result: _settle(added, result)))
+        return (await added).created
+
+    def events(self, after: int = 0) -> LogEvents:
+        """All events behind a number, of this client and of others, in the order of this log; and on and on.
+
+        Where the iteration would have to wait and nothing more will come from the server, it raises
+        RefusedError.
+        """
+        self._entered()
+        return LogEvents(self, after)
+
+    async def synced(self) -> None:
+        """Wait until the server has every event that was added so far; RefusedError when it never will."""
+        sync = self._entered().sync
+        until = sync.added
+        await self._wait(lambda: sync.acknowledged >= until)
+
+    async def connected(self) -> None:
+        """Wait until there is a connection; RefusedError when there will be none."""
+        await self._wait(lambda: self.state is ConnectionState.CONNECTED)
+
+    def on(
+        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
+    ) -> Callable[[], None]:
+        """Call `handler` with the state at every change; returns a function that ends that."""
+        return self._handlers.add(event, handler)
+
+    async def close(self, flush_s: float | None = None) -> None:
+        """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
+
+        A file keeps what was not sent, so without a connection nothing is waited for. A store in
+        memory does not: UnacknowledgedError says how many events are lost; with 0 nothing is raised.
+        """
+        flush_s = self.options.flush_timeout_s if flush_s is None else flush_s
+        try:
+            if flush_s > 0 and self._open is not None and self._closed is None:
+                await self._flush(flush_s)
+        finally:
+            self._shut(ClientClosedError("the client is closed"))
+            if self._open is not None:
+                if self._closing is None:
+                    self._closing = asyncio.get_running_loop().create_task(self._open.close())
+                await asyncio.shield(self._closing)
+
+    async def page(self, behind: int) -> list[LogEvent]:
+        """For iterators: the next events behind a number, waited for; none when the client is closed."""
+        try:
+            log = self._entered()
+            await self._wait(lambda: log.sync.last > behind)
+        except ClientClosedError:
+            return []
+        page: asyncio.Future[list[LogEvent]] = asyncio.get_running_loop().create_future()
+        log.ask(lambda store: store.read(behind), lambda result: _settle(page, result))
+        return await page
+
+    async def __aenter__(self) -> Self:
+        if self._closed is not None:
+            raise self._closed
+        if self._open is None:
+            self._open = await OpenLog.open(
+                self.log,
+                self._make_connection,
+                self.options,
+                changed=self._wake,
+                state_changed=self._state_changed,
+                failed=self._failed,
+            )
+        timeout_s = self.options.connect_timeout_s
+        try:
+            self._entered()  # it may have been closed meanwhile
+            if timeout_s is not None:
+                async with asyncio.timeout(timeout_s):
+                    await self.connected()
+        except TimeoutError:
+            reason = self.last_error or "no answer"
+            await self.close(flush_s=0)
+            raise ConnectTimeoutError(
+                f"no connection to {self.url} within {timeout_s:g} s: {reason}"
+            ) from None
+        except BaseException:
+            await self.close(flush_s=0)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # With an error on its way out, waiting would delay it and a second error would hide it.
+        await self.close(flush_s=None if error is None else 0)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
+
+    def _entered(self) -> OpenLog:
+        if self._closed is not None:
+            raise self._closed
+        if self._open is None:
+            raise LocalProtocolError("enter the client first: `async with` or `await` it")
+        return self._open
+
+    async def _wait(self, done: Callable[[], bool]) -> None:
+        log = self._entered()
+        while not done():
+            if log.refusal is not None:
+                raise log.refusal
+            await self._changes.wait()
+            self._entered()
+
+    async def _flush(self, flush_s: float) -> None:
+        in_memory = is_in_memory(self.options.store)
+
+        def is_over() -> bool:
+            # An attempt that is under way may succeed; the wait for the next one is no time to wait.
+            no_hope = self.state is ConnectionState.DISCONNECTED and not in_memory
+            return no_hope or self.unacknowledged == 0
+
+        with suppress(TimeoutError, ClientClosedError, RefusedError):
+            async with asyncio.timeout(flush_s):
+                await self._wait(is_over)
+        if in_memory and self.unacknowledged:
+            raise UnacknowledgedError(self.unacknowledged)
+
+    def _wake(self) -> None:
+        self._changes.set()
+        self._changes.clear()
+
+    def _state_changed(self, state: ConnectionState) -> None:
+        self._wake()
+        self._handlers.tell("state", state)
+
+    def _failed(self, error: BaseException) -> None:
+        closed = ClientClosedError(f"the client failed: {error!r}")
+        closed.__cause__ = error
+        self._shut(closed)
+        if self._open is not None:
+            self._open.session.close()
+        self._handlers.tell("state", ConnectionState.CLOSED)
+
+    def _shut(self, error: ClientClosedError) -> None:
+        """Refuse everything from now on, and let everyone who waits know."""
+        if self._closed is None:
+            self._closed = error
+            self._wake()
+
+
+def _settle(future: "asyncio.Future[T]", result: T | Exception) -> None:
+    if future.done():  # cancelled
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

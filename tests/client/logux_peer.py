@@ -1,0 +1,111 @@
+"""A Logux server on loopback that says what it is told to say.
+
+The WebSocket is that of `websockets`, the MessagePack that of `msgpack`: so the client is tested against
+other hands than ours.
+"""
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import msgpack
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+WAIT_S = 10
+
+
+class LoguxPeer:
+    def __init__(self) -> None:
+        self.port = 0
+        self.paths: list[str] = []
+        self._server: Server | None = None
+        self._accepted: asyncio.Queue[LoguxConnection] = asyncio.Queue()
+
+    @property
+    def url(self) -> str:
+        return f"logux://127.0.0.1:{self.port}"
+
+    @property
+    def waiting(self) -> int:
+        """How many connections nobody has taken."""
+        return self._accepted.qsize()
+
+    async def accept(self) -> "LoguxConnection":
+        """The next connection."""
+        async with asyncio.timeout(WAIT_S):
+            return await self._accepted.get()
+
+    async def greet(self, *answer: Any) -> "LoguxConnection":
+        """The next connection, let in."""
+        connection = await self.accept()
+        await connection.hear()
+        await connection.greet(*answer)
+        return connection
+
+    async def start(self) -> None:
+        # No pings of its own, and no waiting for the other side to close.
+        self._server = await serve(
+            self._handle, "127.0.0.1", self.port, ping_interval=None, close_timeout=0.1
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _handle(self, socket: ServerConnection) -> None:
+        assert socket.request is not None
+        self.paths.append(socket.request.path)
+        self._accepted.put_nowait(LoguxConnection(socket))
+        await socket.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+
+class LoguxConnection:
+    def __init__(self, socket: ServerConnection) -> None:
+        self.socket = socket
+
+    async def hear(self, *types: str) -> Any:
+        """The next message; with types, the next of one of those."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                data = await self.socket.recv()
+                assert isinstance(data, bytes)
+                message = msgpack.unpackb(data)
+                if not types or message[0] in types:
+                    return message
+
+    async def say(self, *message: Any) -> None:
+        await self.socket.send(msgpack.packb(message))
+
+    async def greet(self, *answer: Any) -> None:
+        now = int(time.time() * 1000)
+        await self.say(*(answer or ("connected", [0, 0], "server", [now, now])))
+
+    async def cut(self) -> None:
+        """As a network does it."""
+        self.socket.transport.abort()
+        await self.socket.wait_closed()
+
+    async def closed(self) -> None:
+        """Hear until it is over."""
+        async with asyncio.timeout(WAIT_S):
+            try:
+                while True:
+                    await self.socket.recv()
+            except ConnectionClosed:
+                pass
