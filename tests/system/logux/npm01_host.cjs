@@ -25,11 +25,11 @@ function report(client, fact) {
 }
 
 const actions = {
-  make({ client, url, credentials, subprotocol, protocol, ping, timeout }) {
+  make({ client, url, credentials, subprotocol, protocol, ping, timeout, fixTime }) {
     const log = new Log({ store: new MemoryStore(), timer: createTimer(client) });
     log.keep(() => true);
     const connection = new Reconnect(new BrowserConnection(url), { minDelay: 50, maxDelay: 200 });
-    const options = { credentials, subprotocol };
+    const options = { credentials, subprotocol, fixTime: fixTime ?? true };
     if (ping) Object.assign(options, { ping, timeout });
     const sync = new ClientSync(client, log, connection, options);
     if (protocol) sync.protocol = protocol;
@@ -48,6 +48,10 @@ const actions = {
   // The connection is gone, as when a cable is pulled: it will be tried again.
   cut({ client }) {
     clients[client].connection.connection.ws.terminate();
+  },
+  // From now on, what the server says is not heard.
+  deafen({ client }) {
+    clients[client].connection.connection.ws.onmessage = () => {};
   },
   add({ client, events }) {
     for (const event of events) clients[client].log.add(event);

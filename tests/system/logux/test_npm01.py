@@ -1,6 +1,10 @@
 """Real clients of the npm packages 0.1 against a real server."""
 
+import hashlib
+from pathlib import Path
+
 from headrace.testing import ServerProcess
+from tests.system.logux.conftest import logux_url
 from tests.system.logux.support import Host
 
 
@@ -96,6 +100,34 @@ def test_another_version_is_refused_for_good(npm01: Host, url: str) -> None:
     assert npm01.of("a", "error") == ["wrong-protocol"]
     assert npm01.of("a", "options") == [{"supported": [0], "used": [7, 0]}]
     assert not npm01.facts("a")["reconnecting"]
+
+
+def test_wrong_credentials_are_refused_for_good(npm01: Host, tmp_path: Path) -> None:
+    config = tmp_path / "headrace.toml"
+    digest = hashlib.sha256(b"right").hexdigest()
+    config.write_text(f'[[access.token]]\nname = "a"\nsha256 = "{digest}"\n')
+    with ServerProcess(tmp_path / "guarded", f"--config={config}") as server:
+        start(npm01, "a", logux_url(server), credentials={"token": "wrong"})
+        npm01.wait("error", lambda: npm01.of("a", "error"))
+        assert npm01.of("a", "error") == ["wrong-credentials"]
+        assert not npm01.facts("a")["reconnecting"]
+        start(npm01, "b", logux_url(server), credentials={"token": "right"})
+        npm01.wait_state("b", "synchronized")
+
+
+def test_an_event_whose_answer_was_lost_is_stored_once(npm01: Host, url: str) -> None:
+    # One that corrects its clock sends it again with another time: then it is another event to anyone.
+    start(npm01, "a", url, fixTime=False)
+    start(npm01, "b", url)
+    npm01.wait_state("a", "synchronized")
+    npm01.do("deafen", "a")
+    npm01.do("add", "a", events=numbered(0, 5))
+    npm01.wait_events("b", 5)
+    npm01.do("cut", "a")
+    npm01.wait_state("a", "synchronized", 2)
+    npm01.do("add", "a", events=numbered(5, 6))
+    npm01.wait_events("b", 6)
+    assert [one["n"] for one in npm01.events("b")] == [0, 1, 2, 3, 4, 5]
 
 
 def test_pings_are_answered(npm01: Host, url: str) -> None:
