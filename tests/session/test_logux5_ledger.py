@@ -9,8 +9,7 @@ def test_what_is_answered_is_known():
     ledger.said()
     ledger.sent("b", 6, 1)
     ledger.sent("a", 9, 1)
-    for _ in range(3):
-        ledger.answered()
+    ledger.answered(3)
     again = ledger.connected(1, 0)
     assert [again.place(one, is_resumed=True) for one in "abc"] == [5, 6, 0]
     assert again.place("a", is_resumed=False) == 0
@@ -28,7 +27,7 @@ def test_the_number_that_a_node_has_seen_counts_as_an_answer():
 def test_another_life_of_the_log_is_another_story():
     ledger = Ledger()
     ledger.sent("a", 5, 1)
-    ledger.answered()
+    ledger.answered(1)
     assert ledger.connected(2, 5).place("a", is_resumed=True) == 0
 
 
@@ -37,10 +36,10 @@ def test_a_history_that_was_not_finished_goes_on():
     ledger.begun("a")
     ledger.sent("a", 5, 1)
     ledger.said("a")
-    ledger.answered()
+    ledger.answered(1)
     again = ledger.connected(1, 0)
     assert again.place("a", is_resumed=False) == 5
-    ledger.answered()
+    ledger.answered(1)
     assert ledger.connected(1, 0).place("a", is_resumed=False) == 0
     again.forget("a")
     assert again.place("a", is_resumed=True) == 0
@@ -50,14 +49,14 @@ def test_a_node_that_answers_nothing_is_forgotten():
     ledger = Ledger()
     for number in range(1, UNANSWERED_MAX + 10):
         ledger.sent("a", number, 1)
-    ledger.answered()
+    ledger.answered(1)
     assert ledger.connected(1, 5).place("a", is_resumed=True) == 0
 
 
 def test_a_log_that_is_made_anew_meanwhile_is_forgotten():
     ledger = Ledger()
     ledger.sent("a", 5, 1)
-    ledger.answered()
+    ledger.answered(1)
     ledger.sent("a", 1, 2)
-    ledger.answered()
+    ledger.answered(1)
     assert ledger.connected(2, 1).place("a", is_resumed=True) == 0

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.log.records import pack_record
-from headrace.logux_envelope import Envelope, created_of, id_of, key_of, raw_event
+from headrace.logux_envelope import Envelope, created_of, id_of, key_of, plain, raw_event
 from headrace.model import Position
 from headrace.wire.logux5 import Shown, client_of, parse_meta
-from headrace.wire.logux_events import outgoing_of
+from headrace.wire.logux_events import ChannelEvents, Outgoing, outgoing_of
 
 BASE = 1794706580880
 numbers = st.integers(-(10**6), 10**6) | st.integers(-100, 100).map(lambda one: one + 0.5)
@@ -75,3 +75,38 @@ def test_a_channel_gets_its_events_and_no_others(wanted, channels):
     records.append(pack_record(b"no event " + wanted.encode()))
     found = [one.ordinal for one in outgoing_of(wanted, Position(1, 0, 10), records)]
     assert found == [10 + number for number, channel in enumerate(channels) if channel == wanted]
+
+
+@given(
+    st.lists(
+        st.tuples(numbers, st.sampled_from(["a", "b:c:d", "%d"]), numbers), min_size=1, max_size=5
+    )
+)
+def test_events_that_are_filled_in_together_are_the_same(found):
+    """However the times are written: with blanks, or each by itself."""
+    events = ChannelEvents()
+    for number, (ms, node, time) in enumerate(found):
+        event = raw_event({"type": "100 %", "channel": "x", "text": "y" * 90 * number})
+        events.add(
+            Outgoing(number, Envelope(event, id=f"{plain(BASE + ms)} {node} 0", time=BASE + time))
+        )
+    together = events.syncs(BASE + 7)
+    apart = b"".join(one.sync5(BASE + 7, binary=False) for one in events.events)
+    assert messages(together) == messages(apart)
+    assert len(messages(together)) == len(found)
+
+
+def test_times_that_do_not_fit_are_written_each_by_itself():
+    events = ChannelEvents()
+    events.add(Outgoing(0, Envelope(raw_event({"type": "a"}), id=f"{10**15} a 0", time=1)))
+    [message] = messages(events.syncs(BASE))
+    assert message[3]["id"][0] == 10**15 - BASE
+
+
+def messages(data):
+    found = []
+    while data:
+        size, at = (data[1], 2) if data[1] < 126 else (int.from_bytes(data[2:4], "big"), 4)
+        found.append(msgspec.json.decode(data[at : at + size]))
+        data = data[at + size :]
+    return found

@@ -25,7 +25,7 @@ from headrace.session.logux5_server import Logux5ServerSession, is_protocol_5
 from headrace.session.logux_server import LoguxServerSession
 from headrace.session.logux_session import Add, Authenticate, Incoming, LoguxSession
 from headrace.wire import logux, websocket
-from headrace.wire.logux_events import Outgoing, outgoing
+from headrace.wire.logux_events import ChannelEvents, Outgoing, outgoing
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +48,10 @@ class _Commit:
 
     def __init__(self, events: list[Outgoing]) -> None:
         self.events = events
-        self.channels: dict[str, list[Outgoing]] = {}
+        self.channels: dict[str, ChannelEvents] = {}
         for one in events:
             if one.channel is not None:
-                self.channels.setdefault(one.channel, []).append(one)
+                self.channels.setdefault(one.channel, ChannelEvents()).add(one)
 
 
 class Logux:
@@ -120,9 +120,9 @@ class Logux:
 
     def events_of(
         self, channel: str, topic: str, at: Position, records: Sequence[bytes]
-    ) -> Sequence[Outgoing]:
+    ) -> ChannelEvents | None:
         """Those of them that go to a channel."""
-        return self._commit(topic, at, records).channels.get(channel, ())
+        return self._commit(topic, at, records).channels.get(channel)
 
     def _commit(self, topic: str, at: Position, records: Sequence[bytes]) -> "_Commit":
         key = topic, at.offset, len(records)

@@ -251,15 +251,22 @@ class _Channel:
 
     def takes(self, topic: str, at: Position, records: Sequence[bytes]) -> bool:
         """Whether a commit has anything for this channel."""
-        return bool(self._connection.logux.events_of(self.name, topic, at, records))
+        return self._connection.logux.events_of(self.name, topic, at, records) is not None
 
     def __call__(self, topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+        base, binary = self._session.base, self._session.binary
         events: Iterable[Outgoing]
         if self.subscription is not None and self.subscription.state is State.LIVE:
-            events = self._connection.logux.events_of(self.name, topic, at, records)
+            found = self._connection.logux.events_of(self.name, topic, at, records)
+            if found is None:
+                return b""
+            is_filtered = self._connection.logux.event_filter is not None
+            if not (binary or is_filtered or self._client in found.clients):
+                self.made.extend(found.added)
+                return found.syncs(base)
+            events = found.events
         else:
             events = outgoing_of(self.name, at, records)
-        base, binary = self._session.base, self._session.binary
         shown = [one for one in events if self._shows(one)]
         self.made.extend([one.added for one in shown])
         return b"".join([one.sync5(base, binary=binary) for one in shown])

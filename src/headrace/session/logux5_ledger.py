@@ -38,8 +38,7 @@ class Ledger:
             for place in range(len(self._sent) - 1, -1, -1):
                 if self._sent[place][1] == synced > 0:
                     # All that was sent before it came before it.
-                    for _ in range(place + 1):
-                        self.answered()
+                    self.answered(place + 1)
                     break
             made._places = dict(self._places)
             made._unfinished = dict(self._unfinished)
@@ -85,11 +84,12 @@ class Ledger:
         self._sent.clear()
         self._places.clear()
 
-    def answered(self) -> None:
-        """The next of what was sent has come."""
-        if self._sent:
-            channel, number = self._sent.popleft()
+    def answered(self, count: int) -> None:
+        """So many of what was sent have come."""
+        sent, places = self._sent, self._places
+        for _ in range(min(count, len(sent))):
+            channel, number = sent.popleft()
             if number == _FINISHED:
                 self._unfinished.pop(channel, None)
             elif number:
-                self._places[channel] = number
+                places[channel] = number

@@ -231,8 +231,8 @@ class Logux5ServerSession(LoguxSession):
             commands.append(self._refuse_with(["unknown-message", name], f"message {name!r}"))
         # What else there is says how far its log reaches, which nobody asks.
 
-    def _synced_came(self) -> None:
-        self.ledger.answered()
+    def _synced_came(self, count: int) -> None:
+        self.ledger.answered(count)
 
     def _sync(self, message: logux.Sync, commands: list[NamedTuple]) -> None:
         actions = [

@@ -78,7 +78,7 @@ class LoguxServerSession(LoguxSession):
         self._send(message)
         return [Follow(int(self._synced))]
 
-    def _synced_came(self) -> None:
+    def _synced_came(self, count: int) -> None:
         self._ask()
 
     def _heard(self, message: logux.Message, now_ms: int, commands: list[NamedTuple]) -> None:

@@ -74,19 +74,25 @@ class LoguxSession(ServerSession):
 
     def receive_messages(self, messages: Sequence[bytes | str], now_ms: int) -> list[NamedTuple]:
         commands: list[NamedTuple] = []
+        plain_synced, synced = logux.plain_synced, 0
         for message in messages:
             if self.closed:
                 break
-            if self._state is _State.OPEN and logux.is_plain_synced(message):
-                self._binary = False
-                self._synced_came()
+            if type(message) is str and self._state is _State.OPEN and plain_synced(message):
+                synced += 1
                 continue
+            if synced:
+                self._synced_came(synced)
+                synced = 0
             self._binary = isinstance(message, bytes)
             data = message if isinstance(message, bytes) else message.encode()
             try:
                 self._receive(logux.decode(data, binary=self._binary), now_ms, commands)
             except (logux.BadMessageError, BadEnvelopeError) as error:
                 commands.append(self._bad(str(error)))
+        if synced and not self.closed:
+            self._binary = False
+            self._synced_came(synced)
         return commands
 
     def let_in(self, now_ms: int, credentials: Any = None) -> list[NamedTuple]:
@@ -130,8 +136,8 @@ class LoguxSession(ServerSession):
         """A message of a peer that is let in."""
 
     @abstractmethod
-    def _synced_came(self) -> None:
-        """The peer has stored what was sent."""
+    def _synced_came(self, count: int) -> None:
+        """The peer has stored so many of the messages that were sent."""
 
     @abstractmethod
     def _bad(self, reason: str) -> Close: ...
@@ -147,7 +153,7 @@ class LoguxSession(ServerSession):
             elif isinstance(message, logux.Ping):
                 self._send(["pong", self.sent])
             elif isinstance(message, logux.Synced):
-                self._synced_came()
+                self._synced_came(1)
             elif not isinstance(message, logux.Error):
                 self._heard(message, now_ms, commands)
         elif isinstance(message, logux.Connect):

@@ -24,6 +24,12 @@ _json = msgspec.json.Encoder().encode
 
 _NUMBER_MAX = 1 << 52
 
+_BLANK_WIDTH = 15
+_BLANK = b"%15d"
+"""Where a number is filled in, with spaces before it: JSON does not mind."""
+_BLANK_MAX = 10**13
+"""Less this or a base, which is less too, a number fits into a blank with its sign."""
+
 RESERVED = "logux/"
 """What types begin with that mean something to clients: only the server says them."""
 
@@ -92,13 +98,13 @@ def client_of(node: str) -> str:
 class Shown:
     """An event as protocol 5 shows it, but for the times: these are written anew for each peer."""
 
-    __slots__ = ("_ms", "_parts", "_time", "client", "node")
+    __slots__ = ("_parts", "client", "ms", "node", "time")
 
     def __init__(self, added: int, envelope: Envelope, channel: str) -> None:
         ms, self.node, counter = id_of(envelope).split(" ")
         self.client = client_of(self.node)
-        self._ms = _number(ms)
-        self._time = envelope.time if envelope.time is not None else self._first(envelope)
+        self.ms = _number(ms)
+        self.time = envelope.time if envelope.time is not None else self._first(envelope)
         tail = b',"channels":%b' % _json([channel])
         subprotocol = (envelope.meta or {}).get("subprotocol")
         if subprotocol is not None:
@@ -111,15 +117,31 @@ class Shown:
 
     def _first(self, envelope: Envelope) -> Number:
         stamp = stamp_of(created_of(envelope))
-        return stamp.ms if stamp is not None else self._ms
+        return stamp.ms if stamp is not None else self.ms
 
     def sync(self, base: int) -> bytes:
         """The message that brings it to a peer with this base, in JSON."""
         head, middle, tail = self._parts
-        ms, time = self._ms - base, self._time - base
+        ms, time = self.ms - base, self.time - base
         if type(ms) is int and type(time) is int:
             return b"%b%d%b%d%b" % (head, ms, middle, time, tail)
         return b"".join((head, _json(ms), middle, _json(time), tail))
+
+    @property
+    def template(self) -> bytes | None:
+        """The same for any peer, with blanks for both times: it is as long for each of them.
+
+        None where a time is no whole number, or does not fit into a blank.
+        """
+        if not all(type(one) is int and abs(one) < _BLANK_MAX for one in (self.ms, self.time)):
+            return None
+        head, middle, tail = (part.replace(b"%", b"%%") for part in self._parts)
+        return b"".join((head, _BLANK, middle, _BLANK, tail))
+
+
+def blank_length(template: bytes) -> int:
+    """How long it is when its blanks are filled."""
+    return len(template) - template.count(b"%%") + 2 * (_BLANK_WIDTH - len(_BLANK))
 
 
 def _number(text: str) -> Number:

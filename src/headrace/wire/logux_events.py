@@ -16,7 +16,7 @@ from headrace.logux_envelope import (
 )
 from headrace.model import RECORD_HEADER_BYTES, Position
 from headrace.wire import logux, websocket
-from headrace.wire.logux5 import RESERVED, Shown
+from headrace.wire.logux5 import RESERVED, Shown, blank_length
 
 _json = msgspec.json.Encoder().encode
 
@@ -97,6 +97,46 @@ class Outgoing:
             parts = (self.added, bytes(self.envelope.event), _json(self.created))
             self._text = websocket.frame(b'["sync",%d,%b,%b]' % parts, websocket.TEXT)
         return self._text
+
+
+class ChannelEvents:
+    """The events that one commit has for one channel: for most peers, all of them are filled in at once."""
+
+    __slots__ = ("_filled", "_frames", "added", "clients", "events")
+
+    def __init__(self) -> None:
+        self.events: list[Outgoing] = []
+        self.added: list[int] = []
+        self.clients: set[str] = set()
+        """Who has made them."""
+        self._frames: bytes | None = None
+        self._filled: list[int] | None = None
+
+    def add(self, one: Outgoing) -> None:
+        self.events.append(one)
+        self.added.append(one.added)
+        self.clients.add(one.shown.client)
+
+    def syncs(self, base: int) -> bytes:
+        """The messages that bring all of them to a client with this base, in JSON."""
+        if self._filled is None:
+            self._make()
+        if self._frames is None:
+            return b"".join([one.sync5(base, binary=False) for one in self.events])
+        assert self._filled is not None
+        return self._frames % tuple([number - base for number in self._filled])
+
+    def _make(self) -> None:
+        self._filled = []
+        frames: list[bytes] = []
+        for one in self.events:
+            template = one.shown.template
+            if template is None:
+                return
+            head = websocket.head(blank_length(template), websocket.TEXT)
+            frames += (head.replace(b"%", b"%%"), template)
+            self._filled += (int(one.shown.ms), int(one.shown.time))
+        self._frames = b"".join(frames)
 
 
 def outgoing_of(channel: str, at: Position, records: Sequence[bytes]) -> Iterator[Outgoing]:
