@@ -6,6 +6,7 @@ can be shown in both ways: `[1475316540687, "a:1", 0]` and `"1475316540687 a:1 0
 
 import hashlib
 import re
+import sys
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,6 +22,8 @@ DEPTH_MAX = 100
 
 NUMBER_MAX = 1 << 63
 """What numbers of times and ids are less than: the table of ids holds no larger ones."""
+
+_FLOAT_MAX = int(sys.float_info.max)
 
 Number = int | float
 Event = dict[str, Any]
@@ -111,12 +114,34 @@ def check_event(data: bytes | Raw) -> None:
         raise BadEnvelopeError(f"its event is not JSON: {error}") from None
     if not isinstance(event, dict) or not isinstance(event.get("type"), str):
         raise BadEnvelopeError("its event is no object with a string `type`")
-    # What opens so few brackets cannot lie deep, and most events need not be walked through.
     data = bytes(data)
+    if has_huge_integers(data, event):
+        raise BadEnvelopeError("its event has an integer that is too large for a float")
+    # What opens so few brackets cannot lie deep, and most events need not be walked through.
     if data.count(b"[") + data.count(b"{") >= DEPTH_MAX and _depth(event) >= DEPTH_MAX:
         raise BadEnvelopeError(
             f"arrays and objects in its event lie more than {DEPTH_MAX} deep in each other"
         )
+
+
+_MANY_DIGITS = re.compile(rb"[0-9]{300}")
+
+
+def has_huge_integers(data: bytes, value: Any) -> bool:
+    """Whether this JSON has an integer that no other encoding can hold, not even as a float."""
+    if len(data) < 300 or _MANY_DIGITS.search(data) is None:
+        return False
+    level = [value]
+    while level:
+        if any(type(one) is int and abs(one) > _FLOAT_MAX for one in level):
+            return True
+        inner = (
+            one.values() if isinstance(one, dict) else one
+            for one in level
+            if isinstance(one, dict | list)
+        )
+        level = [one for values in inner for one in values]
+    return False
 
 
 def check_created(created: Any) -> Created:

@@ -19,6 +19,7 @@ from headrace.client.logux_store import (
     Place,
     Unsent,
 )
+from headrace.client.logux_times import after, text_of
 from headrace.errors import LocalStoreError
 
 NOW = 1_475_316_540_000
@@ -314,3 +315,8 @@ def test_what_is_no_store_is_left_alone(path: Path, tmp_path: Path) -> None:
     assert other.read_bytes() == before
     with pytest.raises(LocalStoreError, match="unable to open"):
         Log(tmp_path / "missing" / "log.sqlite")
+
+
+def test_the_time_behind_another_is_another() -> None:
+    for number in (0, 1.5, 1e16, 2**53, -1):
+        assert text_of(after([1, "a", number])) != text_of([1, "a", number])

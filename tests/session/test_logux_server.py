@@ -299,3 +299,17 @@ def test_what_is_no_message_ends_the_connection(data: str) -> None:
     assert isinstance(command, Close)
     [error] = peer.heard()
     assert error == ["error", "wrong-format", "protocol"]
+
+
+def test_an_integer_that_no_float_can_hold_is_refused() -> None:
+    """Or it would be stored, and could not be sent to peers that speak MessagePack."""
+    peer = Peer()
+    peer.connect()
+    [command] = peer.say("sync", 1, {"type": "a", "n": [{"x": -(10**400)}]}, [1, "a", 0])
+    assert isinstance(command, Close)
+    digits = {"type": "a", "text": "1" * 400}
+    other = Peer()
+    other.connect()
+    [command] = other.say("sync", 1, digits, [1, "a", 0])
+    assert isinstance(command, Add)
+    assert logux.unpack(logux.pack([10**400, 1], binary=True), binary=True)[1] == 1

@@ -38,7 +38,8 @@ def shifted(created: Created, ms: int) -> Created:
 
 def after(created: Created) -> Created:
     """The time of the standard timer that comes next in the same millisecond."""
-    return [*created[:2], created[2] + 1]
+    # As an integer: large floats do not grow by one, and whoever looks for a free time would look for ever.
+    return [*created[:2], int(created[2]) + 1]
 
 
 def text_of(created: Created) -> str:

@@ -6,13 +6,14 @@ what it means, and how it is refused, is the session's.
 
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.logux_envelope import NUMBER_MAX, Created, Event, Number
+from headrace.logux_envelope import NUMBER_MAX, Created, Event, Number, has_huge_integers
 from headrace.wire import websocket
 
 PATH = "/v1/logux"
@@ -121,6 +122,8 @@ def unpack(data: bytes, *, binary: bool) -> Any:
     try:
         if not binary:
             value = msgspec.json.decode(data)
+            if has_huge_integers(data, value):
+                raise BadMessageError("a message has an integer that is too large for a float")
             # What opens so few brackets cannot lie deep, and most messages need not be walked through.
             if data.count(b"[") + data.count(b"{") > DEPTH_MAX:
                 _check(value)
@@ -172,7 +175,11 @@ def _without_large_integers(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_large_integers(one) for one in value]
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            # Of a record that is there already.
+            return sys.float_info.max if value > 0 else -sys.float_info.max
     return value
 
 
