@@ -33,7 +33,7 @@ Created = list[Any]
 _STRANGE = "created-"
 """What node ids begin with in protocol 5 where an event has a time that makes no id."""
 
-_NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?", re.ASCII)
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,19})(?:\.\d{1,20})?", re.ASCII)
 
 
 class BadEnvelopeError(HeadraceError):
