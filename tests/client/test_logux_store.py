@@ -19,7 +19,7 @@ from headrace.client.logux_store import (
     Place,
     Unsent,
 )
-from headrace.client.logux_times import after, text_of
+from headrace.client.logux_times import NEVER, Tick, after, following, text_of
 from headrace.errors import LocalStoreError
 
 NOW = 1_475_316_540_000
@@ -320,3 +320,9 @@ def test_what_is_no_store_is_left_alone(path: Path, tmp_path: Path) -> None:
 def test_the_time_behind_another_is_another() -> None:
     for number in (0, 1.5, 1e16, 2**53, -1):
         assert text_of(after([1, "a", number])) != text_of([1, "a", number])
+
+
+def test_a_clock_that_was_far_ahead_once_is_not_followed_for_ever() -> None:
+    ahead = following(NEVER, Tick(4_102_444_800_000, 0))
+    assert following(ahead, Tick(1_800_000_000_000, 0)) == Tick(1_800_000_000_000, 0)
+    assert following(Tick(1000, 3), Tick(999, 0)) == Tick(1000, 4)

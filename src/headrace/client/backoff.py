@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 Backoff = Callable[[int], float]
 """Seconds to wait after the failed attempt of that number. Attempts count from 0 and start over
-once a server has answered. May be the application's own."""
+once a server has answered, unless it had to be left at once. May be the application's own."""
 
 _DOUBLINGS_MAX = 32
 

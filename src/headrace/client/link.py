@@ -15,6 +15,9 @@ from headrace.client.connection import (
 )
 from headrace.session.client import Broken, ConnectionState, E, Finished, LinkedSession
 
+WELL_S = 10.0
+"""A connection that lasted so long was a good one, however it ended."""
+
 CLOSE_TIMEOUT_S = 1.0
 """How long a closed connection may take to get its last bytes out."""
 
@@ -45,8 +48,9 @@ class Link(Generic[E]):
         self._changed = changed
         self._failed = failed
         self._connection: Connection | None = None
-        self._reached = False
-        """Whether the server has proved that it speaks the protocol."""
+        self._reached = self._left = False
+        """Whether the server has proved that it speaks the protocol, and whether it was us who left it."""
+        self._found_at = 0.0
         self._parting = ""
         """Why we are closing the connection."""
         self._attempt = 0
@@ -95,11 +99,14 @@ class Link(Generic[E]):
         while True:
             self._session.connecting()
             self._changed(self._session.state)
+            self._reached = self._left = False
             self.last_error = await self._connect_once()
             if self._session.state in (ConnectionState.CONNECTING, ConnectionState.CONNECTED):
                 self._disconnected()
             if self._session.state is ConnectionState.REFUSED:
                 return
+            if self._was_well():
+                self._attempt = 0
             wait_s = self._backoff(self._attempt)
             self._attempt += 1
             await asyncio.sleep(wait_s)
@@ -122,6 +129,12 @@ class Link(Generic[E]):
             raise
         reason = await asyncio.shield(connection.lost)
         return self._parting or reason
+
+    def _was_well(self) -> bool:
+        """Whether the next attempt is a first one: a peer that we had to leave at once is backed off from."""
+        if not self._reached:
+            return False
+        return not self._left or monotonic() - self._found_at > WELL_S
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -164,8 +177,10 @@ class Link(Generic[E]):
         if connection is None:
             return
         if isinstance(last, Broken):
+            self._left = True
             connection.drop(last.reason)
         elif isinstance(last, Finished):
+            self._left = True
             self._parting = last.reason
             self._send()
             connection.close()
@@ -176,7 +191,6 @@ class Link(Generic[E]):
 
     def opened(self, connection: Connection) -> None:
         self._connection = connection
-        self._reached = False
         self._parting = ""
         self.reading = True
         self._session.opened(monotonic())
@@ -199,8 +213,7 @@ class Link(Generic[E]):
 
     def _found(self) -> None:
         self._reached = True
-        # Not when a connection opens: a peer that hangs up or speaks otherwise is backed off from.
-        self._attempt = 0
+        self._found_at = monotonic()
         self.last_error = ""
         self._changed(self._session.state)
 

@@ -187,7 +187,7 @@ class LoguxClient:
 
     def _entered(self) -> OpenLog:
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.with_traceback(None)
         if self._open is None:
             raise LocalProtocolError("enter the client first: `async with` or `await` it")
         return self._open
@@ -196,7 +196,7 @@ class LoguxClient:
         log = self._entered()
         while not done():
             if log.refusal is not None:
-                raise log.refusal
+                raise log.refusal.with_traceback(None)
             await self._changes.wait()
             self._entered()
 

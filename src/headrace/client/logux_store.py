@@ -205,10 +205,17 @@ class LoguxStore:
             " ORDER BY added LIMIT ?",
             start,
             SYNC_EVENTS_MAX + 1,
-        ).fetchall()
+        )
+        found, size = [], 0
+        for row in rows:
+            found.append(row)
+            if len(found) > SYNC_EVENTS_MAX or size >= SYNC_BYTES_MAX:
+                rows.close()
+                break
+            size += len(row[1])
         events: list[tuple[int, Event, Created]] = []
         size = 0
-        for added, event, created, known in rows:
+        for added, event, created, known in found:
             if len(events) == SYNC_EVENTS_MAX or size >= SYNC_BYTES_MAX:
                 return Unsent(events, added)
             size += len(event)

@@ -23,10 +23,18 @@ class Tick(NamedTuple):
 
 NEVER = Tick(0, -1)
 
+AHEAD_MS_MAX = 60_000
+"""How far times may be ahead of the clock, so that they only grow when it is corrected a little."""
+
 
 def following(last: Tick, wanted: Tick) -> Tick:
-    """The one that is wanted; if it is not behind the last, the next that is."""
-    return wanted if wanted > last else Tick(last.ms, last.number + 1)
+    """The one that is wanted; if it is not behind the last, the next that is.
+
+    But a clock that was far ahead once is not followed for ever.
+    """
+    if wanted > last or wanted.ms < last.ms - AHEAD_MS_MAX:
+        return wanted
+    return Tick(last.ms, last.number + 1)
 
 
 def shifted(created: Created, ms: int) -> Created:

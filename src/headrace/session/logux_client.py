@@ -32,6 +32,10 @@ VERSION = (0, 0)
 PING_INTERVAL_S = 5.0
 PINGS_UNANSWERED_MAX = 4
 
+_ANSWERS_MAX = 1000
+"""Messages that wait to be sent: to a peer that asks and does not read, no more is said."""
+_NAME_MAX = 100
+
 NUMBER_MAX = 1 << 53
 """Positions and times of the peer are at most this: up to here every number is exact in any language."""
 
@@ -286,7 +290,8 @@ class LoguxClientSession:
             else:
                 self._say(["error", "missed-auth", AUTH])
         else:
-            self._say(["error", f"Unknown message type `{_name(message)}`", PROTOCOL])
+            name = _name(message)[:_NAME_MAX]
+            self._answer(["error", f"Unknown message type `{name}`", PROTOCOL])
 
     def _connected(self, message: logux.Connected, now: float, events: list[LoguxEvent]) -> None:
         if self._stage is not _Stage.GREETING:
@@ -330,7 +335,7 @@ class LoguxClientSession:
             self._passed = _check_number(message.synced)
             events += self._pass()
             if isinstance(message, logux.Ping):
-                self._say(["pong", self._position])
+                self._answer(["pong", self._position])
             elif self._pinged_at is not None:
                 self.latency_s = now - self._pinged_at
                 self._pinged_at = None
@@ -397,6 +402,11 @@ class LoguxClientSession:
         self._pings_unanswered = 0
         if self._stage is _Stage.OPEN:
             self._ping_at = now + self._ping_interval_s
+
+    def _answer(self, message: list[Any]) -> None:
+        """What a peer that does not read it need not get."""
+        if len(self._out) < _ANSWERS_MAX:
+            self._say(message)
 
     def _say(self, message: list[Any]) -> None:
         self._out.append(logux.pack(message, binary=True))
