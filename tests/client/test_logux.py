@@ -300,6 +300,25 @@ async def test_what_is_no_message_is_told_and_it_connects_again(peer: LoguxPeer)
         await log.connected()
 
 
+async def test_a_server_that_speaks_nonsense_is_backed_off_from(peer: LoguxPeer) -> None:
+    """Also when it lets us in first; one that only went away is not."""
+    attempts: list[int] = []
+
+    def backoff(attempt: int) -> float:
+        attempts.append(attempt)
+        return 0.01
+
+    async with connect(peer.url, backoff=backoff):
+        for _ in range(3):
+            connection = await peer.greet()
+            await connection.say("sync", "no number")
+            await connection.closed()
+        connection = await peer.greet()
+        await connection.cut()
+        await peer.greet()
+    assert attempts == [0, 1, 2, 0]
+
+
 async def test_a_text_message_is_not_understood_and_it_connects_again(peer: LoguxPeer) -> None:
     async with connect(peer.url):
         server = await peer.greet()

@@ -474,3 +474,14 @@ def test_times_beyond_all_measure_are_refused() -> None:
     client.open()
     [event] = client.hear("connected", [0, 0], "server", [0, 1e300])
     assert isinstance(event, Finished)
+
+
+def test_a_server_that_asks_and_does_not_read_gets_no_endless_answers() -> None:
+    client = Client()
+    client.connect()
+    for _ in range(3000):
+        client.hear("ping", 1)
+        client.hear("n" * 10_000)
+    said = client.said()
+    assert len(said) == 1000
+    assert max(len(str(one)) for one in said) < 200
