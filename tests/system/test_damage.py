@@ -18,7 +18,7 @@ from headrace.testing import ServerProcess, wait_until
 from tests.system import foreign_figg as figg
 from tests.system.conftest import Start
 from tests.system.foreign_figg import DATA, Wire
-from tests.system.support import verify
+from tests.system.support import metrics, verify
 
 CASES = max(1, int(os.environ.get("HEADRACE_TORTURE", "0")) // 20)
 SEED = int(os.environ.get("HEADRACE_SEED", "1"))
@@ -85,8 +85,7 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                     ]
                     wire.publish(topic, *payloads)
                     known.published(topic, payloads)
-                if part == 10:
-                    _wait_applied(known)
+        _wait_applied(known, server)
         if request.param == "stop":
             assert server.terminate() == 0
             # A server makes one every so often: too seldom to wait for it here.
@@ -96,17 +95,12 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return known
 
 
-def _wait_applied(known: Known) -> None:
-    """Until segments hold at least what no journal can hold any more."""
+def _wait_applied(known: Known, server: ServerProcess) -> None:
+    """Until segments hold all but the last journal file: one being written may not count yet."""
+    wait_until(lambda: not metrics(server)["headrace_journal_files_waiting"], 20, "the applier")
     published = sum(4 + len(d) for records in known.records.values() for d in records.values())
-    wait_until(
-        lambda: (
-            sum(f.stat().st_size for f in known.path.glob("segments/**/*.log"))
-            > published - 3 * 131072
-        ),
-        20,
-        "segments",
-    )
+    applied = sum(file.stat().st_size for file in known.path.glob("segments/**/*.log"))
+    assert published - 131072 < applied < published
 
 
 @dataclass

@@ -145,6 +145,11 @@ class EmbeddedStore(ReadSide):
         return self._pending_bytes
 
     @property
+    def journal_files_waiting(self) -> int:
+        """How many full journal files the applier has not moved to segments yet."""
+        return len(self._applying)
+
+    @property
     def held_back(self) -> str:
         if self._failure:
             return self._failure

@@ -67,6 +67,7 @@ class _StateApi:
                 {
                     "connections": len(self._connections.open),
                     "pending_bytes": self._store.pending_bytes,
+                    "journal_files_waiting": self._store.journal_files_waiting,
                     "held_back": int(bool(self._store.held_back)),
                     "damaged_runs": self._store.damage_count,
                     "staged_bytes": self._store.staging.bytes,

@@ -10,6 +10,7 @@ COUNTERS = {
 GAUGES = {
     "connections": "Open connections of Figg and Wombat clients.",
     "pending_bytes": "Bytes received and not yet committed.",
+    "journal_files_waiting": "Full journal files that are not moved to segments yet.",
     "held_back": "1 while publishes are held back, else 0.",
     "damaged_runs": "Damaged stretches that readers have come across since the start.",
     "staged_bytes": "Bytes uploaded for batches and not appended and deleted yet.",
