@@ -50,6 +50,8 @@ class Envelope(msgspec.Struct, omit_defaults=True):
     meta: dict[str, Any] | None = None
     origin: str | Number | None = None
     """The host that brought it."""
+    batch: bool = False
+    """Whether it came with a batch: what that says of its origin need not be there."""
 
 
 class Stamp(NamedTuple):

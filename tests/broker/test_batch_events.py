@@ -24,7 +24,7 @@ from headrace.log.catalogue import Catalogue
 from headrace.log.event_ids import FILE_NAME, EventIds
 from headrace.log.records import pack_record
 from headrace.logux_envelope import created_of, decode_envelope
-from headrace.model import Durability
+from headrace.model import PAYLOAD_BYTES_MAX, Durability
 from headrace.testing.disk import DiskModel, RecordingDisk
 from headrace.testing.store import StepStore
 from tests.log.conftest import QUICK
@@ -418,12 +418,65 @@ def test_a_record_that_is_no_event_after_all_is_told_and_left_out(
 ) -> None:
     payloads = [event(1, "x", 0), b"no event", event(2, "x", 0)]
     block = Block("logux/a", 3, b"".join(map(pack_record, payloads)))
-    told: list[int] = []
-    BatchEvents(bench.log, bench.steps.runner).add([block], lambda: told.append(1))
+    told: list[BaseException | None] = []
+    BatchEvents(bench.log, bench.steps.runner).add([block], told.append)
     bench.run()
-    assert told == [1]
+    assert told == [None]
     assert bench.stored("logux/a") == [[1, "x", 0], [2, "x", 0]]
     assert "topic 'logux/a': a record of a batch is left out" in caplog.text
+
+
+def test_events_that_cannot_be_looked_at_are_given_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(batch_events, "_events_of", _no_memory)
+    answers = bench.decide(0, bench.steps.stage(("logux/a", [event(1, "x", 0)])))
+    bench.run()
+    assert answers == []
+    assert "batch 0 of producer 'p' cannot be read for now: no memory" in caplog.text
+    monkeypatch.undo()
+    bench.batches.tick()
+    bench.run()
+    assert answers == [BatchAnswer(duplicate=False, records=1)]
+    assert bench.stored("logux/a") == [[1, "x", 0]]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_stop_does_not_wait_for_events_that_cannot_be_looked_at(
+    tmp_path: Path, is_late: bool
+) -> None:
+    bench = Bench(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_events, "_events_of", _no_memory)
+        answers = bench.decide(0, bench.steps.stage(("logux/a", [event(1, "x", 0)])))
+        while bench.batches._held is None:
+            bench.steps.runner.step()
+        if not is_late:
+            bench.run()
+        bench.batches.stop()
+        bench.steps.close()
+        bench.ids.close()
+    assert answers == [None]
+    bench.start()
+    assert bench.stored("logux/a") == [[1, "x", 0]]
+    bench.kill()
+
+
+def _no_memory(blocks: object) -> None:
+    raise OSError("no memory")
+
+
+@pytest.mark.parametrize("size", [10, PAYLOAD_BYTES_MAX])
+def test_events_say_that_they_came_with_a_batch(tmp_path: Path, size: int) -> None:
+    bench = Bench(tmp_path)
+    one = event(1, "x", 0, size=max(size - len(event(1, "x", 0)), 0))
+    none = json.dumps({"event": {"type": "t"}, "created": [2, "x", 0]}).encode()
+    bench.steps.batch("p", 0, bench.steps.stage(("logux/a", [one, none])))
+    bench.run()
+    first, second = map(decode_envelope, bench.steps.payloads("logux/a"))
+    assert (first.origin, first.batch) == (("o", True) if size == 10 else (None, False))
+    assert second.batch is False
+    bench.kill()
 
 
 times = st.tuples(st.integers(0, 5), st.sampled_from("xy"), st.integers(0, 1))

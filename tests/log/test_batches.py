@@ -317,9 +317,9 @@ class Later:
     """Stores events when the test says so."""
 
     def __init__(self) -> None:
-        self.added: list[tuple[list[Block], Callable[[], None]]] = []
+        self.added: list[tuple[list[Block], Callable[[None], None]]] = []
 
-    def add(self, blocks: Sequence[Block], done: Callable[[], None]) -> None:
+    def add(self, blocks: Sequence[Block], done: Callable[[None], None]) -> None:
         self.added.append((list(blocks), done))
 
 
@@ -340,7 +340,7 @@ def test_events_are_left_to_others_and_what_comes_behind_waits_for_them(open_sto
         ("logux/y", [EVENT, EVENT]),
     ]
     assert store.payloads("a") == [] and answers == []
-    done()
+    done(None)
     store.runner.run()
     assert store.payloads("a") == [b"one", b"row 1", b"row 2"]
     assert answers == [BatchAnswer(duplicate=False, records=4), NEW]
@@ -361,7 +361,7 @@ def test_a_stop_waits_for_events_that_are_under_way(open_store):
     store.store.settle(lambda: settled.append(True))
     store.runner.run()
     assert not settled
-    later.added[0][1]()
+    later.added[0][1](None)
     store.runner.run()
     assert settled
     assert store.payloads("a") == [b"one"]
@@ -381,7 +381,7 @@ def test_events_that_are_not_durable_when_the_server_ends_are_given_again(open_s
         assert len(later.added) == 1
         store = open_store()
     store.store.batches.take_events(later := Later())
-    later.added[0][1]()
+    later.added[0][1](None)
     store.runner.run()
     assert store.payloads("a") == [b"one", b"two"]
 

@@ -81,8 +81,12 @@ def test_what_spark_writes_reaches_clients_once(
     )
     write(again, server.http_url, topic=f"logux/{topic}", encode="logux")
     assert client.events(1) == [({"type": "new"}, [MS, "x", 0])]
-    assert client.has_all(3001)
-    assert topics_of(server, f"logux/{topic}") == {f"logux/{topic}": 3001}
+    # Also what is written in its name, which it has not sent itself.
+    own = spark.createDataFrame([("own", "client")], "type string, origin string")
+    write(own, server.http_url, topic=f"logux/{topic}", encode="logux")
+    assert client.events(1)[0][0] == {"type": "own"}
+    assert client.has_all(3002)
+    assert topics_of(server, f"logux/{topic}") == {f"logux/{topic}": 3002}
 
 
 def test_spark_reads_what_clients_have_written(

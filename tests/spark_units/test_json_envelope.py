@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.spark.json_envelope import JsonEnvelope
+from headrace.spark.sink_columns import SinkError
 
 json_values = st.recursive(
     st.none()
@@ -188,3 +189,9 @@ def test_encoded_rows_are_objects_that_anyone_reads():
     )
     (payload,) = JsonEnvelope().encode(batch).to_pylist()
     assert json.loads(payload) == {"a": 1, "b": 1.5, "c": None}
+
+
+def test_a_map_with_a_key_twice_is_refused():
+    twice = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
+    with pytest.raises(SinkError, match="a map in it: .*duplicate key was 'a'"):
+        JsonEnvelope().encode(pa.RecordBatch.from_arrays([twice], names=["k"]))

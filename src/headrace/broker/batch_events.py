@@ -12,12 +12,20 @@ from functools import partial
 from headrace.broker.logux_log import LoguxLog, NewEvent
 from headrace.log.blocks import Block
 from headrace.log.runner import Runner
-from headrace.logux_envelope import BadEnvelopeError, created_of, decode_envelope
+from headrace.logux_envelope import (
+    BadEnvelopeError,
+    Envelope,
+    created_of,
+    decode_envelope,
+    encode_envelope,
+)
 
 logger = logging.getLogger(__name__)
 
 PORTION_EVENTS_MAX = 1000
 """Events that are given to logs at once: the loop looks at each of them, and others wait meanwhile."""
+
+Done = Callable[[BaseException | None], None]
 
 _Events = dict[str, list[NewEvent]]
 """By topic, in the order of the batch."""
@@ -28,23 +36,22 @@ class BatchEvents:
         self._log = log
         self._runner = runner
 
-    def add(self, blocks: Sequence[Block], done: Callable[[], None]) -> None:
+    def add(self, blocks: Sequence[Block], done: Done) -> None:
         self._next(deque(_portions(blocks)), done)
 
-    def _next(self, portions: deque[list[Block]], done: Callable[[], None]) -> None:
+    def _next(self, portions: deque[list[Block]], done: Done) -> None:
         if portions:
             work = partial(_events_of, portions.popleft())
             self._runner.background(work, partial(self._add, portions, done))
         else:
-            done()
+            done(None)
 
     def _add(
-        self,
-        portions: deque[list[Block]],
-        done: Callable[[], None],
-        events: _Events | BaseException,
+        self, portions: deque[list[Block]], done: Done, events: _Events | BaseException
     ) -> None:
-        assert isinstance(events, dict), events
+        if isinstance(events, BaseException):
+            done(events)
+            return
         waiting = len(events)
 
         def one_done() -> None:
@@ -76,8 +83,22 @@ def _events_of(blocks: Sequence[Block]) -> _Events:
         events = found.setdefault(block.topic, [])
         for payload in block.payloads():
             try:
-                events.append(NewEvent.of(payload, created_of(decode_envelope(payload))))
+                envelope = decode_envelope(payload)
+                events.append(NewEvent.of(_marked(payload, envelope), created_of(envelope)))
             except BadEnvelopeError as error:
                 # It was checked when it was staged: the batch must not wait for it for ever.
                 logger.error("topic %r: a record of a batch is left out: %s", block.topic, error)
     return found
+
+
+def _marked(payload: bytes, envelope: Envelope) -> bytes:
+    """As of a batch: its origin is connected perhaps, and has not sent it."""
+    if envelope.origin is None or envelope.batch:
+        return payload
+    envelope.batch = True
+    try:
+        return encode_envelope(envelope)
+    except BadEnvelopeError:
+        # The mark made it too large by a few bytes. Without an origin it needs none, and has room.
+        envelope.origin, envelope.batch = None, False
+        return encode_envelope(envelope)

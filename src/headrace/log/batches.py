@@ -91,10 +91,10 @@ class Appender(Protocol):
 class Events(Protocol):
     """Who stores events of Logux."""
 
-    def add(self, blocks: Sequence[Block], done: Callable[[], None]) -> None:
+    def add(self, blocks: Sequence[Block], done: Callable[[BaseException | None], None]) -> None:
         """Store those that are new, in the order of each topic; `done` when all are as durable as it asks.
 
-        Never calls it when the store fails.
+        With what went wrong when they should be given again later. Never calls it when the store fails.
         """
 
 
@@ -243,7 +243,10 @@ class Batches:
         """Called a few times a second."""
         if self._troubled:
             self._troubled = False
-            self._go_on()
+            if self._held is not None:
+                self._add(self._held)
+            else:
+                self._go_on()
 
     def applied(self, sequence: int) -> None:
         """The catalogue holds everything up to this commit, and what it no longer names is deleted."""
@@ -258,6 +261,8 @@ class Batches:
     def stop(self) -> None:
         """Begin nothing more: what is decided goes on at the next start."""
         self._stopped = True
+        if self._troubled:
+            self._held = None
         for batch in self._batches:
             for answer in batch.take_waiters():
                 self._runner.soon(partial(answer, None))
@@ -306,13 +311,7 @@ class Batches:
         if self._stopped:
             return
         if isinstance(found, BaseException):
-            logger.error(
-                "batch %d of producer %r cannot be read for now: %s",
-                batch.number,
-                batch.producer,
-                found,
-            )
-            self._troubled = True
+            self._have_trouble(batch, found)
             return
         piece = _Piece(batch, [], [])
         for what, file, progress in found:
@@ -339,11 +338,21 @@ class Batches:
                 self._append(piece)
         self._go_on()
 
+    def _have_trouble(self, batch: _Batch, trouble: BaseException) -> None:
+        known = (batch.number, batch.producer, trouble)
+        logger.error("batch %d of producer %r cannot be read for now: %s", *known)
+        self._troubled = True
+
     def _add(self, piece: _Piece) -> None:
         if self._events is not None:
-            self._events.add(piece.events, lambda: self._added(piece))
+            self._events.add(piece.events, partial(self._added, piece))
 
-    def _added(self, piece: _Piece) -> None:
+    def _added(self, piece: _Piece, trouble: BaseException | None) -> None:
+        if trouble is not None:
+            self._have_trouble(piece.batch, trouble)
+            if self._stopped:
+                self._held = None  # the next start gives them again
+            return
         self._held = None
         # Also when the store is about to stop: it waits for what is under way.
         self._append(piece)

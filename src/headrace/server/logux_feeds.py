@@ -90,7 +90,8 @@ class WholeLog:
         return b"".join([one.sync(binary=binary) for one in events if self._shows(one)])
 
     def _shows(self, one: Outgoing) -> bool:
-        if one.origin == self._session.peer and one.ordinal >= self._born:
+        is_own = one.origin == self._session.peer and not one.envelope.batch
+        if is_own and one.ordinal >= self._born:
             return False
         return self._connection.may_see(one)
 

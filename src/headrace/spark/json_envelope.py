@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql.types import DataType
 
 from headrace.spark.envelopes import Stamps, register_envelope
+from headrace.spark.sink_columns import SinkError
 
 _decode = msgspec.json.Decoder().decode
 _decode_exactly = msgspec.json.Decoder(float_hook=decimal.Decimal).decode
@@ -42,7 +43,10 @@ class JsonEnvelope:
         return tuple(fields)
 
     def encode(self, columns: pa.RecordBatch, stamps: Stamps | None = None) -> pa.BinaryArray:
-        rows = columns.to_pylist(maps_as_pydicts="strict")
+        try:
+            rows = columns.to_pylist(maps_as_pydicts="strict")
+        except KeyError as error:
+            raise SinkError(f"a row cannot be written: a map in it: {error.args[0]}") from None
         return pa.array([_encode(row) for row in rows], pa.binary())
 
 
