@@ -540,6 +540,14 @@ async def test_closing_while_it_is_being_entered_leaves_nothing_open(store: Path
         pass
 
 
+async def test_entering_twice_is_entering_once(store: Path) -> None:
+    log = connect(NOWHERE, store)
+    assert await asyncio.gather(_enter(log), _enter(log)) == [log, log]
+    async with log:
+        await log.add({"type": "a"})
+    assert log.state == "closed"
+
+
 async def test_closing_ends_iterations_and_waits(store: Path) -> None:
     log = await connect(NOWHERE, store)
     await log.add({"type": "a"})
@@ -660,8 +668,8 @@ def test_an_address_that_cannot_be_meant_is_refused(url: str, match: str) -> Non
 @pytest.mark.parametrize(
     "options",
     [
-        {"host": ""}, {"host": 5}, {"host": "\ud800"}, {"credentials": b"x"}, {"credentials": {1, 2}},
-        {"verify": True}, {"backoff": 1}, {"ssl": True}, {"ping_interval_s": 0},
+        {"host": ""}, {"host": 5}, {"host": "\ud800"}, {"host": "é" * 128}, {"credentials": b"x"},
+        {"credentials": {1, 2}}, {"verify": True}, {"backoff": 1}, {"ssl": True}, {"ping_interval_s": 0},
         {"pings_unanswered_max": None}, {"flush_timeout_s": -1}, {"connect_timeout_s": 0},
     ],
 )  # fmt: skip

@@ -44,7 +44,9 @@ class Log:
         [added] = self.store.run([lambda store: store.add(event, now, difference)])
         return added
 
-    def receive(self, number: int, *created: list[Any], difference: int = 0) -> int:
+    def receive(
+        self, number: int, *created: list[Any], difference: int = 0
+    ) -> int | LocalStoreError:
         self._receptions += 1
         place = Place(0, self._receptions)
         pairs = [({"type": str(time)}, time) for time in created]
@@ -258,13 +260,23 @@ def test_what_is_behind_something_that_could_not_be_stored_is_not_stored_either(
     log = Log()
     log.receive(1, [1, "you", 0])
     log._receptions += 1  # one that has failed
-    with pytest.raises(LocalStoreError, match="earlier"):
-        log.receive(3, [3, "you", 0])
-    with pytest.raises(LocalStoreError, match="earlier"):
-        log.receive(4, [4, "you", 0])
+    for number in (3, 4):
+        assert isinstance(log.receive(number, [number, "you", 0]), LocalStoreError)
     pairs = [({"type": "a"}, [2, "you", 0])]
     log.store.run([lambda store: store.receive(2, pairs, 0, Place(1, 0))])
     assert log.created() == [[1, "you", 0], [2, "you", 0]]
+
+
+def test_what_comes_with_it_is_stored_all_the_same() -> None:
+    log = Log()
+    refused, added = log.store.run(
+        [
+            lambda store: store.receive(3, [({"type": "a"}, [3, "you", 0])], 0, Place(0, 7)),
+            lambda store: store.add(b'{"type":"b"}', NOW, 0),
+        ]
+    )
+    assert "an earlier event could not be stored" in str(refused)
+    assert log.created() == [added.created]
 
 
 # Whose it is

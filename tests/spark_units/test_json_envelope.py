@@ -193,5 +193,5 @@ def test_encoded_rows_are_objects_that_anyone_reads():
 
 def test_a_map_with_a_key_twice_is_refused():
     twice = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
-    with pytest.raises(SinkError, match="a map in it: .*duplicate key was 'a'"):
+    with pytest.raises(SinkError, match=r"a map in it: .*duplicate key was 'a'"):
         JsonEnvelope().encode(pa.RecordBatch.from_arrays([twice], names=["k"]))

@@ -46,6 +46,7 @@ class LoguxClient:
         self._make_connection = make_connection
         self._handlers = Handlers("state")
         self._open: OpenLog | None = None
+        self._opening = asyncio.Lock()
         self._closed: ClientClosedError | None = None
         self._closing: asyncio.Task[None] | None = None
         # Only ever set and cleared at once: it wakes all who wait, to look again.
@@ -147,15 +148,16 @@ class LoguxClient:
     async def __aenter__(self) -> Self:
         if self._closed is not None:
             raise self._closed
-        if self._open is None:
-            self._open = await OpenLog.open(
-                self.log,
-                self._make_connection,
-                self.options,
-                changed=self._wake,
-                state_changed=self._state_changed,
-                failed=self._failed,
-            )
+        async with self._opening:
+            if self._open is None:
+                self._open = await OpenLog.open(
+                    self.log,
+                    self._make_connection,
+                    self.options,
+                    changed=self._wake,
+                    state_changed=self._state_changed,
+                    failed=self._failed,
+                )
         timeout_s = self.options.connect_timeout_s
         try:
             self._entered()  # it may have been closed meanwhile

@@ -60,6 +60,8 @@ class LoguxOptions:
     def __post_init__(self) -> None:
         if not (self.host is None or (isinstance(self.host, str) and self.host)):
             raise ConfigError(f"host must be a name, not {self.host!r}")
+        if self.host is not None and len(self.host.encode(errors="replace")) > logux.HOST_BYTES_MAX:
+            raise ConfigError(f"host may have {logux.HOST_BYTES_MAX} bytes")
         for name in ("backoff", "verify"):
             value = getattr(self, name)
             if value is not None and not callable(value):

@@ -182,11 +182,12 @@ class LoguxStore:
         events: Sequence[tuple[Event, Created]],
         difference_ms: int,
         place: Place,
-    ) -> int:
+    ) -> int | LocalStoreError:
         """Add events of the server that are new; returns the number of the last event."""
         # What is behind one that could not be stored must not be: it would never be asked for again.
         if place.number and self._place != (place.connection, place.number - 1):
-            raise LocalStoreError("an earlier event could not be stored")
+            # Not raised: other jobs of the transaction are not concerned.
+            return LocalStoreError("an earlier event could not be stored")
         self._place = place
         for event, wire in events:
             text = text_of(wire)

@@ -5,12 +5,15 @@ What was asked for while a transaction is under way is the next one: many events
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from headrace.client.logux_store import Facts, Job, LoguxStore
+
+logger = logging.getLogger(__name__)
 
 JOBS_MAX = 1000
 """In one transaction."""
@@ -97,7 +100,10 @@ class StoreThread:
 
 def _report(asked: list[_Asked], results: list[Any]) -> None:
     for one, result in zip(asked, results, strict=True):
-        one.done(result)
+        try:
+            one.done(result)
+        except Exception:  # of one, which must not keep the others waiting
+            logger.exception("a fault of our own while what came of a job was told")
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any) -> None:
