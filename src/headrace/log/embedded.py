@@ -9,14 +9,13 @@ now hold. Reads take from the tail what is there and the rest from segments.
     gathering ──begin──▶ encoded ──file has room──▶ being written ──▶ committed ──▶ applied
                             └─ no free file: held back until the applier frees one
 
-What is not here: which topics there are (`handles.py`), where readers are (`cursors.py`), reading
-(`reading.py`), batches (`batches.py`), formats (`journal.py`, `index.py`), applying (`applier.py`),
-start-up (`recovery.py`).
+What is not here: what is gathered meanwhile (`gathering.py`), which topics there are (`handles.py`), where
+readers are (`cursors.py`), reading (`reading.py`), batches (`batches.py`), formats (`journal.py` and
+`index.py`), applying (`applier.py`), start-up (`recovery.py`).
 """
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
@@ -25,12 +24,12 @@ from headrace.config import Config
 from headrace.errors import StoreFailedError
 from headrace.log.batches import Batches, Decision, Part
 from headrace.log.catalogue import Catalogue
-from headrace.log.commit import Commit, CursorChange, Encoded, Encoder, Once, Trim
+from headrace.log.commit import Commit, CursorChange, Encoded, Encoder, Once
 from headrace.log.cursors import Cursors, check_position
 from headrace.log.disk import Disk
 from headrace.log.entries import Producer
+from headrace.log.gathering import Gathering
 from headrace.log.handles import Handles
-from headrace.log.journal import ENTRY_HEADER_BYTES
 from headrace.log.layout import Layout
 from headrace.log.producers import Producers
 from headrace.log.reading import ReadSide
@@ -45,13 +44,6 @@ from headrace.model import Durability, Position, check_reader_name
 logger = logging.getLogger(__name__)
 
 _TAILS_DROPPED_AT_ONCE = 500
-_CREATE_BYTES = 96
-_CURSOR_BYTES = 32
-"""Of an entry's extra, besides the names in it."""
-_EXTRA_BYTES = 32
-_STAGED_FILE_BYTES = 28
-"""What a decision takes for each of its staged files."""
-
 _PIECE_COMMITS = 4
 """A piece of a batch is so many times as long as other commits: it costs less, and others wait longer."""
 
@@ -91,14 +83,10 @@ class EmbeddedStore(ReadSide):
         self._handles = Handles(self._catalogue, config.rule)
         self._sequence = next_sequence - 1
         self._synced = next_sequence - 1
-        self._gathering = Commit()
-        self._sealed: deque[Commit] = deque()
+        self._gathering = Gathering(self._commit_bytes_max)
         self._encoded: Encoded | None = None
         self._writing: Commit | None = None
         self._begin_soon = False
-        self._memory = [Commit()]
-        """What was asked of `memory` topics: commits that are shown without being written."""
-        self._pending_bytes = 0
         self._applying: dict[Path, int] = {}
         self._trouble = ""
         self._failure = ""
@@ -131,18 +119,17 @@ class EmbeddedStore(ReadSide):
             self._handles.drop(topic)
 
     def _is_pending(self, topic: Topic) -> bool:
-        commits = [self._gathering, *self._sealed, *self._memory]
-        if self._encoded is not None:
-            commits.append(self._encoded.commit)
-        if self._writing is not None:
-            commits.append(self._writing)
-        return any(commit.mentions(topic) for commit in commits)
+        if self._gathering.mentions(topic):
+            return True
+        if self._encoded is not None and self._encoded.commit.mentions(topic):
+            return True
+        return self._writing is not None and self._writing.mentions(topic)
 
     # Appending
 
     @property
     def pending_bytes(self) -> int:
-        return self._pending_bytes
+        return self._gathering.pending_bytes
 
     @property
     def journal_files_waiting(self) -> int:
@@ -158,21 +145,8 @@ class EmbeddedStore(ReadSide):
         return ""
 
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
-        journaled, in_memory = batches, None
-        for topic in batches:
-            if topic.durability is Durability.MEMORY:
-                journaled, in_memory = _divide(batches)
-                break
-        if in_memory is not None and journaled:
-            done = _countdown(2, done)
-        if in_memory is not None:
-            self._memory[-1].add(in_memory, done)
-        if journaled:
-            size = sum(map(len, chain.from_iterable(journaled.values())))
-            size += ENTRY_HEADER_BYTES * len(journaled)
-            # Making a topic is an entry of its own, with a name that may be longer than the record.
-            size += sum(_CREATE_BYTES + len(topic.name) for topic in journaled if not topic.id)
-            self._room(size).add(journaled, done)
+        self._check()
+        self._gathering.append(batches, done)
         self._begin_later()
 
     def append_once(
@@ -191,8 +165,8 @@ class EmbeddedStore(ReadSide):
         if known is not None:
             self._runner.soon(lambda: done(known))
             return
-        commit = self._commit_for(topic, sum(map(len, records)))
-        commit.onces.append(Once(topic, records, producer, number))
+        self._check()
+        self._gathering.append_once(Once(topic, records, producer, number))
         self._producers.wait(topic, producer, number, done)
         self._begin_later()
 
@@ -203,10 +177,8 @@ class EmbeddedStore(ReadSide):
         return self._sequence
 
     def decide(self, decision: Decision, done: Callable[[], None]) -> None:
-        size = ENTRY_HEADER_BYTES + _EXTRA_BYTES + len(decision.producer.encode())
-        commit = self._room(size + _STAGED_FILE_BYTES * len(decision.files))
-        commit.decisions.append(decision)
-        commit.waiters.append(done)
+        self._check()
+        self._gathering.decide(decision, done)
         self._begin_later()
 
     def append_parts(
@@ -214,42 +186,20 @@ class EmbeddedStore(ReadSide):
     ) -> None:
         if self._failure:
             return
-        overhead = ENTRY_HEADER_BYTES + _EXTRA_BYTES
-        commit = self._memory[-1]
-        for part in parts:
-            topic = self._handles.get(part.block.topic)
-            size = overhead + len(part.producer) + len(part.block.data)
-            size += 0 if topic.id else _CREATE_BYTES + len(topic.name)
-            in_memory = topic.durability is Durability.MEMORY
-            chosen = self._memory[-1] if in_memory else self._room(size)
-            chosen.parts.append((topic, part))
-            if not in_memory:
-                commit = chosen
-                # The journal says it with the entry itself.
-                end = None if part.extra() == end else end
-        if end is not None:
-            commit = self._room(overhead + len(end.name))
-            commit.ends.append(end)
-        commit.waiters.append(done)
+        topics = [(self._handles.get(part.block.topic), part) for part in parts]
+        self._gathering.append_parts(topics, end, done)
         self._begin_later()
 
     def trim(self, topic: Topic, position: Position, done: Callable[[], None]) -> None:
         assert topic.exists and position.offset <= topic.end_offset
-        commit = self._commit_for(topic, 0)
-        commit.trims.append(Trim(topic, position))
-        commit.waiters.append(done)
+        self._check()
+        self._gathering.trim(topic, position, done)
         self._begin_later()
 
     def destroy(self, topic: Topic, done: Callable[[], None]) -> None:
         assert topic.exists
-        commit = self._commit_for(topic, 0)
-        commit.destroyed.append(topic)
-        commit.waiters.append(done)
-        # What comes after belongs to the next life.
-        if topic.durability is Durability.MEMORY:
-            self._memory.append(Commit())
-        else:
-            self._seal()
+        self._check()
+        self._gathering.destroy(topic, done)
         self._begin_later()
 
     # Cursors
@@ -280,32 +230,15 @@ class EmbeddedStore(ReadSide):
 
     def _change_cursors(self, changes: list[CursorChange], done: Callable[[], None]) -> None:
         assert len(changes) <= CURSORS_SET_MAX
-        size = sum(
-            ENTRY_HEADER_BYTES + _CURSOR_BYTES + len(one.topic) + len(one.reader) for one in changes
-        )
-        commit = self._room(size)
-        commit.cursors += changes
-        commit.waiters.append(done)
+        self._check()
+        self._gathering.change_cursors(changes, done)
         self._begin_later()
 
-    def _commit_for(self, topic: Topic, size: int) -> Commit:
-        return self._memory[-1] if topic.durability is Durability.MEMORY else self._room(size)
+    # Committing
 
-    def _room(self, size: int) -> Commit:
-        """The commit that takes `size` more bytes for the journal."""
+    def _check(self) -> None:
         if self._failure:
             raise StoreFailedError(self._failure)
-        commit = self._gathering
-        if commit.bytes + size > self._commit_bytes_max and commit.bytes:
-            self._seal()
-            commit = self._gathering
-        commit.bytes += size
-        self._pending_bytes += size
-        return commit
-
-    def _seal(self) -> None:
-        self._sealed.append(self._gathering)
-        self._gathering = Commit()
 
     def _begin_later(self) -> None:
         if not self._begin_soon:
@@ -320,12 +253,8 @@ class EmbeddedStore(ReadSide):
             return
         encoded = self._encoded
         if encoded is None:
-            if self._sealed:
-                commit = self._sealed.popleft()
-            elif self._gathering.waiters or self._gathering.onces:
-                commit = self._gathering
-                self._gathering = Commit()
-            else:
+            commit = self._gathering.take()
+            if commit is None:
                 self._tell_idle()
                 return
             encoded = self._encoder.encode(commit, self._clock_ms(), self._sequence + 1)
@@ -376,18 +305,14 @@ class EmbeddedStore(ReadSide):
 
     def _committed(self, encoded: Encoded) -> None:
         self._writing = None
-        self._pending_bytes -= encoded.commit.bytes
+        self._gathering.committed(encoded.commit)
         self._ring.wrote(self._sequence, encoded.appended, synced=encoded.sync)
         self._begin_later()
         self._show(encoded, self._sequence)
 
     def _commit_memory(self) -> None:
         """Memory topics skip the journal: their records are visible at once, and the oldest give way."""
-        first = self._memory[0]
-        if len(self._memory) == 1 and not (first.waiters or first.onces or first.parts):
-            return
-        commits, self._memory = self._memory, [Commit()]
-        for commit in commits:
+        for commit in self._gathering.take_memory():
             encoded = self._encoder.encode(commit, self._clock_ms(), 0)
             self.listener.prepare(encoded.appended)
             self._show(encoded, 0)
@@ -545,27 +470,3 @@ def _destroyed(topic: Topic) -> None:
     topic.start_offset, topic.start_ordinal = topic.end_offset, topic.end_ordinal
     topic.tail.clear()
     topic.segments = None
-
-
-def _divide(
-    batches: dict[Topic, list[bytes]],
-) -> tuple[dict[Topic, list[bytes]], dict[Topic, list[bytes]]]:
-    """What goes to the journal, and what stays in memory."""
-    in_memory = {
-        topic: records
-        for topic, records in batches.items()
-        if topic.durability is Durability.MEMORY
-    }
-    return {t: records for t, records in batches.items() if t not in in_memory}, in_memory
-
-
-def _countdown(count: int, done: Callable[[], None]) -> Callable[[], None]:
-    """Call `done` when the returned function has been called `count` times."""
-
-    def one_done() -> None:
-        nonlocal count
-        count -= 1
-        if not count:
-            done()
-
-    return one_done

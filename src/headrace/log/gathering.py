@@ -1,0 +1,173 @@
+"""Commits that are not written yet: what is asked for meanwhile is gathered in as few as its size allows.
+
+asked ──▶ gathering ──full, or a topic ends──▶ sealed ──take()──▶ for the journal
+    └───▶ in memory, for topics that are never written ──take_memory()──▶ shown at once
+"""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
+
+from headrace.log.batches import Decision, Part
+from headrace.log.commit import Commit, CursorChange, Once, Trim
+from headrace.log.entries import Producer
+from headrace.log.journal import ENTRY_HEADER_BYTES
+from headrace.log.store import Topic
+from headrace.model import Durability, Position
+
+_CREATE_BYTES = 96
+_CURSOR_BYTES = 32
+"""Of an entry's extra, besides the names in it."""
+_EXTRA_BYTES = 32
+_STAGED_FILE_BYTES = 28
+"""What a decision takes for each of its staged files."""
+
+
+class Gathering:
+    """Calls nobody: `done` is a waiter of the commit that has the last of what was asked."""
+
+    def __init__(self, commit_bytes_max: int) -> None:
+        self._commit_bytes_max = commit_bytes_max
+        self._current = Commit()
+        self._sealed: deque[Commit] = deque()
+        self._memory = [Commit()]
+        """What was asked of `memory` topics: commits that are shown without being written."""
+        self.pending_bytes = 0
+        """Of all that was given to the journal and is not `committed`."""
+
+    def mentions(self, topic: Topic) -> bool:
+        return any(one.mentions(topic) for one in (self._current, *self._sealed, *self._memory))
+
+    # What is asked for
+
+    def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
+        journaled, in_memory = batches, None
+        for topic in batches:
+            if topic.durability is Durability.MEMORY:
+                journaled, in_memory = _divide(batches)
+                break
+        if in_memory is not None and journaled:
+            done = _countdown(2, done)
+        if in_memory is not None:
+            self._memory[-1].add(in_memory, done)
+        if journaled:
+            size = sum(map(len, chain.from_iterable(journaled.values())))
+            size += ENTRY_HEADER_BYTES * len(journaled)
+            # Making a topic is an entry of its own, with a name that may be longer than the record.
+            size += sum(_CREATE_BYTES + len(topic.name) for topic in journaled if not topic.id)
+            self._room(size).add(journaled, done)
+
+    def append_once(self, once: Once) -> None:
+        self._commit_for(once.topic, sum(map(len, once.records))).onces.append(once)
+
+    def decide(self, decision: Decision, done: Callable[[], None]) -> None:
+        size = ENTRY_HEADER_BYTES + _EXTRA_BYTES + len(decision.producer.encode())
+        commit = self._room(size + _STAGED_FILE_BYTES * len(decision.files))
+        commit.decisions.append(decision)
+        commit.waiters.append(done)
+
+    def append_parts(
+        self, parts: list[tuple[Topic, Part]], end: Producer | None, done: Callable[[], None]
+    ) -> None:
+        overhead = ENTRY_HEADER_BYTES + _EXTRA_BYTES
+        commit = self._memory[-1]
+        for topic, part in parts:
+            size = overhead + len(part.producer) + len(part.block.data)
+            size += 0 if topic.id else _CREATE_BYTES + len(topic.name)
+            chosen = self._commit_for(topic, size)
+            chosen.parts.append((topic, part))
+            if topic.durability is not Durability.MEMORY:
+                commit = chosen
+                # The journal says it with the entry itself.
+                end = None if part.extra() == end else end
+        if end is not None:
+            commit = self._room(overhead + len(end.name))
+            commit.ends.append(end)
+        commit.waiters.append(done)
+
+    def trim(self, topic: Topic, position: Position, done: Callable[[], None]) -> None:
+        commit = self._commit_for(topic, 0)
+        commit.trims.append(Trim(topic, position))
+        commit.waiters.append(done)
+
+    def destroy(self, topic: Topic, done: Callable[[], None]) -> None:
+        commit = self._commit_for(topic, 0)
+        commit.destroyed.append(topic)
+        commit.waiters.append(done)
+        # What comes after belongs to the next life.
+        if topic.durability is Durability.MEMORY:
+            self._memory.append(Commit())
+        else:
+            self._seal()
+
+    def change_cursors(self, changes: list[CursorChange], done: Callable[[], None]) -> None:
+        size = sum(
+            ENTRY_HEADER_BYTES + _CURSOR_BYTES + len(one.topic) + len(one.reader) for one in changes
+        )
+        commit = self._room(size)
+        commit.cursors += changes
+        commit.waiters.append(done)
+
+    # What becomes of it
+
+    def take(self) -> Commit | None:
+        """The next commit for the journal."""
+        if self._sealed:
+            return self._sealed.popleft()
+        commit = self._current
+        if not (commit.waiters or commit.onces):
+            return None
+        self._current = Commit()
+        return commit
+
+    def committed(self, commit: Commit) -> None:
+        self.pending_bytes -= commit.bytes
+
+    def take_memory(self) -> list[Commit]:
+        """Those that are not for the journal."""
+        first = self._memory[0]
+        if len(self._memory) == 1 and not (first.waiters or first.onces or first.parts):
+            return []
+        commits, self._memory = self._memory, [Commit()]
+        return commits
+
+    def _commit_for(self, topic: Topic, size: int) -> Commit:
+        return self._memory[-1] if topic.durability is Durability.MEMORY else self._room(size)
+
+    def _room(self, size: int) -> Commit:
+        """The commit that takes `size` more bytes for the journal."""
+        commit = self._current
+        if commit.bytes + size > self._commit_bytes_max and commit.bytes:
+            self._seal()
+            commit = self._current
+        commit.bytes += size
+        self.pending_bytes += size
+        return commit
+
+    def _seal(self) -> None:
+        self._sealed.append(self._current)
+        self._current = Commit()
+
+
+def _divide(
+    batches: dict[Topic, list[bytes]],
+) -> tuple[dict[Topic, list[bytes]], dict[Topic, list[bytes]]]:
+    """What goes to the journal, and what stays in memory."""
+    in_memory = {
+        topic: records
+        for topic, records in batches.items()
+        if topic.durability is Durability.MEMORY
+    }
+    return {t: records for t, records in batches.items() if t not in in_memory}, in_memory
+
+
+def _countdown(count: int, done: Callable[[], None]) -> Callable[[], None]:
+    """Call `done` when the returned function has been called `count` times."""
+
+    def one_done() -> None:
+        nonlocal count
+        count -= 1
+        if not count:
+            done()
+
+    return one_done
