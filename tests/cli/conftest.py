@@ -1,6 +1,7 @@
 """A real server for the command line's tests, shared: every test uses topics of its own."""
 
 import itertools
+import signal
 import subprocess
 import sys
 
@@ -39,6 +40,8 @@ def spawn(tmp_path, environment, at):
             [sys.executable, "-m", "headrace", *map(str, args)],
             cwd=tmp_path,
             env=environment(**at),
+            # Tests that run in the background have it ignored, and would hand that on.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options,
         )
         running.append(process)
