@@ -6,24 +6,19 @@ can be shown in both ways: `[1475316540687, "a:1", 0]` and `"1475316540687 a:1 0
 
 import hashlib
 import re
-import sys
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
 from headrace.errors import HeadraceError
+from headrace.json_limits import BadJSONError, decode_json
 from headrace.model import PAYLOAD_BYTES_MAX
 
 KEY_BYTES = 16
 
-DEPTH_MAX = 100
-"""How deep arrays and objects may lie in each other, in a payload with its own object."""
-
 NUMBER_MAX = 1 << 63
 """What numbers of times and ids are less than: the table of ids holds no larger ones."""
-
-_FLOAT_MAX = int(sys.float_info.max)
 
 Number = int | float
 Event = dict[str, Any]
@@ -64,7 +59,6 @@ class Stamp(NamedTuple):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Envelope).decode
-_decode_any = msgspec.json.Decoder().decode
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
@@ -111,39 +105,11 @@ def check_envelope(payload: bytes) -> None:
 def check_event(data: bytes | Raw) -> None:
     """Raise BadEnvelopeError unless this is JSON of an object with a string `type`."""
     try:
-        event = _decode_any(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadEnvelopeError(f"its event is not JSON: {error}") from None
+        event = decode_json(data, around=1)
+    except BadJSONError as error:
+        raise BadEnvelopeError(f"its event {error}") from None
     if not isinstance(event, dict) or not isinstance(event.get("type"), str):
         raise BadEnvelopeError("its event is no object with a string `type`")
-    data = bytes(data)
-    if has_huge_integers(data, event):
-        raise BadEnvelopeError("its event has an integer that is too large for a float")
-    # What opens so few brackets cannot lie deep, and most events need not be walked through.
-    if data.count(b"[") + data.count(b"{") >= DEPTH_MAX and _depth(event) >= DEPTH_MAX:
-        raise BadEnvelopeError(
-            f"arrays and objects in its event lie more than {DEPTH_MAX} deep in each other"
-        )
-
-
-_MANY_DIGITS = re.compile(rb"[0-9]{300}")
-
-
-def has_huge_integers(data: bytes, value: Any) -> bool:
-    """Whether this JSON has an integer that no other encoding can hold, not even as a float."""
-    if len(data) < 300 or _MANY_DIGITS.search(data) is None:
-        return False
-    level = [value]
-    while level:
-        if any(type(one) is int and abs(one) > _FLOAT_MAX for one in level):
-            return True
-        inner = (
-            one.values() if isinstance(one, dict) else one
-            for one in level
-            if isinstance(one, dict | list)
-        )
-        level = [one for values in inner for one in values]
-    return False
 
 
 def check_created(created: Any) -> Created:
@@ -156,20 +122,6 @@ def check_created(created: Any) -> Created:
 def _is_of_time(value: Any) -> bool:
     # JSON's true and false are numbers to Python.
     return isinstance(value, str) or (type(value) in (int, float) and abs(value) < NUMBER_MAX)
-
-
-def _depth(value: Any) -> int:
-    """How deep arrays and objects with anything in them lie in each other, as far as it matters."""
-    depth = 0
-    level = [value]
-    while depth < DEPTH_MAX:
-        level = [one for one in level if isinstance(one, dict | list) and one]
-        if not level:
-            break
-        depth += 1
-        inner = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for values in inner for one in values]
-    return depth
 
 
 # Times and ids

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.logux_envelope import NUMBER_MAX, Created, Event, Number, has_huge_integers
+from headrace.json_limits import has_huge_integers
+from headrace.logux_envelope import NUMBER_MAX, Created, Event, Number
 from headrace.wire import websocket
 
 PATH = "/v1/logux"

@@ -1,0 +1,72 @@
+"""How deep and how large JSON may be that is taken in from outside. What it is about, its users say."""
+
+import re
+import sys
+from typing import Any
+
+import msgspec
+
+from headrace.errors import HeadraceError
+
+DEPTH_MAX = 100
+"""How deep arrays and objects with anything in them may lie in each other."""
+
+_TOO_DEEP = f"has arrays and objects that lie more than {DEPTH_MAX} deep in each other"
+
+_FLOAT_MAX = int(sys.float_info.max)
+
+_MANY_DIGITS = re.compile(rb"[0-9]{300}")
+
+_decode = msgspec.json.Decoder().decode
+
+
+class BadJSONError(HeadraceError, ValueError):
+    """JSON that is not taken in: the text says what it is or has, and begins with a verb."""
+
+
+def decode_json(data: bytes | msgspec.Raw, *, around: int = 0) -> Any:
+    """The value, where as many arrays and objects will lie around it. Raises `BadJSONError`."""
+    try:
+        value = _decode(data)
+    except RecursionError:
+        raise BadJSONError(_TOO_DEEP) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadJSONError(f"is not JSON: {error}") from None
+    data = bytes(data)
+    if has_huge_integers(data, value):
+        raise BadJSONError("has an integer that is too large for a float")
+    # What opens so few brackets cannot lie deep, and most values need not be walked through.
+    depth_max = DEPTH_MAX - around
+    if data.count(b"[") + data.count(b"{") > depth_max and _is_deeper(value, depth_max):
+        raise BadJSONError(_TOO_DEEP)
+    return value
+
+
+def has_huge_integers(data: bytes, value: Any) -> bool:
+    """Whether this JSON has an integer that no other encoding can hold, not even as a float."""
+    if len(data) < 300 or _MANY_DIGITS.search(data) is None:
+        return False
+    level = [value]
+    while level:
+        if any(type(one) is int and abs(one) > _FLOAT_MAX for one in level):
+            return True
+        level = _inside(level)
+    return False
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth + 1):
+        level = _inside(level)
+        if not level:
+            return False
+    return True
+
+
+def _inside(level: list[Any]) -> list[Any]:
+    inner = (
+        one.values() if isinstance(one, dict) else one
+        for one in level
+        if isinstance(one, dict | list)
+    )
+    return [one for values in inner for one in values]
