@@ -124,6 +124,27 @@ def test_what_an_earlier_use_left_in_a_torn_frame_moves_no_cursor(open_store):
     assert listed(store) == expected
 
 
+def test_what_an_earlier_use_left_at_the_very_places_of_a_torn_frame_moves_no_cursor(open_store):
+    store = open_store()
+    store.append("topic", b"x")
+    for _ in range(3):
+        store.append("topic", b"y")
+        put(store, "a", "topic")
+    expected = {("topic", "a"): Position(store.store.topic("topic").epoch, 15, 3)}
+    store.crash()
+    of_cursors = [one for one in Journal(store).frames() if _is_of_cursors(one[2])]
+    path, position, _ = of_cursors[-1]
+    stale = b"".join(encode_entry(*entry) for entry in of_cursors[0][2].entries)
+    at = position + FRAME_HEADER_BYTES
+    data = path.read_bytes()
+    # Every entry holds by itself; only the frame does not.
+    path.write_bytes(data[:at] + stale + data[at + len(stale) :])
+    assert data[at : at + len(stale)] != stale
+    store = open_store()
+    assert any("never acknowledged" in report for report in store.reports)
+    assert listed(store) == expected
+
+
 def test_cursors_of_a_last_frame_that_is_damaged_elsewhere_count(open_store):
     store = open_store()
     store.append("topic", b"x")

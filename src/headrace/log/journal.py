@@ -270,7 +270,12 @@ def read_frames(
         if stop == start + length and crc32c(data[start:stop]) == crc:
             yield Frame(sequence, synced, _sound(data, start, stop) if entries else [], [])
         else:
-            yield Frame(sequence, synced, *_entries(name, data, start, stop, length))
+            found_entries, problems = _entries(name, data, start, stop, length)
+            if not problems:
+                # Each entry holds, but some are another commit's: left from earlier, at the same places.
+                reason = "its entries are not those of one commit"
+                problems.append(Problem(name, position, frame_bytes(length), reason, None))
+            yield Frame(sequence, synced, found_entries, problems)
         position += frame_bytes(length)
         frame = _frame_at(data, position, generation)
     if until is not None and position < until:
