@@ -529,7 +529,7 @@ def pending_store(open_store) -> tuple[StepStore, str, list[bytes]]:
 def test_a_rebuilt_catalogue_goes_on_with_batches_from_the_damaged_one(open_store, tmp_path):
     store, _, payloads = pending_store(open_store)
     store = after_damage(tmp_path, "damaged", keep_backup=False)
-    assert "cursors, producers and batches are from the damaged file" in str(store.reports)
+    assert "cursors, producers, batches and notes are from the damaged file" in str(store.reports)
     assert store.payloads("a") == payloads
     assert store.batch("p", 3) == DUPLICATE
     store.crash()
@@ -570,9 +570,10 @@ def after_damage(tmp_path: Path, what: str, *, keep_backup: bool) -> StepStore:
 
 
 def make_format_1(path: Path) -> None:
-    """What an earlier version would have left: the same without batches."""
+    """What an earlier version would have left: the same without batches and notes."""
     with sqlite3.connect(path) as db:
         db.execute("DROP TABLE batches")
+        db.execute("DROP TABLE notes")
     db.close()
     catalogue = Catalogue.open(path.parent, name=path.name)
     catalogue.put_meta(msgspec.structs.replace(catalogue.meta(), format=1))
@@ -602,7 +603,7 @@ def test_a_directory_of_format_1_is_verified_opened_and_loses_nothing(open_store
     assert not verify(store.layout.root).damaged
     store = StepStore(tiny(tmp_path / "data"))
     assert store.reports == []
-    assert store._catalogue.meta().format == 2
+    assert store._catalogue.meta().format == 3
     store._catalogue.check()
     assert store.payloads("a") == [b"one", b"two"]
     assert store.append_once("b", "p", 7, b"numbered").duplicate

@@ -15,6 +15,7 @@ from headrace.log.catalogue import (
     DamagedCatalogueError,
     Meta,
     MetaRow,
+    NoteRow,
     ProducerRow,
     SegmentRow,
     TombstoneRow,
@@ -34,6 +35,8 @@ ROWS = [
     TombstoneRow(b"gone", 3, 70, 7, 800),
     CursorRow(b"topic/1", b"reader", 10, 60, 3, 999),
     ProducerRow(b"topic/1", b"producer", 4, msgspec.msgpack.encode([(4, 100)]), 990),
+    NoteRow(b"note", b"value", 0, 980),
+    NoteRow(b"note/2", b"", 2000, 980),
 ]
 
 
@@ -60,6 +63,9 @@ def test_rows_come_back(catalogue):
     assert [row.topic_id for row in catalogue.segments_older_than(960)] == [2, 1]
     assert catalogue.producer(b"topic/1", b"producer").last == 4
     assert [row.reader for row in catalogue.cursors(b"topic/1")] == [b"reader"]
+    assert list(catalogue.notes()) == ROWS[-2:]
+    assert catalogue.note(b"note/2") == ROWS[-1]
+    assert list(catalogue.due_notes((0, b""), 2000)) == [(2000, b"note/2")]
     assert catalogue.meta() == Meta()
 
 
@@ -157,6 +163,7 @@ def test_a_value_of_another_type_is_noticed(catalogue):
     [
         "DROP TABLE cursors",
         "DROP INDEX segments_by_age",
+        "DROP INDEX notes_by_due",
         "DELETE FROM meta",
         "CREATE TABLE more (x)",
     ],
@@ -245,6 +252,7 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path, seed):
         assert sorted(found, key=repr) == sorted(ROWS, key=repr)
         assert [catalogue.topic(row.name) for row in TOPICS] == TOPICS
         assert [row.base for row in catalogue.segments_older_than(2000)] == [0, 0, 60]
+        assert list(catalogue.due_notes((0, b""), 2000)) == [(2000, b"note/2")]
         assert catalogue.meta() == Meta()
     finally:
         catalogue.close()

@@ -4,6 +4,7 @@ import pytest
 
 from headrace.model import Durability
 from tests.log.contract import Harness, StoreContract
+from tests.log.contract_notes import NotesContract
 
 
 class EmbeddedHarness(Harness):
@@ -34,13 +35,13 @@ class EmbeddedHarness(Harness):
         assert self._steps.reports == []
 
 
-class TestSynced(StoreContract):
+class TestSynced(StoreContract, NotesContract):
     @pytest.fixture
     def harness(self, open_store):
         return EmbeddedHarness(open_store, Durability.SYNCED)
 
 
-class TestWritten(StoreContract):
+class TestWritten(StoreContract, NotesContract):
     @pytest.fixture
     def harness(self, open_store):
         return EmbeddedHarness(open_store, Durability.WRITTEN)

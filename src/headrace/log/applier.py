@@ -34,7 +34,7 @@ from headrace.log.disk import Disk
 from headrace.log.entries import (
     StagedFiles,
 )
-from headrace.log.gathered import Damage, Gathered, LostDecision, Plan
+from headrace.log.gathered import Gathered, Loss, Plan
 from headrace.log.index import (
     Header,
     encode_header,
@@ -122,7 +122,7 @@ class Applier:
         """Keep a damaged part of a journal file."""
         quarantine(self._layout, path, problem)
 
-    def apply(self, entries: Iterable[journal.Entry], applied: int) -> list[Damage | LostDecision]:
+    def apply(self, entries: Iterable[journal.Entry], applied: int) -> list[Loss]:
         """Make the entries part of the log; `applied` is the last commit they belong to."""
         meta = self._catalogue.meta()
         gathered = Gathered(self._catalogue, self._topic_row)
@@ -281,6 +281,8 @@ class Applier:
             catalogue.drop_cursors([key for key, row in gathered.cursors.items() if row is None])
             catalogue.put(gathered.producers.values())
             catalogue.put(gathered.batches.values())
+            catalogue.put([row for row in gathered.notes.values() if row is not None])
+            catalogue.drop_notes([key for key, row in gathered.notes.items() if row is None])
             if gathered.producers:
                 newest_ms = max(row.ms for row in gathered.producers.values())
                 catalogue.drop_producers(newest_ms - PRODUCER_LEASE_MS, PRODUCERS_MAX)

@@ -15,6 +15,7 @@ from crc32c import crc32c
 
 from headrace.errors import DataDirectoryError
 from headrace.log.disk import Disk
+from headrace.log.store import NOTE_KEY_BYTES_MAX
 from headrace.model import TOPIC_BYTES_MAX, Position
 
 FILE_NAME = "catalogue.sqlite"
@@ -29,7 +30,7 @@ TOMBSTONES_MAX = 10_000
 BATCHES_NAME = b""
 """Stands in `producers` where others have a topic: the numbers of batches. No topic is called so."""
 
-_FORMAT = 2
+_FORMAT = 3
 
 _SCHEMA_1 = """
 CREATE TABLE meta (key BLOB PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
@@ -64,8 +65,15 @@ CREATE TABLE batches (
   PRIMARY KEY (producer, number)) WITHOUT ROWID;
 """
 
-_SCHEMAS = {1: _SCHEMA_1, 2: _SCHEMA_1 + _SCHEMA_2}
-"""By format; each adds to the one before."""
+_SCHEMA_3 = """
+CREATE TABLE notes (
+  key BLOB PRIMARY KEY, value BLOB NOT NULL, due_ms INTEGER NOT NULL, ms INTEGER NOT NULL,
+  crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX notes_by_due ON notes (due_ms) WHERE due_ms > 0;
+"""
+
+_ADDED = {1: _SCHEMA_1, 2: _SCHEMA_2, 3: _SCHEMA_3}
+"""What each format has that the one before it has not."""
 
 
 class TopicRow(NamedTuple):
@@ -133,6 +141,13 @@ class BatchRow(NamedTuple):
     ms: int
 
 
+class NoteRow(NamedTuple):
+    key: bytes
+    value: bytes
+    due_ms: int
+    ms: int
+
+
 class MetaRow(NamedTuple):
     key: bytes
     value: bytes
@@ -165,10 +180,21 @@ _TABLES: dict[type[Any], str] = {
     ProducerRow: "producers",
     MetaRow: "meta",
     BatchRow: "batches",
+    NoteRow: "notes",
 }
 _encode = msgspec.msgpack.encode
 
-R = TypeVar("R", TopicRow, SegmentRow, TombstoneRow, CursorRow, ProducerRow, MetaRow, BatchRow)
+R = TypeVar(
+    "R",
+    TopicRow,
+    SegmentRow,
+    TombstoneRow,
+    CursorRow,
+    ProducerRow,
+    MetaRow,
+    BatchRow,
+    NoteRow,
+)
 
 
 class DamagedCatalogueError(DataDirectoryError):
@@ -231,8 +257,7 @@ class Catalogue:
     def make(self) -> None:
         """Make the tables, and say that there is nothing yet."""
         with self.transaction():
-            for statement in _SCHEMAS[_FORMAT].split(";"):
-                self._db.execute(statement)
+            self._add(*_ADDED)
             self.put_meta(Meta())
 
     def migrate(self) -> None:
@@ -240,9 +265,12 @@ class Catalogue:
         meta = self.meta()
         if meta.format < _FORMAT:
             with self.transaction():
-                for statement in _SCHEMA_2.split(";"):
-                    self._db.execute(statement)
+                self._add(*(version for version in _ADDED if version > meta.format))
                 self.put_meta(msgspec.structs.replace(meta, format=_FORMAT))
+
+    def _add(self, *versions: int) -> None:
+        for statement in "".join(_ADDED[version] for version in versions).split(";"):
+            self._db.execute(statement)
 
     def transaction(self) -> "_Transaction":
         return _Transaction(self._db)
@@ -252,7 +280,7 @@ class Catalogue:
         if row is None:
             raise DamagedCatalogueError(f"{self.path}: the row of the whole is missing")
         meta = msgspec.msgpack.decode(row.value, type=Meta)
-        if meta.format not in _SCHEMAS:
+        if meta.format not in _ADDED:
             raise DataDirectoryError(
                 f"{self.path} has format {meta.format}, this version reads up to {_FORMAT}"
             )
@@ -338,6 +366,28 @@ class Catalogue:
             "DELETE FROM batches WHERE producer = ? AND number = ?", [row[:2] for row in rows]
         )
 
+    def note(self, key: bytes) -> NoteRow | None:
+        return self._one(NoteRow, "WHERE key = ?", key)
+
+    def notes(self, prefix: bytes = b"", after: bytes = b"") -> Iterator[NoteRow]:
+        """Notes in the order of their keys, read as far as they are asked for."""
+        # One bound from below: of two, SQLite looks for the first and reads all up to the second.
+        first, bound = (after, ">") if after >= prefix else (prefix, ">=")
+        past = prefix + b"\xff" * (NOTE_KEY_BYTES_MAX + 1)
+        return self._all(NoteRow, f"WHERE key {bound} ? AND key < ? ORDER BY key", first, past)
+
+    def due_notes(self, first: tuple[int, bytes], until_ms: int) -> Iterator[tuple[int, bytes]]:
+        """When they are due, and keys, in this order and from such a place on; the index knows no more."""
+        # The first condition is the one that SQLite looks for; with the second it may use the index.
+        return self._db.execute(
+            "SELECT due_ms, key FROM notes WHERE (due_ms, key) >= (?, ?) AND due_ms > 0 "
+            "AND due_ms <= ? ORDER BY due_ms, key",
+            (*first, min(until_ms, INTEGER_MAX)),
+        )
+
+    def drop_notes(self, keys: Collection[bytes]) -> None:
+        self._db.executemany("DELETE FROM notes WHERE key = ?", [(key,) for key in keys])
+
     def drop_topic(self, topic_id: int) -> None:
         self._db.execute("DELETE FROM topics WHERE id = ?", (topic_id,))
         self._db.execute("DELETE FROM segments WHERE topic_id = ?", (topic_id,))
@@ -367,7 +417,7 @@ class Catalogue:
             if verdict != "ok":
                 raise DamagedCatalogueError(f"{self.path}: {verdict}")
             schema = self._schema()
-            if schema not in map(_sound_schema, _SCHEMAS):
+            if schema not in map(_sound_schema, _ADDED):
                 raise DamagedCatalogueError(f"{self.path}: its tables are not what they should be")
             if schema != _sound_schema(self.meta().format):
                 raise DamagedCatalogueError(f"{self.path}: its tables are not those of its format")
@@ -454,7 +504,7 @@ class _Transaction:
 def _sound_schema(version: int) -> list[tuple[object, ...]]:
     db = sqlite3.connect(":memory:")
     try:
-        db.executescript(_SCHEMAS[version])
+        db.executescript("".join(_ADDED[one] for one in range(1, version + 1)))
         return list(db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
     finally:
         db.close()

@@ -8,10 +8,10 @@ import msgspec
 from headrace.log import journal
 from headrace.log.batches import Decision, Part
 from headrace.log.blocks import Block
-from headrace.log.entries import Create, Cursor, Destroy, Producer
+from headrace.log.entries import Create, Cursor, Destroy, Noted, Producer
 from headrace.log.index import RUN_BYTES_MAX, RUN_MS_MAX, RUN_RECORDS_MAX
 from headrace.log.records import split_records
-from headrace.log.store import Appended, Topic
+from headrace.log.store import Appended, Note, Topic
 from headrace.model import Durability, Position
 
 _pack = msgspec.msgpack.encode
@@ -66,8 +66,8 @@ class Commit:
     """Everything that waits for the same write."""
 
     __slots__ = (
-        *("appends", "bytes", "cursors", "decisions", "destroyed", "ends", "onces", "parts"),
-        *("trims", "waiters"),
+        *("appends", "bytes", "changed", "cursors", "decisions", "destroyed", "ends", "notes"),
+        *("onces", "parts", "trims", "waiters"),
     )
 
     def __init__(self) -> None:
@@ -81,6 +81,9 @@ class Commit:
         self.trims: list[Trim] = []
         self.destroyed: list[Topic] = []
         self.cursors: list[CursorChange] = []
+        self.notes: list[tuple[Topic, Note]] = []
+        self.changed: dict[Topic, None] = {}
+        """Of which all that is in this commit must be there together, with the notes, or not at all."""
         self.waiters: list[Callable[[], None]] = []
         self.bytes = 0
 
@@ -97,6 +100,7 @@ class Commit:
     def mentions(self, topic: Topic) -> bool:
         return (
             topic in self.appends
+            or topic in self.changed
             or topic in self.destroyed
             or any(once.topic is topic for once in self.onces)
             or any(trim.topic is topic for trim in self.trims)
@@ -175,6 +179,11 @@ class Encoder:
         for change in commit.cursors:
             entries.append(_cursor(change, now_ms, number))
             sync = True
+        if commit.changed:
+            entries += [_note(topic, note, now_ms) for topic, note in commit.notes]
+            ids = {topic.id for topic in commit.changed}
+            entries[:0] = journal.encode_changes(entries, ids, now_ms, number)
+            sync |= any(topic.durability is Durability.SYNCED for topic in commit.changed)
         return Encoded(
             commit, entries, sum(map(len, entries)), appended, self._created, sync, now_ms
         )
@@ -320,6 +329,11 @@ def _cursor(change: CursorChange, now_ms: int, number: int) -> bytes:
 
 
 _NOWHERE = Position(0, 0, 0)
+
+
+def _note(topic: Topic, note: Note, now_ms: int) -> bytes:
+    extra = _pack(Noted(note.key, note.due_ms, note.value is None))
+    return journal.encode_entry(journal.NOTE, topic.id, 0, 0, 0, now_ms, extra, note.value or b"")
 
 
 def _decision(decision: Decision, now_ms: int) -> bytes:

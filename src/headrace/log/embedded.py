@@ -10,13 +10,13 @@ now hold. Reads take from the tail what is there and the rest from segments.
                             └─ no free file: held back until the applier frees one
 
 What is not here: what is gathered meanwhile (`gathering.py`), which topics there are (`handles.py`), where
-readers are (`cursors.py`), reading (`reading.py`), batches (`batches.py`), formats (`journal.py` and
-`index.py`), applying (`applier.py`), start-up (`recovery.py`).
+readers are (`cursors.py`), what was noted (`notes.py`), reading (`reading.py`), batches (`batches.py`),
+formats (`journal.py` and `index.py`), applying (`applier.py`), start-up (`recovery.py`).
 """
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -28,22 +28,26 @@ from headrace.log.commit import Commit, CursorChange, Encoded, Encoder, Once
 from headrace.log.cursors import Cursors, check_position
 from headrace.log.disk import Disk
 from headrace.log.entries import Producer
-from headrace.log.gathering import Gathering
+from headrace.log.gathering import Gathering, note_bytes_max
 from headrace.log.handles import Handles
 from headrace.log.layout import Layout
+from headrace.log.notes import Notes
 from headrace.log.producers import Producers
 from headrace.log.reading import ReadSide
 from headrace.log.ring import ApplierLink, Ring
 from headrace.log.runner import Runner
 from headrace.log.segment import Segments
 from headrace.log.staging import Staging
-from headrace.log.store import CURSORS_SET_MAX, Cursor, Listener, Stored, Topic
+from headrace.log.store import CURSORS_SET_MAX, Cursor, Listener, Note, Stored, Topic
 from headrace.log.tails import drop_tail, read_tail, tail_start
 from headrace.model import Durability, Position, check_reader_name
 
 logger = logging.getLogger(__name__)
 
 _TAILS_DROPPED_AT_ONCE = 500
+_NOTES_DROPPED_AT_ONCE = 5000
+_NOTE_BYTES_MAX = 1 << 20
+"""All of it is read and written at once, in the catalogue too."""
 _PIECE_COMMITS = 4
 """A piece of a batch is so many times as long as other commits: it costs less, and others wait longer."""
 
@@ -80,6 +84,8 @@ class EmbeddedStore(ReadSide):
         self._commit_bytes_max = min(
             config.journal.commit_bytes_max, config.journal.file_bytes // 4
         )
+        self.note_bytes_max = min(_NOTE_BYTES_MAX, note_bytes_max(self._commit_bytes_max))
+        self._notes = Notes(self._catalogue, self.note_bytes_max)
         self._handles = Handles(self._catalogue, config.rule)
         self._sequence = next_sequence - 1
         self._synced = next_sequence - 1
@@ -201,6 +207,35 @@ class EmbeddedStore(ReadSide):
         self._check()
         self._gathering.destroy(topic, done)
         self._begin_later()
+
+    # Notes
+
+    def change(
+        self,
+        topic: Topic,
+        *,
+        records: Sequence[bytes] = (),
+        notes: Sequence[Note] = (),
+        trim: Position | None = None,
+        destroy: bool = False,
+        done: Callable[[], None],
+    ) -> None:
+        assert topic.durability is not Durability.MEMORY
+        assert topic.exists or not (trim or destroy)
+        assert trim is None or trim.offset <= topic.end_offset
+        self._check()
+        self._notes.put(notes)
+        self._gathering.change(topic, list(records), notes, trim, destroy, done)
+        self._begin_later()
+
+    def note(self, key: bytes) -> Note | None:
+        return self._notes.get(key)
+
+    def notes(self, prefix: bytes, after: bytes, limit: int) -> list[Note]:
+        return self._notes.listed(prefix, after, limit)
+
+    def due_notes(self, until_ms: int, limit: int) -> list[Note]:
+        return self._notes.due(until_ms, limit)
 
     # Cursors
 
@@ -339,6 +374,8 @@ class EmbeddedStore(ReadSide):
                 self._cursors.put(Cursor(name, reader, position, encoded.ms))
             else:
                 self._cursors.drop(name, reader)
+        if commit.notes:
+            self._notes.committed([note for _, note in commit.notes], sequence)
         if encoded.appended or commit.trims or commit.destroyed:
             self.version += 1
             for changed in self._watchers:
@@ -418,7 +455,7 @@ class EmbeddedStore(ReadSide):
         self._drop_tails(path, iter(self._ring.touched(path).items()))
 
     def _drop_tails(self, path: Path, ends: Iterator[tuple[Topic, int]]) -> None:
-        """A few topics a step, so that nobody waits for ten thousand of them."""
+        """A few topics and notes a step, so that nobody waits for ten thousand of them."""
         for topic, end in islice(ends, _TAILS_DROPPED_AT_ONCE):
             topic.segments = None
             drop_tail(topic, end)
@@ -426,6 +463,9 @@ class EmbeddedStore(ReadSide):
         rest = next(ends, None)
         if rest is not None:
             self._runner.soon(lambda: self._drop_tails(path, chain([rest], ends)))
+            return
+        if self._notes.applied(self._applying[path], _NOTES_DROPPED_AT_ONCE):
+            self._runner.soon(lambda: self._drop_tails(path, ends))
             return
         sequence = self._applying.pop(path)
         self._producers.applied(sequence)

@@ -55,3 +55,11 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
     commit: int
     """The number of the commit: tells it from one that an earlier use of the journal file left."""
     dropped: bool = False
+
+
+class Noted(msgspec.Struct, frozen=True, array_like=True):
+    """Of a note; its value is the data."""
+
+    key: bytes
+    due_ms: int
+    dropped: bool = False

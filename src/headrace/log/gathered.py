@@ -1,4 +1,4 @@
-"""Entries of the journal gathered by what they change: topics, tombstones, cursors, producers, batches.
+"""Entries of the journal gathered by what they change: topics, tombstones, cursors, producers and so on.
 
 The first step of applying. It reads the catalogue and writes nothing; entries hold absolute values, so those
 that are applied already are recognised and change nothing.
@@ -16,6 +16,7 @@ from headrace.log.catalogue import (
     BatchRow,
     Catalogue,
     CursorRow,
+    NoteRow,
     ProducerRow,
     SegmentRow,
     TombstoneRow,
@@ -26,6 +27,7 @@ from headrace.log.entries import (
     Create,
     Cursor,
     Destroy,
+    Noted,
     Producer,
     Progress,
     Recent,
@@ -65,6 +67,18 @@ class LostDecision(NamedTuple):
         )
 
 
+class LostNote(NamedTuple):
+    """A note of which nobody knows what it said; what it said before holds again."""
+
+    key: bytes
+
+    def __str__(self) -> str:
+        return f"note {self.key!r}: what it said last is lost: the journal is damaged there"
+
+
+Loss = Damage | LostDecision | LostNote
+
+
 @dataclass(slots=True)
 class Plan:
     """What will become of one topic."""
@@ -102,7 +116,9 @@ class Gathered:
         """None for one that was dropped."""
         self.producers: dict[tuple[bytes, bytes], ProducerRow] = {}
         self.batches: dict[tuple[bytes, int], BatchRow] = {}
-        self.damages: list[Damage | LostDecision] = []
+        self.notes: dict[bytes, NoteRow | None] = {}
+        """None for one that was dropped."""
+        self.damages: list[Loss] = []
 
     def add(self, entry: journal.Entry) -> None:
         if entry.kind == journal.APPEND:
@@ -131,6 +147,8 @@ class Gathered:
             self._decide(entry)
         elif entry.kind == journal.ADVANCE:
             self._produced(None, entry)
+        elif entry.kind in (journal.NOTE, journal.LOST_NOTE):
+            self._note(entry)
 
     def _plan(self, topic_id: int) -> Plan | None:
         plan = self.plans.get(topic_id)
@@ -245,6 +263,16 @@ class Gathered:
         # Some of it may be appended: it must not be a second time.
         if self._number((BATCHES_NAME, producer.name), producer.number, entry):
             self.damages.append(LostDecision(producer.name.decode(), producer.number))
+
+    def _note(self, entry: journal.Entry) -> None:
+        key, due_ms, dropped = msgspec.structs.astuple(
+            msgspec.msgpack.decode(entry.extra, type=Noted)
+        )
+        if entry.kind == journal.LOST_NOTE:
+            self.damages.append(LostNote(key))
+        else:
+            row = NoteRow(key, bytes(entry.data), due_ms, entry.ms)
+            self.notes[key] = row if not dropped else None
 
     def _trim(self, entry: journal.Entry) -> None:
         plan = self._plan(entry.topic_id)

@@ -5,22 +5,29 @@ asked ──▶ gathering ──full, or a topic ends──▶ sealed ──take
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from headrace.log.batches import Decision, Part
 from headrace.log.commit import Commit, CursorChange, Once, Trim
 from headrace.log.entries import Producer
 from headrace.log.journal import ENTRY_HEADER_BYTES
-from headrace.log.store import Topic
+from headrace.log.store import Note, Topic
 from headrace.model import Durability, Position
 
 _CREATE_BYTES = 96
 _CURSOR_BYTES = 32
 """Of an entry's extra, besides the names in it."""
+_NOTE_BYTES = ENTRY_HEADER_BYTES + 16
+"""Of the entry of a note, besides key and value."""
 _EXTRA_BYTES = 32
 _STAGED_FILE_BYTES = 28
 """What a decision takes for each of its staged files."""
+
+
+def note_bytes_max(commit_bytes_max: int) -> int:
+    """What key and value of a note may take if it is to fit into a commit."""
+    return commit_bytes_max - _NOTE_BYTES - ENTRY_HEADER_BYTES
 
 
 class Gathering:
@@ -98,6 +105,33 @@ class Gathering:
         if topic.durability is Durability.MEMORY:
             self._memory.append(Commit())
         else:
+            self._seal()
+
+    def change(
+        self,
+        topic: Topic,
+        records: list[bytes],
+        notes: Sequence[Note],
+        trim: Position | None,
+        destroy: bool,
+        done: Callable[[], None],
+    ) -> None:
+        """All of it in one commit, however long that becomes."""
+        size = ENTRY_HEADER_BYTES * (1 + bool(records) + (trim is not None) + destroy)
+        size += sum(map(len, records))
+        size += _CREATE_BYTES + len(topic.name) if records and not topic.id else 0
+        size += sum(_NOTE_BYTES + len(one.key) + len(one.value or b"") for one in notes)
+        commit = self._room(size)
+        commit.changed[topic] = None
+        commit.notes += [(topic, note) for note in notes]
+        if records:
+            commit.add({topic: records}, done)
+        else:
+            commit.waiters.append(done)
+        if trim is not None:
+            commit.trims.append(Trim(topic, trim))
+        if destroy:
+            commit.destroyed.append(topic)
             self._seal()
 
     def change_cursors(self, changes: list[CursorChange], done: Callable[[], None]) -> None:

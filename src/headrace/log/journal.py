@@ -24,7 +24,7 @@ import os
 import secrets
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,9 +34,9 @@ from headrace.log.disk import Disk
 
 SECTOR_BYTES = 512
 
-CREATE, APPEND, TRIM, DESTROY, CURSOR, DECIDE, ADVANCE = range(1, 8)
-LOST = 255
-"""Never written: stands for an append whose data is damaged when the journal is read back."""
+CREATE, APPEND, TRIM, DESTROY, CURSOR, DECIDE, ADVANCE, CHANGE, NOTE = range(1, 10)
+LOST_NOTE, LOST = 254, 255
+"""Never written: stand for a note, and for anything else, whose data is damaged when it is read back."""
 
 CUT = "the file was cut"
 """The reason of a Problem that no crash explains: a file is complete on disk before it has its name."""
@@ -51,6 +51,7 @@ _ENTRY = struct.Struct(">BxHIQQQIQI")
 _CHECKED_ENTRY = struct.Struct(_ENTRY.format + "I")
 _CRC = struct.Struct(">I")
 ENTRY_HEADER_BYTES = _ENTRY.size + 4
+_TOPIC_ID = slice(8, 16)
 EXTRA_BYTES_MAX = 0xFFFF
 
 _ZEROS = bytes(SECTOR_BYTES)
@@ -84,7 +85,7 @@ class Frame(NamedTuple):
     synced: int
     """The last commit known to be on disk when this one was written."""
     entries: list[Entry]
-    """In their order; one whose data is damaged is of kind `LOST` and has zeros instead."""
+    """In their order; one whose data is damaged is `LOST` or `LOST_NOTE` and has zeros instead."""
     problems: list["Problem"]
 
 
@@ -121,6 +122,27 @@ def encode_single(topic_id: int, offset: int, ordinal: int, ms: int, record: byt
     """An append of one record: what `encode_entry` makes of it, in fewer steps."""
     head = _ENTRY.pack(APPEND, 0, len(record), topic_id, offset, ordinal, 1, ms, crc32c(record))
     return head + _CRC.pack(crc32c(head)) + record
+
+
+def encode_changes(
+    entries: list[bytes], topic_ids: Collection[int], ms: int, sequence: int
+) -> list[bytes]:
+    """What goes before the entries of a commit in which these topics have changes: an entry for each."""
+    crc, count = changes_crc(entries, topic_ids), len(topic_ids)
+    return [
+        encode_entry(CHANGE, topic_id, crc, sequence, count, ms, b"", b"") for topic_id in topic_ids
+    ]
+
+
+def changes_crc(entries: Iterable[bytes], topic_ids: Collection[int]) -> int:
+    """A checksum of all that must be there together: entries of these topics, and notes."""
+    ids = {topic_id.to_bytes(8) for topic_id in topic_ids if topic_id}
+    crc = 0
+    for entry in entries:
+        if entry[0] == NOTE or (entry[_TOPIC_ID] in ids and entry[0] != CHANGE):
+            # A header holds checksums of the rest.
+            crc = crc32c(entry[:ENTRY_HEADER_BYTES], crc)
+    return crc
 
 
 def decode_entry(encoded: bytes) -> Entry:
@@ -406,7 +428,8 @@ def _entries(
         # What `Entry(…)` does, without its way through Python: there may be a third of a million.
         entry = new(Entry, (kind, topic_id, offset, ordinal, count, ms, extra, body))
         if len(body) < data_bytes or crc32c(body) != crc:
-            entry = entry._replace(kind=LOST, data=bytes(data_bytes))
+            lost = LOST_NOTE if kind == NOTE else LOST
+            entry = entry._replace(kind=lost, data=bytes(data_bytes))
             size = data_at + data_bytes - position
             problems.append(Problem(name, position, size, "an entry's data is damaged", entry))
         entries.append(entry)

@@ -4,7 +4,8 @@ A commit began only after the one before it was written, and numbers are given w
 machine still up, everything before the last commit must be there. After a crash of the machine only what a
 later frame says was synced must be. What must be there and is not is damage; any other bad frame is a
 write that was not finished: what holds of it is taken, as long as each topic goes on without a gap, so
-that a damaged last frame takes nothing with it but what is damaged.
+that a damaged last frame takes nothing with it but what is damaged. Only the changes of a commit are taken
+together or not at all.
 """
 
 import sys
@@ -17,6 +18,8 @@ from headrace.log import journal
 from headrace.log.catalogue import Meta
 from headrace.log.entries import Cursor, Producer
 from headrace.log.layout import Layout
+
+_NOTES = (journal.NOTE, journal.LOST_NOTE)
 
 
 class JournalScan:
@@ -155,9 +158,51 @@ def _without_gaps(frame: journal.Frame, next_topic_id: int) -> Iterator[journal.
     """What to take of a frame that may not have been written to its end.
 
     Behind the place where the write ended lies what an earlier use of the file left: applied long ago, so
-    harmless but for the making of topics that were destroyed since, and for cursors, which may go back.
+    harmless but for the making of topics that were destroyed since, and for cursors and notes, which may go
+    back.
     """
-    broken: set[int] = set()
+    changed, whole = _changes(frame)
+    kept, broken = _unbroken(frame, next_topic_id, changed, whole=whole)
+    if whole and broken & changed:
+        # By a batch that is broken elsewhere, and is appended in its order.
+        kept, _ = _unbroken(frame, next_topic_id, changed, whole=False)
+    producers = [_producer(entry) for entry in kept]
+    complete = {
+        (entry.topic_id, producer.name, producer.number)
+        for entry, producer in zip(kept, producers, strict=True)
+        if producer is not None and not producer.pieces_left
+    }
+    for entry, producer in zip(kept, producers, strict=True):
+        # An append that carries a number is stored whole or not at all: it will come again.
+        if producer is None or (entry.topic_id, producer.name, producer.number) in complete:
+            yield entry
+
+
+def _changes(frame: journal.Frame) -> tuple[set[int], bool]:
+    """The topics that have changes in a commit, and whether all that belongs to the changes is there."""
+    marks = [
+        entry
+        for entry in frame.entries
+        if entry.kind == journal.CHANGE and entry.ordinal == frame.sequence
+    ]
+    topics = {entry.topic_id for entry in marks}
+    if not marks:
+        return topics, False
+    if len(topics) < marks[0].record_count:
+        # Which they are is not known: all topics go with them.
+        return {entry.topic_id for entry in frame.entries} - {0}, False
+    encoded = (journal.encode_entry(*entry) for entry in frame.entries)
+    return topics - {0}, journal.changes_crc(encoded, topics) == marks[0].offset
+
+
+def _unbroken(
+    frame: journal.Frame, next_topic_id: int, changed: set[int], *, whole: bool
+) -> tuple[list[journal.Entry], set[int]]:
+    """Entries that go on without a gap in their topics, and the topics that do not.
+
+    Of topics with changes, and of notes, there is nothing among them unless these are `whole`.
+    """
+    broken: set[int] = set() if whole else set(changed)
     broken_batches: set[bytes] = set()
     kept: list[journal.Entry] = []
     for entry in frame.entries:
@@ -170,20 +215,14 @@ def _without_gaps(frame: journal.Frame, next_topic_id: int) -> Iterator[journal.
         elif entry.kind == journal.CURSOR:
             if msgspec.msgpack.decode(entry.extra, type=Cursor).commit == frame.sequence:
                 kept.append(entry)
+        elif entry.kind in _NOTES:
+            if whole:
+                kept.append(entry)
         elif entry.topic_id not in broken and not (
             entry.kind == journal.CREATE and entry.topic_id < next_topic_id
         ):
             kept.append(entry)
-    producers = [_producer(entry) for entry in kept]
-    whole = {
-        (entry.topic_id, producer.name, producer.number)
-        for entry, producer in zip(kept, producers, strict=True)
-        if producer is not None and not producer.pieces_left
-    }
-    for entry, producer in zip(kept, producers, strict=True):
-        # An append that carries a number is stored whole or not at all: it will come again.
-        if producer is None or (entry.topic_id, producer.name, producer.number) in whole:
-            yield entry
+    return kept, broken
 
 
 def _producer(entry: journal.Entry) -> Producer | None:

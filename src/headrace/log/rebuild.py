@@ -22,6 +22,7 @@ from headrace.log.catalogue import (
     DamagedCatalogueError,
     Meta,
     MetaRow,
+    NoteRow,
     ProducerRow,
     SegmentRow,
     TombstoneRow,
@@ -168,6 +169,7 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
         catalogue.put(old.cursors.values())
         catalogue.put(old.producers.values())
         catalogue.put(old.batches.values())
+        catalogue.put(old.notes.values())
         catalogue.put_meta(
             Meta(
                 next_topic_id=max(
@@ -185,7 +187,7 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
     disk.rename(layout.root / _NEW_NAME, layout.root / FILE_NAME)
     disk.sync_directory(layout.root)
     reports.append(
-        f"{len(kept)} topics were found again; cursors, producers and batches are {old.origin}"
+        f"{len(kept)} topics were found again; cursors, producers, batches and notes are {old.origin}"
     )
     reports += [
         f"batch {row.number} of producer {row.producer.decode()!r} goes on from where the backup says: "
@@ -206,6 +208,7 @@ class _Salvage:
         self.tombstones: list[TombstoneRow] = []
         self.cursors: dict[tuple[bytes, bytes], CursorRow] = {}
         self.producers: dict[tuple[bytes, bytes], ProducerRow] = {}
+        self.notes: dict[bytes, NoteRow] = {}
         self.batches: dict[tuple[bytes, int], BatchRow] = {}
         self.stale_batches: list[BatchRow] = []
         """Those that only the backup knows, and that were not appended to their end when it was made."""
@@ -226,6 +229,7 @@ class _Salvage:
                     self.producers |= {
                         (row.name, row.producer): row for row in old.salvage(ProducerRow)
                     }
+                    self.notes |= {row.key: row for row in old.salvage(NoteRow)}
                     batches = {(row.producer, row.number): row for row in old.salvage(BatchRow)}
                     self._take_batches(layout, batches, backup=name == BACKUP_NAME)
                     self._take_meta(old.salvage(MetaRow))

@@ -13,6 +13,9 @@ from headrace.model import Durability, Position
 CURSORS_SET_MAX = 1000
 """Cursors that may be set or dropped at once."""
 
+NOTE_KEY_BYTES_MAX = 1024
+"""Of the key of a note."""
+
 
 class Run(NamedTuple):
     """Whole records, checked."""
@@ -114,6 +117,16 @@ class Cursor(NamedTuple):
     """When it was noted."""
 
 
+class Note(NamedTuple):
+    """A small durable value by key, kept beside the log and changed together with a topic."""
+
+    key: bytes
+    value: bytes | None
+    """None: there is none, or none any more."""
+    due_ms: int = 0
+    """When someone wants to be reminded of it; 0: never."""
+
+
 class Chunk(NamedTuple):
     """What a read found."""
 
@@ -159,6 +172,8 @@ class Store(Protocol):
     version: int
     """Another number whenever a topic is made or destroyed, or its start or end moves; never one that
     was before, also of an earlier process."""
+    note_bytes_max: int
+    """Of key and value of one note together."""
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call this whenever `version` has changed, for as long as the store is."""
@@ -205,6 +220,32 @@ class Store(Protocol):
 
     def destroy(self, topic: Topic, done: Callable[[], None]) -> None:
         """End this life of the topic. A new one starts where it ended."""
+
+    def change(
+        self,
+        topic: Topic,
+        *,
+        records: Sequence[bytes] = (),
+        notes: Sequence[Note] = (),
+        trim: Position | None = None,
+        destroy: bool = False,
+        done: Callable[[], None],
+    ) -> None:
+        """Append, note, trim or destroy: all of it or, after a crash, nothing of it.
+
+        `done` is called when it is as durable as the topic asks. Only records make a topic that does not
+        exist, and it must exist to be trimmed or destroyed. Not for topics in memory. A key has 1 to
+        `NOTE_KEY_BYTES_MAX` bytes.
+        """
+
+    def note(self, key: bytes) -> Note | None:
+        """What was given to `change` last, also before it is durable."""
+
+    def notes(self, prefix: bytes, after: bytes, limit: int) -> list[Note]:
+        """The same for all keys with this prefix that come after a key, in the order of their bytes."""
+
+    def due_notes(self, until_ms: int, limit: int) -> list[Note]:
+        """Those that are due by then, the earliest first."""
 
     def set_cursors(
         self, reader: str, positions: Mapping[str, Position], done: Callable[[], None]

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.log import journal
 from headrace.log.catalogue import Catalogue
-from headrace.log.entries import Create
+from headrace.log.entries import Create, Noted
 from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout
 from headrace.log.records import holds
@@ -78,6 +78,9 @@ class JournalCheck:
                 self.damages.append(Damage(file, f"topic number {entry.topic_id} was never made"))
             else:
                 _follow_append(file, life, entry)
+        elif entry.kind == journal.LOST_NOTE:
+            key = msgspec.msgpack.decode(entry.extra, type=Noted).key
+            self.damages.append(Damage(file, f"the note {key!r} is damaged"))
         elif entry.kind == journal.DESTROY and life is not None:
             life.destroyed = True
 

@@ -19,7 +19,7 @@ from headrace.log.records import pack_record
 from headrace.log.recovery import mark_clean, recover
 from headrace.log.ring import ClosedFile
 from headrace.log.runner import StepRunner
-from headrace.log.store import Appended, Stored
+from headrace.log.store import Appended, Note, Stored
 from headrace.model import Position
 
 BOOT_ID = b"the first boot.."
@@ -167,6 +167,21 @@ class StepStore:
 
     def destroy(self, topic: str) -> None:
         self.store.destroy(self.store.topic(topic), lambda: None)
+        self.runner.run()
+
+    def change(
+        self,
+        topic: str,
+        *payloads: bytes,
+        notes: Sequence[Note] = (),
+        trim: Position | None = None,
+        destroy: bool = False,
+    ) -> None:
+        """Change a topic and notes together, and commit."""
+        handle, records = self.store.topic(topic), _records(payloads)
+        self.store.change(
+            handle, records=records, notes=notes, trim=trim, destroy=destroy, done=lambda: None
+        )
         self.runner.run()
 
     def rotate(self) -> None:

@@ -1,0 +1,345 @@
+"""Crashes at every place of runs with changes: records and notes of one are there together, and in order.
+
+The disk is a model (`headrace.testing.disk`), as in `test_crash.py`. What a store may hold after a crash is
+what some first part of all changes leaves, up to the last that was answered or beyond it.
+"""
+
+import random
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.log.records import pack_record
+from headrace.log.store import Note
+from headrace.log.verify import verify
+from headrace.testing.disk import DiskModel, Mark, Operation, RecordingDisk
+from headrace.testing.store import BOOT_ID, RecordingListener, StepStore
+from tests.log.conftest import QUICK
+from tests.log.test_crash import OTHER_BOOT, Run, prefixes, reopen
+
+SYNCED = ("a", "b")
+WRITTEN = "written/w"
+KEYS = (b"k1", b"k2", b"k3")
+
+
+@dataclass
+class Change:
+    """What one asks for. Payloads of no two are the same."""
+
+    topic: str
+    payloads: list[bytes]
+    notes: dict[bytes, tuple[bytes | None, int]]
+    trimmed: list[bytes] = field(default_factory=list)
+    destroy: bool = False
+
+
+@dataclass
+class State:
+    """What a store holds: payloads by topic, and notes."""
+
+    topics: dict[str, list[bytes]]
+    notes: dict[bytes, tuple[bytes, int]]
+    due: list[bytes]
+
+    @classmethod
+    def after(cls, changes: list[Change]) -> "State":
+        state = cls({name: [] for name in (*SYNCED, WRITTEN)}, {}, [])
+        for change in changes:
+            payloads = state.topics[change.topic] + change.payloads
+            payloads = [one for one in payloads if one not in change.trimmed]
+            state.topics[change.topic] = [] if change.destroy else payloads
+            state.notes |= change.notes
+        state.notes = {key: one for key, one in state.notes.items() if one[0] is not None}
+        due = sorted((due_ms, key) for key, (_, due_ms) in state.notes.items() if due_ms)
+        state.due = [key for _, key in due]
+        return state
+
+    @classmethod
+    def of(cls, store: StepStore) -> "State":
+        return cls(
+            {name: store.payloads(name) for name in (*SYNCED, WRITTEN)},
+            {one.key: (one.value, one.due_ms) for one in store.store.notes(b"", b"", 10**6)},
+            [one.key for one in store.store.due_notes(1 << 60, 10**6)],
+        )
+
+
+class ChangeRun(Run):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.store.store.listener = self.store.listener = RecordingListener()
+        self.asked: list[Change] = []
+
+    def ask(
+        self, topic: str, sizes=(), keys=(), *, drop=False, trim=False, destroy=False, large=0
+    ) -> None:
+        """A change, for the commit that is gathering."""
+        store, number = self.store.store, len(self.asked)
+        handle = store.topic(topic)
+        payloads = [b"%d/%d " % (number, at) + bytes(size) for at, size in enumerate(sizes)]
+        value = None if drop else b"%d" % number + bytes(large)
+        notes = dict.fromkeys(keys, (value, number % 3 * (50 - number)))
+        notes[b"of/%d" % number] = b"", 0
+        change = Change(topic, payloads, notes, destroy=destroy and handle.exists)
+        place = None
+        if trim and handle.exists:
+            middle = (handle.start_ordinal + handle.end_ordinal) // 2
+            place = store.locate_ordinal(handle, middle)
+            kept = self.store.payloads(topic, place.offset)
+            change.trimmed = [one for one in self.store.payloads(topic) if one not in kept]
+        self.asked.append(change)
+        self.tell("asked", change)
+        store.change(
+            handle,
+            records=[pack_record(payload) for payload in payloads],
+            notes=[Note(key, *one) for key, one in notes.items()],
+            trim=place,
+            destroy=change.destroy,
+            done=lambda: self.tell("answered"),
+        )
+
+    def commit(self) -> None:
+        self._run()
+        if self.store.store.held_back:
+            self.store.applying = False
+            self.apply_or_not()
+        assert State.of(self.store) == State.after(self.asked)
+
+    def apply_or_not(self) -> None:
+        """Journal files wait for a while, and are then applied together."""
+        self.store.applying = not self.store.applying
+        if self.store.applying:
+            with self.disk.record_catalogue():
+                self.store.apply_waiting()
+
+    def publish(self, size: int) -> None:
+        """For a topic that has no changes, and in the same commit as others' changes."""
+        store, payload = self.store.store, b"%d " % len(self.disk.operations) + bytes(size)
+        store.append(
+            {store.topic("plain"): [pack_record(payload)]}, lambda: self.tell("published", payload)
+        )
+
+
+class Known:
+    """What was asked and answered so far."""
+
+    def __init__(self) -> None:
+        self.asked: list[Change] = []
+        self.answered = 0
+        self.published: list[bytes] = []
+
+    def tell(self, what: str, *facts) -> None:
+        if what == "asked":
+            self.asked += facts
+        elif what == "answered":
+            self.answered += 1
+        else:
+            self.published += facts
+
+
+def states(recorded, places):
+    path, operations = recorded
+    model, known = DiskModel(path), Known()
+    wanted = set(places)
+    for at in range(len(operations) + 1):
+        if at in wanted:
+            yield at, model, known, operations[at] if at < len(operations) else None
+        if at < len(operations):
+            operation = operations[at]
+            if isinstance(operation, Mark):
+                what, facts = operation.what
+                known.tell(what, *facts)
+            else:
+                model.do(operation)
+
+
+def check(store: StepStore, known: Known) -> State:
+    """All that was answered is there, and of the rest a first part."""
+    found = State.of(store)
+    possible = [
+        State.after(known.asked[:count]) for count in range(known.answered, len(known.asked) + 1)
+    ]
+    assert found in possible, f"{found} is none of {possible}"
+    assert not set(known.published) - set(store.payloads("plain"))
+    return found
+
+
+def check_written(store: StepStore, known: Known) -> State:
+    """After a crash of the machine: also of those that were not synced, each is there whole or not at all."""
+    found = State.of(store)
+    for number, change in enumerate(known.asked):
+        there = b"of/%d" % number in found.notes
+        if change.topic == WRITTEN:
+            stored = [one for one in change.payloads if one in found.topics[WRITTEN]]
+            assert stored == (change.payloads if there else []), f"{number} is not whole"
+        elif number < known.answered:
+            assert there, f"{number} is lost"
+    assert not set(known.published) - set(store.payloads("plain"))
+    return found
+
+
+def recover_and_check(path: Path, known: Known, *, machine: bool) -> None:
+    boot_id = OTHER_BOOT if machine else BOOT_ID
+    written = machine and any(change.topic == WRITTEN for change in known.asked)
+    store = reopen(path, boot_id)
+    found = (check_written if written else check)(store, known)
+    for number in range(3):
+        # It goes on from there, and the next crashes change nothing of it.
+        store.crash()
+        store = reopen(path, boot_id)
+        assert State.of(store) == found
+        store.change("a", b"after %d" % number, notes=[Note(b"k1", b"after %d" % number)])
+        found.topics["a"].append(b"after %d" % number)
+        found.notes[b"k1"] = b"after %d" % number, 0
+        found.due = [key for key in found.due if key != b"k1"]
+        assert State.of(store) == found
+        if number == 1:
+            store.settle()
+            assert State.of(store) == found
+    store.close()
+    if not written:
+        assert not verify(path).damaged
+
+
+def crash_and_check(state, tmp_path: Path, chance: random.Random, *, machine: bool) -> None:
+    at, model, known, running = state
+    target = tmp_path / f"{at}"
+    (model.crashed if machine else model.killed)(target, running, chance)
+    recover_and_check(target, known, machine=machine)
+    shutil.rmtree(target)
+
+
+def everything(run: ChangeRun, *written: str) -> None:
+    """A short run in which everything happens."""
+    for _ in range(3):
+        run.ask("a", keys=KEYS)
+        run.commit()
+    run.ask("a", [10], KEYS[:1])
+    run.publish(30)
+    run.ask("b", [10, 500], KEYS[1:], large=300)
+    run.commit()
+    for topic in written:
+        run.ask(topic, [20], KEYS[:1])
+        run.commit()
+        run.ask(topic, [20, 700], KEYS[:2])
+        run.commit()
+    run.rotate()
+    run.ask("b", [3], KEYS[:1], drop=True)
+    run.publish(900)
+    run.ask("a", [3], KEYS[:2], trim=True)
+    run.ask("b", [400], KEYS, large=900)
+    run.commit()
+    for topic in written:
+        run.ask(topic, [20], KEYS[2:], drop=True)
+        run.commit()
+    run.rotate()
+    run.apply_or_not()
+    run.ask("b", [5], KEYS[1:], destroy=True)
+    run.ask("b", [6], KEYS[:1])
+    run.commit()
+    run.rotate()
+    run.ask("a", [40] * 120, KEYS, large=2000)
+    run.publish(10)
+    run.ask("b", trim=True)
+    run.commit()
+    run.apply_or_not()
+    run.sync_written()
+    for topic in written:
+        run.ask(topic, [900, 20], KEYS)
+        run.commit()
+    run.ask("a", destroy=True)
+    run.commit()
+    run.ask("a", [8], KEYS[1:])
+    run.close()
+
+
+@pytest.fixture(scope="module", params=[(), (WRITTEN,)], ids=["synced", "written"])
+def recorded(request, tmp_path_factory) -> tuple[Path, list[Operation]]:
+    path = tmp_path_factory.mktemp("changes") / "data"
+    run = ChangeRun(path)
+    everything(run, *request.param)
+    run.store.crash()
+    return path, run.disk.operations
+
+
+def test_a_killed_process_leaves_a_first_part_of_all_changes(recorded, tmp_path):
+    for state in states(recorded, prefixes(recorded[1])):
+        crash_and_check(state, tmp_path, random.Random(state[0]), machine=False)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_crash_of_the_machine_leaves_each_change_whole_or_not_at_all(recorded, tmp_path, seed):
+    for state in states(recorded, prefixes(recorded[1])):
+        crash_and_check(state, tmp_path, random.Random(f"{seed} {state[0]}"), machine=True)
+
+
+@pytest.mark.parametrize("machine", [False, True])
+def test_a_crash_during_recovery_leaves_no_half_of_a_change(recorded, tmp_path, machine):
+    boot_id = OTHER_BOOT if machine else BOOT_ID
+    for at, model, known, running in states(recorded, prefixes(recorded[1])[::4]):
+        chance = random.Random(at)
+        first, copy, second = (tmp_path / f"{at}-{part}" for part in ("first", "copy", "second"))
+        (model.crashed if machine else model.killed)(first, running, chance)
+        if not first.exists():
+            continue
+        shutil.copytree(first, copy)
+        disk = RecordingDisk()
+        with disk.record_catalogue():
+            reopen(copy, boot_id, disk=disk).crash()
+        again = DiskModel(copy, first)
+        done = chance.randrange(len(disk.operations))
+        for operation in disk.operations[:done]:
+            again.do(operation)
+        (again.crashed if machine else again.killed)(second, disk.operations[done], chance)
+        recover_and_check(second, known, machine=machine)
+        for path in (first, copy, second):
+            shutil.rmtree(path)
+
+
+sizes = st.lists(st.sampled_from([0, 5, 60, 450, 1500]), max_size=3)
+keys = st.lists(st.sampled_from(KEYS), max_size=3, unique=True)
+changes = st.tuples(
+    st.just("ask"),
+    st.sampled_from(SYNCED),
+    sizes,
+    keys,
+    st.fixed_dictionaries(
+        {
+            "drop": st.booleans(),
+            "trim": st.booleans(),
+            "destroy": st.sampled_from([False, False, False, True]),
+            "large": st.sampled_from([0, 0, 100, 2500]),
+        }
+    ),
+)
+written_changes = st.tuples(st.just("ask"), st.just(WRITTEN), sizes, keys, st.just({}))
+others = st.sampled_from(
+    [("commit",), ("commit",), ("rotate",), ("apply_or_not",), ("sync_written",), ("publish", 40)]
+)
+
+
+@settings(max_examples=60)
+@given(
+    steps=st.lists(st.one_of(changes, changes, written_changes, others), min_size=1, max_size=25),
+    places=st.lists(st.floats(0, 1), min_size=4, max_size=4),
+    machine=st.booleans(),
+)
+def test_any_run_survives_a_crash_anywhere(steps, places, machine):
+    with tempfile.TemporaryDirectory(prefix="headrace-", dir=QUICK) as directory:
+        path = Path(directory)
+        run = ChangeRun(path / "data")
+        for name, *facts in steps:
+            options = facts.pop() if name == "ask" else {}
+            getattr(run, name)(*facts, **options)
+        run.commit()
+        run.store.crash()
+        recorded = path / "data", run.disk.operations
+        possible = prefixes(run.disk.operations)
+        chosen = [possible[int(share * (len(possible) - 1))] for share in places]
+        for state in states(recorded, chosen):
+            chance = random.Random(f"{state[0]} {len(steps)}")
+            crash_and_check(state, path, chance, machine=machine)
