@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from headrace.log import journal
+from headrace.log.applier import Applier
 from headrace.log.applier_child import apply_file
 from headrace.log.batches import Part
 from headrace.log.blocks import Block
@@ -382,6 +383,52 @@ def test_rows_that_hold_are_taken_from_the_damaged_catalogue(open_store):
     store = open_store()
     assert set(listed(store)) == {f"n{number}" for number in range(12)} - {"n3"}
     assert "a row of notes is damaged" in str(store.reports)
+
+
+@pytest.mark.parametrize("killed_at", [0, 1, 2, 3])
+def test_what_the_journal_says_from_before_a_gap_is_not_noted_again(
+    open_store, monkeypatch, killed_at
+):
+    """A start uses files in the order of their names: others may hold much older commits for long."""
+    store = open_store()
+    for number in range(4):
+        put(store, key=b"%d" % number, dropped=b"%d" % number, number=b"%d" % number)
+        store.rotate()
+    store.close()
+    for values in ({"key": b"new", "dropped": None}, {"later": b"new"}):
+        store = open_store()
+        put(store, **values)
+        store.close()
+    store = open_store()
+    expected = listed(store)
+    assert expected == {"key": b"new", "number": b"3", "later": b"new"}
+    assert [frame.sequence for _, _, frame in Journal(store).frames()] == [2, 3, 6]
+    store._catalogue._db.execute("INSERT INTO tombstones VALUES (x'00', 1, 1, 1, 1, 1)")
+    store.crash()
+    if killed_at:
+        # While the journal is applied to the new catalogue.
+        with monkeypatch.context() as patch:
+            patch.setattr(Applier, "apply", killed_in(Applier.apply, killed_at))
+            with pytest.raises(KeyboardInterrupt):
+                open_store()
+    store = open_store()
+    assert listed(store) == expected
+    assert store._catalogue.meta().rebuilt_from == 0
+    put(store, key=b"newer")
+    store = open_store()
+    assert listed(store)["key"] == b"newer"
+
+
+def killed_in(function, at):
+    calls = []
+
+    def call(*args):
+        calls.append(args)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return function(*args)
+
+    return call
 
 
 # Formats

@@ -169,6 +169,8 @@ class Meta(msgspec.Struct, frozen=True):
     """On which start of the machine the last server ran."""
     jump_due: bool = False
     """Whether something was lost that nobody can name: before anything is served, topics jump ahead."""
+    rebuilt_from: int = 0
+    """The last commit that the catalogue knew from which this one is being rebuilt; 0 when that is done."""
     format: int = _FORMAT
 
 

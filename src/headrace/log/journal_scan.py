@@ -53,6 +53,8 @@ class JournalScan:
         missing = [number for number in range(first, self._vouched + 1) if number not in numbers]
         self.missing = missing
         """The numbers of commits that must be there and are not."""
+        self._outdated = max((one for one in missing if one <= meta.rebuilt_from), default=0)
+        """What commits before this one have noted is older than what the catalogue was rebuilt from."""
         self.is_ahead = first in missing and not any(file.covers(first) for file in self._files)
         """Whether the journal begins later than the catalogue ends."""
         for file in self._files:
@@ -77,6 +79,8 @@ class JournalScan:
             if isinstance(item, journal.Frame) and item.sequence > self._meta.applied:
                 if item.problems and item.sequence > self._vouched:
                     yield from _without_gaps(item, self._meta.next_topic_id)
+                elif item.sequence < self._outdated:
+                    yield from (entry for entry in item.entries if entry.kind not in _NOTES)
                 else:
                     yield from item.entries
 

@@ -180,6 +180,7 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
                 floor_epoch=floor_epoch,
                 clean=False,
                 jump_due=True,
+                rebuilt_from=max(old.meta.applied, old.meta.rebuilt_from),
             )
         )
     catalogue.close()

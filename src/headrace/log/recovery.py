@@ -68,7 +68,7 @@ def recover(
                 _jump(catalogue, "a crash of the machine", Durability.WRITTEN, reports)
             _note_durabilities(catalogue, rule)
             meta = msgspec.structs.replace(
-                catalogue.meta(), clean=False, boot_id=boot_id, jump_due=False
+                catalogue.meta(), clean=False, boot_id=boot_id, jump_due=False, rebuilt_from=0
             )
             catalogue.put_meta(meta)
         return Recovered(max(scan.last, meta.applied) + 1, reports)
