@@ -19,8 +19,10 @@ MAY_IMPORT = {
     "channel_envelope": BASE | {"json_limits"},
     "reducers": {"errors", "json_limits", "channel_envelope"},
     "config_values": BASE,
-    "config": BASE | {"config_values"},
-    "settings": BASE | {"config", "config_values"},
+    "config_setting": set(),
+    "config_protocols": {"config_setting"},
+    "config": BASE | {"config_values", "config_setting", "config_protocols"},
+    "settings": BASE | {"config", "config_values", "config_setting", "config_protocols"},
     "wire": BASE | {"json_limits", "logux_envelope", "channel_envelope"},
     "session": BASE | {"wire", "logux_envelope", "channel_envelope"},
     "log": BASE | {"config", "logux_envelope"},
@@ -28,8 +30,9 @@ MAY_IMPORT = {
     "client": BASE | {"wire", "session", "logux_envelope"},
     "server": BASE
     | {"config", "config_values", "wire", "session", "broker", "log", "logux_envelope", ""}
-    | {"channel_envelope", "reducers"},
-    "cli": BASE | {"config", "config_values", "settings", "client", "server", "log", ""},
+    | {"channel_envelope", "reducers", "config_protocols"},
+    "cli": BASE
+    | {"config", "config_values", "config_protocols", "settings", "client", "server", "log", ""},
     "spark": BASE | {"log", "logux_envelope", "channel_envelope", "reducers"},
     "testing": BASE | {"config", "client", "server", "log", "broker", "session", "wire"},
     "": {"client"},

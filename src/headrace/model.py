@@ -23,7 +23,10 @@ JUMP = 1 << 32
 LOGUX_PREFIX = "logux/"
 """Topics that are logs of Logux: their records are events in envelopes."""
 
-RESERVED_PREFIXES = (LOGUX_PREFIX, "channel/")
+CHANNEL_PREFIX = "channel/"
+"""Topics that are logs of channels: their records are messages in envelopes."""
+
+RESERVED_PREFIXES = (LOGUX_PREFIX, CHANNEL_PREFIX)
 """Name spaces whose records have an envelope: only their own protocols publish there."""
 
 

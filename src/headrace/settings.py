@@ -15,7 +15,9 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import msgspec
 from msgspec import Meta, Struct
 
-from headrace.config import NUMBER_MAX, AccessToken, Config, PrefixRule
+from headrace.config import Config, PrefixRule
+from headrace.config_protocols import AccessToken
+from headrace.config_setting import NUMBER_MAX
 from headrace.config_values import Address, Origins, Readers
 from headrace.errors import ConfigError
 

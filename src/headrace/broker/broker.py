@@ -15,7 +15,7 @@ from headrace.broker.subscription import Encode, Sink, Slice, State, Subscriptio
 from headrace.log.records import split_records
 from headrace.log.runner import Runner
 from headrace.log.store import Appended, ColdError, Store, Topic
-from headrace.model import Durability, Position
+from headrace.model import CHANNEL_PREFIX, Durability, Position
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ class Broker:
         self._live: dict[Topic, _Live] = {}
         self._subscriptions: dict[Topic, dict[Subscription, None]] = {}
         self._prepared: dict[tuple[Topic, int, Encode], list[Slice]] = {}
+        self.channels: Callable[[Appended], None] = lambda one: None
+        """Who hears of what comes to the logs of channels."""
         store.listener = self
 
     # Publishing
@@ -218,6 +220,8 @@ class Broker:
     def committed(self, appended: Sequence[Appended]) -> None:
         prepared = self._prepared
         for one in appended:
+            if one.topic.name.startswith(CHANNEL_PREFIX):
+                self._tell_channel(one)
             live = self._live.get(one.topic)
             if live:
                 for encode, group in list(live.items()):
@@ -233,6 +237,12 @@ class Broker:
                     else:
                         self._deliver(one, list(group), slices)
         prepared.clear()
+
+    def _tell_channel(self, one: Appended) -> None:
+        try:
+            self.channels(one)
+        except Exception:
+            logger.exception("a fault of our own in topic %r", one.topic.name)
 
     def _break(self, group: list[Subscription]) -> None:
         """The others must not suffer from what cannot be encoded for these."""

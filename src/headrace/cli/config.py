@@ -10,7 +10,8 @@ from rich.table import Table
 
 from headrace.cli import options
 from headrace.cli.output import console
-from headrace.config import BUILT_IN_RULES, AccessToken, Config, PrefixRule
+from headrace.config import BUILT_IN_RULES, Config, PrefixRule
+from headrace.config_protocols import AccessToken
 from headrace.config_values import Origins, Readers
 from headrace.settings import RULE_SETTINGS, SETTINGS, TABLE_SETTINGS, Loaded, Setting, allowed
 

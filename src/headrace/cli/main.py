@@ -8,7 +8,17 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from headrace import __version__
-from headrace.cli import config, delete, inspect, publish, serve, subscribe, topics, verify
+from headrace.cli import (
+    channels,
+    config,
+    delete,
+    inspect,
+    publish,
+    serve,
+    subscribe,
+    topics,
+    verify,
+)
 from headrace.cli.output import discard_output, open_closed_streams
 from headrace.errors import BadTopicNameError, ConfigError, HeadraceError
 
@@ -24,6 +34,7 @@ app.command("serve")(serve.serve)
 app.command("publish")(publish.publish)
 app.command("subscribe")(subscribe.subscribe)
 app.command("topics")(topics.topics)
+app.add_typer(channels.app, name="channels")
 app.command("inspect")(inspect.inspect)
 app.command("delete")(delete.delete)
 app.command("verify")(verify.verify)

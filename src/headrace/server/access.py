@@ -6,10 +6,12 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.config import AccessToken
+from headrace.config_protocols import AccessToken
 from headrace.server.credentials import HTTP, find_token, is_granted
 
-OPEN_PATHS = frozenset({"/healthz"})
+CHANNEL_PATHS = "/v1/channel/"
+
+OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 """Load balancers ask these, and have no token."""
 
 
@@ -38,9 +40,11 @@ class Access:
         known = find_token(self._tokens, token.encode("latin-1").decode(errors="replace"))
         if known is None:
             return _refused(401, "the token is not known here")
-        return (
-            None if is_granted(known, HTTP) else _refused(403, "the token is not for the HTTP API")
-        )
+        scope["headrace.token"] = known
+        # Who may use which channel is seen where the channel is known.
+        if is_granted(known, HTTP) or scope["path"].startswith(CHANNEL_PATHS):
+            return None
+        return _refused(403, "the token is not for the HTTP API")
 
 
 def _bearer(headers: list[str]) -> str | None:

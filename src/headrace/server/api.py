@@ -12,11 +12,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from headrace.config import AccessToken
+from headrace.broker.channels import Channels
+from headrace.config_protocols import AccessToken
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.server.access import Access
 from headrace.server.api_batches import BatchesApi
+from headrace.server.api_channels import ChannelsApi
 from headrace.server.api_cursors import CursorsApi
 from headrace.server.api_ranges import RangesApi
 from headrace.server.api_shared import RefusalWithFacts
@@ -31,6 +33,7 @@ def make_app(
     store: EmbeddedStore,
     layout: Layout,
     waiting: Waiting,
+    channels: Channels,
     tokens: Sequence[AccessToken] = (),
 ) -> Starlette:
     broker = connections.broker
@@ -41,6 +44,7 @@ def make_app(
             *CursorsApi(store).routes(),
             *BatchesApi(store).routes(),
             *RangesApi(store, broker, layout).routes(),
+            *ChannelsApi(channels).routes(),
         ],
         exception_handlers={HTTPException: _error},
         middleware=[Middleware(Access, tokens=tokens)],

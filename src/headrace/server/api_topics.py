@@ -11,6 +11,7 @@ from starlette.routing import Route
 from headrace.broker.broker import Broker
 from headrace.broker.subscription import State
 from headrace.log.store import Store, Topic
+from headrace.model import CHANNEL_PREFIX
 from headrace.server.api_cursors import CURSORS_LISTED_MAX, in_topic
 from headrace.server.api_shared import existing, number, place, warmed
 from headrace.server.waiting import WAITING_MAX, TooManyWaitingError, Waiting
@@ -108,6 +109,10 @@ class TopicsApi:
 
     async def delete(self, request: Request) -> Response:
         topic = self._existing(request.query_params.get("name"))
+        if topic.name.startswith(CHANNEL_PREFIX):
+            raise HTTPException(
+                409, "the log of a channel is destroyed when nobody is there, and not before"
+            )
         epoch = topic.epoch
         destroyed = asyncio.Event()
         self._store.destroy(topic, destroyed.set)

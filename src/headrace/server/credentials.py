@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from headrace.config import AccessToken
+from headrace.config_protocols import AccessToken
 
 logger = logging.getLogger(__name__)
 
@@ -20,10 +20,13 @@ HTTP = "http"
 
 
 class Credentials:
-    def __init__(self, tokens: Sequence[AccessToken], verify: Verify | None) -> None:
+    def __init__(
+        self, tokens: Sequence[AccessToken], verify: Verify | None = None, *, of: str = "Logux logs"
+    ) -> None:
         self._tokens = tokens
         self._verify = verify
         self._warned = False
+        self._warning = of, " and no logux.verify" if of == "Logux logs" else ""
 
     async def allow(self, topic: str, node: str | int | float, shown: Any, address: str) -> bool:
         """Whether a peer at this address may use a topic."""
@@ -38,16 +41,38 @@ class Credentials:
             return False
         return known.user is None or known.user == user_of(node)
 
+    def grant(self, node: str, shown: Any, address: str) -> "Grant | None":
+        """What a peer at this address may use, by tokens alone; None when it is not let in."""
+        if not self._tokens:
+            return Grant(None) if self._is_near(address) else None
+        token = shown.get("token") if isinstance(shown, dict) else shown
+        known = find_token(self._tokens, token) if isinstance(token, str) else None
+        if known is None or known.user not in (None, user_of(node)):
+            return None
+        return Grant(known)
+
     def _is_near(self, address: str) -> bool:
         if not ipaddress.ip_address(address).is_loopback:
             return False
         if not self._warned:
             self._warned = True
             logger.warning(
-                "Logux lets in everyone on this machine, and nobody else: there is no [[access.token]] "
-                "and no logux.verify"
+                "%s let in everyone on this machine, and nobody else: there is no [[access.token]]%s",
+                *self._warning,
             )
         return True
+
+
+class Grant:
+    """What someone may use who was let in."""
+
+    __slots__ = ("_token",)
+
+    def __init__(self, token: AccessToken | None) -> None:
+        self._token = token
+
+    def covers(self, topic: str) -> bool:
+        return self._token is None or is_granted(self._token, topic)
 
 
 def find_token(tokens: Sequence[AccessToken], token: str) -> AccessToken | None:

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from headrace.broker.logux_log import LoguxLog, NewEvent
 from headrace.broker.subscription import Encode, Slice, Subscription
-from headrace.config import LoguxSettings
+from headrace.config_protocols import LoguxSettings
 from headrace.errors import BadTopicNameError
 from headrace.log.event_ids import EventIds
 from headrace.log.runner import Runner

@@ -29,6 +29,8 @@ from headrace.log.recovery import mark_clean, recover
 from headrace.log.retention import Retention
 from headrace.server import diagnostics
 from headrace.server.api import make_app
+from headrace.server.channel_rules import make_channels
+from headrace.server.channels import ChannelConnections
 from headrace.server.connection import Connections
 from headrace.server.credentials import Credentials
 from headrace.server.handshake import Door, Route
@@ -40,7 +42,7 @@ from headrace.server.runner import LoopRunner
 from headrace.server.tcp import FiggConnection
 from headrace.server.waiting import Waiting
 from headrace.server.wombat import Wombats
-from headrace.wire import logux, wombat
+from headrace.wire import channel, logux, wombat
 
 logger = logging.getLogger(__name__)
 
@@ -136,8 +138,17 @@ class Server:
         self._wombats = Wombats(connections)
         self._logux = self._make_logux(connections)
         self._store.batches.take_events(BatchEvents(self._logux.log, self._runner))
+        channels = self._channels = make_channels(config, self._store, self._runner, _clock_ms)
+        self._broker.channels = channels.committed
+        self._channel_connections = ChannelConnections(
+            connections,
+            channels,
+            config.channels,
+            Credentials(config.access.token, of="channels"),
+        )
         routes = (
             Route(wombat.PATH, {wombat.PATH: self._wombats}.get),
+            Route(channel.PATH, {channel.PATH: self._channel_connections}.get),
             Route(f"{logux.PATH}/LOG", self._logux.route),
         )
         door = Door(connections, routes, config.listen.origins)
@@ -146,7 +157,9 @@ class Server:
                 await self._loop.create_server(make, sock=sock, backlog=_BACKLOG)
             )
         self._waiting = Waiting(self._store)
-        app = make_app(connections, self._store, layout, self._waiting, config.access.token)
+        app = make_app(
+            connections, self._store, layout, self._waiting, channels, config.access.token
+        )
         self._http = HttpListener(app, config.limits.connections_max, http)
         await self._http.start()
         retention = Retention(config, layout, self._store, self._runner)
@@ -245,6 +258,8 @@ class Server:
             self._connections.tick()
             self._wombats.tick(self._loop.time())
             self._logux.tick(self._loop.time())
+            self._channels.tick()
+            self._channel_connections.tick(self._loop.time())
             retention.tick(time.time(), now_s)
             if now_s - synced_s >= self._config.journal.fsync_s:
                 synced_s = now_s

@@ -32,6 +32,7 @@ _TEXT = picows.WSMsgType.TEXT
 _CONTINUATION = picows.WSMsgType.CONTINUATION
 _CLOSE = picows.WSMsgType.CLOSE
 _PING = picows.WSMsgType.PING
+_PONG = picows.WSMsgType.PONG
 
 
 class WebSocketConnection(Connection):
@@ -53,6 +54,9 @@ class WebSocketConnection(Connection):
 
     def answer(self, data: bytes) -> None:
         self._write_answer(data)
+
+    def ponged(self) -> None:
+        """The peer has answered a ping."""
 
     def refuse(self, reason: str, code: int) -> None:
         self.handle([self._session.refuse(reason, code)], 0)
@@ -168,6 +172,8 @@ class _Frames(picows.WSListener):
                 self.connection.peer_closes(code)
             else:
                 self.connection.refuse(f"close code {code} is never sent", websocket.PROTOCOL_ERROR)
+        elif kind is _PONG:
+            self.connection.ponged()
         elif kind is _PING:
             self._pongs += websocket.frame(payload, websocket.PONG)
 

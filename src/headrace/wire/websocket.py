@@ -7,6 +7,7 @@ import struct
 
 TEXT = 0x1
 BINARY = 0x2
+PING = 0x9
 PONG = 0xA
 
 OK = 1000

@@ -1,0 +1,131 @@
+"""What is noted of channels beside their logs: members, schedules, ends and snapshots, as notes of the store.
+
+Keys sort by channel, then processor, and are told apart by their first two bytes.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.broker.channel_member import Member, Standing
+from headrace.channel_envelope import Content
+from headrace.log.store import Note, Store
+
+MEMBER = b"cm"
+SCHEDULE = b"cs"
+END = b"ce"
+SNAPSHOT = b"cx"
+
+KEPT = b"kept"
+"""The schedule of a channel without subscribers that an operator wants to keep."""
+
+_READ_AT_ONCE = 500
+_STOP = b"\0\x01"
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Snapshot(NamedTuple):
+    """The state that all messages up to a place have been folded into."""
+
+    epoch: int
+    offset: int
+    ordinal: int
+    ms: int
+    content: Content
+
+
+class End(NamedTuple):
+    """Where the last life of the log ended that was destroyed."""
+
+    offset: int
+    ordinal: int
+
+
+_MemberValue = tuple[int, int, int, int, int]
+_SnapshotValue = tuple[int, int, int, int, bool, bytes]
+_decode_member = msgspec.msgpack.Decoder(_MemberValue).decode
+_decode_snapshot = msgspec.msgpack.Decoder(_SnapshotValue).decode
+_decode_end = msgspec.msgpack.Decoder(tuple[int, int]).decode
+
+
+def key(kind: bytes, channel: str) -> bytes:
+    # A name may have a zero byte: it is written so that names still sort as they are.
+    return kind + channel.encode().replace(b"\0", b"\0\xff") + _STOP
+
+
+def begin(kind: bytes, prefix: str) -> bytes:
+    """What the keys of all channels begin with whose names begin so."""
+    return key(kind, prefix).removesuffix(_STOP)
+
+
+def past(kind: bytes, channel: str) -> bytes:
+    """Behind all keys of a channel, and before those of the next."""
+    return key(kind, channel) + b"\xff"
+
+
+def channel_of(note_key: bytes) -> tuple[str, str]:
+    """The channel that a key is about, and the processor where it is a member's."""
+    name, _, rest = note_key[2:].partition(_STOP)
+    return name.replace(b"\0\xff", b"\0").decode(), rest.decode()
+
+
+def member_note(channel: str, member: Member, due_ms: int) -> Note:
+    offset, ordinal = member.confirmed
+    value = (offset, ordinal, member.number, member.seen_ms, member.standing.value)
+    return Note(key(MEMBER, channel) + member.name.encode(), _encode(value), due_ms)
+
+
+def no_member(channel: str, processor: str) -> Note:
+    return Note(key(MEMBER, channel) + processor.encode(), None)
+
+
+def read_members(store: Store, channel: str) -> Iterator[Member]:
+    prefix = after = key(MEMBER, channel)
+    while found := store.notes(prefix, after, _READ_AT_ONCE):
+        for note in found:
+            assert note.value is not None
+            offset, ordinal, number, seen_ms, standing = _decode_member(note.value)
+            _, processor = channel_of(note.key)
+            yield Member(processor, offset, ordinal, number, seen_ms, Standing(standing))
+        after = found[-1].key
+
+
+def snapshot_note(channel: str, snapshot: Snapshot) -> Note:
+    *place, content = snapshot
+    return Note(key(SNAPSHOT, channel), _encode((*place, content.is_json, content.data)))
+
+
+def read_snapshot(store: Store, channel: str) -> Snapshot | None:
+    note = store.note(key(SNAPSHOT, channel))
+    if note is None or note.value is None:
+        return None
+    epoch, offset, ordinal, ms, is_json, data = _decode_snapshot(note.value)
+    return Snapshot(epoch, offset, ordinal, ms, Content(data, is_json))
+
+
+def end_note(channel: str, end: End, due_ms: int) -> Note:
+    return Note(key(END, channel), _encode(end), due_ms)
+
+
+def read_end(store: Store, channel: str) -> End | None:
+    note = store.note(key(END, channel))
+    return None if note is None or note.value is None else End(*_decode_end(note.value))
+
+
+def schedule_note(channel: str, due_ms: int) -> Note:
+    return Note(key(SCHEDULE, channel), b"", due_ms)
+
+
+def kept_note(channel: str) -> Note:
+    return Note(key(SCHEDULE, channel), KEPT)
+
+
+def no_schedule(channel: str) -> Note:
+    return Note(key(SCHEDULE, channel), None)
+
+
+def read_schedule(store: Store, channel: str) -> Note | None:
+    note = store.note(key(SCHEDULE, channel))
+    return None if note is None or note.value is None else note

@@ -1,0 +1,111 @@
+"""What there is to know of channels, for operators: names, members, what holds the log, what comes next."""
+
+from collections.abc import Iterator
+from heapq import merge
+from itertools import groupby, islice
+from typing import Any
+
+from headrace.broker import channel_notes as notes
+from headrace.broker.channel import Channel
+from headrace.broker.channel_jobs import needed
+from headrace.broker.channel_member import Member, Standing
+from headrace.broker.channel_notes import Snapshot
+from headrace.log.store import Store
+from headrace.model import CHANNEL_PREFIX
+
+_PAGE = 200
+
+
+def names(store: Store, prefix: str, after: str, limit: int) -> list[str]:
+    """Channels that have a log, a member or a snapshot, in the order of their names."""
+    found = merge(
+        _topics(store, prefix, after),
+        _noted(store, notes.MEMBER, prefix, after),
+        _noted(store, notes.SNAPSHOT, prefix, after),
+        key=str.encode,
+    )
+    return list(islice((name for name, _ in groupby(found)), limit))
+
+
+def _topics(store: Store, prefix: str, after: str) -> Iterator[str]:
+    last = CHANNEL_PREFIX + after
+    while found := store.topics(CHANNEL_PREFIX + prefix, last, _PAGE):
+        for topic in found:
+            yield topic.name.removeprefix(CHANNEL_PREFIX)
+        last = found[-1].name
+
+
+def _noted(store: Store, kind: bytes, prefix: str, after: str) -> Iterator[str]:
+    """One for each channel: its other notes of the kind are jumped over."""
+    start = notes.begin(kind, prefix)
+    last = notes.past(kind, after) if after else start
+    while found := store.notes(start, last, 1):
+        name, _ = notes.channel_of(found[0].key)
+        yield name
+        last = notes.past(kind, name)
+
+
+def describe(channel: Channel, snapshot: Snapshot | None, now_ms: int) -> dict[str, Any]:
+    topic, schedule = channel.topic, channel.schedule
+    first = needed(channel, now_ms)
+    return {
+        "name": channel.name,
+        "exists": topic.exists,
+        "epoch": topic.epoch,
+        "start": topic.start_offset,
+        "end": topic.end_offset,
+        "messages": topic.end_ordinal - topic.start_ordinal,
+        "bytes": topic.end_offset - topic.start_offset,
+        "reducer": channel.rule.reducer.name,
+        "members": [
+            _member(channel, member, first.offset, now_ms)
+            for _, member in sorted(channel.members.items())
+            if member.is_member
+        ],
+        "readers": [
+            {
+                "reader": cursor.reader,
+                "cursor": cursor.position.offset,
+                "holds": cursor.position.offset <= first.offset < topic.end_offset,
+            }
+            for reader in channel.rule.wait_for
+            for cursor in channel.hub.store.cursors(topic.name, reader, limit=1)
+        ],
+        "needed_from": first.offset,
+        "snapshot": (
+            {
+                "offset": snapshot.offset,
+                "epoch": snapshot.epoch,
+                "ms": snapshot.ms,
+                "bytes": len(snapshot.content.data),
+                "messages_behind": topic.end_ordinal - max(snapshot.ordinal, topic.start_ordinal),
+            }
+            if snapshot is not None
+            else None
+        ),
+        "destroyed_ms": schedule.due_ms if schedule is not None and schedule.due_ms else None,
+        "kept": schedule is not None and not schedule.due_ms,
+        "trouble": channel.trouble,
+        "lease_ms": channel.rule.lease_ms,
+        "grace_ms": channel.rule.grace_ms,
+        "now_ms": now_ms,
+    }
+
+
+def _member(channel: Channel, member: Member, needed_from: int, now_ms: int) -> dict[str, Any]:
+    topic = channel.topic
+    offset, ordinal = member.confirmed
+    holds = channel.holds(member, now_ms)
+    return {
+        "processor": member.name,
+        "present": member.is_present,
+        "receive": member.receive.value if member.subscriber is not None else None,
+        "new": member.standing is Standing.NEW,
+        "cursor": offset,
+        "number": member.number,
+        "lag_messages": max(0, topic.end_ordinal - max(ordinal, topic.start_ordinal)),
+        "lag_bytes": max(0, topic.end_offset - max(offset, topic.start_offset)),
+        "missed_messages": max(0, topic.start_ordinal - ordinal),
+        "leased_until_ms": member.seen_ms + channel.rule.lease_ms,
+        "holds": holds and member.offset <= needed_from < topic.end_offset,
+    }

@@ -1,0 +1,176 @@
+"""All channels of a server: those that are in memory, and what happens to any of them by the clock.
+
+A channel is in memory while someone is there or something of it is under way; everything else is read from
+its notes when it is asked for. Nothing is done per channel and second: notes have a time when they are due.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from headrace.broker import channel_jobs as jobs
+from headrace.broker import channel_notes as notes
+from headrace.broker.channel import Channel
+from headrace.broker.channel_errors import ChannelError
+from headrace.broker.channel_member import Member, Subscriber
+from headrace.broker.snapshots import Snapshots
+from headrace.errors import BadTopicNameError
+from headrace.log.runner import Runner
+from headrace.log.store import Appended, ColdError, Note, Store
+from headrace.model import CHANNEL_PREFIX, check_topic_name
+from headrace.reducers import Reducer
+
+_LOOKED_AT_ONCE = 200
+"""Channels, and notes that are due, that are looked at in one tick."""
+
+
+class ChannelRule(NamedTuple):
+    """What the configuration says of a channel."""
+
+    reducer: Reducer
+    lease_ms: int
+    grace_ms: int
+    presence_ms: int
+    wait_for: Sequence[str] = ()
+
+
+class Channels:
+    def __init__(
+        self,
+        store: Store,
+        runner: Runner,
+        snapshots: Snapshots,
+        rule: Callable[[str], ChannelRule],
+        clock_ms: Callable[[], int],
+        *,
+        members_max: int,
+        remember_ms: int,
+    ) -> None:
+        self.store = store
+        self.runner = runner
+        self.snapshots = snapshots
+        self.rule = rule
+        self.clock_ms = clock_ms
+        self.members_max = members_max
+        self.remember_ms = remember_ms
+        self._known: dict[str, Channel] = {}
+        self._changed: dict[Channel, None] = {}
+        """Channels that may have become shorter to whoever needs them."""
+        self._pollers: OrderedDict[tuple[Channel, str], int] = OrderedDict()
+        """Members that are there by their requests, and until when."""
+        self._swept: str | None = ""
+        """The last topic that was looked at after the start."""
+        self._started_ms = clock_ms()
+
+    def get(self, name: str) -> Channel:
+        """Raises ChannelError for what cannot be a channel's name."""
+        channel = self._known.get(name)
+        if channel is None:
+            check_channel_name(name)
+            channel = self._known[name] = Channel(name, self)
+        return channel
+
+    @staticmethod
+    def topic_name(name: str) -> str:
+        return CHANNEL_PREFIX + name
+
+    def committed(self, one: Appended) -> None:
+        """The log of a channel is longer."""
+        channel = self._known.get(one.topic.name.removeprefix(CHANNEL_PREFIX))
+        if channel is not None:
+            channel.committed(one)
+
+    def lost(self, subscriber: Subscriber, processor: str, joined: Mapping[str, Channel]) -> None:
+        """A connection has ended; a few channels a step, so that nobody waits for thousands of them."""
+        rest = iter(list(joined.values()))
+
+        def some() -> None:
+            for channel in islice(rest, _LOOKED_AT_ONCE):
+                channel.gone(processor, subscriber)
+                self.rest(channel)
+            following = next(rest, None)
+            if following is not None:
+                following.gone(processor, subscriber)
+                self.rest(following)
+                self.runner.soon(some)
+
+        some()
+
+    def tick(self) -> None:
+        """Called a few times a second."""
+        now_ms = self.clock_ms()
+        while self._pollers and next(iter(self._pollers.values())) <= now_ms:
+            (channel, processor), _ = self._pollers.popitem(last=False)
+            channel.stopped_polling(processor)
+            self.rest(channel)
+        for note in self.store.due_notes(now_ms, _LOOKED_AT_ONCE):
+            self._due(note, now_ms)
+        for channel in list(self._changed)[:_LOOKED_AT_ONCE]:
+            del self._changed[channel]
+            jobs.look(channel, now_ms)
+            self.rest(channel)
+        self._sweep()
+
+    # What channels ask for
+
+    def look_later(self, channel: Channel) -> None:
+        """Someone may need less of its log than before."""
+        self._changed[channel] = None
+
+    def polled(self, channel: Channel, member: Member) -> None:
+        """A member is there by a request, for a while."""
+        member.is_polling = True
+        key = channel, member.name
+        self._pollers.pop(key, None)
+        self._pollers[key] = self.clock_ms() + channel.rule.presence_ms
+
+    def rest(self, channel: Channel) -> None:
+        """Let go of a channel that is only on disk."""
+        is_over = channel.is_idle and channel not in self._changed
+        if is_over and self._known.pop(channel.name, None) is not None:
+            self.store.forget(channel.topic)
+
+    def warm(self, cold: ColdError, then: Callable[[], None]) -> None:
+        self.runner.background(cold.warm, lambda _: then())
+
+    # By the clock
+
+    def _due(self, note: Note, now_ms: int) -> None:
+        name, processor = notes.channel_of(note.key)
+        kind = note.key[:2]
+        channel = self.get(name)
+        if kind == notes.MEMBER:
+            member = channel.members.get(processor)
+            if member is not None:
+                channel.renew(member, now_ms)
+        elif kind == notes.SCHEDULE:
+            if not channel.is_busy:
+                jobs.look(channel, now_ms)
+        elif kind == notes.END:
+            channel.change(lambda: None, changed=[Note(note.key, None)])
+        self.rest(channel)
+
+    def _sweep(self) -> None:
+        """Channels that were not empty when the last server ended are so now, until someone comes back."""
+        if self._swept is None:
+            return
+        found = self.store.topics(CHANNEL_PREFIX, self._swept, _LOOKED_AT_ONCE)
+        for topic in found:
+            name = topic.name.removeprefix(CHANNEL_PREFIX)
+            channel = self.get(name)
+            if not channel.present and channel.schedule is None:
+                channel.plan_destruction(self._started_ms + channel.rule.grace_ms)
+            self.rest(channel)
+            self._swept = topic.name
+        if not found:
+            self._swept = None
+
+
+def check_channel_name(name: str) -> None:
+    try:
+        if not name:
+            raise BadTopicNameError("a channel's name must not be empty")
+        check_topic_name(CHANNEL_PREFIX + name)
+    except BadTopicNameError as error:
+        raise ChannelError("bad-channel", str(error)) from None

@@ -1,0 +1,346 @@
+"""The endpoints of channels, for processors that poll and for operators. Described in `/openapi.json`."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headrace.broker import channel_report as report
+from headrace.broker.channel import Accepted, Channel, Joined
+from headrace.broker.channel_errors import ChannelError
+from headrace.broker.channel_member import Batch, Receive
+from headrace.broker.channel_notes import Snapshot
+from headrace.broker.channel_uploads import upload
+from headrace.broker.channels import Channels, check_channel_name
+from headrace.channel_envelope import (
+    NUMBER_MAX,
+    BadMessageError,
+    Content,
+    check_json,
+    check_processor,
+    decode_message,
+)
+from headrace.errors import StoreFailedError
+from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX
+from headrace.reducers import STATE_BYTES_MAX
+from headrace.server.api_shared import RefusalWithFacts, body, number
+from headrace.server.credentials import HTTP, is_granted, user_of
+from headrace.wire import channel as wire
+
+CHANNELS_LISTED_MAX = 200
+"""Channels in one answer; the next page starts `after` the last name."""
+
+MESSAGES_MAX = 500
+WAIT_S_MAX = 60
+WAITING_MAX = 1000
+"""Requests that wait for a message at once."""
+
+RAW = "application/octet-stream"
+JSON = "application/json"
+
+STATUSES = {
+    "bad-channel": 400,
+    "bad-content": 400,
+    "bad-offset": 400,
+    "bad-message": 400,
+    "forbidden": 403,
+    "not-joined": 409,
+    "gap": 409,
+    "not-uploaded": 409,
+    "too-large": 413,
+    "cannot-fold": 422,
+    "too-many": 429,
+    "unavailable": 503,
+}
+
+T = TypeVar("T")
+
+
+class ChannelsApi:
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+        self._waiting = 0
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/channels", self.list),
+            Route("/v1/channel", self.describe),
+            Route("/v1/channel/keep", self.keep, methods=["POST"]),
+            Route("/v1/channel/join", self.join, methods=["POST"]),
+            Route("/v1/channel/leave", self.leave, methods=["POST"]),
+            Route("/v1/channel/messages", self.send, methods=["POST"]),
+            Route("/v1/channel/messages", self.poll, methods=["GET"]),
+            Route("/v1/channel/ack", self.ack, methods=["POST"]),
+            Route("/v1/channel/snapshot", self.upload, methods=["PUT"]),
+            Route("/v1/channel/snapshot", self.snapshot, methods=["GET"]),
+        ]
+
+    # For processors
+
+    async def join(self, request: Request) -> Response:
+        channel, processor = self._asked(request)
+        joined: Joined = await _answer(
+            lambda done, refuse: channel.join(processor, None, Receive.POLL, done, refuse)
+        )
+        told: dict[str, Any] = {"channel": channel.name, "epoch": joined.epoch}
+        told |= {"start": joined.start, "end": joined.end}
+        told |= {"cursor": joined.cursor, "number": joined.number}
+        if joined.missed is not None:
+            told["missed"] = joined.missed._asdict()
+        if joined.snapshot is not None:
+            told["snapshot"] = _told_snapshot(joined.snapshot)
+        return _json(told)
+
+    async def leave(self, request: Request) -> Response:
+        channel, processor = self._asked(request)
+
+        def leave(done: Callable[[None], None], _: object) -> None:
+            channel.leave(processor, partial(done, None))
+
+        await _answer(leave)
+        return _json({"channel": channel.name})
+
+    async def send(self, request: Request) -> Response:
+        channel, processor = self._asked(request)
+        sent = _number(request, "number")
+        if not 1 <= sent <= NUMBER_MAX:
+            raise HTTPException(400, f"number must be 1 to {NUMBER_MAX}")
+        content = await _content(request, PAYLOAD_BYTES_MAX)
+        accepted: Accepted = await _answer(
+            lambda done, _: channel.send(channel.request(processor), sent, content, done)
+        )
+        told: dict[str, Any] = {"channel": channel.name, "number": sent}
+        if accepted.offset is not None:
+            told["offset"] = accepted.offset
+        if accepted.is_duplicate:
+            told["duplicate"] = True
+        return _json(told, 200 if accepted.is_duplicate else 201)
+
+    async def poll(self, request: Request) -> Response:
+        channel, processor = self._asked(request)
+        query = request.query_params
+        is_raw = RAW in request.headers.get("accept", "")
+        limit = min(_number(request, "max", MESSAGES_MAX), 1 if is_raw else MESSAGES_MAX)
+        if not limit:
+            raise HTTPException(400, "max must be at least 1")
+        wait_s = min(_number(request, "wait_s", 0), WAIT_S_MAX)
+        if "ack" in query:
+            await self._ack(channel, processor, _number(request, "ack"))
+        batch = await self._pending(channel, processor, limit, wait_s)
+        if not is_raw:
+            return Response(
+                wire.messages_json(channel.name, batch.messages, batch.more, batch.lost),
+                media_type=JSON,
+            )
+        if not batch.messages:
+            return Response(status_code=204)
+        [(offset, _, payload)] = batch.messages
+        message = decode_message(payload)
+        headers = {
+            "Headrace-Offset": str(offset),
+            # A header holds Latin-1, a name any text: it is percent-encoded, as in a URL.
+            "Headrace-Processor": quote(message.processor),
+            "Headrace-Number": str(message.number),
+            "Headrace-More": "true" if batch.more else "false",
+        }
+        kind = JSON if message.content.is_json else RAW
+        return Response(message.content.data, media_type=kind, headers=headers)
+
+    async def ack(self, request: Request) -> Response:
+        channel, processor = self._asked(request)
+        at = await self._ack(channel, processor, _number(request, "offset"))
+        return _json({"channel": channel.name, "offset": at})
+
+    async def upload(self, request: Request) -> Response:
+        channel, processor = self._asked(request)
+        offset = _number(request, "offset")
+        content = await _content(request, STATE_BYTES_MAX)
+        kept: int = await _answer(
+            lambda done, refuse: _upload(channel, processor, offset, content, done, refuse)
+        )
+        return _json({"channel": channel.name, "offset": kept})
+
+    async def snapshot(self, request: Request) -> Response:
+        channel = self._channel(request)
+        snapshot = await self._snapshot(channel.name)
+        if snapshot is None:
+            raise HTTPException(404, f"channel {channel.name!r} has no snapshot")
+        if RAW not in request.headers.get("accept", ""):
+            return _json({"channel": channel.name, "snapshot": _told_snapshot(snapshot)})
+        kind = JSON if snapshot.content.is_json else RAW
+        headers = {"Headrace-Offset": str(snapshot.offset), "Headrace-Epoch": str(snapshot.epoch)}
+        return Response(snapshot.content.data, media_type=kind, headers=headers)
+
+    # For operators
+
+    async def list(self, request: Request) -> Response:
+        query = request.query_params
+        limit = min(_number(request, "limit", CHANNELS_LISTED_MAX), CHANNELS_LISTED_MAX)
+        if not limit:
+            raise HTTPException(400, "limit must be at least 1")
+        found = report.names(
+            self._channels.store, query.get("prefix", ""), query.get("after", ""), limit + 1
+        )
+        described = [await self._describe(self._channels.get(name)) for name in found[:limit]]
+        return _json({"channels": described, "more": len(found) > limit})
+
+    async def describe(self, request: Request) -> Response:
+        channel = self._channel(request)
+        told = await self._describe(channel)
+        if not (told["exists"] or told["members"] or told["snapshot"]):
+            raise HTTPException(404, f"there is no channel {channel.name!r}")
+        return _json(told)
+
+    async def keep(self, request: Request) -> Response:
+        channel = self._channel(request)
+        was_planned: bool = await _answer(lambda done, _: channel.keep(done))
+        return _json({"channel": channel.name, "cancelled": was_planned})
+
+    # What they share
+
+    def _channel(self, request: Request) -> Channel:
+        name = request.query_params.get("name")
+        if name is None:
+            raise HTTPException(400, "name the channel")
+        token = request.scope.get("headrace.token")
+        try:
+            check_channel_name(name)
+            topic = CHANNEL_PREFIX + name
+            if token is not None and not (is_granted(token, HTTP) or is_granted(token, topic)):
+                raise ChannelError("forbidden", f"the token is not for channel {name!r}")
+            return self._channels.get(name)
+        except ChannelError as error:
+            raise _refusal(error) from None
+
+    def _asked(self, request: Request) -> tuple[Channel, str]:
+        processor = request.query_params.get("processor")
+        if processor is None:
+            raise HTTPException(400, "name the processor")
+        try:
+            check_processor(processor)
+        except BadMessageError as error:
+            raise HTTPException(400, str(error)) from None
+        token = request.scope.get("headrace.token")
+        if token is not None and token.user not in (None, user_of(processor)):
+            refused = ChannelError("forbidden", f"the token is not of processor {processor!r}")
+            raise _refusal(refused)
+        return self._channel(request), processor
+
+    async def _ack(self, channel: Channel, processor: str, offset: int) -> int:
+        at: int = await _answer(
+            lambda done, refuse: channel.ack(channel.request(processor), offset, done, refuse)
+        )
+        return at
+
+    async def _pending(self, channel: Channel, processor: str, limit: int, wait_s: int) -> Batch:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_s
+        while True:
+            batch: Batch = await _answer(
+                lambda done, _: channel.fetch(channel.request(processor), limit, done)
+            )
+            left_s = until - loop.time()
+            if batch.messages or batch.lost or left_s <= 0:
+                return batch
+            if self._waiting >= WAITING_MAX:
+                raise HTTPException(503, f"{WAITING_MAX} requests wait for messages already")
+            came = asyncio.Event()
+            channel.wait(came.set)
+            self._waiting += 1
+            try:
+                async with asyncio.timeout(left_s):
+                    await came.wait()
+            except TimeoutError:
+                pass
+            finally:
+                self._waiting -= 1
+
+    async def _snapshot(self, name: str) -> Snapshot | None:
+        snapshot: Snapshot | None = await _answer(
+            lambda done, refuse: self._channels.snapshots.load(
+                name, done, lambda reason: refuse(ChannelError("unavailable", reason))
+            )
+        )
+        return snapshot
+
+    async def _describe(self, channel: Channel) -> dict[str, Any]:
+        snapshot = await self._snapshot(channel.name)
+        told = report.describe(channel, snapshot, self._channels.clock_ms())
+        self._channels.rest(channel)
+        return told
+
+
+async def _answer(
+    ask: Callable[[Callable[[T], None], Callable[[ChannelError], None]], None],
+) -> T:
+    """What a request to a channel is answered, as an HTTP error if it is refused."""
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def done(result: T) -> None:
+        if not future.done():
+            future.set_result(result)
+
+    def refuse(error: ChannelError) -> None:
+        if not future.done():
+            future.set_exception(error)
+
+    try:
+        ask(done, refuse)
+        return await future
+    except ChannelError as error:
+        raise _refusal(error) from None
+    except StoreFailedError as error:
+        raise HTTPException(503, str(error)) from None
+
+
+def _upload(
+    channel: Channel,
+    processor: str,
+    offset: int,
+    content: Content,
+    done: Callable[[int], None],
+    refuse: Callable[[ChannelError], None],
+) -> None:
+    channel.request(processor)
+    upload(channel, offset, content, done, refuse)
+
+
+def _refusal(error: ChannelError) -> HTTPException:
+    facts: dict[str, object] = {"code": error.code, "retry": error.retry}
+    return RefusalWithFacts(STATUSES[error.code], str(error), facts)
+
+
+def _number(request: Request, name: str, otherwise: int | None = None) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        if otherwise is None:
+            raise HTTPException(400, f"{name} is missing")
+        return otherwise
+    return number(text, name)
+
+
+async def _content(request: Request, bytes_max: int) -> Content:
+    """The body: JSON if it says so, else bytes."""
+    data = await body(request, bytes_max)
+    is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == JSON
+    if is_json:
+        try:
+            check_json(data)
+        except BadMessageError as error:
+            raise _refusal(ChannelError("bad-content", str(error))) from None
+    return Content(data, is_json)
+
+
+def _told_snapshot(snapshot: Snapshot) -> dict[str, Any]:
+    content = wire.content(snapshot.content, binary=False)
+    return {"offset": snapshot.offset, "epoch": snapshot.epoch} | content
+
+
+def _json(value: dict[str, Any], status: int = 200) -> Response:
+    return Response(wire.to_json(value), status, media_type=JSON)

@@ -1,0 +1,359 @@
+"""Channels over WebSocket: connections of one server, the channels they have joined, and silent ones."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.broker.channel import Accepted, Channel, Joined
+from headrace.broker.channel_errors import ChannelError
+from headrace.broker.channel_member import Batch, Member, Receive
+from headrace.broker.channel_notes import Snapshot
+from headrace.broker.channel_uploads import upload
+from headrace.broker.channels import Channels
+from headrace.config_protocols import ChannelSettings
+from headrace.model import CHANNEL_PREFIX
+from headrace.server.connection import Connections, Pause
+from headrace.server.credentials import Credentials, Grant
+from headrace.server.websocket import WebSocketConnection
+from headrace.session.channel_server import Authenticate, ChannelServerSession, Request
+from headrace.wire import channel as wire
+from headrace.wire import websocket
+
+FETCH_MESSAGES_MAX = 500
+
+
+class ChannelConnections:
+    """What the channel connections of one server share."""
+
+    def __init__(
+        self,
+        shared: Connections,
+        channels: Channels,
+        settings: ChannelSettings,
+        credentials: Credentials,
+    ) -> None:
+        self.shared = shared
+        self.channels = channels
+        self.settings = settings
+        self.credentials = credentials
+        self.open: dict[ChannelConnection, None] = {}
+        """In the order in which they were last heard of."""
+
+    def __call__(self) -> "ChannelConnection":
+        return ChannelConnection(self)
+
+    def tick(self, now: float) -> None:
+        for connection in list(self.open):
+            if not connection.tick(now):
+                break
+
+
+class ChannelConnection(WebSocketConnection):
+    """Implements `Subscriber`."""
+
+    __slots__ = ("_grant", "_heard", "_hub", "_joined", "_pinged", "_stalled")
+    protocol = "channel"
+    message_bytes_max = wire.MESSAGE_BYTES_MAX
+    takes_text = True
+    _session: ChannelServerSession
+
+    def __init__(self, hub: ChannelConnections) -> None:
+        self._hub = hub
+        self._heard = hub.shared.loop.time()
+        self._pinged = False
+        self._grant: Grant | None = None
+        self._joined: dict[str, Channel] = {}
+        self._stalled: dict[str, None] = {}
+        """Channels that have something for this processor, for which there was no room."""
+        super().__init__(hub.shared, ChannelServerSession(hub.settings.ping_s))
+        hub.open[self] = None
+
+    def messages_received(self, messages: Sequence[bytes | str]) -> None:
+        self._was_heard()
+        commands = self._session.receive_messages(messages)
+        if commands:
+            self.handle(commands, sum(map(len, messages)) // len(commands))
+        else:
+            self._answer()
+
+    def _do(self, command: object, size: int) -> None:
+        if isinstance(command, Authenticate):
+            address = self.peer.rpartition(":")[0]
+            self._grant = self._hub.credentials.grant(command.processor, command.token, address)
+            if self._grant is None:
+                self.handle([self._session.turn_away()], 0)
+            else:
+                self.handle(self._session.let_in(), 0)
+            return
+        assert isinstance(command, Request)
+        self._session.unanswered += 1
+        self._under_way(size)
+        done = _Once(lambda: self._done(size))
+        try:
+            self._carry(command, done)
+        except ChannelError as error:
+            self._refuse_request(command.message, error, done)
+
+    def _done(self, size: int) -> None:
+        self._session.unanswered -= 1
+        self._unacknowledged_bytes -= size
+        # One write for everything that one commit made durable.
+        self._answer_soon()
+        if self._paused & Pause.PUBLISHES:
+            self.read_again()
+
+    def _refuse_request(
+        self, message: wire.Message, error: ChannelError, done: Callable[[], None]
+    ) -> None:
+        self._session.refuse_request(error.code, error.retry, str(error), message)
+        done()
+
+    # Requests
+
+    def _carry(self, request: Request, done: Callable[[], None]) -> None:
+        message, session = request.message, self._session
+        assert not isinstance(message, wire.Hello | wire.Ping)
+        name = message.channel
+        assert self._grant is not None
+        if not self._grant.covers(CHANNEL_PREFIX + name):
+            raise ChannelError("forbidden", f"the token is not for channel {name!r}")
+
+        def say(fields: dict[str, Any]) -> None:
+            session.say(fields)
+            done()
+
+        def refuse(error: ChannelError) -> None:
+            self._refuse_request(message, error, done)
+
+        if isinstance(message, wire.Join):
+            self._join(message, say, refuse)
+            return
+        if isinstance(message, wire.Leave):
+            channel = self._joined.pop(name, None) or self._hub.channels.get(name)
+            self._stalled.pop(name, None)
+            channel.leave(session.processor, lambda: say({"type": "left", "channel": name}))
+            return
+        if isinstance(message, wire.Snapshot):
+            self._hub.channels.snapshots.load(
+                name,
+                lambda found: say(
+                    {"type": "snapshot", "channel": name, "snapshot": self._snapshot(found)}
+                ),
+                lambda reason: refuse(ChannelError("unavailable", reason)),
+            )
+            return
+        channel, member = self._member(name)
+        if isinstance(message, wire.Send):
+            assert request.content is not None
+            number = message.number
+            channel.send(
+                member,
+                number,
+                request.content,
+                lambda accepted: self._accepted(name, number, accepted, done),
+            )
+        elif isinstance(message, wire.Ack):
+            channel.ack(
+                member, message.offset, lambda offset: self._acked(name, offset, done), refuse
+            )
+        elif isinstance(message, wire.Fetch):
+            self._fetch(channel, member, message, refuse, done)
+        else:
+            assert request.content is not None
+            offset = message.offset
+            upload(
+                channel,
+                offset,
+                request.content,
+                lambda kept: say({"type": "uploaded", "channel": name, "offset": kept}),
+                refuse,
+            )
+
+    def _member(self, name: str) -> tuple[Channel, Member]:
+        channel = self._joined.get(name)
+        if channel is None:
+            raise ChannelError("not-joined", f"join channel {name!r} first, on this connection")
+        return channel, channel.members[self._session.processor]
+
+    def _join(
+        self,
+        message: wire.Join,
+        say: Callable[[dict[str, Any]], None],
+        refuse: Callable[[ChannelError], None],
+    ) -> None:
+        name = message.channel
+        limit = self._shared.limits.topics_attached_max
+        if name not in self._joined and len(self._joined) >= limit:
+            raise ChannelError("too-many", f"a connection may join {limit} channels")
+        channel = self._hub.channels.get(name)
+        self._joined[name] = channel
+
+        def refused(error: ChannelError) -> None:
+            self._joined.pop(name, None)
+            refuse(error)
+
+        channel.join(
+            self._session.processor,
+            self,
+            Receive(message.receive),
+            lambda joined: say(self._told(name, joined)),
+            refused,
+        )
+
+    def _told(self, name: str, joined: Joined) -> dict[str, Any]:
+        told: dict[str, Any] = {"type": "joined", "channel": name}
+        told |= {"epoch": joined.epoch, "start": joined.start, "end": joined.end}
+        told |= {"cursor": joined.cursor, "number": joined.number}
+        if joined.missed is not None:
+            told["missed"] = joined.missed._asdict()
+        if joined.snapshot is not None:
+            told["snapshot"] = self._snapshot(joined.snapshot)
+        return told
+
+    def _snapshot(self, snapshot: Snapshot | None) -> dict[str, Any] | None:
+        if snapshot is None:
+            return None
+        content = wire.content(snapshot.content, binary=self._session.binary)
+        return {"offset": snapshot.offset, "epoch": snapshot.epoch} | content
+
+    def _accepted(
+        self, name: str, number: int, accepted: Accepted, done: Callable[[], None]
+    ) -> None:
+        session = self._session
+        if accepted.is_duplicate or session.binary or accepted.offset is None:
+            told: dict[str, Any] = {"type": "sent", "channel": name, "number": number}
+            if accepted.offset is not None:
+                told["offset"] = accepted.offset
+            if accepted.is_duplicate:
+                told["duplicate"] = True
+            session.say(told)
+        else:
+            session.say_encoded(wire.encode_sent(name, number, accepted.offset))
+        done()
+
+    def _acked(self, name: str, offset: int, done: Callable[[], None]) -> None:
+        session = self._session
+        if session.binary:
+            session.say({"type": "acked", "channel": name, "offset": offset})
+        else:
+            session.say_encoded(wire.encode_acked(name, offset))
+        done()
+
+    def _fetch(
+        self,
+        channel: Channel,
+        member: Member,
+        message: wire.Fetch,
+        refuse: Callable[[ChannelError], None],
+        done: Callable[[], None],
+    ) -> None:
+        limit = min(message.messages_max or FETCH_MESSAGES_MAX, FETCH_MESSAGES_MAX)
+
+        def answer(batch: Batch) -> None:
+            self._session.say_encoded(self._encoded(batch))
+            done()
+
+        if message.ack is None:
+            channel.fetch(member, limit, answer)
+        else:
+            channel.ack(member, message.ack, lambda _: channel.fetch(member, limit, answer), refuse)
+
+    # What channels say
+
+    def messages(self, channel: str, batch: Batch) -> bool:
+        if self.is_gone:
+            return False
+        if not self._writable:
+            self._stalled[channel] = None
+            return False
+        # Behind `joined` and whatever else was said before.
+        self._answer()
+        self._write(self._encoded(batch))
+        return True
+
+    def signal(self, channel: str) -> None:
+        self._session.say({"type": "signal", "channel": channel, "name": "pending"})
+        self._answer_soon()
+
+    def replaced(self, channel: str) -> None:
+        self._joined.pop(channel, None)
+        self._stalled.pop(channel, None)
+        self._session.say({"type": "left", "channel": channel, "reason": "replaced"})
+        self._answer_soon()
+
+    def _encoded(self, batch: Batch) -> bytes:
+        binary = self._session.binary
+        frame = batch.encoded.get(binary)
+        if frame is None:
+            frame = batch.encoded[binary] = wire.encode_messages(
+                batch.channel, batch.messages, batch.more, batch.lost, binary=binary
+            )
+        return frame
+
+    @property
+    def is_gone(self) -> bool:
+        return self._closed or self._transport.is_closing()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        while self._stalled and self._writable:
+            name = next(iter(self._stalled))
+            del self._stalled[name]
+            channel = self._joined.get(name)
+            if channel is not None:
+                channel.go_on(channel.members[self._session.processor])
+
+    def lost(self) -> None:
+        self._hub.open.pop(self, None)
+        joined, self._joined = self._joined, {}
+        self._hub.channels.lost(self, self._session.processor, joined)
+        super().lost()
+
+    # Silence
+
+    def ponged(self) -> None:
+        self._was_heard()
+
+    def answer(self, data: bytes) -> None:
+        self._was_heard()  # it has sent pings of its own
+        super().answer(data)
+
+    def _was_heard(self) -> None:
+        self._heard = self._shared.loop.time()
+        self._pinged = False
+        self._move_to_end()
+
+    def tick(self, now: float) -> bool:
+        """Ask a silent peer whether it is there, give up one that is not; False when it was heard lately."""
+        settings = self._hub.settings
+        if now < self._heard + settings.ping_s:
+            return False
+        if self._paused & ~Pause.ANSWERS:
+            self._heard = now  # we do not read, so we cannot have heard it
+            self._move_to_end()
+        elif now >= self._heard + 2 * settings.ping_s:
+            self._hub.open.pop(self, None)
+            self.close(
+                f"nothing was heard for {now - self._heard:.0f} s", websocket.POLICY_VIOLATION
+            )
+        elif not self._pinged:
+            self._pinged = True
+            self._write_answer(websocket.frame(b"", websocket.PING))
+        return True
+
+    def _move_to_end(self) -> None:
+        if self._hub.open.pop(self, self) is None:
+            self._hub.open[self] = None
+
+
+class _Once:
+    """A function that counts the first time only: a request is answered once, whatever happens."""
+
+    __slots__ = ("_do",)
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self._do: Callable[[], None] | None = do
+
+    def __call__(self) -> None:
+        if self._do is not None:
+            do, self._do = self._do, None
+            do()

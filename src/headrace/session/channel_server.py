@@ -1,0 +1,155 @@
+"""A connection of a processor, without I/O: what it asks for, and the answers in its own encoding.
+
+    new ──hello──▶ authenticating ──let in──▶ open        any ──bad message──▶ closed
+
+Requests are handed on as they are decoded; whoever carries them out answers each.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+from headrace.channel_envelope import BadMessageError, Content, check_processor
+from headrace.session.server import Close, ServerSession
+from headrace.session.units import Unit
+from headrace.wire import channel as wire
+
+BAD_MESSAGE = "bad-message"
+HELLO_FIRST = "hello-first"
+WRONG_CREDENTIALS = "wrong-credentials"
+
+
+class Authenticate(NamedTuple):
+    """Find out whether it is let in; then call `let_in` or `turn_away`."""
+
+    processor: str
+    token: Any
+
+
+class Request(NamedTuple):
+    message: wire.Message
+    content: Content | None = None
+    """Of a `send` or an `upload`."""
+
+
+class _State(Enum):
+    NEW = "new"
+    AUTHENTICATING = "authenticating"
+    OPEN = "open"
+
+
+class ChannelServerSession(ServerSession):
+    __slots__ = ("_held", "_ping_s", "_state", "binary", "closed", "processor", "unanswered")
+
+    def __init__(self, ping_s: float) -> None:
+        self.closed = False
+        super().__init__(self)
+        self._ping_s = ping_s
+        self._state = _State.NEW
+        self._held: list[wire.Message] = []
+        self.binary = False
+        """Whether the peer speaks MessagePack."""
+        self.processor = ""
+        self.unanswered = 0
+        """Requests that are carried out and not answered yet."""
+
+    def receive_messages(self, messages: Sequence[bytes | str]) -> list[NamedTuple]:
+        commands: list[NamedTuple] = []
+        for data in messages:
+            if self.closed:
+                break
+            if self._state is _State.NEW:
+                self.binary = isinstance(data, bytes)
+            elif isinstance(data, bytes) is not self.binary:
+                commands.append(self._bad("a connection speaks JSON or MessagePack, and not both"))
+                break
+            try:
+                self._receive(wire.decode(data), commands)
+            except wire.BadChannelMessageError as error:
+                commands.append(self._bad(str(error)))
+        return commands
+
+    def let_in(self) -> list[NamedTuple]:
+        """The peer may come in; what it has said meanwhile is heard now."""
+        assert self._state is _State.AUTHENTICATING
+        self._state = _State.OPEN
+        self.say(
+            {
+                "type": "welcome",
+                "processor": self.processor,
+                "version": wire.VERSION,
+                "ping_s": self._ping_s,
+            }
+        )
+        commands: list[NamedTuple] = []
+        held, self._held = self._held, []
+        for message in held:
+            if not self.closed:
+                self._receive(message, commands)
+        return commands
+
+    def turn_away(self) -> Close:
+        return self._end(WRONG_CREDENTIALS, "the credentials are wrong")
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        self._out.append(wire.encode(message, binary=self.binary))
+
+    def say_encoded(self, frame: bytes) -> None:
+        self._out.append(frame)
+
+    def refuse_request(self, code: str, retry: bool, text: str, of: wire.Message) -> None:
+        """A request is not carried out; the connection goes on."""
+        self.say(_error(code, retry, text, of))
+
+    @property
+    def finished(self) -> bool:
+        return not self.unanswered
+
+    def _acknowledge(self, ready: Sequence[Unit]) -> None:
+        raise NotImplementedError  # every request is answered by itself
+
+    def _receive(self, message: wire.Message, commands: list[NamedTuple]) -> None:
+        if self._state is _State.AUTHENTICATING:
+            self._held.append(message)
+        elif self._state is _State.NEW:
+            if not isinstance(message, wire.Hello):
+                commands.append(self._end(HELLO_FIRST, "say `hello` first"))
+                return
+            try:
+                check_processor(message.processor)
+            except BadMessageError as error:
+                commands.append(self._bad(str(error)))
+                return
+            self._state = _State.AUTHENTICATING
+            self.processor = message.processor
+            commands.append(Authenticate(message.processor, message.token))
+        elif isinstance(message, wire.Hello):
+            commands.append(self._end(HELLO_FIRST, "`hello` comes once"))
+        elif isinstance(message, wire.Ping):
+            self.say({"type": "pong"})
+        elif isinstance(message, wire.Send | wire.Upload):
+            try:
+                content = wire.content_of(message, binary=self.binary)
+            except BadMessageError as error:
+                self.refuse_request("bad-content", False, str(error), message)
+                return
+            commands.append(Request(message, content))
+        else:
+            commands.append(Request(message))
+
+    def _bad(self, text: str) -> Close:
+        return self._end(BAD_MESSAGE, text)
+
+    def _end(self, code: str, text: str) -> Close:
+        self.say({"type": "error", "code": code, "retry": False, "text": text})
+        return self.refuse(text)
+
+
+def _error(code: str, retry: bool, text: str, of: wire.Message) -> dict[str, Any]:
+    error: dict[str, Any] = {"type": "error", "code": code, "retry": retry, "text": text}
+    error["of"] = type(of).__name__.lower()
+    if not isinstance(of, wire.Hello | wire.Ping):
+        error["channel"] = of.channel
+    if isinstance(of, wire.Send):
+        error["number"] = of.number
+    return error

@@ -1,0 +1,207 @@
+"""Messages of channels, both directions: JSON in text frames, MessagePack in binary ones.
+
+What is decoded here has the right types in every field; what it means is the session's business. A payload
+stays JSON text: it is stored and sent on as it came.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from headrace.channel_envelope import (
+    NUMBER_MAX,
+    BadMessageError,
+    Content,
+    check_json,
+    decode_message,
+)
+from headrace.errors import HeadraceError
+from headrace.wire import logux, websocket
+
+PATH = "/v1/channels"
+
+VERSION = 1
+
+MESSAGE_BYTES_MAX = 2 << 20
+"""The largest message: an upload of the largest state, in base64."""
+
+_Number = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
+_Offset = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Count = Annotated[int, Meta(ge=1, le=1 << 31)]
+
+
+class BadChannelMessageError(HeadraceError):
+    """The peer has sent what is no message: the text says what is wrong."""
+
+
+class _Message(msgspec.Struct, tag_field="type", tag=str.lower, gc=False):
+    """Fields that are not named are passed over."""
+
+
+class Hello(_Message):
+    processor: str
+    token: Any = None
+
+
+class Join(_Message):
+    channel: str
+    receive: Literal["push", "signal", "poll"] = "push"
+
+
+class Leave(_Message):
+    channel: str
+
+
+class Send(_Message):
+    channel: str
+    number: _Number
+    payload: Raw | UnsetType = UNSET
+    data: bytes | UnsetType = msgspec.field(name="bytes", default=UNSET)
+
+
+class Fetch(_Message):
+    channel: str
+    ack: _Offset | None = None
+    messages_max: _Count | None = msgspec.field(name="max", default=None)
+
+
+class Ack(_Message):
+    channel: str
+    offset: _Offset
+
+
+class Upload(_Message):
+    channel: str
+    offset: _Offset
+    payload: Raw | UnsetType = UNSET
+    data: bytes | UnsetType = msgspec.field(name="bytes", default=UNSET)
+
+
+class Snapshot(_Message):
+    channel: str
+
+
+class Ping(_Message):
+    pass
+
+
+Message = Hello | Join | Leave | Send | Fetch | Ack | Upload | Snapshot | Ping
+
+_from_json = msgspec.json.Decoder(Message).decode
+_from_msgpack = msgspec.msgpack.Decoder(Message).decode
+
+
+def decode(data: bytes | str) -> Message:
+    """A message of a client, text or binary. Raises `BadChannelMessageError`."""
+    try:
+        message: Message = _from_json(data) if isinstance(data, str) else _from_msgpack(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadChannelMessageError(f"this is no message of a channel's client: {error}") from None
+    return message
+
+
+def content_of(message: Send | Upload, *, binary: bool) -> Content:
+    """What is to be stored. Raises `BadMessageError`."""
+    raw, data = message.payload, message.data
+    if isinstance(raw, Raw) is not isinstance(data, UnsetType):
+        raise BadMessageError("a message has a `payload` or `bytes`, and not both")
+    if isinstance(data, bytes):
+        return Content(data, False)
+    assert isinstance(raw, Raw)
+    if not binary:
+        text = bytes(raw)
+        check_json(text)
+        return Content(text, True)
+    try:
+        value = logux.unpack(bytes(raw), binary=True)
+    except logux.BadMessageError as error:
+        raise BadMessageError(f"its payload cannot be JSON: {error}") from None
+    return Content(msgspec.json.encode(value), True)
+
+
+# What the server says
+
+to_json = msgspec.json.Encoder().encode
+
+
+def encode(message: Mapping[str, Any], *, binary: bool) -> bytes:
+    """A message in a frame of a server; contents in it are made by `content`."""
+    if binary:
+        return websocket.frame(logux.pack(message, binary=True))  # type: ignore[arg-type]
+    return websocket.frame(to_json(message), websocket.TEXT)
+
+
+def content(content: Content, *, binary: bool) -> dict[str, Any]:
+    """The fields that a content becomes."""
+    if not content.is_json:
+        return {"bytes": content.data}
+    return {"payload": msgspec.json.decode(content.data) if binary else Raw(content.data)}
+
+
+def encode_messages(
+    channel: str, payloads: Sequence[tuple[int, int, bytes]], more: bool, lost: int, *, binary: bool
+) -> bytes:
+    """Messages of a log, each with its offset and time, in a frame of a server."""
+    if binary:
+        return websocket.frame(
+            logux.pack(messages_value(channel, payloads, more, lost, binary=True), binary=True)  # type: ignore[arg-type]
+        )
+    return websocket.frame(messages_json(channel, payloads, more, lost), websocket.TEXT)
+
+
+def messages_json(
+    channel: str, payloads: Sequence[tuple[int, int, bytes]], more: bool, lost: int
+) -> bytes:
+    parts = []
+    for offset, ms, payload in payloads:
+        processor, number, (data, is_json) = decode_message(payload)
+        parts.append(
+            b'{"offset":%d,"processor":%b,"number":%d,"ms":%d,%b}'
+            % (
+                offset,
+                _quoted(processor),
+                number,
+                ms,
+                b'"payload":%b' % data if is_json else b'"bytes":"%b"' % base64.b64encode(data),
+            )
+        )
+    return b'{"type":"messages","channel":%b,"count":%d,"messages":[%b],"more":%b%b}' % (
+        _quoted(channel),
+        len(parts),
+        b",".join(parts),
+        b"true" if more else b"false",
+        b',"lost":%d' % lost if lost else b"",
+    )
+
+
+def messages_value(
+    channel: str, payloads: Sequence[tuple[int, int, bytes]], more: bool, lost: int, *, binary: bool
+) -> dict[str, Any]:
+    messages = []
+    for offset, ms, payload in payloads:
+        processor, number, told = decode_message(payload)
+        one = {"offset": offset, "processor": processor, "number": number, "ms": ms}
+        messages.append(one | content(told, binary=binary))
+    value = {"type": "messages", "channel": channel, "count": len(messages)}
+    value |= {"messages": messages, "more": more}
+    return value | ({"lost": lost} if lost else {})
+
+
+def encode_sent(channel: str, number: int, offset: int) -> bytes:
+    """The answer that is given most often, in JSON."""
+    text = b'{"type":"sent","channel":%b,"number":%d,"offset":%d}'
+    return websocket.frame(text % (_quoted(channel), number, offset), websocket.TEXT)
+
+
+def encode_acked(channel: str, offset: int) -> bytes:
+    text = b'{"type":"acked","channel":%b,"offset":%d}'
+    return websocket.frame(text % (_quoted(channel), offset), websocket.TEXT)
+
+
+@lru_cache(maxsize=8192)
+def _quoted(text: str) -> bytes:
+    return to_json(text)

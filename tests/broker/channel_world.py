@@ -1,0 +1,539 @@
+"""Channels over a store in memory that can crash, with processors that know what they must have got."""
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.broker.channel import Accepted, Channel, Joined
+from headrace.broker.channel_errors import ChannelError
+from headrace.broker.channel_member import Batch, Receive
+from headrace.broker.channel_notes import Snapshot, read_snapshot
+from headrace.broker.channels import ChannelRule, Channels
+from headrace.broker.snapshots import NotedSnapshots
+from headrace.channel_envelope import Content, decode_message
+from headrace.log.runner import StepRunner
+from headrace.log.store import Appended, Chunk, Cursor, Note, Run, Topic
+from headrace.model import Durability, Position
+from headrace.reducers import reducer
+
+NAME = "c"
+TOPIC = "channel/c"
+LEASE_MS, GRACE_MS, PRESENCE_MS, REMEMBER_MS = 1_000_000, 10_000, 5_000, 10_000_000
+
+NOWHERE = Position(0, 0, 0)
+
+Id = tuple[str, int]
+"""A message: its processor and number."""
+
+
+def collect(state: Any, message: Any) -> Any:
+    """A reducer whose state is every message: so it can be seen what a snapshot covers."""
+    return [*(state or []), message]
+
+
+def rule(reducer_name: str = "world:collect", wait_for: Sequence[str] = ()) -> ChannelRule:
+    made = reducer(reducer_name, lambda _: collect)
+    return ChannelRule(made, LEASE_MS, GRACE_MS, PRESENCE_MS, wait_for)
+
+
+@dataclass
+class Disk:
+    """What survives a crash."""
+
+    notes: dict[bytes, Note] = field(default_factory=dict)
+    records: list[tuple[int, bytes]] = field(default_factory=list)
+    """All that were ever committed to the topic, each with its beginning."""
+    ids: list[Id] = field(default_factory=list)
+    start: Position = NOWHERE
+    end: Position = NOWHERE
+    exists: bool = False
+
+
+@dataclass
+class Change:
+    records: list[bytes]
+    notes: list[Note]
+    trim: Position | None
+    destroy: bool
+    done: Callable[[], None]
+
+
+class ModelStore:
+    """One topic, and notes; a change is committed when it is told to."""
+
+    note_bytes_max = 1 << 20
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.handle = Topic(TOPIC, Durability.SYNCED)
+        self.pending: deque[Change] = deque()
+        self._given = dict(disk.notes)
+        self.committed: Callable[[Appended], None] = lambda one: None
+        self.reader_cursors: dict[str, Position] = {}
+        self._show()
+
+    def topic(self, name: str) -> Topic:
+        assert name == TOPIC
+        return self.handle
+
+    def forget(self, topic: Topic) -> None: ...
+
+    def topics(self, prefix: str, after: str, limit: int) -> list[Topic]:
+        return [self.handle] if self.disk.exists and after < TOPIC else []
+
+    def cursors(self, topic: str, reader: str, *, limit: int) -> list[Cursor]:
+        at = self.reader_cursors.get(reader)
+        return [Cursor(topic, reader, at, 0)] if at is not None else []
+
+    def change(
+        self,
+        topic: Topic,
+        *,
+        records: Sequence[bytes] = (),
+        notes: Sequence[Note] = (),
+        trim: Position | None = None,
+        destroy: bool = False,
+        done: Callable[[], None],
+    ) -> None:
+        for note in notes:
+            self._given[note.key] = note
+        self.pending.append(Change(list(records), list(notes), trim, destroy, done))
+
+    def note(self, key: bytes) -> Note | None:
+        note = self._given.get(key)
+        return note if note is not None and note.value is not None else None
+
+    def notes(self, prefix: bytes, after: bytes, limit: int) -> list[Note]:
+        keys = sorted(k for k in self._given if k.startswith(prefix) and k > after)
+        return [note for key in keys if (note := self.note(key)) is not None][:limit]
+
+    def due_notes(self, until_ms: int, limit: int) -> list[Note]:
+        found = [
+            n for n in self._given.values() if n.value is not None and 0 < n.due_ms <= until_ms
+        ]
+        return sorted(found, key=lambda note: note.due_ms)[:limit]
+
+    def reader(self, topic: Topic) -> "ModelStore":
+        return self
+
+    def read(self, offset: int, bytes_max: int) -> Chunk:
+        offset = max(offset, self.handle.start_offset)
+        ordinal = self._ordinal(offset)
+        data = [r for at, r in self.disk.records if offset <= at < self.handle.end_offset]
+        if not data:
+            return Chunk([], self.handle.end_offset, 0)
+        return Chunk(
+            [Run(offset, ordinal, len(data), 7, b"".join(data))], self.handle.end_offset, 0
+        )
+
+    def locate_offset(self, topic: Topic, offset: int) -> Position:
+        offset = max(offset, topic.start_offset)
+        if offset >= topic.end_offset:
+            return topic.end
+        at = next(at for at, _ in self.disk.records if at >= offset)
+        return Position(topic.epoch, at, self._ordinal(at))
+
+    def _ordinal(self, offset: int) -> int:
+        return sum(at < offset for at, _ in self.disk.records)
+
+    def commit(self, *, silently: bool = False) -> None:
+        """The oldest change is durable; `silently`: and the process ends before it knows."""
+        change = self.pending.popleft()
+        disk = self.disk
+        begin = disk.end
+        if change.records and not disk.exists:
+            disk.exists = True
+            disk.start = disk.end = begin = disk.end._replace(epoch=disk.end.epoch + 1)
+        for record in change.records:
+            disk.records.append((disk.end.offset, record))
+            message = decode_message(record[4:])
+            disk.ids.append((message.processor, message.number))
+            epoch, offset, ordinal = disk.end
+            disk.end = Position(epoch, offset + len(record), ordinal + 1)
+        if change.trim is not None:
+            assert disk.exists and change.trim.offset <= disk.end.offset
+            disk.start = max(disk.start, change.trim._replace(epoch=disk.start.epoch))
+        if change.destroy:
+            assert disk.exists
+            disk.exists = False
+            disk.start = disk.end
+        for note in change.notes:
+            if note.value is None:
+                disk.notes.pop(note.key, None)
+            else:
+                disk.notes[note.key] = note
+        if silently:
+            return
+        self._show()
+        change.done()
+        if change.records:
+            place = (begin.offset, disk.end.offset, begin.ordinal, 7)
+            self.committed(Appended(self.handle, *place, change.records, ()))
+
+    def _show(self) -> None:
+        handle, disk = self.handle, self.disk
+        handle.id = 1 if disk.exists else 0
+        handle.epoch = disk.start.epoch
+        handle.start_offset, handle.start_ordinal = disk.start.offset, disk.start.ordinal
+        handle.end_offset, handle.end_ordinal = disk.end.offset, disk.end.ordinal
+
+
+class Processor:
+    """A client that keeps what it has acknowledged, and checks that it gets everything once."""
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world = world
+        self.name = name
+        self.accepted = 0
+        """Numbers up to here it knows to be stored."""
+        self.kept: list[Id] = []
+        """What it has on its own disk: acknowledged, or from a snapshot it has acknowledged."""
+        self.confirmed: set[Id] = set()
+        """What it was told that the server knows it has."""
+        self.connection: Connection | None = None
+        self.is_member = False
+        self.was_away_ms = 0
+        """How long it has not been there since it last acknowledged something."""
+
+    def connect(self) -> None:
+        if self.connection is not None:
+            self.connection.abandon()
+        self.connection = Connection(self)
+        self.connection.join()
+
+    def disconnect(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
+
+    def poll(self) -> None:
+        """Without a connection: get what is pending, and acknowledge it."""
+        channel = self.world.channels.get(NAME)
+        try:
+            member = channel.request(self.name)
+        except ChannelError as error:
+            self.world.expect(error, "not-joined")
+            self.world.channels.rest(channel)
+            return
+        came: list[tuple[int, Id]] = []
+
+        def got(batch: Batch) -> None:
+            assert batch.lost == 0
+            for offset, _, payload in batch.messages:
+                told = decode_message(payload)
+                assert told.processor != self.name, "its own"
+                assert (told.processor, told.number) not in self.confirmed, "again, after its ack"
+                came.append((offset, (told.processor, told.number)))
+
+        channel.fetch(member, 100, got)
+        if came:
+            self.kept += [one for _, one in came]
+            known = set(self.kept)
+
+            def acked(_: int) -> None:
+                if self.world.channels is channels:
+                    self.confirmed |= known
+                    self.was_away_ms = 0
+
+            channels = self.world.channels
+            channel.ack(member, came[-1][0], acked, self.world.refused)
+
+    def post(self) -> None:
+        """Without a connection: send something."""
+        channel = self.world.channels.get(NAME)
+        try:
+            member = channel.request(self.name)
+        except ChannelError:
+            self.world.channels.rest(channel)
+            return
+        text = json.dumps([self.name, member.number + 1]).encode()
+        channel.send(member, member.number + 1, Content(text, True), lambda _: None)
+
+
+class Connection:
+    """Implements `Subscriber`."""
+
+    def __init__(self, processor: Processor) -> None:
+        self.processor = processor
+        self.world = processor.world
+        self.is_open = True
+        self.is_gone = False
+        """What the server knows."""
+        self.is_joined = False
+        self.got: list[tuple[int, Id]] = []
+        """What came and is not acknowledged, with offsets."""
+        self.state: list[Id] | None = None
+        """A snapshot that came and is not acknowledged."""
+        self.state_offset = 0
+        self.channel = self.world.channels.get(NAME)
+
+    def abandon(self) -> None:
+        """The client forgets it, and the server does not know yet."""
+        self.is_open = False
+        self.world.half_open.append(self)
+
+    def join(self) -> None:
+        self.channel.join(self.processor.name, self, Receive.PUSH, self._joined, self.world.refused)
+
+    def close(self) -> None:
+        if not self.is_gone:
+            self.is_open, self.is_gone = False, True
+            self.channel.gone(self.processor.name, self)
+            self.world.channels.rest(self.channel)
+
+    def _joined(self, joined: Joined) -> None:
+        if not self.is_open:
+            return
+        self.is_joined = True
+        processor, world = self.processor, self.world
+        processor.is_member = True
+        truth = world.truth
+        if joined.snapshot is not None:
+            self.state = [(p, n) for p, n in json.loads(joined.snapshot.content.data)]
+            self.state_offset = joined.snapshot.offset
+            assert self.state == truth[: joined.snapshot.ordinal], "a snapshot is all before it"
+        if joined.missed is not None:
+            assert joined.snapshot is not None, "whoever misses something gets the state"
+            assert joined.missed.messages is not None and joined.missed.messages > 0
+            if joined.missed.reason == "trimmed":
+                assert processor.was_away_ms > LEASE_MS, "the log is kept while its lease lasts"
+            else:
+                assert joined.missed.reason == "destroyed"
+            gone = set(truth[: world.store.handle.start_ordinal]) - set(processor.kept)
+            unseen = {one for one in gone if one[0] != processor.name}
+            assert len(unseen) <= joined.missed.messages
+        elif joined.snapshot is None:
+            # Nothing is said to be missing: so nothing is.
+            gone = set(truth[: world.store.handle.start_ordinal]) - set(processor.kept)
+            assert not {one for one in gone if one[0] != processor.name}, "missing, and not told"
+        assert joined.number >= processor.accepted
+
+    def messages(self, channel: str, batch: Batch) -> bool:
+        if not self.is_open:
+            return True  # on its way to a client that is there no more
+        assert self.is_joined, "messages behind `joined`"
+        assert batch.lost == 0
+        last = self.got[-1][0] if self.got else 0
+        for offset, _, payload in batch.messages:
+            told = decode_message(payload)
+            one = told.processor, told.number
+            assert told.processor != self.processor.name, "its own"
+            assert offset > last, "in order"
+            assert one not in self.processor.confirmed, "again, after its ack"
+            if self.state is not None:
+                assert one not in self.state, "in the snapshot, and again"
+            last = offset
+            self.got.append((offset, one))
+        return True
+
+    def signal(self, channel: str) -> None:
+        raise AssertionError
+
+    def replaced(self, channel: str) -> None:
+        self.is_open = False
+
+    def send(self, number: int) -> None:
+        processor = self.processor
+        member = self.channel.members[processor.name]
+
+        def accepted(answer: Accepted) -> None:
+            stored = self.world.truth
+            assert (processor.name, number) in stored
+            if answer.offset is not None:
+                assert self.world.ends[stored.index((processor.name, number))] == answer.offset
+            if self.is_open:
+                processor.accepted = max(processor.accepted, number)
+
+        text = json.dumps([processor.name, number]).encode()
+        try:
+            self.channel.send(member, number, Content(text, True), accepted)
+        except ChannelError as error:
+            self.world.expect(error, "gap")
+
+    def ack(self, count: int) -> None:
+        """The snapshot if there is one, and so many messages."""
+        some = self.got[:count]
+        offset = some[-1][0] if some else self.state_offset
+        state, processor = self.state, self.processor
+        member = self.channel.members[processor.name]
+        if state is not None:
+            processor.kept = list(state)
+        processor.kept += [one for _, one in some]
+        self.got = self.got[count:]
+        self.state = None
+        known = set(processor.kept)
+
+        def acked(_: int) -> None:
+            if self.is_open:
+                processor.confirmed |= known
+                processor.was_away_ms = 0
+
+        self.channel.ack(member, offset, acked, self.world.refused)
+
+
+class SlowSnapshots:
+    """Snapshots in a database of their own, which answers when it is told to."""
+
+    are_notes = False
+
+    def __init__(self, kept: dict[str, Snapshot]) -> None:
+        self._kept = kept
+        self.asked: deque[Callable[[], None]] = deque()
+
+    def load(
+        self,
+        channel: str,
+        done: Callable[[Snapshot | None], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        self.asked.append(lambda: done(self._kept.get(channel)))
+
+    def save(
+        self,
+        channel: str,
+        snapshot: Snapshot,
+        done: Callable[[], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        def save() -> None:
+            known = self._kept.get(channel)
+            if known is None or known.offset < snapshot.offset:
+                self._kept[channel] = snapshot
+            done()
+
+        self.asked.append(save)
+
+
+class World:
+    def __init__(
+        self, names: str = "ab", reducer_name: str = "world:collect", *, slow: bool = False
+    ) -> None:
+        self.clock_ms = 1_000_000
+        self.disk = Disk()
+        self.database: dict[str, Snapshot] | None = {} if slow else None
+        self.rule = rule(reducer_name)
+        self.processors = {name: Processor(self, name) for name in names}
+        self.refusals: list[ChannelError] = []
+        self._start()
+
+    def _start(self) -> None:
+        self.half_open: list[Connection] = []
+        self.store = ModelStore(self.disk)
+        self.runner = StepRunner()
+        self.slow = SlowSnapshots(self.database) if self.database is not None else None
+        self.channels = Channels(
+            self.store,  # type: ignore[arg-type]
+            self.runner,
+            self.slow or NotedSnapshots(self.store),  # type: ignore[arg-type]
+            lambda name: self.rule,
+            lambda: self.clock_ms,
+            members_max=10,
+            remember_ms=REMEMBER_MS,
+        )
+        self.store.committed = self.channels.committed
+
+    @property
+    def truth(self) -> list[Id]:
+        """Every message that was ever committed, in order."""
+        return self.disk.ids
+
+    @property
+    def ends(self) -> list[int]:
+        return [at + len(record) for at, record in self.disk.records]
+
+    def refused(self, error: ChannelError) -> None:
+        self.refusals.append(error)
+
+    @staticmethod
+    def expect(error: ChannelError, code: str) -> None:
+        assert error.code == code, error
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The one that is durable."""
+        if self.database is not None:
+            return self.database.get(NAME)
+        return read_snapshot(ModelStore(self.disk), NAME)  # type: ignore[arg-type]
+
+    def database_answers(self) -> None:
+        assert self.slow is not None
+        self.slow.asked.popleft()()
+        self.runner.run()
+
+    @property
+    def channel(self) -> Channel:
+        return self.channels.get(NAME)
+
+    def tick(self) -> None:
+        self.channels.tick()
+        self.runner.run()
+
+    def pass_time(self, ms: int) -> None:
+        self.clock_ms += ms
+        for one in self.processors.values():
+            if one.connection is None or not one.connection.is_open:
+                one.was_away_ms += ms
+        self.tick()
+
+    def commit(self) -> None:
+        self.store.commit()
+        self.runner.run()
+
+    def commit_all(self) -> None:
+        while self.store.pending:
+            self.commit()
+
+    def crash(self, durable: int = 0) -> None:
+        """So many of the changes that were under way reached the disk, and nobody knows."""
+        for _ in range(min(durable, len(self.store.pending))):
+            self.store.commit(silently=True)
+        for one in self.processors.values():
+            if one.connection is not None:
+                one.connection.is_open = False
+            one.connection = None
+        self._start()
+
+    def check(self) -> None:
+        """What must hold at any time."""
+        truth, disk = self.truth, self.disk
+        assert len(truth) == len(set(truth)), "a message is stored once"
+        for name in self.processors:
+            numbers = [n for p, n in truth if p == name]
+            assert numbers == list(range(1, len(numbers) + 1)), "numbers have no gaps"
+        snapshot = self.snapshot
+        if snapshot is not None:
+            state = [(p, n) for p, n in json.loads(snapshot.content.data)]
+            assert state == truth[: snapshot.ordinal], "a snapshot is all before it"
+            assert snapshot.ordinal >= disk.start.ordinal, "what was forgotten is in the snapshot"
+        else:
+            assert disk.start.ordinal == 0, "nothing is forgotten without a snapshot"
+
+    def settle(self) -> None:
+        """Until nothing happens any more: then everyone who is there must have everything."""
+        for abandoned in self.half_open:
+            abandoned.close()
+        for _ in range(30):
+            self.commit_all()
+            self.tick()
+            while self.slow is not None and self.slow.asked:
+                self.database_answers()
+            if not self.store.pending:
+                break
+        else:
+            raise AssertionError("it never comes to rest")
+        self.check()
+        for member in self.channel.members.values():
+            there = self.processors[member.name].connection
+            assert member.subscriber in (None, there), "a subscriber that is not there"
+        self.channels.rest(self.channel)
+        truth = set(self.truth)
+        for one in self.processors.values():
+            connection = one.connection
+            if connection is None or not connection.is_open or not connection.is_joined:
+                continue
+            has = set(connection.state if connection.state is not None else one.kept)
+            has |= {message for _, message in connection.got}
+            has |= {message for message in truth if message[0] == one.name}
+            assert truth <= has, f"{one.name} lacks {truth - has}"

@@ -1,0 +1,179 @@
+"""Every interleaving, up to a depth, of what can happen to a channel: nothing is lost in silence or doubled.
+
+The broker's own code, over a store in memory that may crash between any two commits. Worlds that cannot be
+told apart are explored once. HEADRACE_TORTURE=N goes N / 20 steps deeper.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headrace.broker.channel import Channel
+from headrace.broker.channel_notes import MEMBER, read_members
+from tests.broker.channel_world import GRACE_MS, LEASE_MS, NAME, ModelStore, World
+
+DEEPER = int(os.environ.get("HEADRACE_TORTURE", "0")) // 20
+
+Step = tuple[str, Callable[[World], None]]
+
+
+def steps(world: World) -> Iterator[Step]:
+    """What can happen now."""
+    for name, one in world.processors.items():
+        connection = one.connection
+        yield f"{name} connects", lambda w, n=name: w.processors[n].connect()  # type: ignore[misc]
+        if connection is None or not connection.is_open:
+            if name == "b":
+                yield "b polls", lambda w: w.processors["b"].poll()
+                yield "b posts", lambda w: w.processors["b"].post()
+            continue
+        yield f"{name} is cut off", lambda w, n=name: w.processors[n].disconnect()  # type: ignore[misc]
+        if not connection.is_joined:
+            continue
+        yield f"{name} sends", lambda w, n=name: _send(w, n, 1)  # type: ignore[misc]
+        if one.accepted or world.channel.members[name].number:
+            yield f"{name} sends again", lambda w, n=name: _send(w, n, 0)  # type: ignore[misc]
+        if connection.got or connection.state is not None:
+            yield f"{name} acknowledges", lambda w, n=name: _ack(w, n, 99)  # type: ignore[misc]
+        if len(connection.got) > 1:
+            yield f"{name} acknowledges one", lambda w, n=name: _ack(w, n, 1)  # type: ignore[misc]
+        yield f"{name} leaves", lambda w, n=name: _leave(w, n)  # type: ignore[misc]
+    if world.slow is not None and world.slow.asked:
+        yield "the database answers", World.database_answers
+    if world.store.pending:
+        yield "commit", World.commit
+        yield "crash", lambda w: w.crash(0)
+        yield "crash with one more durable", lambda w: w.crash(1)
+    else:
+        yield "crash", lambda w: w.crash(0)
+        yield "the grace passes", lambda w: w.pass_time(GRACE_MS + 1)
+        yield "the lease passes", lambda w: w.pass_time(LEASE_MS + 1)
+        yield "a tick", World.tick
+
+
+def _send(world: World, name: str, ahead: int) -> None:
+    connection = world.processors[name].connection
+    assert connection is not None
+    connection.send(max(1, connection.channel.members[name].number + ahead))
+
+
+def _ack(world: World, name: str, count: int) -> None:
+    connection = world.processors[name].connection
+    assert connection is not None
+    connection.ack(count)
+
+
+def _leave(world: World, name: str) -> None:
+    one = world.processors[name]
+    connection = one.connection
+    assert connection is not None
+    connection.abandon()
+    one.connection = None
+    # Should it come back, it is a new one: what it had may come again. It keeps it until it is answered.
+    one.confirmed = set()
+    connection.channel.leave(name, one.kept.clear)
+
+
+def fingerprint(world: World) -> object:
+    """The same for worlds from which the same can happen."""
+    disk, now = world.disk, world.clock_ms
+    known: Channel | None = world.channels._known.get(NAME)
+    channel = None
+    if known is not None:
+        members = tuple(
+            (
+                *(m.name, m.offset, m.ordinal, m.number, m.standing, m.acked, m.next_offset),
+                *(tuple(m.sent or ()), m.subscriber is not None, m.is_polling, now - m.seen_ms),
+            )
+            for m in known.members.values()
+        )
+        due = known.schedule.due_ms - now if known.schedule is not None else None
+        channel = (members, known.present, due, known.is_busy, len(known._held or ()))
+    processors = tuple(
+        (
+            *(one.name, one.accepted, tuple(one.kept), frozenset(one.confirmed), one.is_member),
+            (
+                None
+                if (c := one.connection) is None
+                else (c.is_open, c.is_joined, tuple(c.got), c.state and tuple(c.state))
+            ),
+        )
+        for one in world.processors.values()
+    )
+    notes = tuple(
+        # Values of members have times in them.
+        (key, note.value if key[:2] != MEMBER else None, note.due_ms and note.due_ms - now)
+        for key, note in sorted(disk.notes.items())
+    )
+    members_noted = tuple(
+        (m.name, m.offset, m.ordinal, m.number, m.standing, now - m.seen_ms)
+        for m in read_members(ModelStore(disk), NAME)  # type: ignore[arg-type]
+    )
+    log = (len(disk.records), disk.start, disk.end, disk.exists)
+    pending = tuple((len(p.records), len(p.notes), p.trim, p.destroy) for p in world.store.pending)
+    asked = len(world.slow.asked) if world.slow is not None else 0
+    changed = (len(world.channels._changed), world.channels._swept, asked)
+    away = tuple(one.was_away_ms > LEASE_MS for one in world.processors.values())
+    changed = (*changed, away, world.snapshot and world.snapshot.offset)
+    return channel, processors, notes, members_noted, log, pending, changed
+
+
+def replay(start: tuple[str, ...], path: tuple[str, ...], names: str, *, slow: bool) -> World:
+    world = World(names, slow=slow)
+    for wanted in start:
+        run(world, wanted)
+        world.settle()
+    for wanted in path:
+        run(world, wanted)
+    return world
+
+
+def run(world: World, wanted: str) -> None:
+    dict(steps(world))[wanted](world)
+    world.runner.run()
+
+
+BOTH = ("a connects", "b connects")
+STARTS = {
+    "nothing": (),
+    "both are there": (*BOTH, "a sends"),
+    "one was away for too long": (
+        *(*BOTH, "a sends", "b acknowledges", "b is cut off", "a sends", "the lease passes"),
+        "a sends",
+    ),
+    "destroyed": (
+        *(*BOTH, "a sends", "b acknowledges", "b is cut off", "a sends", "a is cut off"),
+        "the grace passes",
+    ),
+    "one is away": (*BOTH, "a sends", "b acknowledges", "b is cut off", "a sends"),
+    "about to be destroyed": (*BOTH, "a sends", "a is cut off", "b is cut off"),
+}
+DEPTHS = dict.fromkeys(STARTS, 4) | {"nothing": 6, "destroyed": 5, "about to be destroyed": 5}
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["notes", "database"])
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_every_interleaving(names: str, start: str, slow: bool) -> None:
+    """Each step is settled before the next in what comes before the start, and none behind it."""
+    depth = DEPTHS[start] + DEEPER - (len(names) - 2)
+    seen: set[object] = set()
+    began = replay(STARTS[start], (), names, slow=slow)
+    paths: list[tuple[str, ...]] = [(name,) for name, _ in steps(began)]
+    for _ in range(depth):
+        found: list[tuple[str, ...]] = []
+        for path in paths:
+            try:
+                world = replay(STARTS[start], path, names, slow=slow)
+                world.check()
+                mark = fingerprint(world)
+                if mark in seen:
+                    continue
+                seen.add(mark)
+                found += [(*path, name) for name, _ in steps(world)]
+                world.settle()
+            except Exception as error:
+                raise AssertionError(f"{' → '.join(path)}: {error!r}") from error
+        paths = found
+    assert len(seen) > 200
