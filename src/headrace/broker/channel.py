@@ -115,8 +115,9 @@ class Channel:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that is known of it is on disk, and nobody is there."""
-        return not (self.present or self.is_busy or self._in_flight or self._held)
+        """Whether everything that is known of it is on disk, and nobody is there or waits."""
+        is_used = self.present or self.is_busy or self._in_flight or self._held or self.waiters
+        return not (is_used or self.trouble)
 
     @property
     def has_unwritten(self) -> bool:
@@ -486,6 +487,10 @@ class Channel:
         if self.waiters is None:
             self.waiters = []
         self.waiters.append(tell)
+
+    def wait_no_more(self, tell: Done) -> None:
+        if self.waiters and tell in self.waiters:
+            self.waiters.remove(tell)
 
     def is_pending(self, member: Member) -> bool:
         """Whether there may be something for it."""

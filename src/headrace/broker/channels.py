@@ -128,7 +128,9 @@ class Channels:
     def rest(self, channel: Channel) -> None:
         """Let go of a channel that is only on disk."""
         is_over = channel.is_idle and channel not in self._changed
-        if is_over and self._known.pop(channel.name, None) is not None:
+        # Another of the same name may have taken its place.
+        if is_over and self._known.get(channel.name) is channel:
+            del self._known[channel.name]
             self.store.forget(channel.topic)
 
     def warm(self, cold: ColdError, then: Callable[[], None]) -> None:

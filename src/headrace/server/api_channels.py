@@ -61,6 +61,8 @@ STATUSES = {
 
 T = TypeVar("T")
 
+_Ask = Callable[[Channel, Callable[[T], None], Callable[[ChannelError], None]], None]
+
 
 class ChannelsApi:
     def __init__(self, channels: Channels) -> None:
@@ -84,11 +86,12 @@ class ChannelsApi:
     # For processors
 
     async def join(self, request: Request) -> Response:
-        channel, processor = self._asked(request)
-        joined: Joined = await _answer(
-            lambda done, refuse: channel.join(processor, None, Receive.POLL, done, refuse)
+        name, processor = self._asked(request)
+        joined: Joined = await self._ask(
+            name,
+            lambda channel, done, refuse: channel.join(processor, None, Receive.POLL, done, refuse),
         )
-        told: dict[str, Any] = {"channel": channel.name, "epoch": joined.epoch}
+        told: dict[str, Any] = {"channel": name, "epoch": joined.epoch}
         told |= {"start": joined.start, "end": joined.end}
         told |= {"cursor": joined.cursor, "number": joined.number}
         if joined.missed is not None:
@@ -98,24 +101,25 @@ class ChannelsApi:
         return _json(told)
 
     async def leave(self, request: Request) -> Response:
-        channel, processor = self._asked(request)
+        name, processor = self._asked(request)
 
-        def leave(done: Callable[[None], None], _: object) -> None:
+        def leave(channel: Channel, done: Callable[[None], None], _: object) -> None:
             channel.leave(processor, partial(done, None))
 
-        await _answer(leave)
-        return _json({"channel": channel.name})
+        await self._ask(name, leave)
+        return _json({"channel": name})
 
     async def send(self, request: Request) -> Response:
-        channel, processor = self._asked(request)
+        name, processor = self._asked(request)
         sent = _number(request, "number")
         if not 1 <= sent <= NUMBER_MAX:
             raise HTTPException(400, f"number must be 1 to {NUMBER_MAX}")
         content = await _content(request, PAYLOAD_BYTES_MAX)
-        accepted: Accepted = await _answer(
-            lambda done, _: channel.send(channel.request(processor), sent, content, done)
+        accepted: Accepted = await self._ask(
+            name,
+            lambda channel, done, _: channel.send(channel.request(processor), sent, content, done),
         )
-        told: dict[str, Any] = {"channel": channel.name, "number": sent}
+        told: dict[str, Any] = {"channel": name, "number": sent}
         if accepted.offset is not None:
             told["offset"] = accepted.offset
         if accepted.is_duplicate:
@@ -123,7 +127,7 @@ class ChannelsApi:
         return _json(told, 200 if accepted.is_duplicate else 201)
 
     async def poll(self, request: Request) -> Response:
-        channel, processor = self._asked(request)
+        name, processor = self._asked(request)
         query = request.query_params
         is_raw = RAW in request.headers.get("accept", "")
         limit = min(_number(request, "max", MESSAGES_MAX), 1 if is_raw else MESSAGES_MAX)
@@ -131,11 +135,11 @@ class ChannelsApi:
             raise HTTPException(400, "max must be at least 1")
         wait_s = min(_number(request, "wait_s", 0), WAIT_S_MAX)
         if "ack" in query:
-            await self._ack(channel, processor, _number(request, "ack"))
-        batch = await self._pending(channel, processor, limit, wait_s)
+            await self._ack(name, processor, _number(request, "ack"))
+        batch = await self._pending(name, processor, limit, wait_s)
         if not is_raw:
             return Response(
-                wire.messages_json(channel.name, batch.messages, batch.more, batch.lost),
+                wire.messages_json(name, batch.messages, batch.more, batch.lost),
                 media_type=JSON,
             )
         if not batch.messages:
@@ -153,26 +157,29 @@ class ChannelsApi:
         return Response(message.content.data, media_type=kind, headers=headers)
 
     async def ack(self, request: Request) -> Response:
-        channel, processor = self._asked(request)
-        at = await self._ack(channel, processor, _number(request, "offset"))
-        return _json({"channel": channel.name, "offset": at})
+        name, processor = self._asked(request)
+        at = await self._ack(name, processor, _number(request, "offset"))
+        return _json({"channel": name, "offset": at})
 
     async def upload(self, request: Request) -> Response:
-        channel, processor = self._asked(request)
+        name, processor = self._asked(request)
         offset = _number(request, "offset")
         content = await _content(request, STATE_BYTES_MAX)
-        kept: int = await _answer(
-            lambda done, refuse: _upload(channel, processor, offset, content, done, refuse)
+        kept: int = await self._ask(
+            name,
+            lambda channel, done, refuse: _upload(
+                channel, processor, offset, content, done, refuse
+            ),
         )
-        return _json({"channel": channel.name, "offset": kept})
+        return _json({"channel": name, "offset": kept})
 
     async def snapshot(self, request: Request) -> Response:
-        channel = self._channel(request)
-        snapshot = await self._snapshot(channel.name)
+        name = self._named(request)
+        snapshot = await self._snapshot(name)
         if snapshot is None:
-            raise HTTPException(404, f"channel {channel.name!r} has no snapshot")
+            raise HTTPException(404, f"channel {name!r} has no snapshot")
         if RAW not in request.headers.get("accept", ""):
-            return _json({"channel": channel.name, "snapshot": _told_snapshot(snapshot)})
+            return _json({"channel": name, "snapshot": _told_snapshot(snapshot)})
         kind = JSON if snapshot.content.is_json else RAW
         headers = {"Headrace-Offset": str(snapshot.offset), "Headrace-Epoch": str(snapshot.epoch)}
         return Response(snapshot.content.data, media_type=kind, headers=headers)
@@ -187,24 +194,21 @@ class ChannelsApi:
         found = report.names(
             self._channels.store, query.get("prefix", ""), query.get("after", ""), limit + 1
         )
-        described = [await self._describe(self._channels.get(name)) for name in found[:limit]]
+        described = [await self._describe(name) for name in found[:limit]]
         return _json({"channels": described, "more": len(found) > limit})
 
     async def describe(self, request: Request) -> Response:
-        channel = self._channel(request)
-        told = await self._describe(channel)
-        if not (told["exists"] or told["members"] or told["snapshot"]):
-            raise HTTPException(404, f"there is no channel {channel.name!r}")
-        return _json(told)
+        return _json(await self._existing(self._named(request)))
 
     async def keep(self, request: Request) -> Response:
-        channel = self._channel(request)
-        was_planned: bool = await _answer(lambda done, _: channel.keep(done))
-        return _json({"channel": channel.name, "cancelled": was_planned})
+        name = self._named(request)
+        await self._existing(name)
+        was_planned: bool = await self._ask(name, lambda channel, done, _: channel.keep(done))
+        return _json({"channel": name, "cancelled": was_planned})
 
     # What they share
 
-    def _channel(self, request: Request) -> Channel:
+    def _named(self, request: Request) -> str:
         name = request.query_params.get("name")
         if name is None:
             raise HTTPException(400, "name the channel")
@@ -214,11 +218,11 @@ class ChannelsApi:
             topic = CHANNEL_PREFIX + name
             if token is not None and not (is_granted(token, HTTP) or is_granted(token, topic)):
                 raise ChannelError("forbidden", f"the token is not for channel {name!r}")
-            return self._channels.get(name)
         except ChannelError as error:
             raise _refusal(error) from None
+        return name
 
-    def _asked(self, request: Request) -> tuple[Channel, str]:
+    def _asked(self, request: Request) -> tuple[str, str]:
         processor = request.query_params.get("processor")
         if processor is None:
             raise HTTPException(400, "name the processor")
@@ -230,20 +234,32 @@ class ChannelsApi:
         if token is not None and token.user not in (None, user_of(processor)):
             refused = ChannelError("forbidden", f"the token is not of processor {processor!r}")
             raise _refusal(refused)
-        return self._channel(request), processor
+        return self._named(request), processor
 
-    async def _ack(self, channel: Channel, processor: str, offset: int) -> int:
-        at: int = await _answer(
-            lambda done, refuse: channel.ack(channel.request(processor), offset, done, refuse)
+    async def _ask(self, name: str, ask: _Ask[T]) -> T:
+        """Ask a channel. It is looked up only now: one held over an `await` may not be the one any more."""
+        channel = self._channels.get(name)
+        try:
+            return await _answer(partial(ask, channel))
+        finally:
+            self._channels.rest(channel)
+
+    async def _ack(self, name: str, processor: str, offset: int) -> int:
+        at: int = await self._ask(
+            name,
+            lambda channel, done, refuse: channel.ack(
+                channel.request(processor), offset, done, refuse
+            ),
         )
         return at
 
-    async def _pending(self, channel: Channel, processor: str, limit: int, wait_s: int) -> Batch:
+    async def _pending(self, name: str, processor: str, limit: int, wait_s: int) -> Batch:
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         while True:
-            batch: Batch = await _answer(
-                lambda done, _: channel.fetch(channel.request(processor), limit, done)
+            batch: Batch = await self._ask(
+                name,
+                lambda channel, done, _: channel.fetch(channel.request(processor), limit, done),
             )
             left_s = until - loop.time()
             if batch.messages or batch.lost or left_s <= 0:
@@ -251,6 +267,7 @@ class ChannelsApi:
             if self._waiting >= WAITING_MAX:
                 raise HTTPException(503, f"{WAITING_MAX} requests wait for messages already")
             came = asyncio.Event()
+            channel = self._channels.get(name)
             channel.wait(came.set)
             self._waiting += 1
             try:
@@ -260,6 +277,8 @@ class ChannelsApi:
                 pass
             finally:
                 self._waiting -= 1
+                channel.wait_no_more(came.set)
+                self._channels.rest(channel)
 
     async def _snapshot(self, name: str) -> Snapshot | None:
         snapshot: Snapshot | None = await _answer(
@@ -269,8 +288,15 @@ class ChannelsApi:
         )
         return snapshot
 
-    async def _describe(self, channel: Channel) -> dict[str, Any]:
-        snapshot = await self._snapshot(channel.name)
+    async def _existing(self, name: str) -> dict[str, Any]:
+        told = await self._describe(name)
+        if not (told["exists"] or told["members"] or told["snapshot"]):
+            raise HTTPException(404, f"there is no channel {name!r}")
+        return told
+
+    async def _describe(self, name: str) -> dict[str, Any]:
+        snapshot = await self._snapshot(name)
+        channel = self._channels.get(name)
         told = report.describe(channel, snapshot, self._channels.clock_ms())
         self._channels.rest(channel)
         return told

@@ -1,0 +1,265 @@
+"""`headrace channels`: the channels of a running server, what holds their logs, and what comes next."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.cells import cell_len
+from rich.table import Table
+
+from headrace.cli import options
+from headrace.cli.failure import CommandError, UsageError
+from headrace.cli.http_api import HttpApi, request
+from headrace.cli.output import counted, moment, print_table, size
+from headrace.cli.topics import printable
+
+app = typer.Typer(rich_markup_mode=None)
+
+_NAME_MIN = 16
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The channel's name.")]
+
+
+@app.callback(invoke_without_command=True)
+def channels(
+    context: typer.Context,
+    prefix: Annotated[
+        str, typer.Option("--prefix", metavar="PREFIX", help="Only channels that begin so.")
+    ] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
+    http: options.Http = None,
+    token: options.Token = None,
+) -> None:
+    """List the channels of a running server.
+
+    Below each are its members: how far they have acknowledged, how many messages are behind that, and until
+    when the log is kept for those who are away.
+
+    \b
+    headrace channels
+    headrace channels --prefix doc/ --json
+    headrace channels explain doc/1
+    """
+    if context.invoked_subcommand is not None:
+        if prefix or as_json or http or token:
+            raise UsageError(f"options go behind `{context.invoked_subcommand}`")
+        return
+    found = _all_channels(options.http_api(http, token), prefix)
+    if as_json:
+        for one in found:
+            typer.echo(json.dumps(one, ensure_ascii=False))
+        return
+    _print(list(found), prefix)
+
+
+@app.command("explain")
+def explain(
+    name: Name,
+    as_json: options.Json = False,
+    http: options.Http = None,
+    token: options.Token = None,
+) -> None:
+    """Say what holds the log of a channel, and what happens to it next.
+
+    \b
+    headrace channels explain doc/1
+    """
+    told = request(options.http_api(http, token), "GET", "/v1/channel", name=name)
+    typer.echo(json.dumps(told, ensure_ascii=False) if as_json else "\n".join(_words(told)))
+
+
+@app.command("keep")
+def keep(name: Name, http: options.Http = None, token: options.Token = None) -> None:
+    """Cancel the destruction of a channel's log.
+
+    It is scheduled again when someone has come and the last one is gone.
+
+    \b
+    headrace channels keep doc/1
+    """
+    api = options.http_api(http, token)
+    if request(api, "POST", "/v1/channel/keep", name=name)["cancelled"]:
+        typer.echo(f"cancelled: the log of {printable(name)} is not destroyed", err=True)
+        return
+    told = request(api, "GET", "/v1/channel", name=name)
+    there = sum(member["present"] for member in told["members"])
+    if not told["exists"]:
+        raise CommandError(f"channel {name!r} has no log that could be kept")
+    if there:
+        typer.echo(f"nothing is scheduled: {counted(there, 'subscriber')} there", err=True)
+    else:
+        typer.echo(f"nothing was scheduled: the log of {printable(name)} is kept", err=True)
+
+
+def _all_channels(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
+    after = None
+    while True:
+        page = request(api, "GET", "/v1/channels", prefix=prefix or None, after=after)
+        yield from page["channels"]
+        if not page["more"]:
+            return
+        after = page["channels"][-1]["name"]
+
+
+# The table
+
+
+def _print(found: list[dict[str, Any]], prefix: str) -> None:
+    if not found:
+        typer.echo("no channels" + (f" begin with {prefix!r}" if prefix else " yet"), err=True)
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("channel", overflow="fold")
+    for heading in ("messages", "size", "snapshot"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("destroyed", no_wrap=True)
+    table.add_column("member", overflow="fold")
+    for heading in ("cursor", "lag"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("lease", no_wrap=True)
+    has_trouble = any(one["trouble"] for one in found)
+    if has_trouble:
+        table.add_column("trouble", overflow="fold")
+    for one in found:
+        cells = [
+            printable(one["name"]),
+            f"{one['messages']:,}",
+            size(one["bytes"]),
+            str(one["snapshot"]["offset"]) if one["snapshot"] else "-",
+            "kept" if one["kept"] else moment(one["destroyed_ms"]),
+        ]
+        trouble = [printable(one["trouble"])] if has_trouble else []
+        for member in one["members"] or [None]:
+            table.add_row(*cells, *_member_cells(member, one["now_ms"]), *trouble)
+            cells, trouble = [""] * len(cells), [""] * len(trouble)
+    names = [one["name"] for one in found]
+    members = [member["processor"] for one in found for member in one["members"]]
+    print_table(table, spare=_spare(names) + _spare(members))
+
+
+def _spare(names: list[str]) -> int:
+    longest = max((cell_len(printable(name)) for name in names), default=0)
+    return max(0, longest - _NAME_MIN)
+
+
+def _member_cells(member: dict[str, Any] | None, now_ms: int) -> list[str]:
+    if member is None:
+        return ["-", "", "", ""]
+    until_ms = member["leased_until_ms"]
+    lease = "ended" if until_ms <= now_ms else moment(until_ms)
+    return [
+        printable(member["processor"]),
+        str(member["cursor"]),
+        f"{member['lag_messages']:,}",
+        "here" if member["present"] else lease,
+    ]
+
+
+# In words
+
+
+def _words(told: dict[str, Any]) -> Iterator[str]:
+    name = printable(told["name"])
+    if told["exists"]:
+        yield (
+            f"{name} has {counted(told['messages'], 'message')} ({size(told['bytes'])}), from offset "
+            f"{told['start']} to {told['end']}."
+        )
+    else:
+        yield f"{name} has no log now; the next message begins at offset {told['end']}."
+    if not told["members"]:
+        yield "Nobody is a member."
+    for member in told["members"]:
+        yield _member_words(member, told["now_ms"])
+    for reader in told["readers"]:
+        place = (
+            f"Reader {printable(reader['reader'])}, of retention.wait_for, is at {reader['cursor']}"
+        )
+        yield place + (" and holds the log." if reader["holds"] else ".")
+    yield _snapshot_words(told)
+    if told["exists"]:
+        yield from _next_words(told)
+    if told["trouble"]:
+        yield f"Trouble: {printable(told['trouble'])}. Nothing is forgotten until that is over."
+
+
+def _member_words(member: dict[str, Any], now_ms: int) -> str:
+    name, lag = printable(member["processor"]), member["lag_messages"]
+    behind = f"{counted(lag, 'message')} behind" if lag else "with nothing behind it"
+    place = f"its cursor is at {member['cursor']}, {behind}"
+    until_ms = member["leased_until_ms"]
+    if member["present"]:
+        where = f"is there ({member['receive'] or 'over HTTP'}); {place}"
+        holds = ", and holds the log while it is there" if member["holds"] else ""
+    elif now_ms < until_ms:
+        where = f"is away; {place}"
+        lease = f"until its lease ends at {_when(until_ms, now_ms)}"
+        holds = f", and holds the log {lease}" if member["holds"] else f"; it counts {lease}"
+    else:
+        where = (
+            f"is away, and its lease ended at {_when(until_ms, now_ms)}: it holds nothing; {place}"
+        )
+        holds = ""
+    gone = member["missed_messages"]
+    missed = f"; it will be told of {counted(gone, 'message')} that it missed" if gone else ""
+    return f"{name} {where}{holds}{missed}."
+
+
+def _snapshot_words(told: dict[str, Any]) -> str:
+    snapshot = told["snapshot"]
+    if snapshot is None:
+        return f"There is no snapshot yet; the reducer is {told['reducer']}."
+    return (
+        f"The snapshot ({size(snapshot['bytes'])}, by the reducer {told['reducer']}) reaches offset "
+        f"{snapshot['offset']}; {counted(snapshot['messages_behind'], 'message')} behind it."
+    )
+
+
+def _next_words(told: dict[str, Any]) -> Iterator[str]:
+    needed, now_ms = told["needed_from"], told["now_ms"]
+    if needed < told["end"]:
+        yield f"The log is needed from offset {needed} on, and trimmed up to there."
+    elif told["messages"]:
+        yield "Nobody needs the log any more: it is trimmed to its end."
+    uploaded = told["reducer"] == "uploaded"
+    covered = told["snapshot"]["offset"] if told["snapshot"] else told["start"]
+    if uploaded and covered < told["end"]:
+        yield (
+            f"The state is uploaded by members: until an upload covers more than offset {covered}, nothing "
+            f"behind that is forgotten. One for offset {told['end']} would cover everything."
+        )
+    grace = _span(told["grace_ms"])
+    if there := sum(member["present"] for member in told["members"]):
+        yield (
+            f"{counted(there, 'subscriber')} there: when the last is gone for {grace}, what is left is "
+            "folded into the snapshot and the log destroyed."
+        )
+    elif told["kept"]:
+        yield "Nobody is there, and an operator keeps the log: it is not destroyed before someone has come."
+    elif told["destroyed_ms"]:
+        waits = [one["reader"] for one in told["readers"] if one["cursor"] < told["end"]]
+        yield (
+            f"Nobody is there: at {_when(told['destroyed_ms'], now_ms)} the log is "
+            + ("destroyed if an upload covers it then, else trimmed" if uploaded else "destroyed")
+            + ". Whoever joins before cancels that, and so does `headrace channels keep`."
+        )
+        if waits:
+            yield f"It waits for {', '.join(map(printable, waits))} to read to the end."
+    else:
+        yield f"Nobody is there: the destruction is about to be scheduled, {grace} ahead."
+
+
+def _when(ms: int, now_ms: int) -> str:
+    away = _span(abs(ms - now_ms))
+    return f"{moment(ms)} ({f'in {away}' if ms >= now_ms else f'{away} ago'})"
+
+
+def _span(ms: int) -> str:
+    """A stretch of time in its largest unit that it has two of."""
+    for unit, unit_ms in (("days", 86_400_000), ("hours", 3_600_000), ("min", 60_000)):
+        if ms >= 2 * unit_ms:
+            return f"{ms // unit_ms} {unit}"
+    return f"{ms // 1000} s"
