@@ -25,6 +25,7 @@ from headrace.server.api_shared import RefusalWithFacts
 from headrace.server.api_topics import TopicsApi
 from headrace.server.connection import Connections
 from headrace.server.health import health
+from headrace.server.openapi import PATH, description
 from headrace.server.waiting import Waiting
 
 
@@ -59,11 +60,18 @@ class _StateApi:
         self._store = store
 
     def routes(self) -> list[Route]:
-        return [Route("/healthz", self.health), Route("/metrics", self.metrics)]
+        return [
+            Route("/healthz", self.health),
+            Route("/metrics", self.metrics),
+            Route(PATH, self.description),
+        ]
 
     async def health(self, request: Request) -> Response:
         status, body = health(self._store)
         return JSONResponse(body, status)
+
+    async def description(self, request: Request) -> Response:
+        return JSONResponse(description())
 
     async def metrics(self, request: Request) -> Response:
         return PlainTextResponse(

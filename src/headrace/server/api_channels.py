@@ -113,7 +113,7 @@ class ChannelsApi:
         name, processor = self._asked(request)
         sent = _number(request, "number")
         if not 1 <= sent <= NUMBER_MAX:
-            raise HTTPException(400, f"number must be 1 to {NUMBER_MAX}")
+            raise _bad(f"number must be 1 to {NUMBER_MAX}")
         content = await _content(request, PAYLOAD_BYTES_MAX)
         accepted: Accepted = await self._ask(
             name,
@@ -132,10 +132,10 @@ class ChannelsApi:
         is_raw = RAW in request.headers.get("accept", "")
         limit = min(_number(request, "max", MESSAGES_MAX), 1 if is_raw else MESSAGES_MAX)
         if not limit:
-            raise HTTPException(400, "max must be at least 1")
+            raise _bad("max must be at least 1")
         wait_s = min(_number(request, "wait_s", 0), WAIT_S_MAX)
         if "ack" in query:
-            await self._ack(name, processor, _number(request, "ack"))
+            await self._ack(name, processor, _offset(request, "ack"))
         batch = await self._pending(name, processor, limit, wait_s)
         if not is_raw:
             return Response(
@@ -158,12 +158,12 @@ class ChannelsApi:
 
     async def ack(self, request: Request) -> Response:
         name, processor = self._asked(request)
-        at = await self._ack(name, processor, _number(request, "offset"))
+        at = await self._ack(name, processor, _offset(request, "offset"))
         return _json({"channel": name, "offset": at})
 
     async def upload(self, request: Request) -> Response:
         name, processor = self._asked(request)
-        offset = _number(request, "offset")
+        offset = _offset(request, "offset")
         content = await _content(request, STATE_BYTES_MAX)
         kept: int = await self._ask(
             name,
@@ -190,7 +190,7 @@ class ChannelsApi:
         query = request.query_params
         limit = min(_number(request, "limit", CHANNELS_LISTED_MAX), CHANNELS_LISTED_MAX)
         if not limit:
-            raise HTTPException(400, "limit must be at least 1")
+            raise _bad("limit must be at least 1")
         found = report.names(
             self._channels.store, query.get("prefix", ""), query.get("after", ""), limit + 1
         )
@@ -211,7 +211,7 @@ class ChannelsApi:
     def _named(self, request: Request) -> str:
         name = request.query_params.get("name")
         if name is None:
-            raise HTTPException(400, "name the channel")
+            raise _bad("name the channel")
         token = request.scope.get("headrace.token")
         try:
             check_channel_name(name)
@@ -225,11 +225,11 @@ class ChannelsApi:
     def _asked(self, request: Request) -> tuple[str, str]:
         processor = request.query_params.get("processor")
         if processor is None:
-            raise HTTPException(400, "name the processor")
+            raise _bad("name the processor")
         try:
             check_processor(processor)
         except BadMessageError as error:
-            raise HTTPException(400, str(error)) from None
+            raise _bad(str(error)) from None
         token = request.scope.get("headrace.token")
         if token is not None and token.user not in (None, user_of(processor)):
             refused = ChannelError("forbidden", f"the token is not of processor {processor!r}")
@@ -342,18 +342,37 @@ def _refusal(error: ChannelError) -> HTTPException:
     return RefusalWithFacts(STATUSES[error.code], str(error), facts)
 
 
+def _bad(text: str) -> HTTPException:
+    return _refusal(ChannelError("bad-message", text))
+
+
 def _number(request: Request, name: str, otherwise: int | None = None) -> int:
     text = request.query_params.get(name)
     if text is None:
         if otherwise is None:
-            raise HTTPException(400, f"{name} is missing")
+            raise _bad(f"{name} is missing")
         return otherwise
-    return number(text, name)
+    try:
+        return number(text, name)
+    except HTTPException as error:
+        raise _bad(error.detail) from None
+
+
+def _offset(request: Request, name: str) -> int:
+    offset = _number(request, name)
+    if offset > wire.OFFSET_MAX:
+        raise _bad(f"{name} must be at most {wire.OFFSET_MAX}")
+    return offset
 
 
 async def _content(request: Request, bytes_max: int) -> Content:
     """The body: JSON if it says so, else bytes."""
-    data = await body(request, bytes_max)
+    try:
+        data = await body(request, bytes_max)
+    except HTTPException as error:
+        if error.status_code == STATUSES["too-large"]:
+            raise _refusal(ChannelError("too-large", error.detail)) from None
+        raise
     is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == JSON
     if is_json:
         try:

@@ -29,8 +29,10 @@ VERSION = 1
 MESSAGE_BYTES_MAX = 2 << 20
 """The largest message: an upload of the largest state, in base64."""
 
+OFFSET_MAX = (1 << 63) - 1
+
 _Number = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
-_Offset = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Offset = Annotated[int, Meta(ge=0, le=OFFSET_MAX)]
 _Count = Annotated[int, Meta(ge=1, le=1 << 31)]
 
 
