@@ -199,7 +199,7 @@ class Channel:
         self._arrive(member, subscriber)
         member.receive = receive
         member.next_offset = -1
-        member.seen_ms = self.hub.clock_ms()
+        member.seen_ms = self.hub.now_ms
         if not is_told:
             snapshot = None
         joined = Joined(
@@ -243,7 +243,7 @@ class Channel:
         self._depart(member)
         member.standing = Standing.LEFT
         member.offset = member.ordinal = 0
-        member.seen_ms = self.hub.clock_ms()
+        member.seen_ms = self.hub.now_ms
         if member.number:
             self._change([self._note(member)], answer)
         else:
@@ -349,7 +349,7 @@ class Channel:
         begin, end = self.end_offset, self.end_offset + len(record)
         self.end_offset, self.end_ordinal = end, self.end_ordinal + 1
         member.number = number
-        member.seen_ms = self.hub.clock_ms()
+        member.seen_ms = self.hub.now_ms
         member.sent_itself(begin, end, self.end_ordinal)
         if member.offsets is not None:
             member.offsets[number] = end
@@ -459,7 +459,7 @@ class Channel:
         self, member: Member, offset: int, ordinal: int, answer: Callable[[int], None]
     ) -> None:
         member.acknowledge(offset, ordinal)
-        member.seen_ms = self.hub.clock_ms()
+        member.seen_ms = self.hub.now_ms
 
         def done() -> None:
             answer(offset)

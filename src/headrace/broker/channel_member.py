@@ -195,6 +195,8 @@ class Member:
 
     def acknowledge(self, offset: int, ordinal: int) -> None:
         """Everything up to here."""
+        if offset == self.next_offset:
+            offset = self.next_offset  # the same object: of many idle members, one number each
         self.offset, self.ordinal = offset, ordinal
         self.acked = None
         self.standing = Standing.MEMBER

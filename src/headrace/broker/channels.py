@@ -5,7 +5,7 @@ its notes when it is asked for. Nothing is done per channel and second: notes ha
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ from headrace.log.store import Appended, ColdError, Note, Store
 from headrace.model import CHANNEL_PREFIX, check_topic_name
 from headrace.reducers import Reducer
 
-_LOOKED_AT_ONCE = 200
-"""Channels, and notes that are due, that are looked at in one tick."""
+_LOOKED_AT_ONCE = 100
+"""Channels, and notes that are due, that are looked at in one step."""
 
 
 class ChannelRule(NamedTuple):
@@ -56,12 +56,17 @@ class Channels:
         self.remember_ms = remember_ms
         self._known: dict[str, Channel] = {}
         self._changed: dict[Channel, None] = {}
-        """Channels that may have become shorter to whoever needs them."""
+        """Channels of whose logs someone may need less than before."""
+        self._looking = False
+        self._troubled: dict[Channel, None] = {}
+        """Channels that could not be trimmed, until they are looked at again, all at once."""
+        self._again_ms = 0
         self._pollers: OrderedDict[tuple[Channel, str], int] = OrderedDict()
         """Members that are there by their requests, and until when."""
         self._swept: str | None = ""
         """The last topic that was looked at after the start."""
-        self._started_ms = clock_ms()
+        self._started_ms = self.now_ms = clock_ms()
+        """The time of the last tick: near enough for when a member was seen, and one number for many."""
 
     def get(self, name: str) -> Channel:
         """Raises ChannelError for what cannot be a channel's name."""
@@ -99,24 +104,43 @@ class Channels:
 
     def tick(self) -> None:
         """Called a few times a second."""
-        now_ms = self.clock_ms()
+        now_ms = self.now_ms = self.clock_ms()
         while self._pollers and next(iter(self._pollers.values())) <= now_ms:
             (channel, processor), _ = self._pollers.popitem(last=False)
             channel.stopped_polling(processor)
             self.rest(channel)
         for note in self.store.due_notes(now_ms, _LOOKED_AT_ONCE):
             self._due(note, now_ms)
-        for channel in list(self._changed)[:_LOOKED_AT_ONCE]:
-            del self._changed[channel]
-            jobs.look(channel, now_ms)
-            self.rest(channel)
+        if self._troubled and now_ms >= self._again_ms:
+            self._changed |= self._troubled
+            self._troubled = {}
+        if self._changed and not self._looking:
+            self._looking = True
+            self._look(iter(list(self._changed)))
         self._sweep()
+
+    def _look(self, changed: Iterator[Channel]) -> None:
+        """A few a step, so that nobody waits for thousands of them; each once between two ticks."""
+        some = list(islice(changed, _LOOKED_AT_ONCE))
+        for channel in some:
+            del self._changed[channel]
+            jobs.look(channel, self.now_ms)
+            self.rest(channel)
+        self._looking = bool(some)
+        if some:
+            self.runner.soon(lambda: self._look(changed))
 
     # What channels ask for
 
     def look_later(self, channel: Channel) -> None:
         """Someone may need less of its log than before."""
         self._changed[channel] = None
+
+    def look_again(self, channel: Channel, wait_ms: int) -> None:
+        """What was not possible may be so later."""
+        if not self._troubled:
+            self._again_ms = self.clock_ms() + wait_ms
+        self._troubled[channel] = None
 
     def polled(self, channel: Channel, member: Member) -> None:
         """A member is there by a request, for a while."""

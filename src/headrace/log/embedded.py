@@ -501,6 +501,7 @@ class EmbeddedStore(ReadSide):
 def _trimmed(topic: Topic, position: Position) -> None:
     if position.offset > topic.start_offset:
         topic.start_offset, topic.start_ordinal = position.offset, position.ordinal
+        topic.segments = None  # some of them are gone, and many topics are read no more
         if topic.durability is Durability.MEMORY:
             drop_tail(topic, position.offset)
 

@@ -185,7 +185,7 @@ class ChannelConnection(WebSocketConnection):
         if name not in self._joined and len(self._joined) >= limit:
             raise ChannelError("too-many", f"a connection may join {limit} channels")
         channel = self._hub.channels.get(name)
-        self._joined[name] = channel
+        self._joined[channel.name] = channel  # that very text: of many channels, one each
 
         def refused(error: ChannelError) -> None:
             self._joined.pop(name, None)
