@@ -132,7 +132,7 @@ class ModelStore:
         offset = max(offset, topic.start_offset)
         if offset >= topic.end_offset:
             return topic.end
-        at = next(at for at, _ in self.disk.records if at >= offset)
+        at = next((at for at, _ in self.disk.records if at >= offset), topic.end_offset)
         return Position(topic.epoch, at, self._ordinal(at))
 
     def _ordinal(self, offset: int) -> int:
@@ -510,19 +510,27 @@ class World:
         else:
             assert disk.start.ordinal == 0, "nothing is forgotten without a snapshot"
 
+    def rest_all(self) -> None:
+        """Until nothing is under way."""
+        while self.store.pending or (self.slow is not None and self.slow.asked):
+            self.commit_all()
+            if self.slow is not None and self.slow.asked:
+                self.database_answers()
+
+    def settle_broker(self) -> None:
+        """Until nothing happens any more."""
+        for _ in range(30):
+            self.rest_all()
+            self.tick()
+            if not self.store.pending:
+                return
+        raise AssertionError("it never comes to rest")
+
     def settle(self) -> None:
         """Until nothing happens any more: then everyone who is there must have everything."""
         for abandoned in self.half_open:
             abandoned.close()
-        for _ in range(30):
-            self.commit_all()
-            self.tick()
-            while self.slow is not None and self.slow.asked:
-                self.database_answers()
-            if not self.store.pending:
-                break
-        else:
-            raise AssertionError("it never comes to rest")
+        self.settle_broker()
         self.check()
         for member in self.channel.members.values():
             there = self.processors[member.name].connection
