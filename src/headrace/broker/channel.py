@@ -193,7 +193,8 @@ class Channel:
             at = topic.start
         else:
             at = Position(topic.epoch, *member.confirmed)
-        if not member.is_member:
+        if member.standing is not Standing.MEMBER:
+            # From now on the log is kept from there, also before this is committed.
             member.standing = Standing.NEW
             member.offset, member.ordinal = at.offset, at.ordinal
         self._arrive(member, subscriber)
@@ -401,8 +402,9 @@ class Channel:
         if known is not None:
             self._acknowledge(member, known.step_offset, known.step_ordinal, answer)
             return
+        # Without that, it may be a snapshot that is acknowledged, behind which it has sent something itself.
         is_confirmed = member.acked is None and member.standing is Standing.MEMBER
-        if offset < member.offset or (offset == member.offset and is_confirmed):
+        if offset <= member.offset and (is_confirmed or offset < self.topic.start_offset):
             self._after_changes(lambda: answer(member.confirmed[0]))
             return
 

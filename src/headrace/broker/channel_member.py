@@ -171,8 +171,10 @@ class Member:
     def transmitted(self, sent: list[Transmitted], next_offset: int, next_ordinal: int) -> None:
         if sent:
             self.sent = [*self.sent, *sent] if self.sent else sent
+        # Else only messages of its own were there.
+        elif self.sent and self.sent[-1].step_offset == self.next_offset:
+            self.sent[-1] = Transmitted(self.sent[-1].offset, next_offset, next_ordinal)
         elif not self.sent and self.offset == self.next_offset:
-            # Only messages of its own were there.
             self.offset, self.ordinal = next_offset, next_ordinal
         self.next_offset, self.next_ordinal = next_offset, next_ordinal
 
