@@ -58,6 +58,7 @@ HOOK = r"^(?:[A-Za-z_][\w.]*:[A-Za-z_]\w*)?\Z"
 
 REDUCERS = "last, merge, map, count, uploaded or module:function"
 REDUCER = r"^(?:last|merge|map|count|uploaded|[A-Za-z_][\w.]*:[A-Za-z_]\w*)\Z"
+POSTGRES = r"^(?:postgres(?:ql)?://[^\x00-\x20]*)?\Z"
 
 
 class LoguxSettings(Section, frozen=True):
@@ -172,3 +173,13 @@ class ChannelSettings(Section, frozen=True):
     members_max: Annotated[
         int, setting("Members of one channel.", "members", ge=1, le=1_000_000)
     ] = 1_000
+    snapshots_url: Annotated[
+        str,
+        setting(
+            "The PostgreSQL database that snapshots are kept in, with the extra `postgres`; without one, the "
+            "data directory.",
+            pattern=POSTGRES,
+            allowed="a URL such as postgresql://user:password@host/database, or nothing",
+            secret=True,
+        ),
+    ] = ""

@@ -4,17 +4,23 @@ from collections.abc import Callable
 from functools import cache
 
 from headrace.broker.channels import ChannelRule, Channels
-from headrace.broker.snapshots import NotedSnapshots
+from headrace.broker.snapshots import Snapshots
 from headrace.config import Config
+from headrace.errors import ConfigError
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.runner import Runner
 from headrace.model import CHANNEL_PREFIX
 from headrace.reducers import Reducer, reducer
 from headrace.server.hooks import load_hook
+from headrace.server.postgres_snapshots import PostgresSnapshots
 
 
 def make_channels(
-    config: Config, store: EmbeddedStore, runner: Runner, clock_ms: Callable[[], int]
+    config: Config,
+    store: EmbeddedStore,
+    runner: Runner,
+    snapshots: Snapshots,
+    clock_ms: Callable[[], int],
 ) -> Channels:
     """Raises `ConfigError` for a reducer that cannot be loaded."""
     settings = config.channels
@@ -40,12 +46,27 @@ def make_channels(
     return Channels(
         store,
         runner,
-        NotedSnapshots(store),
+        snapshots,
         rule_of,
         clock_ms,
         members_max=settings.members_max,
         remember_ms=int(settings.remember_s * 1000),
     )
+
+
+def make_postgres(config: Config, store: EmbeddedStore) -> PostgresSnapshots | None:
+    """Where snapshots are kept if not as notes. Raises `ConfigError`."""
+    url = config.channels.snapshots_url
+    if not url:
+        return None
+    try:
+        from headrace.server import postgres
+    except ImportError as error:
+        raise ConfigError(
+            f"channels.snapshots_url needs psycopg, which cannot be loaded ({error}): "
+            "pip install 'headrace[postgres]'"
+        ) from None
+    return PostgresSnapshots(store, postgres.connector(url))
 
 
 def _load(key: str, name: str) -> Reducer:

@@ -16,6 +16,7 @@ import uvloop
 
 from headrace.broker.batch_events import BatchEvents
 from headrace.broker.broker import Broker
+from headrace.broker.snapshots import NotedSnapshots
 from headrace.config import Config
 from headrace.config_values import Address
 from headrace.errors import HeadraceError, ListenError
@@ -29,7 +30,7 @@ from headrace.log.recovery import mark_clean, recover
 from headrace.log.retention import Retention
 from headrace.server import diagnostics
 from headrace.server.api import make_app
-from headrace.server.channel_rules import make_channels
+from headrace.server.channel_rules import make_channels, make_postgres
 from headrace.server.channels import ChannelConnections
 from headrace.server.connection import Connections
 from headrace.server.credentials import Credentials
@@ -138,7 +139,11 @@ class Server:
         self._wombats = Wombats(connections)
         self._logux = self._make_logux(connections)
         self._store.batches.take_events(BatchEvents(self._logux.log, self._runner))
-        channels = self._channels = make_channels(config, self._store, self._runner, _clock_ms)
+        self._postgres = make_postgres(config, self._store)
+        snapshots = self._postgres or NotedSnapshots(self._store)
+        channels = self._channels = make_channels(
+            config, self._store, self._runner, snapshots, _clock_ms
+        )
         self._broker.channels = channels.committed
         self._channel_connections = ChannelConnections(
             connections,
@@ -190,6 +195,8 @@ class Server:
         self._waiting.close()
         self._connections.drain()
         self._store.batches.stop()
+        if self._postgres is not None:
+            await self._postgres.close()  # what comes of it is for the store to settle
         if not failed:
             settled = asyncio.Event()
             self._store.settle(settled.set)

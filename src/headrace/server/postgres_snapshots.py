@@ -1,0 +1,274 @@
+"""Snapshots of channels in a PostgreSQL database: one thread does what is asked, in order. Knows no SQL.
+
+    loop: load, save ──▶ queue ──▶ thread: connect if need be, try ──▶ loop: done or failed
+
+Every call is answered within `CALL_S_MAX`, whatever the database does. While the database is away, calls
+fail at once, and now and then one of them tries to connect again. What failed may have been done: both calls
+may be repeated.
+
+Where a server kept its snapshots as notes before, a note that is later than what the database has counts.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+from headrace.broker.channel_notes import Snapshot, read_snapshot
+from headrace.log.store import Store
+from headrace.model import CHANNEL_PREFIX
+
+logger = logging.getLogger(__name__)
+
+CALL_S_MAX = 10.0
+CALLS_MAX = 10_000
+"""Calls that are not answered yet; more fail."""
+CALLS_BYTES_MAX = 64 << 20
+"""What of snapshots waits in them."""
+
+BACKOFF_S_MIN, BACKOFF_S_MAX = 0.25, 5.0
+"""How long it is not tried to connect again, twice as long each time."""
+
+_CLOSE_S_MAX = 2.0
+
+T = TypeVar("T")
+
+
+class DatabaseError(Exception):
+    """The text is for operators: it may say where the database is, and whose."""
+
+    def __init__(self, text: str, *, is_down: bool) -> None:
+        super().__init__(text)
+        self.is_down = is_down
+        """Whether any other call would fail too."""
+
+
+class Database(Protocol):
+    """An open connection; all but `cut` may raise `DatabaseError`."""
+
+    @property
+    def is_lost(self) -> bool: ...
+
+    def load(self, channel: str) -> Snapshot | None: ...
+
+    def save(self, channel: str, snapshot: Snapshot) -> None: ...
+
+    def cut(self) -> None:
+        """From another thread: end what is under way, with an error."""
+
+    def close(self) -> None: ...
+
+
+class PostgresSnapshots:
+    """Implements `Snapshots`."""
+
+    are_notes = False
+
+    def __init__(
+        self, store: Store, connect: Callable[[], Database], call_s_max: float = CALL_S_MAX
+    ) -> None:
+        self._store = store
+        self._call_s_max = call_s_max
+        self._loop = asyncio.get_running_loop()
+        self._calls = self._bytes = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._ended = asyncio.Event()
+        self._is_closed = False
+        self._thread = _Thread(connect, self._on_loop, self._ended.set)
+        # So that it is known from the start whether the database is there.
+        self._ask(lambda _: None, lambda _: None, lambda _: None)
+
+    def load(
+        self,
+        channel: str,
+        done: Callable[[Snapshot | None], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        def loaded(found: Snapshot | None) -> None:
+            if found is not None and found.offset > self._end_of(channel):
+                # Taken for ours, it would hide every message before its offset.
+                failed(
+                    f"PostgreSQL has a snapshot of {channel!r} that is of another data directory"
+                )
+                return
+            note = read_snapshot(self._store, channel)
+            is_later = note is not None and (found is None or found.offset < note.offset)
+            done(note if is_later else found)
+
+        self._ask(lambda database: database.load(channel), loaded, failed)
+
+    def save(
+        self,
+        channel: str,
+        snapshot: Snapshot,
+        done: Callable[[], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        size = len(snapshot.content.data)
+        self._ask(lambda database: database.save(channel, snapshot), lambda _: done(), failed, size)
+
+    async def close(self) -> None:
+        """After what was asked for, and what comes of it at once."""
+        while self._calls:
+            await self._idle.wait()
+        self._is_closed = True
+        self._thread.put(None)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), _CLOSE_S_MAX)
+
+    def _end_of(self, channel: str) -> int:
+        return self._store.look(CHANNEL_PREFIX + channel).end_offset
+
+    def _ask(
+        self,
+        work: Callable[[Database], T],
+        done: Callable[[T], None],
+        failed: Callable[[str], None],
+        size: int = 0,
+    ) -> None:
+        if self._is_closed:
+            failed("the server is stopping")
+            return
+        if self._calls >= CALLS_MAX or self._bytes + size > CALLS_BYTES_MAX:
+            failed(f"{self._calls} calls wait for PostgreSQL already")
+            return
+        self._calls += 1
+        self._bytes += size
+        self._idle.clear()
+        call: _Call
+
+        def answer(result: T | str, is_done: bool) -> None:
+            if call.is_over:
+                return
+            call.is_over = True
+            timer.cancel()
+            self._bytes -= size
+            try:
+                done(result) if is_done else failed(result)  # type: ignore[arg-type]
+            finally:
+                # Only now: what is asked for in between belongs to it.
+                self._calls -= 1
+                if not self._calls:
+                    self._idle.set()
+
+        def too_late() -> None:
+            self._thread.give_up(call)
+            answer(f"PostgreSQL has not answered within {self._call_s_max:g} s", False)
+
+        call = _Call(work, answer)
+        timer = self._loop.call_later(self._call_s_max, too_late)
+        self._thread.put(call)
+
+    def _on_loop(self, call: Callable[..., object], *args: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(call, *args)
+
+
+class _Call:
+    __slots__ = ("answer", "is_over", "work")
+
+    def __init__(
+        self, work: Callable[[Database], Any], answer: Callable[[Any, bool], None]
+    ) -> None:
+        self.work = work
+        self.answer = answer
+        """With a result and True, or a reason and False; on the loop."""
+        self.is_over = False
+        """Whether it was answered: set on the loop only."""
+
+
+class _Thread:
+    """The thread, and what it alone touches but for `put` and `give_up`."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Database],
+        on_loop: Callable[..., None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._connect = connect
+        self._on_loop = on_loop
+        self._ended = ended
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._database: Database | None = None
+        self._call: _Call | None = None
+        """The one under way."""
+        self._backoff_s = 0.0
+        self._away_until_s = 0.0
+        self._trouble = ""
+        threading.Thread(target=self._run, name="snapshots", daemon=True).start()
+
+    def put(self, call: _Call | None) -> None:
+        """None is the last."""
+        self._queue.put(call)
+
+    def give_up(self, call: _Call) -> None:
+        """From the loop. Should another call be under way by now, it is tried again."""
+        database = self._database
+        if self._call is call and database is not None:
+            database.cut()
+
+    def _run(self) -> None:
+        while (call := self._queue.get()) is not None:
+            if call.is_over:
+                continue
+            self._call = call
+            try:
+                result = self._try(call)
+            except _AwayError:
+                self._on_loop(call.answer, "PostgreSQL is not available", False)
+            except Exception as error:
+                self._failed(error)
+                is_refused = isinstance(error, DatabaseError) and not error.is_down
+                reason = "PostgreSQL refuses it" if is_refused else "PostgreSQL is not available"
+                self._on_loop(call.answer, reason, False)
+            else:
+                self._succeeded()
+                self._on_loop(call.answer, result, True)
+            self._call = None
+        self._drop()
+        self._on_loop(self._ended)
+
+    def _try(self, call: _Call) -> Any:
+        if self._database is not None:
+            try:
+                return call.work(self._database)
+            except DatabaseError:
+                if call.is_over or not self._database.is_lost:
+                    raise
+                self._drop()  # it may have ended long ago, and another one may be had
+        if time.monotonic() < self._away_until_s:
+            raise _AwayError
+        self._database = self._connect()
+        return call.work(self._database)
+
+    def _failed(self, error: Exception) -> None:
+        self._drop()
+        if not isinstance(error, DatabaseError) or error.is_down:
+            self._backoff_s = min(max(2 * self._backoff_s, BACKOFF_S_MIN), BACKOFF_S_MAX)
+            self._away_until_s = time.monotonic() + self._backoff_s
+        trouble = str(error) if isinstance(error, DatabaseError) else repr(error)
+        if trouble != self._trouble:
+            self._trouble = trouble
+            logger.warning("PostgreSQL cannot keep snapshots of channels for now: %s", trouble)
+
+    def _succeeded(self) -> None:
+        self._backoff_s = 0.0
+        if self._trouble:
+            self._trouble = ""
+            logger.info("PostgreSQL keeps snapshots of channels again")
+
+    def _drop(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            with suppress(Exception):
+                database.close()
+
+
+class _AwayError(Exception):
+    """It is too early to connect again."""
