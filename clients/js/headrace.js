@@ -6,10 +6,11 @@
  * (the WebSocket and its timers), the session (the Wombat protocol without I/O: messages and time
  * are arguments), the codec (MessagePack), and last the checks of what an application passes in.
  *
- * The manual of the API is headrace.d.ts. Exports that it does not have are for tests only.
+ * The manual of the API is headrace.d.ts. Exports that it does not have are for channel.js and for
+ * tests only.
  */
 
-const PAYLOAD_BYTES_MAX = 262_144;
+export const PAYLOAD_BYTES_MAX = 262_144;
 const TOPIC_BYTES_MAX = 255;
 /** Topics whose records have an envelope: only their own protocols publish there. */
 const RESERVED_PREFIXES = ["logux/", "channel/"];
@@ -78,28 +79,30 @@ export class UnacknowledgedError extends HeadraceError {
     this.prototype.name = "UnacknowledgedError";
   }
 
-  constructor(publishes) {
-    super(`${publishes} publishes were not acknowledged before the client closed`);
+  constructor(publishes, what = "publishes") {
+    super(`${publishes} ${what} were not acknowledged before the client closed`);
     this.publishes = publishes;
   }
 }
 
 export function connect(url, options = {}) {
-  return new Client(websocketUrl(url), checkOptions(options));
+  return new Client(websocketUrl(url, PATH), checkOptions(options, DEFAULTS));
 }
 
 class Client {
   #options;
   #session;
   #link;
-  #handlers = { state: new Set(), missed: new Set() };
+  #handlers = new Handlers("state", "missed");
   #inboxes = new Map();
   #detaching = new Set();
   /** How to settle the promise of each unacknowledged publish, in the session's order. */
   #publishes = new Fifo();
   #published = 0;
   #acknowledged = 0;
-  #waiting = new Set();
+  #waiting = new Waiting(() => {
+    return this.state === "closed" ? new ClientClosedError("the client is closed") : null;
+  });
 
   constructor(url, options) {
     this.url = url;
@@ -128,7 +131,7 @@ class Client {
   }
 
   async connected({ timeoutMs } = {}) {
-    if (!(await this.#until(() => this.state === "connected", timeoutMs))) {
+    if (!(await this.#waiting.until(() => this.state === "connected", timeoutMs))) {
       const reason = this.lastError || "no answer";
       throw new ConnectTimeoutError(
         `no connection to ${this.url} within ${timeoutMs} ms: ${reason}`,
@@ -156,7 +159,7 @@ class Client {
   }
 
   async window() {
-    await this.#until(() => this.#session.hasRoom);
+    await this.#waiting.until(() => this.#session.hasRoom);
   }
 
   async flush() {
@@ -178,7 +181,7 @@ class Client {
     });
     this.#inboxes.set(topic, inbox);
     this.#link.send();
-    this.#wake();
+    this.#waiting.wake();
     if (handler) callForEach(inbox, handler);
     return new Subscription(topic, inbox, {
       handled: handler !== undefined,
@@ -187,15 +190,7 @@ class Client {
   }
 
   on(name, handler) {
-    if (!Object.hasOwn(this.#handlers, name)) {
-      throw new TypeError(`there is no event "${name}", only "state" and "missed"`);
-    }
-    mustBe("function", handler, "a handler");
-    const registration = { handler };
-    this.#handlers[name].add(registration);
-    return () => {
-      this.#handlers[name].delete(registration);
-    };
+    return this.#handlers.on(name, handler);
   }
 
   async close({ flushMs = this.#options.flushTimeoutMs } = {}) {
@@ -211,7 +206,7 @@ class Client {
 
   #flushed(timeoutMs) {
     const published = this.#published;
-    return this.#until(() => this.#acknowledged >= published, timeoutMs);
+    return this.#waiting.until(() => this.#acknowledged >= published, timeoutMs);
   }
 
   async #unsubscribe(topic, inbox) {
@@ -221,7 +216,8 @@ class Client {
       if (this.#session.detach(topic)) this.#detaching.add(topic);
       this.#link.send();
     }
-    await this.#until(() => !this.#detaching.has(topic)).catch(() => {}); // closing detaches too
+    // Closing detaches too.
+    await this.#waiting.until(() => !this.#detaching.has(topic)).catch(() => {});
   }
 
   #shut() {
@@ -253,54 +249,16 @@ class Client {
         this.#detaching.delete(event.topic);
         break;
       case "missed":
-        this.#tell("missed", { topic: event.topic, asked: event.asked, got: event.got });
+        this.#handlers.tell("missed", { topic: event.topic, asked: event.asked, got: event.got });
         break;
     }
-    this.#wake();
+    this.#waiting.wake();
   }
 
   #stateChanged(state) {
     if (state === "disconnected") this.#detaching.clear(); // the server has forgotten them with it
-    this.#wake();
-    this.#tell("state", state);
-  }
-
-  #tell(name, event) {
-    for (const { handler } of [...this.#handlers[name]]) {
-      try {
-        handler(event);
-      } catch (error) {
-        report(error);
-      }
-    }
-  }
-
-  /** Whether the condition came true within the time; looks again whenever something happened. */
-  #until(condition, timeoutMs) {
-    return new Promise((resolve, reject) => {
-      this.#mustBeOpen();
-      if (condition()) return resolve(true);
-      const settle = (settler, value) => {
-        this.#waiting.delete(look);
-        clearTimeout(timer);
-        settler(value);
-      };
-      const look = () => {
-        if (condition()) settle(resolve, true);
-        else if (this.state === "closed") {
-          settle(reject, new ClientClosedError("the client is closed"));
-        }
-      };
-      let timer;
-      if (timeoutMs !== undefined) {
-        timer = setTimeout(settle, Math.min(timeoutMs, OPTION_MAX), resolve, false);
-      }
-      this.#waiting.add(look);
-    });
-  }
-
-  #wake() {
-    for (const look of this.#waiting) look();
+    this.#waiting.wake();
+    this.#handlers.tell("state", state);
   }
 
   #mustBeOpen() {
@@ -451,8 +409,81 @@ async function callForEach(inbox, handler) {
   }
 }
 
+/** Functions of the application that are told of events, by name. */
+export class Handlers {
+  #registrations;
+
+  constructor(...names) {
+    this.#registrations = new Map(names.map((name) => [name, new Set()]));
+  }
+
+  /** Returns a function that removes the handler. */
+  on(name, handler) {
+    const registrations = this.#registrations.get(name);
+    if (registrations === undefined) {
+      const names = [...this.#registrations.keys()].map((known) => `"${known}"`).join(" and ");
+      throw new TypeError(`there is no event "${name}", only ${names}`);
+    }
+    mustBe("function", handler, "a handler");
+    const registration = { handler };
+    registrations.add(registration);
+    return () => {
+      registrations.delete(registration);
+    };
+  }
+
+  tell(name, event) {
+    for (const { handler } of [...this.#registrations.get(name)]) {
+      try {
+        handler(event);
+      } catch (error) {
+        report(error);
+      }
+    }
+  }
+}
+
+/** Those who wait until something is so. They look again whenever something happened. */
+export class Waiting {
+  #looks = new Set();
+  #whyOver;
+
+  /** `whyOver` gives the error that ends all waiting, or null. */
+  constructor(whyOver) {
+    this.#whyOver = whyOver;
+  }
+
+  /** Whether the condition came true within the time. */
+  until(condition, timeoutMs) {
+    return new Promise((resolve, reject) => {
+      const over = this.#whyOver();
+      if (over !== null) return reject(over);
+      if (condition()) return resolve(true);
+      const settle = (settler, value) => {
+        this.#looks.delete(look);
+        clearTimeout(timer);
+        settler(value);
+      };
+      const look = () => {
+        if (condition()) return settle(resolve, true);
+        const error = this.#whyOver();
+        if (error !== null) settle(reject, error);
+      };
+      let timer;
+      if (timeoutMs !== undefined) {
+        timer = setTimeout(settle, Math.min(timeoutMs, OPTION_MAX), resolve, false);
+      }
+      this.#looks.add(look);
+    });
+  }
+
+  wake() {
+    for (const look of this.#looks) look();
+  }
+}
+
 /** Keeps a session connected: makes WebSockets one after the other, moves messages and time. */
-class Link {
+export class Link {
   /** What may wait in the WebSocket: publishes beyond it stay where a PING can overtake them. */
   static SEND_BUFFER_BYTES_MAX = 256 * 1024;
   /** A WebSocket does not say when its buffer has room. */
@@ -969,7 +1000,7 @@ export class WombatSession {
   }
 }
 
-function broken(reason) {
+export function broken(reason) {
   return { kind: "broken", reason };
 }
 
@@ -1334,8 +1365,8 @@ const HEADS = [
 ].map(([kind, written]) => ({ kind, ...written }));
 
 const ASCII = /^[\x00-\x7f]*$/;
-const LONE_SURROGATE = /\p{Surrogate}/u;
-const utf8 = new TextEncoder();
+export const LONE_SURROGATE = /\p{Surrogate}/u;
+export const utf8 = new TextEncoder();
 // `ignoreBOM` keeps a mark at the beginning: two topics must not become one.
 const strictUtf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
@@ -1351,7 +1382,7 @@ function asciiText(bytes, from, to) {
 }
 
 /** A queue whose front is taken in constant time, however long it is. */
-class Fifo {
+export class Fifo {
   #items = [];
   #first = 0;
 
@@ -1381,14 +1412,14 @@ class Fifo {
 
 const TRANSPORTS = { ws: "ws", wss: "wss", wombat: "ws", wombats: "wss" };
 
-function websocketUrl(text) {
+export function websocketUrl(text, path) {
   const [, scheme, rest] = /^(wss?|wombats?):\/\/(.+)$/.exec(text) ?? [];
   const address = `${TRANSPORTS[scheme]}://${rest}`;
   if (scheme === undefined || !URL.canParse(address)) {
     throw new ConfigError(`a URL is ws://HOST:PORT or wss://HOST:PORT, not "${text}"`);
   }
   const url = new URL(address);
-  if (url.pathname === "/") url.pathname = PATH;
+  if (url.pathname === "/") url.pathname = path;
   // Asked of the text: a URL object drops the port that is its transport's default.
   const hasPort = /^[^/?#]*:\d+(?![^/?#])/.test(rest);
   if (scheme === "wombat" && !hasPort) url.port = DEFAULT_PORT;
@@ -1396,10 +1427,10 @@ function websocketUrl(text) {
   return url.href;
 }
 
-function checkOptions({ WebSocket = globalThis.WebSocket, ...options }) {
+export function checkOptions({ WebSocket = globalThis.WebSocket, ...options }, defaults) {
   const given = Object.entries(options).filter(([, value]) => value !== undefined);
   for (const [name, value] of given) {
-    if (!Object.hasOwn(DEFAULTS, name)) throw new TypeError(`there is no option "${name}"`);
+    if (!Object.hasOwn(defaults, name)) throw new TypeError(`there is no option "${name}"`);
     const least = name === "jitter" || name === "flushTimeoutMs" ? 0 : 1;
     const most = name === "jitter" ? 1 : OPTION_MAX;
     if (typeof value !== "number" || !(value >= least && value <= most)) {
@@ -1412,7 +1443,7 @@ function checkOptions({ WebSocket = globalThis.WebSocket, ...options }) {
         "--experimental-websocket, or pass one (from the package ws, say) as the option WebSocket",
     );
   }
-  return { ...DEFAULTS, ...Object.fromEntries(given), WebSocket };
+  return { ...defaults, ...Object.fromEntries(given), WebSocket };
 }
 
 /** The serial that a subscription asks for; null asks for nothing older than now. */
@@ -1439,7 +1470,7 @@ function startOf({ serial, offset, from, ...others }) {
   return from === "start" ? "@0" : null;
 }
 
-function checkTopic(topic) {
+export function checkTopic(topic) {
   mustBe("string", topic, "a topic");
   if (topic === "") throw new BadTopicNameError("a topic name must not be empty");
   if (LONE_SURROGATE.test(topic)) {
@@ -1463,12 +1494,12 @@ function bytesOf(payload) {
   throw new TypeError(`a payload is bytes or text, not ${typeof payload}`);
 }
 
-function mustBe(type, value, what) {
+export function mustBe(type, value, what) {
   if (typeof value !== type) throw new TypeError(`${what} is a ${type}, not ${typeof value}`);
 }
 
 /** What an application's handler threw is not mixed with the client's own errors. */
-function report(error) {
+export function report(error) {
   if (typeof globalThis.reportError === "function") globalThis.reportError(error);
   else console.error(error);
 }

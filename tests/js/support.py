@@ -37,7 +37,10 @@ CHROMIUM_FLAGS = (
 FILES = {
     "/page.html": (HERE / "page.html", "text/html"),
     "/scenarios.mjs": (HERE / "scenarios.mjs", "text/javascript"),
+    "/channel_scenarios.mjs": (HERE / "channel_scenarios.mjs", "text/javascript"),
     "/headrace.js": (CLIENT / "headrace.js", "text/javascript"),
+    "/channel.js": (CLIENT / "channel.js", "text/javascript"),
+    "/channel_session.js": (CLIENT / "channel_session.js", "text/javascript"),
 }
 
 

@@ -15,6 +15,7 @@ from tests.js.support import CLIENT, NODE_FLAGS, node
 from tests.tools import node_tool
 
 UNIT_TIMEOUT_S = 100
+UNIT_TESTS = ["codec", "session", "client", "channel_session", "channel"]
 
 
 @pytest.fixture
@@ -23,17 +24,14 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.mark.parametrize("name", ["codec", "session", "client"])
+@pytest.mark.parametrize("name", UNIT_TESTS)
 def test_the_unit_tests_pass(name: str) -> None:
     run(node_tool(), *NODE_FLAGS, "--test", f"test/{name}.test.js", cwd=CLIENT)
 
 
 def test_no_unit_test_is_left_out() -> None:
-    assert {path.name for path in CLIENT.glob("test/*.test.js")} == {
-        "codec.test.js",
-        "session.test.js",
-        "client.test.js",
-    }
+    found = {path.name for path in CLIENT.glob("test/*.test.js")}
+    assert found == {f"{name}.test.js" for name in UNIT_TESTS}
 
 
 def test_nothing_acknowledged_is_lost_when_the_server_is_killed(server: ServerProcess) -> None:

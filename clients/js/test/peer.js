@@ -1,4 +1,5 @@
-// A Wombat server for tests, which does only what it is told, and so can misbehave in every way.
+// A server for tests, of Wombat or another protocol, which does only what it is told, and so can
+// misbehave in every way.
 // It knows as much of WebSocket (RFC 6455) as is needed to talk to a sound client.
 
 import { createHash } from "node:crypto";
@@ -25,8 +26,9 @@ class Peer {
   #connections = new Queue("a connection");
   #sockets = new Set();
 
-  constructor({ pongs = true, upgrades = true }) {
+  constructor({ pongs = true, upgrades = true, codec = { decode, encode } }) {
     this.pongs = pongs;
+    this.codec = codec;
     this.#server.on("connection", (socket) => {
       this.#sockets.add(socket);
       socket.on("error", () => {}); // clients are cut off here on purpose
@@ -94,7 +96,7 @@ class Connection {
   }
 
   send(name, fields) {
-    this.sendRaw(encode(name, fields));
+    this.sendRaw(this.peer.codec.encode(name, fields));
   }
 
   /** ATTACH is expected and answered, from the serial asked for or the one given. */
@@ -169,7 +171,7 @@ class Connection {
       this.#socket.end();
       return;
     }
-    const message = decode(payload);
+    const message = this.peer.codec.decode(payload);
     if (message.name !== "ping") this.#messages.push(message);
     else if (this.peer.pongs) this.send("pong", { timestamp: message.timestamp });
   }
