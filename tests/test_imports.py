@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "session": BASE | {"wire", "logux_envelope", "channel_envelope"},
     "log": BASE | {"config", "logux_envelope"},
     "broker": BASE | {"config", "log", "logux_envelope", "channel_envelope", "reducers"},
-    "client": BASE | {"wire", "session", "logux_envelope"},
+    "client": BASE | {"wire", "session", "logux_envelope", "channel_envelope"},
     "server": BASE
     | {"config", "config_values", "wire", "session", "broker", "log", "logux_envelope", ""}
     | {"channel_envelope", "reducers", "config_protocols"},
@@ -35,7 +35,8 @@ MAY_IMPORT = {
     | {"config", "config_values", "config_protocols", "settings", "client", "server", "log", ""},
     "spark": BASE | {"log", "logux_envelope", "channel_envelope", "reducers"},
     "testing": BASE | {"config", "client", "server", "log", "broker", "session", "wire"},
-    "": {"client"},
+    "channels": {"client"},
+    "": {"client", "channels"},
     "__main__": {"cli"},
 }
 """What each part of the package may import of the others; "" is the package itself."""

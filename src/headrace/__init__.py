@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headrace import channels as channels
     from headrace.client import connect as connect
     from headrace.client import connect_blocking as connect_blocking
 
-__all__ = ["__version__", "connect", "connect_blocking"]
+__all__ = ["__version__", "channels", "connect", "connect_blocking"]
 __version__ = "0.1.0"
 
 
@@ -16,4 +17,8 @@ def __getattr__(name: str) -> object:
         from headrace import client
 
         return getattr(client, name)
+    if name == "channels":
+        from importlib import import_module
+
+        return import_module("headrace.channels")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -116,3 +116,20 @@ class LocalStoreError(ClientError):
 
 class WindowFullError(ClientError):
     """Too many publishes are unacknowledged: await `client.window()` and publish again."""
+
+
+class QueueFullError(ClientError):
+    """Too many messages of a channel wait to be accepted: await `channel.room()` and send again."""
+
+
+class ReplacedError(ClientError):
+    """Another client with the same processor's name has joined: give every client a name of its own."""
+
+
+class ChannelRefusedError(ClientError):
+    """The server does not do what was asked on a channel: correct what `code` says."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        """As docs/protocols/channel.md has them under Errors."""

@@ -50,7 +50,7 @@ class BlockingClient:
         self._acknowledged = 0
         self._in_flight_bytes = 0
 
-        self._loop = _new_event_loop()
+        self._loop = new_event_loop()
         self._stop = asyncio.Event()
         entered: Future[None] = Future()
         self._thread = threading.Thread(
@@ -395,7 +395,7 @@ class BlockingSubscription:
             return False
 
 
-def _new_event_loop() -> asyncio.AbstractEventLoop:
+def new_event_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
     except ImportError:  # not on every system; slower without it, and the same otherwise

@@ -40,7 +40,7 @@ class Handlers:
 
         return remove
 
-    def tell(self, name: str, event: ConnectionState | Missed) -> None:
+    def tell(self, name: str, event: object) -> None:
         """Call the handlers at once: of a gap they know before the messages behind it are taken."""
         for handler in tuple(self._handlers[name]):
             try:

@@ -20,7 +20,8 @@ class ConnectionState(StrEnum):
     CONNECTING = "connecting"
     CONNECTED = "connected"
     REFUSED = "refused"
-    """Server and client do not take each other: there will be no further attempt. Logux only."""
+    """Server and client do not take each other: there will be no further attempt. Logux and
+    channels only."""
     CLOSED = "closed"
     """For good: the application closed the client."""
 
