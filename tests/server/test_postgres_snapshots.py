@@ -239,7 +239,9 @@ async def test_a_fault_of_our_own_fails_the_call_and_not_the_thread(fake: Fake):
     await asker.snapshots.close()
 
 
-async def test_a_database_that_does_not_answer_is_cut_off_in_time(fake: Fake):
+async def test_a_database_that_does_not_answer_is_cut_off_in_time(
+    fake: Fake, caplog: pytest.LogCaptureFixture
+):
     asker = make(fake, call_s_max=0.05)
     fake.go_on.clear()
     asker.load("a")
@@ -249,6 +251,7 @@ async def test_a_database_that_does_not_answer_is_cut_off_in_time(fake: Fake):
     await asyncio.wait_for(asyncio.to_thread(fake.go_on.wait), 10)
     assert fake.connections[0].is_cut
     await asker.snapshots.close()
+    assert "it has not answered in time" in caplog.text
 
 
 async def test_a_call_that_has_waited_for_too_long_is_not_done_any_more(fake: Fake):

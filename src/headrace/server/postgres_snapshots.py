@@ -223,7 +223,7 @@ class _Thread:
             except _AwayError:
                 self._on_loop(call.answer, "PostgreSQL is not available", False)
             except Exception as error:
-                self._failed(error)
+                self._failed(error, is_late=call.is_over)
                 is_refused = isinstance(error, DatabaseError) and not error.is_down
                 reason = "PostgreSQL refuses it" if is_refused else "PostgreSQL is not available"
                 self._on_loop(call.answer, reason, False)
@@ -247,12 +247,14 @@ class _Thread:
         self._database = self._connect()
         return call.work(self._database)
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, *, is_late: bool) -> None:
         self._drop()
         if not isinstance(error, DatabaseError) or error.is_down:
             self._backoff_s = min(max(2 * self._backoff_s, BACKOFF_S_MIN), BACKOFF_S_MAX)
             self._away_until_s = time.monotonic() + self._backoff_s
         trouble = str(error) if isinstance(error, DatabaseError) else repr(error)
+        if is_late:
+            trouble = "it has not answered in time"  # it was cut off: that is what the error tells
         if trouble != self._trouble:
             self._trouble = trouble
             logger.warning("PostgreSQL cannot keep snapshots of channels for now: %s", trouble)
