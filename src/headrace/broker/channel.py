@@ -155,7 +155,7 @@ class Channel:
             and member.standing is Standing.MEMBER
             and (member.confirmed[0] >= start)
         ):
-            self._join(member, subscriber, receive, None, answer)
+            self._join(member, subscriber, receive, None, answer, refuse)
             return
         # Until the snapshot is there, nothing may move.
         self.is_busy = True
@@ -167,7 +167,7 @@ class Channel:
                 return
             found = self.members.get(processor) or Member(processor, 0, 0, 0, 0, Standing.LEFT)
             self.members[processor] = found
-            self._join(found, subscriber, receive, snapshot, answer)
+            self._join(found, subscriber, receive, snapshot, answer, refuse)
             self.job_done()
 
         def failed(reason: str) -> None:
@@ -183,6 +183,7 @@ class Channel:
         receive: Receive,
         snapshot: Snapshot | None,
         answer: Callable[[Joined], None],
+        refuse: Callable[[ChannelError], None],
     ) -> None:
         topic = self.topic
         missed = self._missed(member)
@@ -198,8 +199,11 @@ class Channel:
             member.standing = Standing.NEW
             member.offset, member.ordinal = at.offset, at.ordinal
         self._arrive(member, subscriber)
-        member.receive = receive
-        member.next_offset = -1
+        # A request changes nothing for a connection on which the same processor is there.
+        is_beside = subscriber is None and member.subscriber is not None
+        if not is_beside:
+            member.receive = receive
+            member.next_offset = -1
         member.seen_ms = self.hub.now_ms
         if not is_told:
             snapshot = None
@@ -214,11 +218,15 @@ class Channel:
         )
 
         def done() -> None:
-            if member.subscriber is not subscriber or not member.is_present:
-                return  # it has gone, or come again
-            member.enter(at, is_told=is_told)
-            answer(joined)
-            self.go_on(member)
+            if is_beside:
+                answer(joined)
+            elif member.subscriber is not subscriber or not member.is_present:
+                text = f"{member.name!r} has left, or joined on another connection, meanwhile"
+                refuse(ChannelError("not-joined", text))
+            else:
+                member.enter(at, is_told=is_told)
+                answer(joined)
+                self.go_on(member)
 
         self._change([self._note(member)], done)
 

@@ -115,7 +115,12 @@ def _loaded(channel: Channel, goal: _Goal, snapshot: Snapshot | None) -> None:
 def _folded(channel: Channel, goal: _Goal, snapshot: Snapshot) -> None:
     snapshots = channel.hub.snapshots
     if snapshots.are_notes:
-        _shorten(channel, goal, snapshot)
+        note, limit = notes.snapshot_note(channel.name, snapshot), channel.hub.store.note_bytes_max
+        size = len(note.key) + len(note.value or b"")
+        if size > limit:
+            _failed(channel, f"the state takes {size} bytes with its place, and may take {limit}")
+        else:
+            _shorten(channel, goal, snapshot)
     else:
         snapshots.save(
             channel.name,

@@ -8,7 +8,7 @@ from headrace.broker.channel_errors import ChannelError
 from headrace.broker.channel_member import Batch, Member, Receive
 from headrace.broker.channel_notes import Snapshot
 from headrace.broker.channel_uploads import upload
-from headrace.broker.channels import Channels
+from headrace.broker.channels import Channels, check_channel_name
 from headrace.config_protocols import ChannelSettings
 from headrace.model import CHANNEL_PREFIX
 from headrace.server.connection import Connections, Pause
@@ -19,6 +19,11 @@ from headrace.wire import channel as wire
 from headrace.wire import websocket
 
 FETCH_MESSAGES_MAX = 500
+
+LARGE_REQUESTS_MAX = 32
+"""Requests of one connection under way that a few bytes ask for, and whose answers may have a megabyte."""
+
+_LARGE = wire.Join | wire.Fetch | wire.Snapshot
 
 
 class ChannelConnections:
@@ -50,7 +55,7 @@ class ChannelConnections:
 class ChannelConnection(WebSocketConnection):
     """Implements `Subscriber`."""
 
-    __slots__ = ("_grant", "_heard", "_hub", "_joined", "_pinged", "_stalled")
+    __slots__ = ("_grant", "_heard", "_hub", "_joined", "_large", "_pinged", "_sated", "_stalled")
     protocol = "channel"
     message_bytes_max = wire.MESSAGE_BYTES_MAX
     takes_text = True
@@ -64,6 +69,10 @@ class ChannelConnection(WebSocketConnection):
         self._joined: dict[str, Channel] = {}
         self._stalled: dict[str, None] = {}
         """Channels that have something for this processor, for which there was no room."""
+        self._large = 0
+        """How many requests with large answers are under way."""
+        self._sated = False
+        """Whether requests wait until answers have gone out."""
         super().__init__(hub.shared, ChannelServerSession(hub.settings.ping_s))
         hub.open[self] = None
 
@@ -85,19 +94,46 @@ class ChannelConnection(WebSocketConnection):
                 self.handle(self._session.let_in(), 0)
             return
         assert isinstance(command, Request)
+        if self._owes_much:
+            assert self._commands is not None
+            self._commands.appendleft((command, size))
+            return
+        is_large = isinstance(command.message, _LARGE)
         self._session.unanswered += 1
+        self._large += is_large
         self._under_way(size)
-        done = _Once(lambda: self._done(size))
+        done = _Once(lambda: self._done(size, is_large))
         try:
             self._carry(command, done)
         except ChannelError as error:
             self._refuse_request(command.message, error, done)
+        if is_large:
+            self._answer()  # so that it is known what lies unread
 
-    def _done(self, size: int) -> None:
+    @property
+    def _owes_much(self) -> bool:
+        return bool(self._paused & Pause.ANSWERS) or self._large >= LARGE_REQUESTS_MAX
+
+    def _carry_out(self) -> None:
+        """Unless the peer lets so much lie unread: what waits here is small, its answers are not."""
+        self._sated = self._owes_much and not self.is_gone and self._goodbye is None
+        if self._sated:
+            self.pause(Pause.COMMANDS)
+        else:
+            super()._carry_out()
+
+    def _carry_on(self) -> None:
+        if self._sated:
+            self._carry_out()
+
+    def _done(self, size: int, is_large: bool) -> None:
         self._session.unanswered -= 1
+        self._large -= is_large
         self._unacknowledged_bytes -= size
         # One write for everything that one commit made durable.
         self._answer_soon()
+        if self._sated:
+            self._shared.loop.call_soon(self._carry_on)
         if self._paused & Pause.PUBLISHES:
             self.read_again()
 
@@ -113,6 +149,8 @@ class ChannelConnection(WebSocketConnection):
         message, session = request.message, self._session
         assert not isinstance(message, wire.Hello | wire.Ping)
         name = message.channel
+        if name not in self._joined:
+            check_channel_name(name)
         assert self._grant is not None
         if not self._grant.covers(CHANNEL_PREFIX + name):
             raise ChannelError("forbidden", f"the token is not for channel {name!r}")
@@ -128,9 +166,11 @@ class ChannelConnection(WebSocketConnection):
             self._join(message, say, refuse)
             return
         if isinstance(message, wire.Leave):
-            channel = self._joined.pop(name, None) or self._hub.channels.get(name)
+            self._joined.pop(name, None)
             self._stalled.pop(name, None)
+            channel = self._hub.channels.get(name)
             channel.leave(session.processor, lambda: say({"type": "left", "channel": name}))
+            self._hub.channels.rest(channel)
             return
         if isinstance(message, wire.Snapshot):
             self._hub.channels.snapshots.load(
@@ -170,9 +210,11 @@ class ChannelConnection(WebSocketConnection):
 
     def _member(self, name: str) -> tuple[Channel, Member]:
         channel = self._joined.get(name)
-        if channel is None:
+        member = channel.members.get(self._session.processor) if channel is not None else None
+        # It may not have joined yet, or have left over HTTP.
+        if channel is None or member is None or member.subscriber is not self:
             raise ChannelError("not-joined", f"join channel {name!r} first, on this connection")
-        return channel, channel.members[self._session.processor]
+        return channel, member
 
     def _join(
         self,
@@ -182,13 +224,16 @@ class ChannelConnection(WebSocketConnection):
     ) -> None:
         name = message.channel
         limit = self._shared.limits.topics_attached_max
-        if name not in self._joined and len(self._joined) >= limit:
+        is_new = name not in self._joined
+        if is_new and len(self._joined) >= limit:
             raise ChannelError("too-many", f"a connection may join {limit} channels")
         channel = self._hub.channels.get(name)
         self._joined[channel.name] = channel  # that very text: of many channels, one each
 
         def refused(error: ChannelError) -> None:
-            self._joined.pop(name, None)
+            if is_new:
+                self._joined.pop(name, None)
+                self._hub.channels.rest(channel)
             refuse(error)
 
         channel.join(
@@ -295,12 +340,15 @@ class ChannelConnection(WebSocketConnection):
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._was_heard()  # it has read something
+        self._carry_on()
         while self._stalled and self._writable:
             name = next(iter(self._stalled))
             del self._stalled[name]
             channel = self._joined.get(name)
-            if channel is not None:
-                channel.go_on(channel.members[self._session.processor])
+            member = channel.members.get(self._session.processor) if channel is not None else None
+            if channel is not None and member is not None and member.subscriber is self:
+                channel.go_on(member)
 
     def lost(self) -> None:
         self._hub.open.pop(self, None)
@@ -327,7 +375,7 @@ class ChannelConnection(WebSocketConnection):
         settings = self._hub.settings
         if now < self._heard + settings.ping_s:
             return False
-        if self._paused & ~Pause.ANSWERS:
+        if self._paused & ~Pause.ANSWERS and not self._sated:
             self._heard = now  # we do not read, so we cannot have heard it
             self._move_to_end()
         elif now >= self._heard + 2 * settings.ping_s:
