@@ -203,7 +203,10 @@ test("without a snapshot what was missed is told of all the same", async (t) => 
   const connection = await rejoin(peer, { cursor: 88, start: 88, end: 99, missed });
   bring(connection, { 99: "x" });
   calls.push((await within(channel.next(), "a message")).value.payload);
-  assert.deepEqual(calls, [missed, "x"]);
+  const messages = [{ offset: 120, processor: "b", number: 2, ms: 7, payload: "z" }];
+  connection.send("messages", { count: 1, messages, more: false, lost: 2 });
+  calls.push((await within(channel.next(), "a message")).value.payload);
+  assert.deepEqual(calls, [missed, "x", { messages: 2, reason: "lost" }, "z"]);
   assert.equal((await connection.expect("ack")).offset, 88);
 });
 
