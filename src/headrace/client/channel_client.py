@@ -67,7 +67,7 @@ class Channel:
         """The offset of what the application has and is not done with."""
         self._told: object = None
         """What the application has been told that it missed."""
-        self._is_taking = self._is_joined = self._is_leaving = False
+        self._is_taking = self._is_joined = self._is_leaving = self._is_closing = False
         self._sends: dict[int, asyncio.Future[int | None]] = {}
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._over: ClientError | None = None
@@ -209,8 +209,9 @@ class Channel:
         nothing raised. The iteration ends; futures and waiting calls get ClientClosedError.
         """
         flush_s = self.options.flush_timeout_s if flush_s is None else flush_s
+        is_first, self._is_closing = not self._is_closing, True
         try:
-            if flush_s > 0 and self._link is not None:
+            if flush_s > 0 and is_first and self._link is not None:
                 await self._flush(flush_s)
         finally:
             self._end(ClientClosedError("the client is closed"))
@@ -428,7 +429,7 @@ def _error_of(event: told.Ended | Refused) -> ClientError:
     if isinstance(event, Refused):
         return RefusedError(event.kind, event.reason)
     if event.code == "replaced":
-        return ReplacedError(f"{event.text}: give every client a processor's name of its own")
+        return ReplacedError(f"{event.text}: give every processor a name of its own")
     return ChannelRefusedError(event.code, event.text)
 
 
