@@ -98,6 +98,10 @@ class BlockingChannel:
 
         return self._begin(send)
 
+    def room(self, timeout_s: float | None = None) -> None:
+        """Wait until `send_nowait` has room."""
+        self._call(self._channel.room, timeout_s)
+
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything that was sent so far is stored, or refused."""
         self._call(self._channel.flush, timeout_s)
