@@ -23,6 +23,7 @@ from bench import (
     load_redis,
     part_batches,
     part_catchup,
+    part_channels,
     part_fanout,
     part_footprint,
     part_ingest,
@@ -44,6 +45,7 @@ PARTS = (
     part_batches.NAME,
     part_footprint.NAME,
     part_logux.NAME,
+    part_channels.NAME,
     part_spark.NAME,
 )
 MESSAGES, MESSAGES_QUICK = 1_000_000, 200_000
@@ -122,6 +124,7 @@ def _part(name: str, done: list[Part]) -> Callable[[Options, Callable[[str], Non
         part_batches.NAME: part_batches.run,
         part_footprint.NAME: part_footprint.run,
         part_logux.NAME: part_logux.run,
+        part_channels.NAME: part_channels.run,
         part_spark.NAME: part_spark.run,
     }
     return runs[name]

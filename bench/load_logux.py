@@ -40,22 +40,44 @@ def event(number: int) -> bytes:
     return message("sync", number + 1, made, {"id": [number, 0], "time": number})
 
 
+def websocket(address: tuple[str, int], path: str) -> socket.socket:
+    """A connection whose handshake is done."""
+    sock = load.connect(*address)
+    key = b64encode(os.urandom(16)).decode()
+    sock.sendall(
+        f"GET {path} HTTP/1.1\r\nHost: {address[0]}:{address[1]}\r\nUpgrade: websocket\r\n"
+        f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+    )
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += load.receive_exactly(sock, 1)
+    if b" 101 " not in head:
+        raise VerificationError(f"no WebSocket: {head!r}")
+    return sock
+
+
+def unframe(buffer: bytes) -> tuple[list[bytes], bytes]:
+    """Messages of a server, and what is left of the buffer."""
+    found, at = [], 0
+    while len(buffer) - at >= 2:
+        size, start = buffer[at + 1], at + 2
+        if size == 126:
+            size, start = int.from_bytes(buffer[at + 2 : at + 4], "big"), at + 4
+        elif size == 127:
+            size, start = int.from_bytes(buffer[at + 2 : at + 10], "big"), at + 10
+        if start + size > len(buffer):
+            break
+        found.append(buffer[start : start + size])
+        at = start + size
+    return found, buffer[at:]
+
+
 class Client:
     """One connection."""
 
     def __init__(self, address: tuple[str, int], path: str, node: str) -> None:
-        self.sock = load.connect(*address)
+        self.sock = websocket(address, path)
         self._buffer = b""
-        key = b64encode(os.urandom(16)).decode()
-        self.sock.sendall(
-            f"GET {path} HTTP/1.1\r\nHost: {address[0]}:{address[1]}\r\nUpgrade: websocket\r\n"
-            f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
-        )
-        head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            head += load.receive_exactly(self.sock, 1)
-        if b" 101 " not in head:
-            raise VerificationError(f"no WebSocket: {head!r}")
         self.sock.sendall(message("connect", 5, node, 0, {"subprotocol": 1}))
         self.wait_for(b'["connected"')
         self.received = 0
@@ -77,19 +99,7 @@ class Client:
         data = self.sock.recv(load.READ_BYTES)
         if not data:
             raise ConnectionError("the server closed a connection")
-        buffer = self._buffer + data
-        found, at = [], 0
-        while len(buffer) - at >= 2:
-            size, start = buffer[at + 1], at + 2
-            if size == 126:
-                size, start = int.from_bytes(buffer[at + 2 : at + 4], "big"), at + 4
-            elif size == 127:
-                size, start = int.from_bytes(buffer[at + 2 : at + 10], "big"), at + 10
-            if start + size > len(buffer):
-                break
-            found.append(buffer[start : start + size])
-            at = start + size
-        self._buffer = buffer[at:]
+        found, self._buffer = unframe(self._buffer + data)
         return found
 
     def _answer(self, one: bytes) -> None:

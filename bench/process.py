@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -167,9 +167,12 @@ class Headrace(Server):
     # By default a journal file is closed when it is 2 s old, and only then applied.
     settle_s_min = 4.0
 
-    def __init__(self, root: Path, durability: str = "synced") -> None:
+    def __init__(
+        self, root: Path, durability: str = "synced", settings: Sequence[str] = ()
+    ) -> None:
         super().__init__(root)
         self.durability = durability
+        self.settings = settings
         self.ws_port = 0
         self.http_port = 0
         self.start_s = 0.0
@@ -182,7 +185,8 @@ class Headrace(Server):
         command += ["--figg", local, "--ws", local, "--http", local]
         command += ["--durability", self.durability]
         # The load's WebSockets send no PING while they are measured.
-        command += ["--set", "limits.silence_s=3600"]
+        for setting in ("limits.silence_s=3600", *self.settings):
+            command += ["--set", setting]
         self.spawn(command, pipe_stdout=True)
         line = self._ready_line(began + START_TIMEOUT_S)
         self.start_s = time.monotonic() - began
