@@ -85,7 +85,7 @@ class _Scan(NamedTuple):
 
 class Channel:
     __slots__ = (
-        *("_held", "_in_flight", "end_offset", "end_ordinal", "hub", "is_busy"),
+        *("_held", "_in_flight", "_is_releasing", "end_offset", "end_ordinal", "hub", "is_busy"),
         *("members", "name", "present", "rule", "schedule", "topic", "trouble"),
         *("waiters",),
     )
@@ -108,6 +108,7 @@ class Channel:
         """Why the last job failed."""
         self._held: list[Done] | None = None
         """Who waits for the job."""
+        self._is_releasing = False
         self._in_flight = 0
         """How many changes are not committed."""
         self.waiters: list[Done] | None = None
@@ -644,8 +645,14 @@ class Channel:
 
     def job_done(self) -> None:
         self.is_busy = False
-        while self._held and not self.is_busy:
-            self._held.pop(0)()
+        if self._is_releasing:
+            return  # what was held was a job of its own: the loop below goes on, however many there are
+        self._is_releasing = True
+        try:
+            while self._held and not self.is_busy:
+                self._held.pop(0)()
+        finally:
+            self._is_releasing = False
         if not self._held:
             self._held = None
         self.hub.rest(self)
