@@ -7,6 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.session.client_channel import Restored
+from headrace.wire.channel_answers import Missed
 from tests.broker.channel_world import GRACE_MS, LEASE_MS
 from tests.session.channel_pair import Client, Pair
 
@@ -45,6 +47,24 @@ STEPS = [
 STEPS.sort()  # the same in every run
 WAYS = ("push", "signal", "poll")
 
+MET = (
+    "a connects",
+    "a exchanges all",
+    "b connects",
+    "b exchanges all",
+    "a sends",
+    "a exchanges all",
+)
+READ = ("a second passes", "b exchanges all", "b takes all", "b exchanges all", "commit all")
+B_GOES = ("b is cut off", "the server notices", "a sends", "a exchanges all")
+A_GOES = ("a is cut off", "the server notices", "commit all")
+STARTS = {
+    "nothing": (),
+    "both are there": MET,
+    "one was away for too long": (*MET, *READ, *B_GOES, "the lease passes", "commit all"),
+    "destroyed": (*MET, *READ, *B_GOES, *A_GOES, "the grace passes", "commit all"),
+}
+
 
 def run(pair: Pair, step: str) -> None:
     if step in OF_ALL:
@@ -57,12 +77,31 @@ def run(pair: Pair, step: str) -> None:
 @pytest.mark.timeout(600)
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
+    start=st.sampled_from(list(STARTS)),
     ways=st.tuples(st.sampled_from(WAYS), st.sampled_from(WAYS)),
     steps=st.lists(st.sampled_from(STEPS), min_size=40, max_size=120),
 )
-def test_nothing_is_lost_or_doubled(ways: tuple[str, str], steps: list[str]) -> None:
+def test_nothing_is_lost_or_doubled(start: str, ways: tuple[str, str], steps: list[str]) -> None:
     pair = Pair({"a": ways[0], "b": ways[1]})
-    for step in steps:
+    for step in (*STARTS[start], *steps):
         run(pair, step)
         pair.check()
+    pair.settle()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("start", "reason"), [("one was away for too long", "trimmed"), ("destroyed", "destroyed")]
+)
+def test_who_missed_something_gets_the_state(start: str, reason: str, way: str) -> None:
+    pair = Pair({"a": "push", "b": way})
+    for step in STARTS[start]:
+        run(pair, step)
+    b = pair.clients["b"]
+    assert b.have == ["a-0"]
+    run(pair, "b connects")
+    run(pair, "b exchanges all")
+    restored = b.inbox.first
+    assert isinstance(restored, Restored) and restored.snapshot is not None
+    assert (restored.snapshot.payload, restored.missed) == (["a-0", "a-1"], Missed(1, reason))
     pair.settle()
