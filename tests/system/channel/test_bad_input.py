@@ -521,6 +521,24 @@ def test_what_a_reducer_cannot_fold_is_refused(
     peer.send(folded, 1, {"key": "k", "value": 1})
 
 
+def test_a_state_that_has_become_too_large_is_told_and_the_channel_goes_on(
+    abused: ServerProcess, dial: Dial, name: str
+) -> None:
+    folded = f"map/{name}"
+    sender, reader = dial().hello("p").join(folded), dial().hello("reader").join(folded)
+    for number in range(1, 6):
+        # Together a few bytes more than are kept.
+        value = "x" * (MIB // 5 - 8)
+        end = sender.send(folded, number, {"key": f"k{number}", "value": value})["offset"]
+    assert reader.ask("ack", channel=folded, offset=end)["type"] == "acked"
+    wait_until(lambda: (facts(abused, folded) or {})["trouble"], WAIT_S)
+    told = facts(abused, folded)
+    assert told is not None
+    assert (told["messages"], told["snapshot"]) == (5, None)
+    sender.send(folded, 6, {"key": "k1", "delete": True})
+    dial().hello("late").join(folded)
+
+
 def test_names_that_look_odd_are_names(abused: ServerProcess, dial: Dial, name: str) -> None:
     """Zero bytes and control characters are no trouble, and no two names are taken for one."""
     odd = [f"{name}{end}" for end in ("", "\0", "\0\0", "\0\1", "\0\xff", "\n", "\x1b", "/../x")]
