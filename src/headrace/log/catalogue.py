@@ -309,9 +309,11 @@ class Catalogue:
         self, prefix: bytes = b"", after: bytes = b"", limit: int = -1
     ) -> Iterator[TopicRow]:
         """Topics in the order of their names."""
-        where = "WHERE name >= ? AND name > ? AND name < ? ORDER BY name LIMIT ?"
+        # One bound from below: of two, SQLite looks for the first and reads all up to the second.
+        first, bound = (after, ">") if after >= prefix else (prefix, ">=")
         past = prefix + b"\xff" * TOPIC_BYTES_MAX  # no UTF-8 contains this byte
-        return self._all(TopicRow, where, prefix, after, past, limit)
+        where = f"WHERE name {bound} ? AND name < ? ORDER BY name LIMIT ?"
+        return self._all(TopicRow, where, first, past, limit)
 
     def segments(self, topic_id: int) -> list[SegmentRow]:
         return list(self._all(SegmentRow, "WHERE topic_id = ? ORDER BY base", topic_id))
@@ -373,8 +375,7 @@ class Catalogue:
 
     def notes(self, prefix: bytes = b"", after: bytes = b"") -> Iterator[NoteRow]:
         """Notes in the order of their keys, read as far as they are asked for."""
-        # One bound from below: of two, SQLite looks for the first and reads all up to the second.
-        first, bound = (after, ">") if after >= prefix else (prefix, ">=")
+        first, bound = (after, ">") if after >= prefix else (prefix, ">=")  # as for topics
         past = prefix + b"\xff" * (NOTE_KEY_BYTES_MAX + 1)
         return self._all(NoteRow, f"WHERE key {bound} ? AND key < ? ORDER BY key", first, past)
 
