@@ -430,6 +430,7 @@ class World:
             lambda name: self.rule,
             lambda: self.clock_ms,
             members_max=10,
+            look_ms=0,
             remember_ms=REMEMBER_MS,
         )
         self.store.committed = self.channels.committed

@@ -27,7 +27,7 @@ _FOLDED_HERE_BYTES = 1 << 14
 """So much is folded at once and without a thread: most channels have less."""
 
 RETRY_MS = 60_000
-"""After so long a destruction is tried again that was not possible."""
+"""After so long, or the grace where that is less, it is tried again what was not possible."""
 
 
 class _Goal(NamedTuple):
@@ -43,6 +43,7 @@ def look(channel: Channel, now_ms: int) -> None:
         return
     goal = _goal(channel, now_ms)
     if goal is None:
+        channel.trouble = ""
         return
     channel.is_busy = True
     channel.hub.snapshots.load(
@@ -164,12 +165,17 @@ def _failed(channel: Channel, reason: str) -> None:
         logger.error("channel %r: nothing is forgotten for now: %s", channel.name, reason)
     if is_due(channel, channel.hub.clock_ms()):
         _postpone(channel)
+    else:
+        channel.hub.look_again(channel, _wait_ms(channel))
     channel.job_done()
 
 
 def _postpone(channel: Channel) -> None:
-    wait_ms = min(RETRY_MS, max(1, channel.rule.grace_ms))
-    channel.plan_destruction(channel.hub.clock_ms() + wait_ms)
+    channel.plan_destruction(channel.hub.clock_ms() + _wait_ms(channel))
+
+
+def _wait_ms(channel: Channel) -> int:
+    return min(RETRY_MS, max(1, channel.rule.grace_ms))
 
 
 class _Fold:

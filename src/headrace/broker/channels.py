@@ -25,6 +25,10 @@ _LOOKED_AT_ONCE = 100
 """Channels, and notes that are due, that are looked at in one step."""
 
 
+LOOK_MS = 1000
+"""How often the log of a channel may be trimmed: many messages at once cost less for each."""
+
+
 class ChannelRule(NamedTuple):
     """What the configuration says of a channel."""
 
@@ -46,6 +50,7 @@ class Channels:
         *,
         members_max: int,
         remember_ms: int,
+        look_ms: int = LOOK_MS,
     ) -> None:
         self.store = store
         self.runner = runner
@@ -54,10 +59,12 @@ class Channels:
         self.clock_ms = clock_ms
         self.members_max = members_max
         self.remember_ms = remember_ms
+        self._look_ms = look_ms
         self._known: dict[str, Channel] = {}
         self._changed: dict[Channel, None] = {}
         """Channels of whose logs someone may need less than before."""
         self._looking = False
+        self._looked_ms = 0
         self._troubled: dict[Channel, None] = {}
         """Channels that could not be trimmed, until they are looked at again, all at once."""
         self._again_ms = 0
@@ -114,8 +121,8 @@ class Channels:
         if self._troubled and now_ms >= self._again_ms:
             self._changed |= self._troubled
             self._troubled = {}
-        if self._changed and not self._looking:
-            self._looking = True
+        if self._changed and not self._looking and now_ms - self._looked_ms >= self._look_ms:
+            self._looking, self._looked_ms = True, now_ms
             self._look(iter(list(self._changed)))
         self._sweep()
 

@@ -236,13 +236,14 @@ class ChannelConnection(WebSocketConnection):
                 self._hub.channels.rest(channel)
             refuse(error)
 
-        channel.join(
-            self._session.processor,
-            self,
-            Receive(message.receive),
-            lambda joined: say(self._told(name, joined)),
-            refused,
-        )
+        def answered(joined: Joined) -> None:
+            if self._joined.get(name) is channel:
+                say(self._told(name, joined))
+            else:  # its `leave` came while it waited for the snapshot
+                left = {"type": "left", "channel": name}
+                channel.leave(self._session.processor, lambda: say(left))
+
+        channel.join(self._session.processor, self, Receive(message.receive), answered, refused)
 
     def _told(self, name: str, joined: Joined) -> dict[str, Any]:
         told: dict[str, Any] = {"type": "joined", "channel": name}
