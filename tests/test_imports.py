@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "settings": BASE | {"config", "config_values", "config_setting", "config_protocols"},
     "wire": BASE | {"json_limits", "logux_envelope", "channel_envelope"},
     "session": BASE | {"wire", "logux_envelope", "channel_envelope"},
-    "log": BASE | {"config", "logux_envelope"},
+    "log": BASE | {"config", "logux_envelope", "channel_envelope"},
     "broker": BASE | {"config", "log", "logux_envelope", "channel_envelope", "reducers"},
     "client": BASE | {"wire", "session", "logux_envelope", "channel_envelope"},
     "server": BASE

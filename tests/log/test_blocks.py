@@ -132,7 +132,11 @@ LONG = pack_record(bytes(PAYLOAD_BYTES_MAX + 1))
         (header(name=b"x" * 256), "its topic name has 256 bytes, 255 are allowed"),
         (header(name=b"logux/"), "topic 'logux/' is no log of Logux: a name is missing behind it"),
         (header(name=b"logux/" + b"x" * 250), "its topic name has 256 bytes, 255 are allowed"),
-        (header(name=b"channel/x"), "topic 'channel/x' is published to by its own protocol only"),
+        (header(name=b"channel/"), "topic 'channel/' is no channel: a name is missing behind it"),
+        (
+            header(name=b"channel/x"),
+            "record 1: this is no message of a channel: Expected `array`, got `int`",
+        ),
         (header(count=0), "it has 0 records, 1 to 500 are allowed"),
         (header(count=501), "it has 501 records, 1 to 500 are allowed"),
         (header(length=3), "3 bytes cannot hold 1 records, or exceed 1048576"),

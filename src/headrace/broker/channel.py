@@ -365,6 +365,44 @@ class Channel:
             member.offsets[number] = end
         self._change([self._note(member)], lambda: answer(Accepted(end, False)), records=[record])
 
+    def send_batch(self, messages: Sequence[Message], note: Note, done: Done) -> None:
+        """Those that are new, in one commit with a note; without a number a message gets the next one.
+
+        They were checked before. A gap can only mean that the numbers before it are forgotten: it is passed
+        over. Who is not a member does not become one, and nobody's lease is renewed.
+        """
+        now_ms = self.hub.now_ms
+        records: list[bytes] = []
+        senders: dict[str, Member] = {}
+        for message in messages:
+            name, number, _ = message
+            member = self.members.get(name)
+            if member is None:
+                member = self.members[name] = Member(name, 0, 0, 0, 0, Standing.LEFT)
+            number = number or member.number + 1
+            if number <= member.number:
+                continue
+            record = pack_record(encode_message(message._replace(number=number)))
+            records.append(record)
+            begin, self.end_offset = self.end_offset, self.end_offset + len(record)
+            self.end_ordinal += 1
+            member.number = number
+            if member.is_member:
+                member.sent_itself(begin, self.end_offset, self.end_ordinal)
+            if member.offsets is not None:
+                member.offsets[number] = self.end_offset
+            # Its number is remembered from now on, its cursor no longer than before.
+            held_ms = self.rule.lease_ms if member.is_member else 0
+            member.seen_ms = max(member.seen_ms, now_ms - held_ms)
+            senders[name] = member
+        changed = [note, *map(self._note, senders.values())]
+        if records and not self.present and self.schedule is None:
+            # Nobody was ever there whose going would have planned it.
+            due_ms = self.hub.clock_ms() + self.rule.grace_ms
+            self.schedule = notes.schedule_note(self.name, due_ms)
+            changed.append(self.schedule)
+        self._change(changed, done, records=records)
+
     def _send_again(self, member: Member, number: int, answer: Callable[[Accepted], None]) -> None:
         """Behind the first: that may not be committed yet."""
 

@@ -9,21 +9,26 @@ Each entry made of a batch says how far the batch is appended with it, so both a
 
 Events of Logux are not appended here: whoever knows their ids stores those that are new. The rest of a piece
 waits until they are durable, and only then is it said how far the batch has come. After a crash they are
-given once more, which their ids make harmless.
+given once more, which their ids make harmless. It is the same with messages for channels, which whoever
+stores them knows again by their place in the batch.
+
+What a channel would refuse must not be decided: a batch with messages is looked through before, and those who
+ask meanwhile are decided behind it.
 
 A number that was decided before is a duplicate; one that was passed over is refused. What is not here: staged
 files (`staging.py`), their blocks (`blocks.py`), entries (`commit.py`), what the applier does with them.
 """
 
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from headrace.errors import BatchNumberError
+from headrace.errors import BatchNumberError, HeadraceError, StoreFailedError
 from headrace.log.blocks import Block, Damaged, read_staged
 from headrace.log.catalogue import BATCHES_NAME, Catalogue
 from headrace.log.entries import RECENT_MAX, Producer, Progress, Recent, StagedFile, StagedFiles
@@ -51,7 +56,11 @@ class BatchAnswer(NamedTuple):
     """Blocks and files that could not be read: their records are lost."""
 
 
-Answer = Callable[[BatchAnswer | None], None]
+class BatchRefusedError(HeadraceError):
+    """A channel would not take a message of the batch: nothing was decided, and its uploads are kept."""
+
+
+Answer = Callable[[BatchAnswer | BatchRefusedError | None], None]
 """Called with None when the store stops first: ask the next one again."""
 
 
@@ -98,9 +107,37 @@ class Events(Protocol):
         """
 
 
+class Messages(Protocol):
+    """Who stores messages for channels."""
+
+    def check(
+        self,
+        blocks: Callable[[], Iterator[Block]],
+        done: Callable[[BaseException | None], None],
+    ) -> None:
+        """Whether all would be taken; `blocks` is for a thread.
+
+        With a BatchRefusedError when they would not, with anything else when it is to be tried again later.
+        """
+
+    def add(
+        self, batch: bytes, parts: Sequence[Part], done: Callable[[BaseException | None], None]
+    ) -> None:
+        """As with events; those that were stored before are known by their place in the batch.
+
+        `batch` is the id of its first staged file, which no other has: a producer and its numbers may come
+        again when they are forgotten.
+        """
+
+
 class _Batch:
     def __init__(self, decision: Decision, progress: Progress) -> None:
         self.producer, self.number, self.files = decision
+        self.checking = False
+        self.checked = False
+        """Whether it may be decided."""
+        self.given = False
+        """Whether its decision was given to a commit."""
         self.decided = False
         self.progress = progress
         """What was read and given to commits."""
@@ -132,8 +169,13 @@ class _Piece(NamedTuple):
 
     batch: _Batch
     events: list[Block]
+    messages: list[Part]
     parts: list[Part]
-    """The others: they wait for the events."""
+    """The others: they wait for the events and messages."""
+
+    @property
+    def is_plain(self) -> bool:
+        return not (self.events or self.messages)
 
 
 class _Found(NamedTuple):
@@ -168,8 +210,9 @@ class Batches:
         """Files of batches that are done, until the commit that says so is applied."""
         self._reading = False
         self._events: Events | None = None
+        self._messages: Messages | None = None
         self._held: _Piece | None = None
-        """The piece whose events are not durable yet."""
+        """The piece whose events and messages are not durable yet."""
         self._stopped = False
         self._troubled = False
         """Whether reading failed for a reason that may pass: it is tried again with the next tick."""
@@ -181,7 +224,7 @@ class Batches:
                 Decision(row.producer.decode(), row.number, files),
                 Progress(row.file, row.position),
             )
-            batch.decided = True
+            batch.checked = batch.given = batch.decided = True
             staging.restore_claims(files)
             self._batches.append(batch)
         if self._batches:
@@ -191,7 +234,7 @@ class Batches:
     @property
     def is_busy(self) -> bool:
         """Whether anything will be given to commits without being asked for."""
-        is_adding = self._held is not None and self._events is not None
+        is_adding = self._held is not None and self._can_add(self._held)
         return is_adding or (bool(self._batches) and not self._stopped)
 
     @property
@@ -201,8 +244,15 @@ class Batches:
     def take_events(self, events: Events) -> None:
         """From now on there is someone to store events; batches that have any have waited for it."""
         self._events = events
-        if self._held is not None:
+        if self._held is not None and self._held.events:
             self._add(self._held)
+
+    def take_messages(self, messages: Messages) -> None:
+        """The same for messages of channels."""
+        self._messages = messages
+        if self._held is not None and self._held.messages:
+            self._add(self._held)
+        self._check_all()
 
     def decide(self, producer: str, number: int, staged: Sequence[str], answer: Answer) -> None:
         """Append the staged files' records, unless this number was decided before.
@@ -228,8 +278,12 @@ class Batches:
         decision = Decision(producer, number, self._staging.claim(staged))
         batch = _Batch(decision, Progress())
         batch.asked = answer
+        batch.checked = not self._staging.may_have_messages(decision.files)
         self._batches.append(batch)
-        self._appender.decide(decision, lambda: self._decided(batch))
+        if batch.checked:
+            self._decide_checked()
+        else:
+            self._look(batch)
 
     def withdraw(self, answer: Answer) -> None:
         """Whoever asked has been told to ask again."""
@@ -243,6 +297,7 @@ class Batches:
         """Called a few times a second."""
         if self._troubled:
             self._troubled = False
+            self._check_all()
             if self._held is not None:
                 self._add(self._held)
             else:
@@ -285,6 +340,61 @@ class Batches:
             )
         return True
 
+    def _look(self, batch: _Batch) -> None:
+        """Whether it has messages: of uploads from before the start nobody knows."""
+        batch.checking = True
+        blocks = partial(_messages, self._layout, batch.files, self._piece_bytes)
+        self._runner.background(
+            lambda: next(blocks(), None) is not None, partial(self._looked, batch)
+        )
+
+    def _looked(self, batch: _Batch, has_messages: bool | BaseException) -> None:
+        if isinstance(has_messages, BaseException) or not has_messages:
+            self._have_checked(batch, has_messages or None)
+            return
+        if self._messages is None:
+            batch.checking = False
+            return
+        blocks = partial(_messages, self._layout, batch.files, self._piece_bytes)
+        self._messages.check(blocks, partial(self._have_checked, batch))
+
+    def _check_all(self) -> None:
+        """Those that could not be checked before."""
+        for batch in self._batches:
+            if not (batch.checked or batch.checking):
+                self._look(batch)
+
+    def _have_checked(self, batch: _Batch, trouble: BaseException | None) -> None:
+        batch.checking = False
+        if self._stopped:
+            return
+        with contextlib.suppress(StoreFailedError):  # then nobody is answered
+            if isinstance(trouble, BatchRefusedError):
+                self._refuse(batch, trouble)
+            elif trouble is not None:
+                self._have_trouble(batch, trouble)
+            else:
+                batch.checked = True
+                self._decide_checked()
+
+    def _refuse(self, batch: _Batch, reason: BatchRefusedError) -> None:
+        self._batches.remove(batch)
+        self._staging.release(batch.files)
+        for answer in batch.take_waiters():
+            answer(reason)
+        self._decide_checked()
+        self._go_on()
+
+    def _decide_checked(self) -> None:
+        """In the order in which they were asked for."""
+        for batch in self._batches:
+            if not batch.checked:
+                return
+            if not batch.given:
+                batch.given = True
+                decision = Decision(batch.producer, batch.number, batch.files)
+                self._appender.decide(decision, partial(self._decided, batch))
+
     def _decided(self, batch: _Batch) -> None:
         batch.decided = True
         known = self._unapplied.setdefault(batch.producer, [])
@@ -313,7 +423,7 @@ class Batches:
         if isinstance(found, BaseException):
             self._have_trouble(batch, found)
             return
-        piece = _Piece(batch, [], [])
+        piece = _Piece(batch, [], [], [])
         for what, file, progress in found:
             if isinstance(what, Damaged):
                 self.damage_count += 1
@@ -324,18 +434,21 @@ class Batches:
                 )
                 continue
             batch.records += what.record_count
+            part = Part(what, batch.producer, batch.number, progress)
             if what.has_events:
                 piece.events.append(what)
+            elif what.has_messages:
+                piece.messages.append(part)
             else:
-                piece.parts.append(Part(what, batch.producer, batch.number, progress))
+                piece.parts.append(part)
         batch.progress = found[-1].progress
-        if piece.events or piece.parts or batch.is_read:
+        if piece.parts or not piece.is_plain or batch.is_read:
             batch.pieces += 1
-            if piece.events:
+            if piece.is_plain:
+                self._append(piece)
+            else:
                 self._held = piece
                 self._add(piece)
-            else:
-                self._append(piece)
         self._go_on()
 
     def _have_trouble(self, batch: _Batch, trouble: BaseException) -> None:
@@ -343,9 +456,25 @@ class Batches:
         logger.error("batch %d of producer %r cannot be read for now: %s", *known)
         self._troubled = True
 
+    def _can_add(self, piece: _Piece) -> bool:
+        """Whether those are there who store what it has."""
+        has_events = not piece.events or self._events is not None
+        return has_events and (not piece.messages or self._messages is not None)
+
     def _add(self, piece: _Piece) -> None:
-        if self._events is not None:
-            self._events.add(piece.events, partial(self._added, piece))
+        if not self._can_add(piece):
+            return
+        if piece.events and self._events is not None:
+            self._events.add(piece.events, partial(self._added_events, piece))
+        else:
+            self._added_events(piece, None)
+
+    def _added_events(self, piece: _Piece, trouble: BaseException | None) -> None:
+        if trouble is None and piece.messages and self._messages is not None:
+            first = piece.batch.files[0].id
+            self._messages.add(first, piece.messages, partial(self._added, piece))
+        else:
+            self._added(piece, trouble)
 
     def _added(self, piece: _Piece, trouble: BaseException | None) -> None:
         if trouble is not None:
@@ -361,8 +490,8 @@ class Batches:
     def _append(self, piece: _Piece) -> None:
         batch = piece.batch
         end = None
-        if batch.is_read or piece.events:
-            # No entry of the events says it.
+        if batch.is_read or not piece.is_plain:
+            # No entry of the events and messages says it.
             end = Producer(batch.producer.encode(), batch.number, 0, batch.progress)
         self._appender.append_parts(piece.parts, end, lambda: self._committed(batch))
 
@@ -382,6 +511,16 @@ class Batches:
                 answer(BatchAnswer(False, batch.records, batch.damaged))
             else:
                 answer(BatchAnswer(duplicate=True, records=0))
+
+
+def _messages(layout: Layout, files: list[StagedFile], bytes_max: int) -> Iterator[Block]:
+    """The blocks for channels, in their order; what is damaged is told when it is appended. For a thread."""
+    for file in files:
+        path, position = layout.staged_file(file.id.hex()), 0
+        while position < file.size:
+            blocks = read_staged(path, position, file.size, bytes_max)
+            yield from (what for what, _ in blocks if isinstance(what, Block) and what.has_messages)
+            position = blocks[-1].next
 
 
 def _read(

@@ -6,7 +6,7 @@ Leaves out files (`staging.py`) and what becomes of the records (`batches.py`).
     staged    the same, with the crc of the other header fields and the name in place of "HRB1"
 
 A block holds no more than a run may: it becomes one entry of the journal, and nobody touches its records
-on the way. Those of logs of Logux are the exception: each is checked here, and stored once.
+on the way. Those of logs of Logux and of channels are the exception: each is checked here, and stored once.
 """
 
 import errno
@@ -17,13 +17,17 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from headrace.channel_envelope import BadMessageError
 from headrace.errors import BadBlockError, BadTopicNameError
 from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
+from headrace.log.message_rows import check_row
 from headrace.log.records import holds, split_records
 from headrace.logux_envelope import BadEnvelopeError, check_envelope
 from headrace.model import (
+    CHANNEL_PREFIX,
     LOGUX_PREFIX,
     RECORD_HEADER_BYTES,
+    RESERVED_PREFIXES,
     TOPIC_BYTES_MAX,
     check_publish_topic,
     check_topic_name,
@@ -50,6 +54,11 @@ class Block(NamedTuple):
         """Whether its records are events of Logux."""
         return self.topic.startswith(LOGUX_PREFIX)
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether its records are messages for a channel."""
+        return self.topic.startswith(CHANNEL_PREFIX)
+
     def payloads(self) -> list[bytes]:
         records = split_records(bytes(self.data), self.record_count)
         return [record[RECORD_HEADER_BYTES:] for record in records]
@@ -68,10 +77,12 @@ def encode_block_header(topic: str, data: bytes | memoryview, record_count: int)
 
 def check_block_topic(topic: str) -> None:
     """Raise BadTopicNameError for one whose records cannot come in blocks."""
-    if not topic.startswith(LOGUX_PREFIX):
+    if not topic.startswith(RESERVED_PREFIXES):
         check_publish_topic(topic)
     elif topic == LOGUX_PREFIX:
         raise BadTopicNameError(f"topic {topic!r} is no log of Logux: a name is missing behind it")
+    elif topic == CHANNEL_PREFIX:
+        raise BadTopicNameError(f"topic {topic!r} is no channel: a name is missing behind it")
     else:
         check_topic_name(topic)
 
@@ -82,6 +93,8 @@ class BlockDecoder:
     def __init__(self) -> None:
         self.records = 0
         """In all blocks so far."""
+        self.has_messages = False
+        """Whether any of them is for a channel."""
         self._rest = b""
         self._blocks = 0
         self._position = 0
@@ -107,7 +120,7 @@ class BlockDecoder:
                 raise self._bad("the checksum of its records is wrong")
             if not holds(records, count):
                 raise self._bad(f"its {length} bytes are not {count} records of a size each may be")
-            self._check_events(Block(topic, count, records))
+            self._check_records(Block(topic, count, records))
             parts.append(_CRC.pack(crc32c(view[at + len(MAGIC) : data_at])))
             parts.append(view[at + len(MAGIC) : end])
             self.records += count
@@ -151,13 +164,15 @@ class BlockDecoder:
         self._topics[name] = topic
         return topic
 
-    def _check_events(self, block: Block) -> None:
-        if not block.has_events:
+    def _check_records(self, block: Block) -> None:
+        if not block.topic.startswith(RESERVED_PREFIXES):
             return
+        check = check_envelope if block.has_events else check_row
+        self.has_messages |= block.has_messages
         for number, payload in enumerate(block.payloads(), 1):
             try:
-                check_envelope(payload)
-            except BadEnvelopeError as error:
+                check(payload)
+            except (BadEnvelopeError, BadMessageError) as error:
                 raise self._bad(f"record {number}: {error}") from None
 
     def _bad(self, reason: str) -> BadBlockError:

@@ -51,6 +51,8 @@ class Staged:
     since_s: float
     """When it was uploaded, by the monotonic clock."""
     claimed: bool = False
+    has_messages: bool = True
+    """Whether there may be messages for channels in it: not known of one from before the start."""
 
 
 class Upload:
@@ -73,6 +75,10 @@ class Upload:
     @property
     def records(self) -> int:
         return self._decoder.records
+
+    @property
+    def has_messages(self) -> bool:
+        return self._decoder.has_messages
 
     def feed(self, *data: bytes) -> None:
         """Check and write what has arrived; raises BadBlockError and StagingFullError."""
@@ -165,7 +171,9 @@ class Staging:
 
     def keep(self, upload: Upload) -> None:
         """It is finished."""
-        self._files[upload.id] = Staged(upload.id, upload.size, time.monotonic())
+        self._files[upload.id] = Staged(
+            upload.id, upload.size, time.monotonic(), has_messages=upload.has_messages
+        )
 
     def drop(self, upload: Upload) -> None:
         """It came to nothing."""
@@ -189,6 +197,14 @@ class Staging:
         # One without records need not be remembered.
         self._delete([staged for staged in files if not staged.size])
         return [StagedFile(bytes.fromhex(one.id), one.size) for one in files if one.size]
+
+    def release(self, files: Iterable[StagedFile]) -> None:
+        """Their batch was refused: another may claim them."""
+        for file in files:
+            self._files[file.id.hex()].claimed = False
+
+    def may_have_messages(self, files: Iterable[StagedFile]) -> bool:
+        return any(self._files[file.id.hex()].has_messages for file in files)
 
     def restore_claims(self, files: Iterable[StagedFile]) -> None:
         """These are part of a batch that was decided before the start."""

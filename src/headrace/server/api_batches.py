@@ -21,7 +21,12 @@ from headrace.errors import (
     StoreFailedError,
     UnknownStagedError,
 )
-from headrace.log.batches import BATCH_FILES_MAX, PRODUCER_BYTES_MAX, BatchAnswer
+from headrace.log.batches import (
+    BATCH_FILES_MAX,
+    PRODUCER_BYTES_MAX,
+    BatchAnswer,
+    BatchRefusedError,
+)
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.staging import STAGED_FILE_BYTES_MAX, Upload
 from headrace.server.api_shared import body
@@ -123,9 +128,10 @@ class BatchesApi:
 
     async def decide(self, request: Request) -> Response:
         asked = _decode(await body(request, BATCH_BODY_BYTES_MAX))
-        answered: asyncio.Future[BatchAnswer | None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[BatchAnswer | BatchRefusedError | None] = loop.create_future()
 
-        def answer(given: BatchAnswer | None) -> None:
+        def answer(given: BatchAnswer | BatchRefusedError | None) -> None:
             if not answered.done():
                 answered.set_result(given)
 
@@ -146,6 +152,8 @@ class BatchesApi:
             return JSONResponse({**named, "pending": True}, 202)
         if given is None:
             raise HTTPException(503, _STOPPING)
+        if isinstance(given, BatchRefusedError):
+            raise HTTPException(409, str(given))
         return JSONResponse({**named, **given._asdict()})
 
 

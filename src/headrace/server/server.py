@@ -15,6 +15,7 @@ from pathlib import Path
 import uvloop
 
 from headrace.broker.batch_events import BatchEvents
+from headrace.broker.batch_messages import BatchMessages
 from headrace.broker.broker import Broker
 from headrace.broker.snapshots import NotedSnapshots
 from headrace.config import Config
@@ -145,6 +146,7 @@ class Server:
             config, self._store, self._runner, snapshots, _clock_ms
         )
         self._broker.channels = channels.committed
+        self._store.batches.take_messages(BatchMessages(channels, self._runner))
         self._channel_connections = ChannelConnections(
             connections,
             channels,
