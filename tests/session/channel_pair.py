@@ -106,8 +106,19 @@ class Pair:
             assert client.accepted <= set(stored), "what is accepted is stored"
 
     def settle(self) -> None:
-        """Everyone connects and takes what there is, until nothing happens any more."""
-        for _ in range(40):
+        """Everyone connects and takes what there is, until nothing happens any more; then all must be there.
+
+        A last message of each makes sure that there is something to acknowledge: a snapshot that was trimmed
+        away before it was acknowledged is not.
+        """
+        self._exchange(15)
+        for client in self.clients.values():
+            client.send()
+        self._exchange(10)
+        self._check_all()
+
+    def _exchange(self, rounds: int) -> None:
+        for _ in range(rounds):
             for client in self.clients.values():
                 if client.session.state is ConnectionState.DISCONNECTED:
                     client.connect()
@@ -117,6 +128,8 @@ class Pair:
             self.world.commit_all()
             self.notice()
             self.pass_time(300)
+
+    def _check_all(self) -> None:
         self.check()
         stored = self.stored
         for name, client in self.clients.items():

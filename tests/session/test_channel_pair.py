@@ -12,7 +12,7 @@ from headrace.wire.channel_answers import Missed
 from tests.broker.channel_world import GRACE_MS, LEASE_MS
 from tests.session.channel_pair import Client, Pair
 
-EXAMPLES = 400 * (1 + int(os.environ.get("HEADRACE_TORTURE", "0")) // 4)
+EXAMPLES = 200 * (1 + int(os.environ.get("HEADRACE_TORTURE", "0")) // 4)
 
 OF_A_CLIENT: dict[str, Callable[[Client], object]] = {
     "connects": Client.connect,
@@ -105,3 +105,13 @@ def test_who_missed_something_gets_the_state(start: str, reason: str, way: str) 
     assert isinstance(restored, Restored) and restored.snapshot is not None
     assert (restored.snapshot.payload, restored.missed) == (["a-0", "a-1"], Missed(1, reason))
     pair.settle()
+
+
+def test_a_snapshot_is_acknowledged_also_by_who_has_sent_since() -> None:
+    pair = Pair({"a": "push", "b": "push"})
+    for step in (*STARTS["destroyed"], "b connects", "b sends", "b exchanges all", "b takes all"):
+        run(pair, step)
+    run(pair, "b takes")
+    run(pair, "b exchanges all")
+    assert pair.stored == ["a-0", "a-1", "b-0"]
+    assert pair.world.channel.members["b"].confirmed[0] == pair.world.ends[-1]
