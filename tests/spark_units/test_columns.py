@@ -12,12 +12,15 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from headrace.channel_envelope import Content, Message, encode_message
 from headrace.spark.columns import SCHEMA, columns_of, default_schema
 from headrace.spark.envelopes import Stamps
 from headrace.spark.options import OptionError, SinkOptions, parse_sink
 from headrace.spark.sink_columns import written_columns
 
 STAMPS = Stamps("spark", 0)
+CHANNEL = {"topic": "channel/x", "encode": "channel"}
+SPARK = {**CHANNEL, "processor": "spark"}
 
 
 def schema(text: str) -> StructType:
@@ -85,7 +88,7 @@ def test_to_decode_without_columns_for_it_is_refused(wanted):
 
 @pytest.mark.parametrize("wanted", [SCHEMA, schema("n:long")])
 def test_an_unknown_envelope_is_refused_before_anything_is_read(wanted):
-    with pytest.raises(OptionError, match="know json, logux, not 'jsn'"):
+    with pytest.raises(OptionError, match="know channel, json, logux, not 'jsn'"):
         columns_of(wanted, decode="jsn")
 
 
@@ -166,6 +169,34 @@ def test_without_a_column_for_it_all_columns_are_members_of_the_event():
     assert (found.topic, found.members) == ("logux/x", ("type", "n", "ordinal", "id"))
 
 
+def test_a_frame_of_messages_that_was_read_can_be_written():
+    found = written_columns(default_schema("channel"), options(encode="channel"))
+    assert found.members == ("processor", "number", "payload", "is_json")
+    assert found.prefix == "channel/"
+
+
+def test_without_a_payload_all_columns_are_members_of_the_content():
+    found = written_columns(schema("n:long ordinal:long number:long"), options(**SPARK))
+    assert found.members == ("n", "ordinal", "number", "processor")
+    batch = pa.RecordBatch.from_pydict({"n": [5], "ordinal": [6], "number": [7]})
+    topic, payloads = found.rows(batch, STAMPS)
+    message = Message("spark", 7, Content(b'{"n":5,"ordinal":6}', is_json=True))
+    assert (topic, payloads.to_pylist()) == ("channel/x", [encode_message(message)])
+
+
+def test_the_payload_of_a_message_is_its_content():
+    found = default_schema("channel")
+    names = ("topic", "offset", "next_offset", "ordinal", "timestamp")
+    own = ("processor", "number", "payload", "is_json")
+    assert tuple(found.fieldNames()) == names + own
+    columns = columns_of(found, decode="channel")
+    assert [field.name for field in columns.decoded] == list(own)
+    found = columns_of(schema("payload:string n:long ordinal:long"), decode="channel")
+    assert [field.name for field in found.decoded] == ["payload", "n"]
+    with pytest.raises(OptionError, match="'payload' is binary or string, the schema says bigint"):
+        columns_of(schema("payload:long"), decode="channel")
+
+
 @pytest.mark.parametrize(
     ("text", "given", "words"),
     [
@@ -182,7 +213,20 @@ def test_without_a_column_for_it_all_columns_are_members_of_the_event():
             "'logux/x' is a log of Logux: give encode = logux",
         ),
         ("n:long", {"topic": "logux/x", "encode": "json"}, "give encode = logux"),
-        ("payload:binary", {"topic": "channel/x"}, "published to by its own protocol only"),
+        ("payload:binary", {"topic": "channel/x"}, "is a channel: give encode = channel"),
+        ("payload:binary", CHANNEL, "give the option processor, or a column processor"),
+        ("number:long", SPARK, "needs a column payload with the content, or columns"),
+        ("processor:string payload:binary", SPARK, "the option processor and the column processor"),
+        ("payload:long", SPARK, "the column payload must be binary or string, not bigint"),
+        ("payload:string number:string", SPARK, "number must be bigint or int, not string"),
+        (
+            "payload:string n:long",
+            SPARK,
+            "'n' would not be written: the column payload is the whole",
+        ),
+        ("payload:string Number:long", SPARK, "write the column 'Number' as 'number'"),
+        ("n:long", {**SPARK, "topic": "logux/x"}, "begin with 'channel/', not to 'logux/x'"),
+        ("n:long", {**SPARK, "topic": "channel/"}, "a name is missing behind it"),
         ("event:string", {"topic": "x", "encode": "logux"}, "begin with 'logux/', not to 'x'"),
         ("event:string", {"topic": "logux/", "encode": "logux"}, "a name is missing behind it"),
         ("topic:string n:long", {"encode": "logux"}, "needs a column event .*, or a column type"),
@@ -197,7 +241,7 @@ def test_without_a_column_for_it_all_columns_are_members_of_the_event():
         ),
         ("topic:string event:string n:long", {"encode": "logux"}, "'n' would not be written"),
         ("topic:string event:string payload:binary", {"encode": "logux"}, "'payload' would not"),
-        ("topic:string n:long", {"encode": "xml"}, "know json, logux, not 'xml'"),
+        ("topic:string n:long", {"encode": "xml"}, "know channel, json, logux, not 'xml'"),
     ],
 )
 def test_what_cannot_be_written_is_refused(text, given, words):

@@ -106,7 +106,7 @@ def test_a_payload_that_is_too_large_is_refused():
         ("", "a topic name must not be empty"),
         ("x" * 256, "255 bytes"),
         ("logux/a", "topic 'logux/a' is a log of Logux: give encode = logux"),
-        ("channel/b", "topic 'channel/b' is published to by its own protocol only"),
+        ("channel/b", "topic 'channel/b' is a channel: give encode = channel"),
     ],
 )
 def test_a_topic_that_cannot_be_published_to_is_refused(name, said):

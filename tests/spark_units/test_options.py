@@ -316,6 +316,9 @@ def test_a_sink_has_a_topic_a_producer_and_a_number():
         ({"url": URL, "producer": ""}, True, "producer"),
         ({"url": URL, "producer": "é" * 128}, True, "producer"),
         ({"url": URL, "mode": "x"}, True, "mode"),
+        ({"url": URL, "processor": "p", "encode": "json"}, False, "encode = channel"),
+        ({"url": URL, "processor": "", "encode": "channel"}, False, "must not be empty"),
+        ({"url": URL, "processor": "a\n", "encode": "channel"}, True, "no control characters"),
     ],
 )
 def test_what_no_sink_can_do_is_refused(options, streaming, word):

@@ -93,7 +93,9 @@ def columns_of(schema: StructType, *, decode: str) -> Columns:
         if name in names[:number]:
             raise OptionError(f"the schema has the column {name!r} twice")
     own = envelope_of(decode).own if decode else {}
-    decoded = tuple(field for field in schema.fields if field.name not in _TYPES)
+    # An envelope's own columns go before those of the source that have the same name.
+    places = {name: kind for name, kind in _TYPES.items() if name not in own}
+    decoded = tuple(field for field in schema.fields if field.name not in places)
     if decoded and not decode:
         raise OptionError(
             f"the schema has a column {decoded[0].name!r} that the source does not: it has "
@@ -106,7 +108,7 @@ def columns_of(schema: StructType, *, decode: str) -> Columns:
         )
     for field in decoded:
         lower = field.name.lower()
-        if lower in _TYPES or (lower in own and lower != field.name):
+        if lower in places or (lower in own and lower != field.name):
             raise OptionError(f"write the column {field.name!r} as {lower!r}")
         check_type(field.name, field.dataType)
         kinds = own.get(field.name)
@@ -121,7 +123,7 @@ def columns_of(schema: StructType, *, decode: str) -> Columns:
                 "not null"
             )
     for field in schema.fields:
-        expected = _TYPES.get(field.name)
+        expected = places.get(field.name)
         if expected is not None and field.dataType != expected:
             raise OptionError(
                 f"the column {field.name!r} is {expected.simpleString()}, "

@@ -63,7 +63,7 @@ def register_envelope(name: str, envelope: Envelope) -> None:
 
 def envelope_of(name: str) -> Envelope:
     # Here, so that the registry itself needs none of them.
-    from headrace.spark import json_envelope, logux_envelope  # noqa: F401
+    from headrace.spark import channel_envelope, json_envelope, logux_envelope  # noqa: F401
 
     if name not in _envelopes:
         raise OptionError(f"decode and encode know {', '.join(sorted(_envelopes))}, not {name!r}")

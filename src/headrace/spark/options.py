@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from headrace.channel_envelope import BadMessageError, check_processor
 from headrace.errors import BadTopicNameError, HeadraceError
 from headrace.model import check_topic_name
 
@@ -77,6 +78,7 @@ class SinkOptions(NamedTuple):
     producer: str
     batch: int | None
     encode: str
+    processor: str
 
 
 _SOURCE = {
@@ -97,7 +99,7 @@ _SOURCE = {
     "failOnDataLoss": "true or false",
     "verifyChecksums": "true or false",
     "groupId": "the name under which a query's progress is kept on the server",
-    "decode": "what payloads are: json or logux",
+    "decode": "what payloads are: json, logux or channel",
 }
 _SINK = {
     "url": _SOURCE["url"],
@@ -105,7 +107,8 @@ _SINK = {
     "topic": "the topic of rows without a column `topic`",
     "producer": "who writes, so that a repeated batch is recognised",
     "batchId": "the number of a batch write of that producer",
-    "encode": "what payloads become: json or logux",
+    "encode": "what payloads become: json, logux or channel",
+    "processor": "who sends rows without a column `processor`, with encode = channel",
 }
 # Spark adds these by itself.
 _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
@@ -176,12 +179,18 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         raise OptionError("producer and batchId belong together: give both, or neither")
     if "producer" in given and not 0 < len(producer.encode()) <= 255:
         raise OptionError("producer must have 1 to 255 bytes")
+    encode, processor = given.get("encode", ""), given.get("processor", "")
+    if "processor" in given and encode != "channel":
+        raise OptionError("processor goes with encode = channel: others have none")
+    if "processor" in given:
+        _checked(check_processor, processor, "processor")
     return SinkOptions(
         place=_place(given, path_allowed=False),
         topic=topic,
         producer=producer,
         batch=batch,
-        encode=given.get("encode", ""),
+        encode=encode,
+        processor=processor,
     )
 
 
@@ -249,10 +258,10 @@ def _names(text: str | None) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def _checked(check: Callable[[str], bytes], name: str, key: str) -> None:
+def _checked(check: Callable[[str], object], name: str, key: str) -> None:
     try:
         check(name)
-    except BadTopicNameError as error:
+    except (BadTopicNameError, BadMessageError) as error:
         raise OptionError(f"{key} makes no sense: {error}") from None
 
 

@@ -7,7 +7,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from headrace.errors import BadTopicNameError, HeadraceError
 from headrace.log.blocks import check_block_topic
-from headrace.model import LOGUX_PREFIX, check_publish_topic
+from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, check_publish_topic
 from headrace.spark.columns import SCHEMA, check_type
 from headrace.spark.envelopes import Stamps, envelope_of
 from headrace.spark.options import OptionError, SinkOptions
@@ -28,6 +28,8 @@ class Written(NamedTuple):
     encode: str
     members: tuple[str, ...]
     """The columns that go into an envelope."""
+    processor: str = ""
+    """Who sends all rows; empty when each says it, or none has such."""
 
     @property
     def prefix(self) -> str:
@@ -37,6 +39,9 @@ class Written(NamedTuple):
     def rows(self, batch: pa.RecordBatch, stamps: Stamps) -> tuple[pa.Array | str, pa.Array]:
         """Topics and payloads of a batch."""
         if self.encode:
+            if self.processor:
+                names = pa.repeat(pa.scalar(self.processor), batch.num_rows)
+                batch = batch.append_column("processor", names)
             payloads = envelope_of(self.encode).encode(batch.select(list(self.members)), stamps)
         else:
             payloads = batch.column("payload").cast(pa.binary())
@@ -55,6 +60,10 @@ def check_written_topic(topic: str, prefix: str) -> None:
         elif topic.startswith(LOGUX_PREFIX):
             raise SinkError(
                 f"topic {topic!r} is a log of Logux: give encode = logux to write events to it"
+            )
+        elif topic.startswith(CHANNEL_PREFIX):
+            raise SinkError(
+                f"topic {topic!r} is a channel: give encode = channel to write messages to it"
             )
         else:
             check_publish_topic(topic)
@@ -82,7 +91,15 @@ def written_columns(schema: StructType, options: SinkOptions) -> Written:
             check_type(name, kind)
         if not others:
             raise OptionError(f"encode = {options.encode} needs a column beside topic to encode")
-        return Written(options.topic, options.encode, envelope.members(others))
+        if options.processor and "processor" in others:
+            raise OptionError(
+                "the option processor and the column processor contradict each other: leave out one, for "
+                "instance with .drop('processor')"
+            )
+        if options.processor:
+            others["processor"] = StringType()
+        members = envelope.members(others)
+        return Written(options.topic, options.encode, members, options.processor)
     if "payload" not in fields:
         raise OptionError(
             "there is no column payload to write; with encode = json all columns become one"

@@ -9,7 +9,7 @@ from headrace.errors import StoreFailedError
 from headrace.log import journal
 from headrace.log.applier import Applier
 from headrace.log.applier_child import apply_file
-from headrace.log.batches import BatchAnswer
+from headrace.log.batches import BatchAnswer, BatchRefusedError
 from headrace.log.blocks import encode_block
 from headrace.log.catalogue import Catalogue
 from headrace.log.disk import Disk
@@ -159,10 +159,10 @@ class StepStore:
 
     def batch(self, producer: str, number: int, *staged: str) -> BatchAnswer:
         """Decide a batch, and append it."""
-        answers: list[BatchAnswer | None] = []
+        answers: list[BatchAnswer | BatchRefusedError | None] = []
         self.store.batches.decide(producer, number, staged, answers.append)
         self.runner.run()
-        assert answers[0] is not None
+        assert isinstance(answers[0], BatchAnswer)
         return answers[0]
 
     def destroy(self, topic: str) -> None:
