@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.broker.channel import Accepted, Channel, Joined
+from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
+from headrace.broker.channel_joining import Joined
 from headrace.broker.channel_member import Batch, Receive
 from headrace.broker.channel_notes import Snapshot, read_snapshot
+from headrace.broker.channel_sending import Accepted
 from headrace.broker.channels import ChannelRule, Channels
 from headrace.broker.snapshots import NotedSnapshots
 from headrace.channel_envelope import Content, decode_message

@@ -11,9 +11,10 @@ import pytest
 
 from headrace.broker import batch_messages
 from headrace.broker.batch_messages import BatchMessages
-from headrace.broker.channel import Accepted, Joined
 from headrace.broker.channel_errors import ChannelError
+from headrace.broker.channel_joining import Joined
 from headrace.broker.channel_member import Batch, Receive, Standing
+from headrace.broker.channel_sending import Accepted
 from headrace.broker.channels import ChannelRule, Channels
 from headrace.broker.snapshots import NotedSnapshots
 from headrace.channel_envelope import Content, Message, decode_message

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.channel import Accepted, Joined, Missed
 from headrace.broker.channel_errors import ChannelError
+from headrace.broker.channel_joining import Joined, Missed
 from headrace.broker.channel_member import Batch, Receive
 from headrace.broker.channel_notes import read_members
+from headrace.broker.channel_sending import Accepted
 from headrace.broker.channel_uploads import upload
 from headrace.channel_envelope import Content, decode_message
 from headrace.model import Position

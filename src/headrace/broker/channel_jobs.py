@@ -12,8 +12,8 @@ from functools import partial
 from typing import NamedTuple
 
 from headrace.broker import channel_notes as notes
-from headrace.broker.channel import Channel
 from headrace.broker.channel_notes import End, Snapshot
+from headrace.broker.channel_state import ChannelState
 from headrace.channel_envelope import BadMessageError, Content, Message, decode_message
 from headrace.log.records import split_records
 from headrace.log.store import ColdError
@@ -37,7 +37,7 @@ class _Goal(NamedTuple):
     """Whether the log ends there."""
 
 
-def look(channel: Channel, now_ms: int) -> None:
+def look(channel: ChannelState, now_ms: int) -> None:
     """Trim or destroy the log, as far as nobody needs it."""
     if channel.hold(lambda: look(channel, channel.hub.clock_ms())):
         return
@@ -51,12 +51,12 @@ def look(channel: Channel, now_ms: int) -> None:
     )
 
 
-def is_due(channel: Channel, now_ms: int) -> bool:
+def is_due(channel: ChannelState, now_ms: int) -> bool:
     schedule = channel.schedule
     return schedule is not None and 0 < schedule.due_ms <= now_ms and not channel.present
 
 
-def _goal(channel: Channel, now_ms: int) -> _Goal | None:
+def _goal(channel: ChannelState, now_ms: int) -> _Goal | None:
     topic = channel.topic
     if not topic.exists:
         if is_due(channel, now_ms) and not channel.has_unwritten:
@@ -74,7 +74,7 @@ def _goal(channel: Channel, now_ms: int) -> _Goal | None:
     return _Goal(position, False) if position.offset > topic.start_offset else None
 
 
-def needed(channel: Channel, now_ms: int) -> Position:
+def needed(channel: ChannelState, now_ms: int) -> Position:
     """From where on someone needs the log; its end when nobody does."""
     topic = channel.topic
     offset, ordinal = topic.end_offset, topic.end_ordinal
@@ -88,7 +88,7 @@ def needed(channel: Channel, now_ms: int) -> Position:
     return Position(topic.epoch, offset, ordinal)
 
 
-def _first_reader(channel: Channel) -> int | None:
+def _first_reader(channel: ChannelState) -> int | None:
     store, name = channel.hub.store, channel.topic.name
     offsets = [
         cursor.position.offset
@@ -98,7 +98,7 @@ def _first_reader(channel: Channel) -> int | None:
     return min(offsets, default=None)
 
 
-def _loaded(channel: Channel, goal: _Goal, snapshot: Snapshot | None) -> None:
+def _loaded(channel: ChannelState, goal: _Goal, snapshot: Snapshot | None) -> None:
     start = channel.topic.start
     if channel.rule.reducer.is_uploaded:
         covered = Position(start.epoch, snapshot.offset, snapshot.ordinal) if snapshot else start
@@ -113,7 +113,7 @@ def _loaded(channel: Channel, goal: _Goal, snapshot: Snapshot | None) -> None:
     fold.go_on()
 
 
-def _folded(channel: Channel, goal: _Goal, snapshot: Snapshot) -> None:
+def _folded(channel: ChannelState, goal: _Goal, snapshot: Snapshot) -> None:
     snapshots = channel.hub.snapshots
     if snapshots.are_notes:
         note, limit = notes.snapshot_note(channel.name, snapshot), channel.hub.store.note_bytes_max
@@ -131,7 +131,7 @@ def _folded(channel: Channel, goal: _Goal, snapshot: Snapshot) -> None:
         )
 
 
-def _shorten(channel: Channel, goal: _Goal, snapshot: Snapshot | None) -> None:
+def _shorten(channel: ChannelState, goal: _Goal, snapshot: Snapshot | None) -> None:
     """In one commit, with the snapshot if it is one of ours."""
     hub, topic = channel.hub, channel.topic
     channel.trouble = ""
@@ -159,7 +159,7 @@ def _shorten(channel: Channel, goal: _Goal, snapshot: Snapshot | None) -> None:
         channel.job_done()
 
 
-def _failed(channel: Channel, reason: str) -> None:
+def _failed(channel: ChannelState, reason: str) -> None:
     if channel.trouble != reason:
         channel.trouble = reason
         logger.error("channel %r: nothing is forgotten for now: %s", channel.name, reason)
@@ -170,11 +170,11 @@ def _failed(channel: Channel, reason: str) -> None:
     channel.job_done()
 
 
-def _postpone(channel: Channel) -> None:
+def _postpone(channel: ChannelState) -> None:
     channel.plan_destruction(channel.hub.clock_ms() + _wait_ms(channel))
 
 
-def _wait_ms(channel: Channel) -> int:
+def _wait_ms(channel: ChannelState) -> int:
     return min(RETRY_MS, max(1, channel.rule.grace_ms))
 
 
@@ -183,7 +183,7 @@ class _Fold:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: ChannelState,
         snapshot: Snapshot | None,
         until: Position,
         done: Callable[[Snapshot], None],

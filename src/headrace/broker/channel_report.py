@@ -6,10 +6,10 @@ from itertools import groupby, islice
 from typing import Any
 
 from headrace.broker import channel_notes as notes
-from headrace.broker.channel import Channel
 from headrace.broker.channel_jobs import needed
 from headrace.broker.channel_member import Member, Standing
 from headrace.broker.channel_notes import Snapshot
+from headrace.broker.channel_state import ChannelState
 from headrace.log.store import Store
 from headrace.model import CHANNEL_PREFIX
 
@@ -45,7 +45,7 @@ def _noted(store: Store, kind: bytes, prefix: str, after: str) -> Iterator[str]:
         last = notes.past(kind, name)
 
 
-def describe(channel: Channel, snapshot: Snapshot | None, now_ms: int) -> dict[str, Any]:
+def describe(channel: ChannelState, snapshot: Snapshot | None, now_ms: int) -> dict[str, Any]:
     topic, schedule = channel.topic, channel.schedule
     first = needed(channel, now_ms)
     return {
@@ -92,7 +92,7 @@ def describe(channel: Channel, snapshot: Snapshot | None, now_ms: int) -> dict[s
     }
 
 
-def _member(channel: Channel, member: Member, needed_from: int, now_ms: int) -> dict[str, Any]:
+def _member(channel: ChannelState, member: Member, needed_from: int, now_ms: int) -> dict[str, Any]:
     topic = channel.topic
     offset, ordinal = member.confirmed
     holds = channel.holds(member, now_ms)

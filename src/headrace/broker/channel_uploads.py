@@ -3,16 +3,16 @@
 from collections.abc import Callable
 
 from headrace.broker import channel_notes as notes
-from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
 from headrace.broker.channel_notes import Snapshot
+from headrace.broker.channel_state import ChannelState
 from headrace.channel_envelope import Content
 from headrace.log.store import ColdError
 from headrace.reducers import STATE_BYTES_MAX
 
 
 def upload(
-    channel: Channel,
+    channel: ChannelState,
     offset: int,
     content: Content,
     answer: Callable[[int], None],

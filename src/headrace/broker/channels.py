@@ -13,7 +13,9 @@ from headrace.broker import channel_jobs as jobs
 from headrace.broker import channel_notes as notes
 from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
+from headrace.broker.channel_joining import Joining
 from headrace.broker.channel_member import Member, Subscriber
+from headrace.broker.channel_state import ChannelState
 from headrace.broker.snapshots import Snapshots
 from headrace.errors import BadTopicNameError
 from headrace.log.runner import Runner
@@ -61,14 +63,14 @@ class Channels:
         self.remember_ms = remember_ms
         self._look_ms = look_ms
         self._known: dict[str, Channel] = {}
-        self._changed: dict[Channel, None] = {}
+        self._changed: dict[ChannelState, None] = {}
         """Channels of whose logs someone may need less than before."""
         self._looking = False
         self._looked_ms = 0
-        self._troubled: dict[Channel, None] = {}
+        self._troubled: dict[ChannelState, None] = {}
         """Channels that could not be trimmed, until they are looked at again, all at once."""
         self._again_ms = 0
-        self._pollers: OrderedDict[tuple[Channel, str], int] = OrderedDict()
+        self._pollers: OrderedDict[tuple[Joining, str], int] = OrderedDict()
         """Members that are there by their requests, and until when."""
         self._swept: str | None = ""
         """The last topic that was looked at after the start."""
@@ -126,7 +128,7 @@ class Channels:
             self._look(iter(list(self._changed)))
         self._sweep()
 
-    def _look(self, changed: Iterator[Channel]) -> None:
+    def _look(self, changed: Iterator[ChannelState]) -> None:
         """A few a step, so that nobody waits for thousands of them; each once between two ticks."""
         some = list(islice(changed, _LOOKED_AT_ONCE))
         for channel in some:
@@ -139,24 +141,24 @@ class Channels:
 
     # What channels ask for
 
-    def look_later(self, channel: Channel) -> None:
+    def look_later(self, channel: ChannelState) -> None:
         """Someone may need less of its log than before."""
         self._changed[channel] = None
 
-    def look_again(self, channel: Channel, wait_ms: int) -> None:
+    def look_again(self, channel: ChannelState, wait_ms: int) -> None:
         """What was not possible may be so later."""
         if not self._troubled:
             self._again_ms = self.clock_ms() + wait_ms
         self._troubled[channel] = None
 
-    def polled(self, channel: Channel, member: Member) -> None:
+    def polled(self, channel: Joining, member: Member) -> None:
         """A member is there by a request, for a while."""
         member.is_polling = True
         key = channel, member.name
         self._pollers.pop(key, None)
         self._pollers[key] = self.clock_ms() + channel.rule.presence_ms
 
-    def rest(self, channel: Channel) -> None:
+    def rest(self, channel: ChannelState) -> None:
         """Let go of a channel that is only on disk."""
         is_over = channel.is_idle and channel not in self._changed
         # Another of the same name may have taken its place.

@@ -12,10 +12,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.broker import channel_report as report
-from headrace.broker.channel import Accepted, Channel, Joined
+from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
+from headrace.broker.channel_joining import Joined
 from headrace.broker.channel_member import Batch, Receive
 from headrace.broker.channel_notes import Snapshot
+from headrace.broker.channel_sending import Accepted
 from headrace.broker.channel_uploads import upload
 from headrace.broker.channels import Channels, check_channel_name
 from headrace.channel_envelope import (

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headrace.broker.channel import Accepted, Channel, Joined
+from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
+from headrace.broker.channel_joining import Joined
 from headrace.broker.channel_member import Batch, Member, Receive
 from headrace.broker.channel_notes import Snapshot
+from headrace.broker.channel_sending import Accepted
 from headrace.broker.channel_uploads import upload
 from headrace.broker.channels import Channels, check_channel_name
 from headrace.config_protocols import ChannelSettings

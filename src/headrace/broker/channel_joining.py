@@ -1,0 +1,250 @@
+"""Members of a channel come, are away, and go; without any, its log has a date to be destroyed at."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace.broker import channel_notes as notes
+from headrace.broker.channel_errors import ChannelError
+from headrace.broker.channel_member import (
+    Member,
+    Receive,
+    Standing,
+    Subscriber,
+)
+from headrace.broker.channel_notes import Snapshot
+from headrace.broker.channel_receiving import Receiving
+from headrace.broker.channel_state import Done, nothing
+from headrace.model import JUMP, Position
+
+
+class Missed(NamedTuple):
+    messages: int | None
+    """None when nobody can say how many."""
+    reason: str
+    """`trimmed`, `destroyed` or `lost`."""
+
+
+class Joined(NamedTuple):
+    epoch: int
+    start: int
+    end: int
+    cursor: int
+    number: int
+    missed: Missed | None
+    snapshot: Snapshot | None
+
+
+class Joining(Receiving):
+    __slots__ = ()
+
+    def join(
+        self,
+        processor: str,
+        subscriber: Subscriber | None,
+        receive: Receive,
+        answer: Callable[[Joined], None],
+        refuse: Callable[[ChannelError], None],
+    ) -> None:
+        """Without a subscriber: by a request, for a while."""
+        if subscriber is not None and subscriber.is_gone:
+            return  # it has waited, in vain
+        if self.hold(lambda: self.join(processor, subscriber, receive, answer, refuse)):
+            return
+        member = self.members.get(processor)
+        is_known = member is not None and member.is_member
+        if not is_known and sum(one.is_member for one in self.members.values()) >= (
+            self.hub.members_max
+        ):
+            refuse(
+                ChannelError(
+                    "too-many", f"channel {self.name!r} has {self.hub.members_max} members"
+                )
+            )
+            return
+        start = self.topic.start_offset
+        if (
+            member is not None
+            and member.standing is Standing.MEMBER
+            and (member.confirmed[0] >= start)
+        ):
+            self._join(member, subscriber, receive, None, answer, refuse)
+            return
+        # Until the snapshot is there, nothing may move.
+        self.is_busy = True
+
+        def loaded(snapshot: Snapshot | None) -> None:
+            self.is_busy = False
+            if subscriber is not None and subscriber.is_gone:
+                self.job_done()
+                return
+            found = self.members.get(processor) or Member(processor, 0, 0, 0, 0, Standing.LEFT)
+            self.members[processor] = found
+            self._join(found, subscriber, receive, snapshot, answer, refuse)
+            self.job_done()
+
+        def failed(reason: str) -> None:
+            refuse(ChannelError("unavailable", f"the snapshots cannot be read: {reason}"))
+            self.job_done()
+
+        self.hub.snapshots.load(self.name, loaded, failed)
+
+    def _join(
+        self,
+        member: Member,
+        subscriber: Subscriber | None,
+        receive: Receive,
+        snapshot: Snapshot | None,
+        answer: Callable[[Joined], None],
+        refuse: Callable[[ChannelError], None],
+    ) -> None:
+        topic = self.topic
+        missed = self._missed(member)
+        is_told = member.standing is not Standing.MEMBER or missed is not None
+        if snapshot is not None and snapshot.offset >= topic.start_offset:
+            at = Position(topic.epoch, snapshot.offset, snapshot.ordinal)
+        elif is_told:
+            at = topic.start
+        else:
+            at = Position(topic.epoch, *member.confirmed)
+        if member.standing is not Standing.MEMBER:
+            # From now on the log is kept from there, also before this is committed.
+            member.standing = Standing.NEW
+            member.offset, member.ordinal = at.offset, at.ordinal
+        self._arrive(member, subscriber)
+        # A request changes nothing for a connection on which the same processor is there.
+        is_beside = subscriber is None and member.subscriber is not None
+        if not is_beside:
+            member.receive = receive
+            member.next_offset = -1
+        member.seen_ms = self.hub.now_ms
+        if not is_told:
+            snapshot = None
+        joined = Joined(
+            topic.epoch,
+            topic.start_offset,
+            topic.end_offset,
+            at.offset,
+            member.number,
+            missed,
+            snapshot,
+        )
+
+        def done() -> None:
+            if is_beside:
+                answer(joined)
+            elif member.subscriber is not subscriber or not member.is_present:
+                text = f"{member.name!r} has left, or joined on another connection, meanwhile"
+                refuse(ChannelError("not-joined", text))
+            else:
+                member.enter(at, is_told=is_told)
+                answer(joined)
+                self.go_on(member)
+
+        self.write([self.note(member)], done)
+
+    def _missed(self, member: Member) -> Missed | None:
+        """What a member will never see that it has not acknowledged."""
+        start = self.topic.start
+        offset, ordinal = member.confirmed
+        if member.standing is not Standing.MEMBER or offset >= start.offset:
+            return None
+        gone = start.ordinal - ordinal
+        if gone <= 0:
+            return None
+        if gone >= JUMP:
+            return Missed(None, "lost")
+        end = notes.read_end(self.hub.store, self.name)
+        return Missed(gone, "destroyed" if end is not None and offset < end.offset else "trimmed")
+
+    def leave(self, processor: str, answer: Done) -> None:
+        member = self.members.get(processor)
+        if member is None or not member.is_member:
+            self.after_changes(answer)
+            return
+        self._depart(member)
+        member.standing = Standing.LEFT
+        member.offset = member.ordinal = 0
+        member.seen_ms = self.hub.now_ms
+        if member.number:
+            self.write([self.note(member)], answer)
+        else:
+            del self.members[processor]
+            self.write([notes.no_member(self.name, processor)], answer)
+        self.hub.look_later(self)
+
+    def gone(self, processor: str, subscriber: Subscriber) -> None:
+        """A connection has ended."""
+        member = self.members.get(processor)
+        if member is not None and member.subscriber is subscriber:
+            self._depart(member)
+
+    def request(self, processor: str) -> Member:
+        """A member that is there by a request; raises ChannelError where it must join first."""
+        member = self.members.get(processor)
+        if member is None or not member.is_member:
+            raise ChannelError(
+                "not-joined", f"{processor!r} is no member of channel {self.name!r}: join first"
+            )
+        if member.offset < self.topic.start_offset:
+            raise ChannelError(
+                "not-joined",
+                f"{processor!r} was away from channel {self.name!r} for so long that messages are gone: "
+                "join again",
+            )
+        if not member.is_present:
+            self._arrive(member, None)
+            member.enter(Position(self.topic.epoch, member.offset, member.ordinal), is_told=False)
+        self.hub.polled(self, member)
+        return member
+
+    def stopped_polling(self, processor: str) -> None:
+        member = self.members.get(processor)
+        if member is None or not member.is_polling:
+            return
+        if member.subscriber is None:
+            self._depart(member)
+        else:
+            member.is_polling = False
+
+    def _arrive(self, member: Member, subscriber: Subscriber | None) -> None:
+        old = member.subscriber
+        if not member.is_present:
+            self.present += 1
+        if subscriber is not None:
+            member.subscriber = subscriber
+            if old is not None and old is not subscriber:
+                old.replaced(self.name)
+        else:
+            self.hub.polled(self, member)
+        if self.schedule is not None:
+            self.schedule = None
+            self.write([notes.no_schedule(self.name)], nothing)
+
+    def _depart(self, member: Member) -> None:
+        if not member.is_present:
+            return
+        member.depart()
+        self.present -= 1
+        if not self.present and self.schedule is None:
+            self.plan_destruction(self.hub.clock_ms() + self.rule.grace_ms)
+        self.hub.look_later(self)
+
+    def keep(self, answer: Callable[[bool], None]) -> None:
+        """An operator cancels a destruction; the answer is whether there was one."""
+        was_planned = self.schedule is not None and self.schedule.due_ms > 0
+        if not self.present:
+            self.schedule = notes.kept_note(self.name)
+            self.write([self.schedule], lambda: answer(was_planned))
+        else:
+            self.after_changes(lambda: answer(False))
+
+    def renew(self, member: Member, now_ms: int) -> None:
+        """Note that a member is there, or when its lease has ended; or forget it at last."""
+        if member.is_present:
+            member.seen_ms = now_ms
+        elif now_ms >= self.forgotten_ms(member):
+            del self.members[member.name]
+            self.write([notes.no_member(self.name, member.name)], nothing)
+            return
+        self.write([self.note(member)], nothing)
+        self.hub.look_later(self)

@@ -1,0 +1,273 @@
+"""Receiving from a channel, in any of the three ways, and acknowledging: one cursor for each member."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from headrace.broker.channel_errors import ChannelError
+from headrace.broker.channel_member import (
+    Batch,
+    Member,
+    Outgoing,
+    Receive,
+    Standing,
+    Subscriber,
+    Transmitted,
+)
+from headrace.broker.channel_state import ChannelState, Done
+from headrace.channel_envelope import (
+    prefix_of,
+)
+from headrace.log.records import split_records
+from headrace.log.store import Appended, ColdError
+from headrace.model import JUMP, RECORD_HEADER_BYTES, Position
+
+BATCH_MESSAGES_MAX = 500
+BATCH_BYTES_MAX = 1 << 18
+"""What is transmitted at once; the last message may go beyond it."""
+
+
+class _Scan(NamedTuple):
+    """What lies behind a place for a member."""
+
+    messages: list[Outgoing]
+    sent: list[Transmitted]
+    offset: int
+    """Where it ends: nothing up to here is for the member but these."""
+    ordinal: int
+    lost: int
+
+
+class Receiving(ChannelState):
+    __slots__ = ()
+
+    def fetch(self, member: Member, messages_max: int, answer: Callable[[Batch], None]) -> None:
+        """What is pending. It stays so until it is acknowledged."""
+        try:
+            scan = self._scan(member, member.offset, member.ordinal, messages_max)
+        except ColdError as cold:
+            self.hub.warm(cold, lambda: self.fetch(member, messages_max, answer))
+            return
+        member.fetched(scan.sent, scan.offset, scan.ordinal)
+        answer(self._batch(scan))
+
+    def wait(self, tell: Done) -> None:
+        """Call this when the next message has come."""
+        if self.waiters is None:
+            self.waiters = []
+        self.waiters.append(tell)
+
+    def wait_no_more(self, tell: Done) -> None:
+        if self.waiters and tell in self.waiters:
+            self.waiters.remove(tell)
+
+    def is_pending(self, member: Member) -> bool:
+        """Whether there may be something for it."""
+        return member.offset < self.topic.end_offset
+
+    def go_on(self, member: Member) -> None:
+        """Give a member what is pending, in its way, as far as it has room."""
+        subscriber = member.subscriber
+        if subscriber is None or member.next_offset < 0:
+            return
+        if member.receive is Receive.SIGNAL:
+            self._signal(member)
+        elif member.receive is Receive.PUSH:
+            while member.next_offset < self.topic.end_offset and member.has_room:
+                try:
+                    scan = self._scan(
+                        member, member.next_offset, member.next_ordinal, BATCH_MESSAGES_MAX
+                    )
+                except ColdError as cold:
+                    self.hub.warm(cold, lambda: self._go_on_with(member, subscriber))
+                    return
+                if (scan.messages or scan.lost) and not subscriber.messages(
+                    self.name, self._batch(scan)
+                ):
+                    return
+                member.transmitted(scan.sent, scan.offset, scan.ordinal)
+
+    def _go_on_with(self, member: Member, subscriber: Subscriber) -> None:
+        if member.subscriber is subscriber:
+            self.go_on(member)
+
+    def _signal(self, member: Member) -> None:
+        if member.is_signalled or not self.is_pending(member):
+            return
+        try:
+            scan = self._scan(member, member.offset, member.ordinal, 1)
+        except ColdError as cold:
+            subscriber = member.subscriber
+            assert subscriber is not None
+            self.hub.warm(cold, lambda: self._go_on_with(member, subscriber))
+            return
+        if scan.messages or scan.lost:
+            member.is_signalled = True
+            assert member.subscriber is not None
+            member.subscriber.signal(self.name)
+        else:
+            member.fetched([], scan.offset, scan.ordinal)
+
+    def _batch(self, scan: _Scan) -> Batch:
+        more = scan.offset < self.topic.end_offset
+        return Batch(self.name, scan.messages, more=more, lost=scan.lost)
+
+    def _scan(self, member: Member, offset: int, ordinal: int, messages_max: int) -> _Scan:
+        """The messages from a place on that are for a member; at least all of a block when none is."""
+        topic = self.topic
+        prefix = prefix_of(member.name.encode())
+        reader = self.hub.store.reader(topic)
+        messages: list[Outgoing] = []
+        sent: list[Transmitted] = []
+        size = lost = 0
+        while offset < topic.end_offset:
+            chunk = reader.read(offset, BATCH_BYTES_MAX)
+            for run in chunk.runs:
+                if run.offset > offset:
+                    # Damage, or a jump that a crash has made.
+                    gone = run.ordinal - ordinal
+                    lost += gone if gone < JUMP else 0
+                    offset, ordinal = run.offset, run.ordinal
+                for record in split_records(run.data, run.record_count):
+                    is_own = record.startswith(prefix, RECORD_HEADER_BYTES)
+                    if not is_own and (len(messages) >= messages_max or size >= BATCH_BYTES_MAX):
+                        return _Scan(messages, sent, offset, ordinal, lost)
+                    offset, ordinal = offset + len(record), ordinal + 1
+                    if is_own:
+                        if sent:
+                            sent[-1] = Transmitted(sent[-1].offset, offset, ordinal)
+                    else:
+                        messages.append(Outgoing(offset, run.ms, record[RECORD_HEADER_BYTES:]))
+                        sent.append(Transmitted(offset, offset, ordinal))
+                        size += len(record)
+            if not chunk.runs:
+                lost += max(0, topic.end_ordinal - ordinal)
+                offset, ordinal = topic.end_offset, topic.end_ordinal
+        return _Scan(messages, sent, offset, ordinal, lost)
+
+    # Acknowledging
+
+    def ack(
+        self,
+        member: Member,
+        offset: int,
+        answer: Callable[[int], None],
+        refuse: Callable[[ChannelError], None],
+    ) -> None:
+        known = member.find_sent(offset)
+        if known is not None:
+            self._acknowledge(member, known.step_offset, known.step_ordinal, answer)
+            return
+        # Without that, it may be a snapshot that is acknowledged, behind which it has sent something itself.
+        is_confirmed = member.acked is None and member.standing is Standing.MEMBER
+        if offset <= member.offset and (is_confirmed or offset < self.topic.start_offset):
+            self.after_changes(lambda: answer(member.confirmed[0]))
+            return
+
+        def look() -> None:
+            if member.next_offset < 0:
+                refuse(ChannelError("not-joined", f"{member.name!r} has left meanwhile"))
+                return
+            try:
+                found = self._boundary(member, offset)
+            except ColdError as cold:
+                self.hub.warm(cold, look)
+                return
+            if found is None:
+                refuse(
+                    ChannelError(
+                        "bad-offset",
+                        f"no message that {member.name!r} may acknowledge ends at offset {offset} "
+                        f"of channel {self.name!r}",
+                    )
+                )
+            elif found.offset < member.offset:
+                self.after_changes(lambda: answer(member.confirmed[0]))
+            else:
+                self._acknowledge(member, found.offset, found.ordinal, answer)
+
+        look()
+
+    def _boundary(self, member: Member, offset: int) -> Position | None:
+        """Behind the message that ends at an offset, and those of the member that follow."""
+        topic = self.topic
+        if offset > topic.end_offset or offset < topic.start_offset:
+            return None
+        store = self.hub.store
+        at = store.locate_offset(topic, offset)
+        if at.offset != offset:
+            return None
+        prefix = prefix_of(member.name.encode())
+        here, ordinal = at.offset, at.ordinal
+        reader = store.reader(topic)
+        while here < topic.end_offset:
+            chunk = reader.read(here, BATCH_BYTES_MAX)
+            for run in chunk.runs:
+                if run.offset != here:
+                    return Position(topic.epoch, here, ordinal)
+                for record in split_records(run.data, run.record_count):
+                    if not record.startswith(prefix, RECORD_HEADER_BYTES):
+                        return Position(topic.epoch, here, ordinal)
+                    here, ordinal = here + len(record), ordinal + 1
+            if not chunk.runs:
+                break
+        return Position(topic.epoch, here, ordinal)
+
+    def _acknowledge(
+        self, member: Member, offset: int, ordinal: int, answer: Callable[[int], None]
+    ) -> None:
+        member.acknowledge(offset, ordinal)
+        member.seen_ms = self.hub.now_ms
+
+        def done() -> None:
+            answer(offset)
+            if member.receive is Receive.SIGNAL:
+                member.is_signalled = False
+            self.go_on(member)
+
+        self.write([self.note(member)], done)
+        self.hub.look_later(self)
+
+    # What the store says
+
+    def committed(self, one: Appended) -> None:
+        """Give what is new to those who have everything before it."""
+        records = list(one.records)
+        shared: Batch | None = None
+        for member in list(self.members.values()):
+            if member.subscriber is None or member.next_offset < 0:
+                continue
+            if member.receive is Receive.SIGNAL:
+                self._signal(member)
+            elif member.receive is Receive.PUSH:
+                if member.next_offset != one.offset or not member.has_room:
+                    if member.next_offset < one.end:
+                        self.go_on(member)
+                    continue
+                prefix = prefix_of(member.name.encode())
+                if any(record.startswith(prefix, RECORD_HEADER_BYTES) for record in records):
+                    self.go_on(member)
+                    continue
+                if shared is None:
+                    shared = self._new_messages(one, records)
+                if member.subscriber.messages(self.name, shared):
+                    ordinals = range(one.ordinal + 1, one.ordinal + 1 + len(records))
+                    member.transmitted(
+                        [
+                            Transmitted(message.offset, message.offset, ordinal)
+                            for message, ordinal in zip(shared.messages, ordinals, strict=True)
+                        ],
+                        one.end,
+                        one.ordinal + len(records),
+                    )
+        if self.waiters:
+            waiters, self.waiters = self.waiters, None
+            for tell in waiters:
+                tell()
+
+    def _new_messages(self, one: Appended, records: Sequence[bytes]) -> Batch:
+        messages: list[Outgoing] = []
+        offset = one.offset
+        for record in records:
+            offset += len(record)
+            messages.append(Outgoing(offset, one.ms, record[RECORD_HEADER_BYTES:]))
+        return Batch(self.name, messages, more=one.end < self.topic.end_offset)

@@ -1,0 +1,150 @@
+"""The state of one channel and how it changes: commits, jobs, who waits for them. Does nothing of itself.
+
+What members do is in `channel_joining.py`, `channel_sending.py` and `channel_receiving.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from headrace.broker import channel_notes as notes
+from headrace.broker.channel_member import (
+    Member,
+)
+from headrace.log.store import Note
+from headrace.model import Position
+
+if TYPE_CHECKING:
+    from headrace.broker.channels import Channels
+
+Done = Callable[[], None]
+
+
+class ChannelState:
+    __slots__ = (
+        *("_held", "_in_flight", "_is_releasing", "end_offset", "end_ordinal", "hub", "is_busy"),
+        *("members", "name", "present", "rule", "schedule", "topic", "trouble"),
+        *("waiters",),
+    )
+
+    def __init__(self, name: str, hub: "Channels") -> None:
+        self.name = name
+        self.hub = hub
+        self.rule = hub.rule(name)
+        self.topic = hub.store.topic(hub.topic_name(name))
+        self.end_offset, self.end_ordinal = self.topic.end_offset, self.topic.end_ordinal
+        """Where the log ends when everything is committed that was sent."""
+        self.members = {member.name: member for member in notes.read_members(hub.store, name)}
+        self.present = 0
+        """How many members are there."""
+        self.schedule = notes.read_schedule(hub.store, name)
+        """When the log is destroyed; or, without a time, that it is not."""
+        self.is_busy = False
+        """Whether a job is under way."""
+        self.trouble = ""
+        """Why the last job failed."""
+        self._held: list[Done] | None = None
+        """Who waits for the job."""
+        self._is_releasing = False
+        self._in_flight = 0
+        """How many changes are not committed."""
+        self.waiters: list[Done] | None = None
+        """Requests that wait for a message."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that is known of it is on disk, and nobody is there or waits."""
+        is_used = self.present or self.is_busy or self._in_flight or self._held or self.waiters
+        return not (is_used or self.trouble)
+
+    @property
+    def has_unwritten(self) -> bool:
+        return self._in_flight > 0
+
+    # Jobs
+
+    def hold(self, do: Done) -> bool:
+        """Whether a job is under way: then this is done behind it."""
+        if not self.is_busy:
+            return False
+        if self._held is None:
+            self._held = []
+        self._held.append(do)
+        return True
+
+    def job_done(self) -> None:
+        self.is_busy = False
+        if self._is_releasing:
+            return  # what was held was a job of its own: the loop below goes on, however many there are
+        self._is_releasing = True
+        try:
+            while self._held and not self.is_busy:
+                self._held.pop(0)()
+        finally:
+            self._is_releasing = False
+        if not self._held:
+            self._held = None
+        self.hub.rest(self)
+
+    def plan_destruction(self, due_ms: int) -> None:
+        self.schedule = notes.schedule_note(self.name, due_ms)
+        self.write([self.schedule], nothing)
+
+    def holds(self, member: Member, now_ms: int) -> bool:
+        """Whether the log is kept for it."""
+        is_leased = now_ms < member.seen_ms + self.rule.lease_ms
+        return member.is_member and (member.is_present or is_leased)
+
+    def forgotten_ms(self, member: Member) -> int:
+        held_ms = self.rule.lease_ms if member.is_member else 0
+        return member.seen_ms + held_ms + self.hub.remember_ms
+
+    def note(self, member: Member) -> Note:
+        now_ms = self.hub.clock_ms()
+        if member.is_present:
+            # Its lease is counted from when it was last noted: often enough that it is not short of much.
+            due_ms = now_ms + max(1, self.rule.lease_ms // 8)
+        elif member.is_member and now_ms < member.seen_ms + self.rule.lease_ms:
+            due_ms = member.seen_ms + self.rule.lease_ms
+        else:
+            due_ms = self.forgotten_ms(member)
+        return notes.member_note(self.name, member, due_ms)
+
+    def after_changes(self, do: Done) -> None:
+        """When everything is durable that was changed so far."""
+        if self._in_flight:
+            self.write([], do)
+        else:
+            do()
+
+    def write(self, changed: Sequence[Note], done: Done, *, records: Sequence[bytes] = ()) -> None:
+        self.change(done, changed=changed, records=records)
+
+    def change(
+        self,
+        done: Done,
+        *,
+        changed: Sequence[Note] = (),
+        records: Sequence[bytes] = (),
+        trim: Position | None = None,
+        destroy: bool = False,
+    ) -> None:
+        """Something durable; `done` when it is."""
+
+        def committed() -> None:
+            self._in_flight -= 1
+            done()
+            self.hub.rest(self)
+
+        self._in_flight += 1
+        self.hub.store.change(
+            self.topic,
+            records=records,
+            notes=changed,
+            trim=trim,
+            destroy=destroy,
+            done=committed,
+        )
+
+
+def nothing() -> None:
+    pass
