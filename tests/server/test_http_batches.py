@@ -10,6 +10,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from headrace.channel_envelope import Content, Message, encode_message
 from headrace.config import Config
 from headrace.server import api, api_batches, api_shared
 from headrace.server.http import HttpListener
@@ -96,6 +97,21 @@ def test_events_of_a_batch_are_stored_once(http, producer):
     assert records(http, "logux/http") == 501
 
 
+def test_a_batch_with_a_gap_in_numbers_of_a_channel_is_refused_until_it_is_filled(http, producer):
+    first, second = (
+        encode_message(Message("x", number, Content(b"{}", is_json=True))) for number in (1, 2)
+    )
+    behind = stage(http, block("channel/gap", [second]))
+    answer = decide(http, producer, 0, behind)
+    reason = "the next number of 'x' in channel 'gap' is 1, not 2"
+    assert (answer.status_code, answer.json()) == (409, {"error": reason})
+    assert records(http, "channel/gap") == 0
+    before = decide(http, f"other {producer}", 0, stage(http, block("channel/gap", [first])))
+    assert before.json()["records"] == 1
+    assert decide(http, producer, 0, behind).json()["records"] == 1
+    assert records(http, "channel/gap") == 2
+
+
 def test_an_upload_in_chunks_without_a_length_is_taken(http, producer):
     blocks = [block("chunked", [b"%d" % number] * 400) for number in range(1500)]
     answer = http.post("/v1/staged", content=iter(blocks))
@@ -111,7 +127,7 @@ def test_an_upload_in_chunks_without_a_length_is_taken(http, producer):
         (block("t", [b"x"])[:-1], "block 1 at byte 0: the body ends inside it"),
         (
             block("channel/x", [b"x"]),
-            "block 1 at byte 0: topic 'channel/x' is published to by its own protocol only",
+            "block 1 at byte 0: record 1: this is no message of a channel: Expected `array`, got `int`",
         ),
         (
             block("logux/x", [b'{"event": {}, "created": [1]}']),
