@@ -98,6 +98,7 @@ def test_spark_reads_what_processors_send(
     server: ServerProcess, topic: str, processors: ExitStack, read: Read
 ) -> None:
     first = Processor(processors, server, topic, "ä")
+    Processor(processors, server, topic, "other")  # the log is kept for it
     first.send(1, {"n": 5, "tags": ["x", "y"]})
     first.send(2, "no object")
     options = {"subscribe": f"channel/{topic}", "decode": "channel"}

@@ -283,7 +283,10 @@ def test_a_filter_that_is_pushed_down_does_not_narrow_the_frame_it_was_made_of(
         ({"subscribe": "large", "startingOffsets": "7"}, "startingOffsets must be earliest"),
         ({"subscribe": "large", "maxRowsPerTrigger": 5}, "maxRowsPerTrigger is for streams"),
         ({"subscribe": "large", "minPartitions": "many"}, "minPartitions must be a whole number"),
-        ({"subscribe": "large", "decode": "xml"}, "decode and encode know json, logux, not 'xml'"),
+        (
+            {"subscribe": "large", "decode": "xml"},
+            "decode and encode know channel, json, logux, not 'xml'",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

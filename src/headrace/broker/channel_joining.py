@@ -130,7 +130,9 @@ class Joining(Receiving):
         )
 
         def done() -> None:
-            if is_beside:
+            # A request is answered also where its time was over before this was on disk.
+            was_asked = subscriber is None and member.is_member and not member.is_present
+            if is_beside or was_asked:
                 answer(joined)
             elif member.subscriber is not subscriber or not member.is_present:
                 text = f"{member.name!r} has left, or joined on another connection, meanwhile"
