@@ -55,6 +55,7 @@ def test_subscribe(url: str, topic: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_interruptible,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -87,6 +88,7 @@ def test_handler(url: str, topic: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_interruptible,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -103,3 +105,8 @@ def test_handler(url: str, topic: str) -> None:
 def test_every_example_is_run_here() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert {path.stem for path in EXAMPLES.glob("*.py")} <= tested
+
+
+def _interruptible() -> None:
+    """Tests that run in the background have it ignored, and would hand that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
