@@ -338,15 +338,6 @@ def test_what_all_have_read_is_trimmed_and_folded(world: World) -> None:
     assert (world.snapshot.offset, world.snapshot.content.data) == (world.disk.end.offset, b'"y"')
 
 
-def test_what_only_its_sender_is_there_for_is_trimmed(world: World) -> None:
-    a = Client(world, "a")
-    a.send("x")
-    a.send("y")
-    world.settle_broker()
-    assert world.disk.start == world.disk.end
-    assert world.snapshot is not None and world.snapshot.content.data == b'"y"'
-
-
 def test_a_member_that_is_away_holds_the_log_while_its_lease_lasts(world: World) -> None:
     a, b = Client(world, "a"), Client(world, "b")
     a.send("x")

@@ -66,8 +66,6 @@ class Sending(ChannelState):
         member.number = number
         member.seen_ms = self.hub.now_ms
         member.sent_itself(begin, end, self.end_ordinal)
-        if member.offset == end:
-            self.hub.look_later(self)  # where all others have left, or never were, nobody needs it
         if member.offsets is not None:
             member.offsets[number] = end
         self.write([self.note(member)], lambda: answer(Accepted(end, False)), records=[record])

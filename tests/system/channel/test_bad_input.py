@@ -759,9 +759,9 @@ def peak_bytes(server: ServerProcess) -> int:
 def test_answers_that_waited_come_when_they_are_read(abused: ServerProcess, name: str) -> None:
     with dialled(abused, False) as writer, dialled(abused, False) as slow:
         writer.hello("writer").join(name)
+        slow.hello("slow").join(name)
         for number in range(1, 201):
             writer.send(name, number, "x" * 1000)
-        slow.hello("slow").join(name)
         for _ in range(200):
             slow.say("fetch", channel=name)
         slow.say("send", channel=name, number=1, payload=1)
