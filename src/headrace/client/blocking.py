@@ -6,23 +6,22 @@ methods that would wait there, for what only that thread can do, refuse to.
 """
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
 from headrace.client.client import Client, Payload, as_bytes
+from headrace.client.client_thread import ClientThread
 from headrace.client.events import ConnectionState, Message, Missed
 from headrace.client.handler import Handler, check_handler
 from headrace.client.subscription import Subscription
 from headrace.errors import (
     ClientClosedError,
-    LocalProtocolError,
     UnacknowledgedError,
     WindowFullError,
 )
@@ -41,31 +40,21 @@ class BlockingClient:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._thread = ClientThread(
+            f"headrace {client.url}",
+            self._enter,
+            self._leave,
+            "a handler runs in the client's own thread, and would wait here for itself: "
+            "use publish_nowait, or another thread",
+        )
         # Guards what follows, and tells of progress.
-        self._lock = threading.Condition()
-        self._closed = False
+        self._lock = self._thread.lock
         self._queue: deque[tuple[str, bytes, Future[None]]] = deque()
         self._drain_scheduled = False
         self._published = 0
         self._acknowledged = 0
         self._in_flight_bytes = 0
-
-        self._loop = new_event_loop()
-        self._stop = asyncio.Event()
-        entered: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(entered,), name=f"headrace {client.url}", daemon=True
-        )
         self._thread.start()
-        try:
-            entered.result()
-        except BaseException:
-            self._closed = True
-            if entered.done():
-                self._thread.join()
-            else:  # interrupted: the thread ends when its attempt does
-                self._loop.call_soon_threadsafe(self._stop.set)
-            raise
 
     @property
     def state(self) -> ConnectionState:
@@ -91,7 +80,7 @@ class BlockingClient:
 
         After a TimeoutError the message may still be published, unless there was no room for it.
         """
-        self._check_thread()
+        self._thread.check()
         deadline = _deadline(timeout_s)
         while True:
             try:
@@ -114,7 +103,7 @@ class BlockingClient:
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # a publish cannot be taken back
         with self._lock:
-            self._check_open()
+            self._thread.check_open()
             if not self._has_room():
                 raise WindowFullError(f"{self.unacknowledged} publishes are unacknowledged")
             self._published += 1
@@ -122,7 +111,9 @@ class BlockingClient:
             self._queue.append((topic, payload, future))
             if not self._drain_scheduled:
                 self._drain_scheduled = True
-                self._loop.call_soon_threadsafe(self._loop.call_later, GATHER_S, self._drain)
+                self._thread.loop.call_soon_threadsafe(
+                    self._thread.loop.call_later, GATHER_S, self._drain
+                )
         return future
 
     def window(self, timeout_s: float | None = None) -> None:
@@ -161,7 +152,7 @@ class BlockingClient:
 
         Returns when the server has confirmed it; called by a handler, at once.
         """
-        if self._in_own_thread():
+        if self._thread.is_current:
             self._client.unsubscribe_nowait(topic)
         else:
             self.call(lambda: self._client.unsubscribe(topic))
@@ -186,13 +177,13 @@ class BlockingClient:
         """
         flush_s = self._client.options.flush_timeout_s if flush_s is None else flush_s
         try:
-            if flush_s > 0 and not self._closed:
+            if flush_s > 0 and not self._thread.is_closed:
                 self.flush(flush_s)
         except (TimeoutError, ClientClosedError):  # the latter: closed by another thread meanwhile
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None
         finally:
-            self._end()
+            self._thread.end()
 
     def __enter__(self) -> Self:
         return self
@@ -207,28 +198,7 @@ class BlockingClient:
 
     def call(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the client's thread and wait for it."""
-        self._check_thread()
-        with self._lock:
-            self._check_open()
-            future = asyncio.run_coroutine_threadsafe(function(), self._loop)
-        try:
-            return future.result()
-        except CancelledError:
-            raise ClientClosedError("the client is closed") from None
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClientClosedError("the client is closed")
-
-    def _in_own_thread(self) -> bool:
-        return threading.current_thread() is self._thread
-
-    def _check_thread(self) -> None:
-        if self._in_own_thread():
-            raise LocalProtocolError(
-                "a handler runs in the client's own thread, and would wait here for itself: "
-                "use publish_nowait, or another thread"
-            )
+        return self._thread.call(function)
 
     def _has_room(self) -> bool:
         options = self._client.options
@@ -240,44 +210,27 @@ class BlockingClient:
     def _hurry(self) -> None:
         """Give the client's thread at once what has gathered."""
         with self._lock:
-            if self._queue and not self._closed:
-                self._loop.call_soon_threadsafe(self._drain)
+            if self._queue and not self._thread.is_closed:
+                self._thread.loop.call_soon_threadsafe(self._drain)
 
     def _wait(self, done: Callable[[], bool], timeout_s: float | None, what: str) -> None:
         with self._lock:
-            self._check_open()
+            self._thread.check_open()
             if done():
                 return
-            self._check_thread()
-            if not self._lock.wait_for(lambda: done() or self._closed, timeout_s):
+            self._thread.check()
+            if not self._lock.wait_for(lambda: done() or self._thread.is_closed, timeout_s):
                 raise TimeoutError(f"no {what} within {timeout_s} s")
             if not done():
-                self._check_open()
-
-    def _end(self) -> None:
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._lock.notify_all()
-                self._loop.call_soon_threadsafe(self._stop.set)
-        if not self._in_own_thread():
-            self._thread.join()
+                self._thread.check_open()
 
     # The client's thread.
 
-    def _run(self, entered: "Future[None]") -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._main(entered))
-
-    async def _main(self, entered: "Future[None]") -> None:
+    async def _enter(self) -> None:
         self._client.on("state", self._state_changed)
-        try:
-            await self._client
-        except BaseException as error:  # raised again where the client was made
-            entered.set_exception(error)
-            return
-        entered.set_result(None)
-        await self._stop.wait()
+        await self._client
+
+    async def _leave(self) -> None:
         await self._client.close(flush_s=0)
         closed = ClientClosedError("the client is closed")
         for _, _, future in self._queue:
@@ -285,10 +238,7 @@ class BlockingClient:
 
     def _state_changed(self, state: ConnectionState) -> None:
         if state is ConnectionState.CLOSED:  # also when the client failed on its own
-            self._stop.set()
-            with self._lock:
-                self._closed = True
-                self._lock.notify_all()
+            self._thread.close()
 
     def _drain(self) -> None:
         with self._lock:
@@ -393,14 +343,6 @@ class BlockingSubscription:
             return self._client.call(fetch)
         except (TimeoutError, ClientClosedError):
             return False
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # not on every system; slower without it, and the same otherwise
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 def _deadline(timeout_s: float | None) -> float | None:

@@ -4,20 +4,16 @@ Every method may be called from any thread, and messages are taken by one thread
 handlers run in the channel's thread and must not block it: methods that would wait there refuse to.
 """
 
-import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, overload
 
-from headrace.client.blocking import new_event_loop
 from headrace.client.channel_client import Channel
 from headrace.client.channel_events import Message, Missed, Snapshot
+from headrace.client.client_thread import ClientThread
 from headrace.client.events import ConnectionState
-from headrace.errors import ClientClosedError, LocalProtocolError
-
-T = TypeVar("T")
+from headrace.errors import ClientClosedError
 
 
 class BlockingChannel:
@@ -25,24 +21,14 @@ class BlockingChannel:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._lock = threading.Lock()
-        self._closed = False
-        self._loop = new_event_loop()
-        self._stop = asyncio.Event()
-        entered: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(entered,), name=f"headrace {channel.url}", daemon=True
+        self._thread = ClientThread(
+            f"headrace {channel.url}",
+            lambda: channel,
+            lambda: channel.close(flush_s=0),
+            "`restore` and handlers run in the channel's own thread, and would wait here for itself: "
+            "use send_nowait, or another thread",
         )
         self._thread.start()
-        try:
-            entered.result()
-        except BaseException:
-            self._closed = True
-            if entered.done():
-                self._thread.join()
-            else:  # interrupted: the thread ends when its attempt does
-                self._loop.call_soon_threadsafe(self._stop.set)
-            raise
 
     @property
     def url(self) -> str:
@@ -85,7 +71,7 @@ class BlockingChannel:
 
         After a TimeoutError it may be sent all the same.
         """
-        return self._call(lambda: self._channel.send(content), timeout_s)
+        return self._thread.call(lambda: self._channel.send(content), timeout_s)
 
     def send_nowait(self, content: Any) -> "Future[int | None]":
         """Queue a message and return a future of its offset, which need not be waited for.
@@ -96,15 +82,15 @@ class BlockingChannel:
         async def send() -> int | None:
             return await self._channel.send_nowait(content)
 
-        return self._begin(send)
+        return self._thread.begin(send)
 
     def room(self, timeout_s: float | None = None) -> None:
         """Wait until `send_nowait` has room."""
-        self._call(self._channel.room, timeout_s)
+        self._thread.call(self._channel.room, timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything that was sent so far is stored, or refused."""
-        self._call(self._channel.flush, timeout_s)
+        self._thread.call(self._channel.flush, timeout_s)
 
     def messages(self, timeout_s: float | None = None) -> Iterator[Message]:
         """Iterate over messages until none has come for so long, or the channel is closed."""
@@ -120,7 +106,7 @@ class BlockingChannel:
     def take(self, timeout_s: float | None = None) -> Message | None:
         """The next message, or None when the channel is closed; TimeoutError when none comes in time."""
         try:
-            return self._call(lambda: anext(self._channel, None), timeout_s)
+            return self._thread.call(lambda: anext(self._channel, None), timeout_s)
         except ClientClosedError:
             return None
 
@@ -129,19 +115,19 @@ class BlockingChannel:
 
     def ack(self, upto: Message | Snapshot | int, timeout_s: float | None = None) -> None:
         """Everything up to a message is done with; returns when the server has noted that."""
-        self._call(lambda: self._channel.ack(upto), timeout_s)
+        self._thread.call(lambda: self._channel.ack(upto), timeout_s)
 
     def snapshot(self, timeout_s: float | None = None) -> Snapshot | None:
         """The last known state as the server has it; None when there is none."""
-        return self._call(self._channel.snapshot, timeout_s)
+        return self._thread.call(self._channel.snapshot, timeout_s)
 
     def upload(self, state: Any, offset: int, timeout_s: float | None = None) -> int:
         """Give the state that covers everything up to an offset; returns the offset that is kept."""
-        return self._call(lambda: self._channel.upload(state, offset), timeout_s)
+        return self._thread.call(lambda: self._channel.upload(state, offset), timeout_s)
 
     def connected(self, timeout_s: float | None = None) -> None:
         """Wait until the channel is joined; raises when it never will be."""
-        self._call(self._channel.connected, timeout_s)
+        self._thread.call(self._channel.connected, timeout_s)
 
     @overload
     def on(
@@ -157,8 +143,8 @@ class BlockingChannel:
 
     def leave(self, timeout_s: float | None = None) -> None:
         """Be a member no more, when what was sent is stored; then the channel is closed."""
-        self._call(self._channel.leave, timeout_s)
-        self._end()
+        self._thread.call(self._channel.leave, timeout_s)
+        self._thread.end()
 
     def close(self, flush_s: float | None = None) -> None:
         """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
@@ -166,14 +152,14 @@ class BlockingChannel:
         Raises UnacknowledgedError when it does not have all messages; with 0 nothing is waited for and
         nothing raised.
         """
-        self._check_thread()
+        self._thread.check()
         try:
-            if not self._closed:
-                self._call(lambda: self._channel.close(flush_s))
+            if not self._thread.is_closed:
+                self._thread.call(lambda: self._channel.close(flush_s))
         except ClientClosedError:
             pass  # by another thread
         finally:
-            self._end()
+            self._thread.end()
 
     def __enter__(self) -> Self:
         return self
@@ -184,61 +170,9 @@ class BlockingChannel:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._closed:
+        if self._thread.is_closed:
             return
         try:
-            self._call(lambda: self._channel.__aexit__(kind, error, traceback))
+            self._thread.call(lambda: self._channel.__aexit__(kind, error, traceback))
         finally:
-            self._end()
-
-    def _call(
-        self, function: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None
-    ) -> T:
-        """Run a coroutine in the channel's thread and wait for it."""
-        self._check_thread()
-
-        async def run() -> T:
-            async with asyncio.timeout(timeout_s):
-                return await function()
-
-        future = self._begin(run)
-        try:
-            return future.result()
-        except CancelledError:
-            raise ClientClosedError("the client is closed") from None
-
-    def _begin(self, function: Callable[[], Coroutine[Any, Any, T]]) -> "Future[T]":
-        with self._lock:
-            if self._closed:
-                raise ClientClosedError("the client is closed")
-            return asyncio.run_coroutine_threadsafe(function(), self._loop)
-
-    def _check_thread(self) -> None:
-        if threading.current_thread() is self._thread:
-            raise LocalProtocolError(
-                "`restore` and handlers run in the channel's own thread, and would wait here for itself: "
-                "use send_nowait, or another thread"
-            )
-
-    def _end(self) -> None:
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    # The channel's thread
-
-    def _run(self, entered: "Future[None]") -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._main(entered))
-
-    async def _main(self, entered: "Future[None]") -> None:
-        try:
-            await self._channel
-        except BaseException as error:  # raised again where the channel was made
-            entered.set_exception(error)
-            return
-        entered.set_result(None)
-        await self._stop.wait()
-        await self._channel.close(flush_s=0)
+            self._thread.end()
