@@ -13,13 +13,13 @@ from headrace.client.backoff import exponential
 from headrace.client.channel_events import Inbox, Message, Snapshot
 from headrace.client.channel_options import ChannelOptions
 from headrace.client.connection import MakeConnection
+from headrace.client.entering import wait_for_connection
 from headrace.client.events import Handlers
 from headrace.client.link import Link
 from headrace.errors import (
     ChannelRefusedError,
     ClientClosedError,
     ClientError,
-    ConnectTimeoutError,
     LocalProtocolError,
     QueueFullError,
     RefusedError,
@@ -256,17 +256,14 @@ class Channel:
                 changed=self._state_changed,
                 failed=self._failed,
             )
-        timeout_s = self.options.connect_timeout_s
         try:
-            if timeout_s is not None:
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        await self.connected()
-                except TimeoutError:
-                    raise ConnectTimeoutError(
-                        f"channel {self.name!r} was not joined at {self.url} within {timeout_s:g} s: "
-                        f"{self.last_error or 'no answer'}"
-                    ) from None
+            await wait_for_connection(
+                self.options.connect_timeout_s,
+                self.connected,
+                what=f"channel {self.name!r} was not joined at {self.url}",
+                last_error=lambda: self.last_error,
+            )
+            if self.options.connect_timeout_s is not None:
                 while isinstance(first := self._inbox.first, told.Restored):
                     await self._restore(first)
         except BaseException:

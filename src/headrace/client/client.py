@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 from headrace.client.connection import MakeConnection
+from headrace.client.entering import wait_for_connection
 from headrace.client.events import Handlers
 from headrace.client.flow import Flow
 from headrace.client.handler import Handler, check_handler
@@ -20,7 +21,6 @@ from headrace.client.options import Options, Pace
 from headrace.client.subscription import Subscription
 from headrace.errors import (
     ClientClosedError,
-    ConnectTimeoutError,
     LocalProtocolError,
     UnacknowledgedError,
 )
@@ -229,18 +229,13 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self._start()
-        timeout_s = self.options.connect_timeout_s
-        if timeout_s is None:
-            return self
         try:
-            async with asyncio.timeout(timeout_s):
-                await self.connected()
-        except TimeoutError:
-            reason = self.last_error or "no answer"
-            await self.close(flush_s=0)
-            raise ConnectTimeoutError(
-                f"no connection to {self.url} within {timeout_s:g} s: {reason}"
-            ) from None
+            await wait_for_connection(
+                self.options.connect_timeout_s,
+                self.connected,
+                what=f"no connection to {self.url}",
+                last_error=lambda: self.last_error,
+            )
         except BaseException:
             await self.close(flush_s=0)
             raise

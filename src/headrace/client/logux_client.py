@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from headrace.client.connection import MakeConnection
+from headrace.client.entering import wait_for_connection
 from headrace.client.events import Handlers
 from headrace.client.logux_events import LogEvents, check_event
 from headrace.client.logux_file import is_in_memory
@@ -20,7 +21,6 @@ from headrace.client.logux_store import LogEvent
 from headrace.client.logux_sync import Add
 from headrace.errors import (
     ClientClosedError,
-    ConnectTimeoutError,
     LocalProtocolError,
     RefusedError,
     UnacknowledgedError,
@@ -158,18 +158,14 @@ class LoguxClient:
                     state_changed=self._state_changed,
                     failed=self._failed,
                 )
-        timeout_s = self.options.connect_timeout_s
         try:
             self._entered()  # it may have been closed meanwhile
-            if timeout_s is not None:
-                async with asyncio.timeout(timeout_s):
-                    await self.connected()
-        except TimeoutError:
-            reason = self.last_error or "no answer"
-            await self.close(flush_s=0)
-            raise ConnectTimeoutError(
-                f"no connection to {self.url} within {timeout_s:g} s: {reason}"
-            ) from None
+            await wait_for_connection(
+                self.options.connect_timeout_s,
+                self.connected,
+                what=f"no connection to {self.url}",
+                last_error=lambda: self.last_error,
+            )
         except BaseException:
             await self.close(flush_s=0)
             raise
