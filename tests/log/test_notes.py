@@ -159,9 +159,8 @@ def test_what_was_given_last_is_known_until_just_that_is_applied(open_store, tmp
 
 def test_very_many_are_forgotten_in_several_steps(store, monkeypatch):
     monkeypatch.setattr("headrace.log.embedded._NOTES_DROPPED_AT_ONCE", 3)
-    noted = {b"%02d" % number: b"v" for number in range(20)}
-    ask(store, "topic", noted=noted)
-    store.runner.run()
+    for number in range(20):
+        put(store, **{f"{number:02d}": b"v"})
     store.store._close_file()
     sizes = [len(store.store._notes._unapplied)]
     while store.runner.step():
@@ -188,11 +187,20 @@ class Counting(dict):
 def test_what_is_due_is_found_without_a_look_at_all_that_is_not_applied(store):
     given = [Note(b"%d" % n, b"v", 1000 + n) for n in range(500)] + [Note(b"due", b"v", 10)]
     store.change("topic", notes=given)
+    assert store.store.due_notes(0, ALL) == []
     counting = store.store._notes._unapplied = Counting(store.store._notes._unapplied)
     for _ in range(3):
         assert [one.key for one in store.store.due_notes(900, ALL)] == [b"due"]
     assert [one.due_ms for one in store.store.due_notes(5000, 2)] == [10, 1000]
     assert counting.looked <= 6
+
+
+def test_what_is_due_much_later_is_found_when_its_time_has_come(store):
+    assert store.store.due_notes(0, ALL) == []
+    later = 3 * notes._AHEAD_MS
+    store.change("topic", notes=[Note(b"later", b"v", later), Note(b"soon", b"v", 10)])
+    assert [one.key for one in store.store.due_notes(later - 1, ALL)] == [b"soon"]
+    assert [one.key for one in store.store.due_notes(later, ALL)] == [b"soon", b"later"]
 
 
 def test_what_is_listed_is_found_without_a_look_at_all_that_is_not_applied(store):

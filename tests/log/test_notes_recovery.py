@@ -212,7 +212,8 @@ def encoded_frame(*changes, parts=()):
     commit = Commit()
     for topic, records in changes:
         commit.changed[topic] = None
-        commit.notes.append((topic, Note(b"key", b"value")))
+        commit.notes.append(Note(b"key", b"value"))
+        commit.noted.append(topic)
         if records:
             commit.appends[topic] = records
     commit.parts += parts

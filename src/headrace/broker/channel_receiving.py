@@ -1,6 +1,7 @@
 """Receiving from a channel, in any of the three ways, and acknowledging: one cursor for each member."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from headrace.broker.channel_errors import ChannelError
@@ -215,26 +216,28 @@ class Receiving(ChannelState):
     def _acknowledge(
         self, member: Member, offset: int, ordinal: int, answer: Callable[[int], None]
     ) -> None:
+        hub = self.hub
         member.acknowledge(offset, ordinal)
-        member.seen_ms = self.hub.now_ms
+        member.seen_ms = hub.now_ms
+        self.write([self.note(member)], partial(self._acknowledged, member, offset, answer))
+        hub.look_later(self)
 
-        def done() -> None:
-            answer(offset)
-            if member.receive is Receive.SIGNAL:
-                member.is_signalled = False
+    def _acknowledged(self, member: Member, offset: int, answer: Callable[[int], None]) -> None:
+        answer(offset)
+        if member.receive is Receive.SIGNAL:
+            member.is_signalled = False
             self.go_on(member)
-
-        self.write([self.note(member)], done)
-        self.hub.look_later(self)
+        elif member.next_offset < self.topic.end_offset:
+            self.go_on(member)
 
     # What the store says
 
     def committed(self, one: Appended) -> None:
         """Give what is new to those who have everything before it."""
-        records = list(one.records)
         shared: Batch | None = None
         for member in list(self.members.values()):
-            if member.subscriber is None or member.next_offset < 0:
+            subscriber = member.subscriber
+            if subscriber is None or member.next_offset < 0:
                 continue
             if member.receive is Receive.SIGNAL:
                 self._signal(member)
@@ -243,31 +246,30 @@ class Receiving(ChannelState):
                     if member.next_offset < one.end:
                         self.go_on(member)
                     continue
-                prefix = prefix_of(member.name.encode())
-                if any(record.startswith(prefix, RECORD_HEADER_BYTES) for record in records):
-                    self.go_on(member)
-                    continue
                 if shared is None:
-                    shared = self._new_messages(one, records)
-                if member.subscriber.messages(self.name, shared):
-                    ordinals = range(one.ordinal + 1, one.ordinal + 1 + len(records))
+                    shared = self._new_messages(one)
+                prefix = prefix_of(member.name.encode())
+                if any(message.payload.startswith(prefix) for message in shared.messages):
+                    self.go_on(member)
+                elif subscriber.messages(self.name, shared):
+                    ordinals = range(one.ordinal + 1, one.ordinal + 1 + len(shared.messages))
                     member.transmitted(
                         [
                             Transmitted(message.offset, message.offset, ordinal)
                             for message, ordinal in zip(shared.messages, ordinals, strict=True)
                         ],
                         one.end,
-                        one.ordinal + len(records),
+                        ordinals.stop - 1,
                     )
         if self.waiters:
             waiters, self.waiters = self.waiters, None
             for tell in waiters:
                 tell()
 
-    def _new_messages(self, one: Appended, records: Sequence[bytes]) -> Batch:
+    def _new_messages(self, one: Appended) -> Batch:
         messages: list[Outgoing] = []
         offset = one.offset
-        for record in records:
+        for record in one.records:
             offset += len(record)
             messages.append(Outgoing(offset, one.ms, record[RECORD_HEADER_BYTES:]))
         return Batch(self.name, messages, more=one.end < self.topic.end_offset)

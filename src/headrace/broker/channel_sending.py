@@ -1,6 +1,7 @@
 """Sending to a channel: every number of a processor is stored once, and in its order."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from headrace.broker import channel_notes as notes
@@ -68,7 +69,7 @@ class Sending(ChannelState):
         member.sent_itself(begin, end, self.end_ordinal)
         if member.offsets is not None:
             member.offsets[number] = end
-        self.write([self.note(member)], lambda: answer(Accepted(end, False)), records=[record])
+        self.write([self.note(member)], partial(answer, Accepted(end, False)), records=[record])
 
     def send_batch(self, messages: Sequence[Message], note: Note, done: Done) -> None:
         """Those that are new, in one commit with a note; without a number a message gets the next one.

@@ -4,6 +4,7 @@ What members do is in `channel_joining.py`, `channel_sending.py` and `channel_re
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.broker import channel_notes as notes
@@ -99,11 +100,10 @@ class ChannelState:
         return member.seen_ms + held_ms + self.hub.remember_ms
 
     def note(self, member: Member) -> Note:
-        now_ms = self.hub.clock_ms()
         if member.is_present:
             # Its lease is counted from when it was last noted: often enough that it is not short of much.
-            due_ms = now_ms + max(1, self.rule.lease_ms // 8)
-        elif member.is_member and now_ms < member.seen_ms + self.rule.lease_ms:
+            due_ms = self.hub.now_ms + max(1, self.rule.lease_ms // 8)
+        elif member.is_member and self.hub.clock_ms() < member.seen_ms + self.rule.lease_ms:
             due_ms = member.seen_ms + self.rule.lease_ms
         else:
             due_ms = self.forgotten_ms(member)
@@ -117,33 +117,31 @@ class ChannelState:
             do()
 
     def write(self, changed: Sequence[Note], done: Done, *, records: Sequence[bytes] = ()) -> None:
-        self.change(done, changed=changed, records=records)
+        """Something durable; `done` when it is."""
+        self._in_flight += 1
+        self.hub.store.change(
+            self.topic, records=records, notes=changed, done=partial(self._changed, done)
+        )
 
     def change(
         self,
         done: Done,
         *,
         changed: Sequence[Note] = (),
-        records: Sequence[bytes] = (),
         trim: Position | None = None,
         destroy: bool = False,
     ) -> None:
-        """Something durable; `done` when it is."""
-
-        def committed() -> None:
-            self._in_flight -= 1
-            done()
-            self.hub.rest(self)
-
+        """The same, where the log becomes shorter."""
         self._in_flight += 1
         self.hub.store.change(
-            self.topic,
-            records=records,
-            notes=changed,
-            trim=trim,
-            destroy=destroy,
-            done=committed,
+            self.topic, notes=changed, trim=trim, destroy=destroy, done=partial(self._changed, done)
         )
+
+    def _changed(self, done: Done) -> None:
+        self._in_flight -= 1
+        done()
+        if not self.present:
+            self.hub.rest(self)
 
 
 def nothing() -> None:

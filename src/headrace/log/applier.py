@@ -37,6 +37,7 @@ from headrace.log.entries import (
 from headrace.log.gathered import Gathered, Loss, Plan
 from headrace.log.index import (
     Header,
+    Piece,
     encode_header,
     encode_row,
     join_runs,
@@ -160,8 +161,13 @@ class Applier:
         """Steps 2 and 3."""
         writes: list[tuple[TopicRow, _Writes]] = []
         for plan in plans:
-            if plan.pieces and not plan.destroyed:
-                writes.extend((plan.row, one) for one in self._layout_runs(plan))
+            if plan.destroyed:
+                continue
+            # What was trimmed before it came here need never be in a file: most of a channel's messages.
+            start = plan.row.start_offset
+            pieces = [one for one in plan.pieces if one.offset + len(one.data) > start]
+            if pieces:
+                writes.extend((plan.row, one) for one in self._layout_runs(plan, pieces))
         if 2 * len(writes) <= SYNC_EACH_MAX:
             for topic, one in writes:
                 self._write_segment(topic, one, sync=True)
@@ -186,7 +192,7 @@ class Applier:
             else:
                 self._known.drop(plan.row.id)
 
-    def _layout_runs(self, plan: Plan) -> list[_Writes]:
+    def _layout_runs(self, plan: Plan, pieces: list[Piece]) -> list[_Writes]:
         """Divide a topic's new records over segments."""
         rule = self._rule(plan.row.name.decode())
         known = self._known.get(plan.row.id)
@@ -197,7 +203,7 @@ class Applier:
             bytes_max = min(bytes_max, int(rule.retention_bytes * SEGMENT_SHARE))
         writes: list[_Writes] = []
         one: _Writes | None = None
-        for row, parts in join_runs(plan.pieces):
+        for row, parts in join_runs(pieces):
             # Bytes without a row in the middle of a file could be taken for records if the index is lost.
             new = (
                 current is None

@@ -66,8 +66,8 @@ class Commit:
     """Everything that waits for the same write."""
 
     __slots__ = (
-        *("appends", "bytes", "changed", "cursors", "decisions", "destroyed", "ends", "notes"),
-        *("onces", "parts", "trims", "waiters"),
+        *("appends", "bytes", "changed", "cursors", "decisions", "destroyed", "ends", "noted"),
+        *("notes", "onces", "parts", "trims", "waiters"),
     )
 
     def __init__(self) -> None:
@@ -81,7 +81,9 @@ class Commit:
         self.trims: list[Trim] = []
         self.destroyed: list[Topic] = []
         self.cursors: list[CursorChange] = []
-        self.notes: list[tuple[Topic, Note]] = []
+        self.notes: list[Note] = []
+        self.noted: list[Topic] = []
+        """Of each note the topic that it was given with."""
         self.changed: dict[Topic, None] = {}
         """Of which all that is in this commit must be there together, with the notes, or not at all."""
         self.waiters: list[Callable[[], None]] = []
@@ -180,7 +182,10 @@ class Encoder:
             entries.append(_cursor(change, now_ms, number))
             sync = True
         if commit.changed:
-            entries += [_note(topic, note, now_ms) for topic, note in commit.notes]
+            entries += [
+                _note(topic, note, now_ms)
+                for topic, note in zip(commit.noted, commit.notes, strict=True)
+            ]
             ids = {topic.id for topic in commit.changed}
             entries[:0] = journal.encode_changes(entries, ids, now_ms, number)
             sync |= any(topic.durability is Durability.SYNCED for topic in commit.changed)

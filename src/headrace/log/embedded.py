@@ -375,7 +375,7 @@ class EmbeddedStore(ReadSide):
             else:
                 self._cursors.drop(name, reader)
         if commit.notes:
-            self._notes.committed([note for _, note in commit.notes], sequence)
+            self._notes.committed(commit.notes, sequence)
         if encoded.appended or commit.trims or commit.destroyed:
             self.version += 1
             for changed in self._watchers:

@@ -123,7 +123,9 @@ class Gathering:
         size += sum(_NOTE_BYTES + len(one.key) + len(one.value or b"") for one in notes)
         commit = self._room(size)
         commit.changed[topic] = None
-        commit.notes += [(topic, note) for note in notes]
+        for note in notes:
+            commit.notes.append(note)
+            commit.noted.append(topic)
         if records:
             commit.add({topic: records}, done)
         else:

@@ -4,11 +4,12 @@ The truth is in the catalogue and, for what is not applied yet, here: whoever as
 at once. What is here is bounded by the journal.
 """
 
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
+
+from sortedcontainers import SortedList
 
 from headrace.log.catalogue import INTEGER_MAX, Catalogue
 from headrace.log.store import NOTE_KEY_BYTES_MAX, Note
@@ -16,61 +17,73 @@ from headrace.log.store import NOTE_KEY_BYTES_MAX, Note
 _SPARE_MAX = 64
 """Places of notes that are gone are kept up to so many more than there are notes, before they are cleared."""
 
+_AHEAD_MS = 600_000
+"""Notes that are due later than this are not put in order: most are noted anew, or applied, before."""
+
 
 class Notes:
     def __init__(self, catalogue: Catalogue, bytes_max: int) -> None:
         self._catalogue = catalogue
         self._bytes_max = bytes_max
-        self._unapplied: dict[bytes, tuple[Note, int]] = {}
-        """What was given last, and how many were given that the catalogue does not have yet."""
-        self._committed: deque[tuple[int, bytes]] = deque()
-        """Of each of those that are in the journal, the number of the commit and the key."""
-        self._keys: list[bytes] = []
-        """In order; some may be applied by now."""
+        self._unapplied: dict[bytes, Note] = {}
+        """What was given last, where the catalogue does not have all that was given."""
+        self._again: dict[bytes, int] = {}
+        """How many more were given with the same key that the catalogue does not have."""
+        self._committed: deque[tuple[int, Sequence[Note]]] = deque()
+        """Those that are in the journal, by the number of their commit."""
+        self._keys = SortedList()
+        """Some may be applied by now, and some there twice."""
         self._due: list[tuple[int, bytes]] = []
-        """A heap; some may be applied, or noted anew."""
+        """A heap of what is due before `_due_until`; some may be applied, or noted anew."""
+        self._due_until = -1
         self._due_from = (0, b"")
         """Everything that is due before this place of the catalogue has been noted anew."""
 
     def put(self, notes: Sequence[Note]) -> None:
         """They are given, and will be committed in this order."""
+        unapplied = self._unapplied
+        for key, value, due_ms in notes:
+            assert 0 < len(key) <= NOTE_KEY_BYTES_MAX and 0 <= due_ms <= INTEGER_MAX
+            assert value is None or len(key) + len(value) <= self._bytes_max
         for note in notes:
             key, value, due_ms = note
-            assert 0 < len(key) <= NOTE_KEY_BYTES_MAX and 0 <= due_ms <= INTEGER_MAX
-            assert len(key) + len(value or b"") <= self._bytes_max
-        for note in notes:
-            key = note.key
-            _, count = self._unapplied.get(key, (note, 0))
-            self._unapplied[key] = note, count + 1
-            if not count:
-                self._place(key)
-            if note.due_ms and note.value is not None:
-                heappush(self._due, (note.due_ms, key))
+            if key in unapplied:
+                self._again[key] = self._again.get(key, 0) + 1
+            else:
+                self._keys.add(key)
+            unapplied[key] = note
+            if 0 < due_ms <= self._due_until and value is not None:
+                heappush(self._due, (due_ms, key))
         self._tidy()
 
     def committed(self, notes: Sequence[Note], sequence: int) -> None:
         """They are in the journal, in this commit."""
-        self._committed.extend((sequence, note.key) for note in notes)
+        self._committed.append((sequence, notes))
 
-    def applied(self, sequence: int, limit: int) -> bool:
-        """The catalogue holds everything up to this commit; returns whether there is more to forget."""
-        committed = self._committed
-        for _ in range(limit):
-            if not committed or committed[0][0] > sequence:
-                break
-            _, key = committed.popleft()
-            note, count = self._unapplied[key]
-            if count > 1:
-                self._unapplied[key] = note, count - 1
-            else:
-                del self._unapplied[key]
+    def applied(self, sequence: int, at_least: int) -> bool:
+        """The catalogue holds everything up to this commit; forgets so many or all of it.
+
+        Returns whether there is more to forget.
+        """
+        committed, unapplied, again = self._committed, self._unapplied, self._again
+        while committed and committed[0][0] <= sequence and at_least > 0:
+            _, notes = committed.popleft()
+            at_least -= len(notes)
+            for key, _, _ in notes:
+                more = again.get(key, 0)
+                if not more:
+                    del unapplied[key]
+                elif more == 1:
+                    del again[key]
+                else:
+                    again[key] = more - 1
         self._due_from = (0, b"")
         self._tidy()
         return bool(committed) and committed[0][0] <= sequence
 
     def get(self, key: bytes) -> Note | None:
-        if key in self._unapplied:
-            note, _ = self._unapplied[key]
+        note = self._unapplied.get(key)
+        if note is not None:
             return note if note.value is not None else None
         row = self._catalogue.note(key)
         return Note(*row[:3]) if row is not None else None
@@ -91,22 +104,28 @@ class Notes:
         return sorted(found, key=_due_and_key)[: max(0, limit)]
 
     def _given(self, prefix: bytes, after: bytes) -> Iterator[Note]:
-        keys = self._keys
-        first = bisect_right(keys, after) if after >= prefix else bisect_left(keys, prefix)
-        for at in range(first, len(keys)):
-            key = keys[at]
+        if after >= prefix:
+            keys = self._keys.irange(after, inclusive=(False, False))
+        else:
+            keys = self._keys.irange(prefix)
+        last = None
+        for key in keys:
             if not key.startswith(prefix):
                 break
-            note, _ = self._unapplied.get(key, (None, 0))
-            if note is not None and note.value is not None:
+            note = self._unapplied.get(key)
+            if note is not None and note.value is not None and key != last:
+                last = key
                 yield note
 
     def _due_given(self, until_ms: int, limit: int) -> list[Note]:
+        if until_ms > self._due_until:
+            self._due_until = until_ms + _AHEAD_MS
+            self._put_in_order()
         heap = self._due
         found: dict[bytes, Note] = {}
         while heap and heap[0][0] <= until_ms and len(found) < limit:
             due_ms, key = heappop(heap)
-            note, _ = self._unapplied.get(key, (None, 0))
+            note = self._unapplied.get(key)
             if note is not None and note.value is not None and note.due_ms == due_ms:
                 found[key] = note
         for key, note in found.items():
@@ -126,20 +145,21 @@ class Notes:
                     break
         return found
 
-    def _place(self, key: bytes) -> None:
-        at = bisect_left(self._keys, key)
-        if at == len(self._keys) or self._keys[at] != key:
-            self._keys.insert(at, key)
-
     def _tidy(self) -> None:
         """Clear what is out of date when it has become more than the rest."""
         kept_max = 2 * len(self._unapplied) + _SPARE_MAX
         if len(self._keys) > kept_max:
-            self._keys = sorted(self._unapplied)
+            self._keys = SortedList(self._unapplied)
         if len(self._due) > kept_max:
-            notes = (note for note, _ in self._unapplied.values())
-            self._due = [(n.due_ms, n.key) for n in notes if n.due_ms and n.value is not None]
-            heapify(self._due)
+            self._put_in_order()
+
+    def _put_in_order(self) -> None:
+        self._due = [
+            (note.due_ms, note.key)
+            for note in self._unapplied.values()
+            if 0 < note.due_ms <= self._due_until and note.value is not None
+        ]
+        heapify(self._due)
 
 
 def _key(note: Note) -> bytes:

@@ -1,6 +1,7 @@
 """Channels over WebSocket: connections of one server, the channels they have joined, and silent ones."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from headrace.broker.channel import Channel
@@ -24,6 +25,9 @@ FETCH_MESSAGES_MAX = 500
 
 LARGE_REQUESTS_MAX = 32
 """Requests of one connection under way that a few bytes ask for, and whose answers may have a megabyte."""
+
+_PUSHED_BYTES_MAX = 1 << 16
+"""Of messages that are pushed before the transport is asked whether there is room for more."""
 
 _LARGE = wire.Join | wire.Fetch | wire.Snapshot
 
@@ -57,7 +61,10 @@ class ChannelConnections:
 class ChannelConnection(WebSocketConnection):
     """Implements `Subscriber`."""
 
-    __slots__ = ("_grant", "_heard", "_hub", "_joined", "_large", "_pinged", "_sated", "_stalled")
+    __slots__ = (
+        *("_grant", "_heard", "_hub", "_joined", "_large", "_pinged", "_pushed_bytes", "_sated"),
+        *("_stalled",),
+    )
     protocol = "channel"
     message_bytes_max = wire.MESSAGE_BYTES_MAX
     takes_text = True
@@ -75,6 +82,8 @@ class ChannelConnection(WebSocketConnection):
         """How many requests with large answers are under way."""
         self._sated = False
         """Whether requests wait until answers have gone out."""
+        self._pushed_bytes = 0
+        """Of messages, since the transport was last asked for room."""
         super().__init__(hub.shared, ChannelServerSession(hub.settings.ping_s))
         hub.open[self] = None
 
@@ -88,29 +97,47 @@ class ChannelConnection(WebSocketConnection):
 
     def _do(self, command: object, size: int) -> None:
         if isinstance(command, Authenticate):
-            address = self.peer.rpartition(":")[0]
-            self._grant = self._hub.credentials.grant(command.processor, command.token, address)
-            if self._grant is None:
-                self.handle([self._session.turn_away()], 0)
-            else:
-                self.handle(self._session.let_in(), 0)
+            self._authenticate(command)
             return
         assert isinstance(command, Request)
         if self._owes_much:
             assert self._commands is not None
             self._commands.appendleft((command, size))
             return
-        is_large = isinstance(command.message, _LARGE)
+        message = command.message
         self._session.unanswered += 1
-        self._large += is_large
         self._under_way(size)
-        done = _Once(lambda: self._done(size, is_large))
         try:
-            self._carry(command, done)
+            # Those that come with every message take the shortest way.
+            if type(message) is wire.Ack:
+                channel, member = self._member(message.channel)
+                channel.ack(
+                    member,
+                    message.offset,
+                    partial(self._acked, message, size),
+                    partial(self._refuse_request, message, size),
+                )
+            elif type(message) is wire.Send:
+                channel, member = self._member(message.channel)
+                assert command.content is not None
+                channel.send(
+                    member,
+                    message.number,
+                    command.content,
+                    partial(self._accepted, message, size),
+                )
+            else:
+                self._carry(command, size)
         except ChannelError as error:
-            self._refuse_request(command.message, error, done)
-        if is_large:
-            self._answer()  # so that it is known what lies unread
+            self._refuse_request(message, size, error)
+
+    def _authenticate(self, command: Authenticate) -> None:
+        address = self.peer.rpartition(":")[0]
+        self._grant = self._hub.credentials.grant(command.processor, command.token, address)
+        if self._grant is None:
+            self.handle([self._session.turn_away()], 0)
+        else:
+            self.handle(self._session.let_in(), 0)
 
     @property
     def _owes_much(self) -> bool:
@@ -128,9 +155,8 @@ class ChannelConnection(WebSocketConnection):
         if self._sated:
             self._carry_out()
 
-    def _done(self, size: int, is_large: bool) -> None:
+    def _done(self, size: int) -> None:
         self._session.unanswered -= 1
-        self._large -= is_large
         self._unacknowledged_bytes -= size
         # One write for everything that one commit made durable.
         self._answer_soon()
@@ -139,82 +165,84 @@ class ChannelConnection(WebSocketConnection):
         if self._paused & Pause.PUBLISHES:
             self.read_again()
 
-    def _refuse_request(
-        self, message: wire.Message, error: ChannelError, done: Callable[[], None]
-    ) -> None:
+    def _large_done(self, size: int) -> None:
+        self._large -= 1
+        self._done(size)
+
+    def _refuse_request(self, message: wire.Message, size: int, error: ChannelError) -> None:
         self._session.refuse_request(error.code, error.retry, str(error), message)
-        done()
+        self._done(size)
 
     # Requests
 
-    def _carry(self, request: Request, done: Callable[[], None]) -> None:
+    def _carry(self, request: Request, size: int) -> None:
+        """Any but a `send` or an `ack`."""
         message, session = request.message, self._session
-        assert not isinstance(message, wire.Hello | wire.Ping)
+        assert not isinstance(message, wire.Hello | wire.Ping | wire.Send | wire.Ack)
         name = message.channel
-        if name not in self._joined:
-            check_channel_name(name)
-        assert self._grant is not None
-        if not self._grant.covers(CHANNEL_PREFIX + name):
-            raise ChannelError("forbidden", f"the token is not for channel {name!r}")
+        self._check(name)
+        is_large = isinstance(message, _LARGE)
+        self._large += is_large
+        done = _Once(partial(self._large_done if is_large else self._done, size))
 
         def say(fields: dict[str, Any]) -> None:
             session.say(fields)
             done()
 
         def refuse(error: ChannelError) -> None:
-            self._refuse_request(message, error, done)
+            session.refuse_request(error.code, error.retry, str(error), message)
+            done()
 
-        if isinstance(message, wire.Join):
-            self._join(message, say, refuse)
+        try:
+            if isinstance(message, wire.Join):
+                self._join(message, say, refuse)
+            elif isinstance(message, wire.Leave):
+                self._leave(name, say)
+            elif isinstance(message, wire.Snapshot):
+                self._hub.channels.snapshots.load(
+                    name,
+                    lambda found: say(
+                        {"type": "snapshot", "channel": name, "snapshot": self._snapshot(found)}
+                    ),
+                    lambda reason: refuse(ChannelError("unavailable", reason)),
+                )
+            elif isinstance(message, wire.Fetch):
+                self._fetch(*self._member(name), message, refuse, done)
+            else:
+                assert request.content is not None
+                upload(
+                    self._member(name)[0],
+                    message.offset,
+                    request.content,
+                    lambda kept: say({"type": "uploaded", "channel": name, "offset": kept}),
+                    refuse,
+                )
+        except ChannelError as error:
+            refuse(error)
+        if is_large:
+            self._answer()  # so that it is known what lies unread
+
+    def _check(self, name: str) -> None:
+        if name in self._joined:
             return
-        if isinstance(message, wire.Leave):
-            self._joined.pop(name, None)
-            self._stalled.pop(name, None)
-            channel = self._hub.channels.get(name)
-            channel.leave(session.processor, lambda: say({"type": "left", "channel": name}))
-            self._hub.channels.rest(channel)
-            return
-        if isinstance(message, wire.Snapshot):
-            self._hub.channels.snapshots.load(
-                name,
-                lambda found: say(
-                    {"type": "snapshot", "channel": name, "snapshot": self._snapshot(found)}
-                ),
-                lambda reason: refuse(ChannelError("unavailable", reason)),
-            )
-            return
-        channel, member = self._member(name)
-        if isinstance(message, wire.Send):
-            assert request.content is not None
-            number = message.number
-            channel.send(
-                member,
-                number,
-                request.content,
-                lambda accepted: self._accepted(name, number, accepted, done),
-            )
-        elif isinstance(message, wire.Ack):
-            channel.ack(
-                member, message.offset, lambda offset: self._acked(name, offset, done), refuse
-            )
-        elif isinstance(message, wire.Fetch):
-            self._fetch(channel, member, message, refuse, done)
-        else:
-            assert request.content is not None
-            offset = message.offset
-            upload(
-                channel,
-                offset,
-                request.content,
-                lambda kept: say({"type": "uploaded", "channel": name, "offset": kept}),
-                refuse,
-            )
+        check_channel_name(name)
+        assert self._grant is not None
+        if not self._grant.covers(CHANNEL_PREFIX + name):
+            raise ChannelError("forbidden", f"the token is not for channel {name!r}")
+
+    def _leave(self, name: str, say: Callable[[dict[str, Any]], None]) -> None:
+        self._joined.pop(name, None)
+        self._stalled.pop(name, None)
+        channel = self._hub.channels.get(name)
+        channel.leave(self._session.processor, lambda: say({"type": "left", "channel": name}))
+        self._hub.channels.rest(channel)
 
     def _member(self, name: str) -> tuple[Channel, Member]:
         channel = self._joined.get(name)
         member = channel.members.get(self._session.processor) if channel is not None else None
         # It may not have joined yet, or have left over HTTP.
         if channel is None or member is None or member.subscriber is not self:
+            self._check(name)
             raise ChannelError("not-joined", f"join channel {name!r} first, on this connection")
         return channel, member
 
@@ -263,28 +291,28 @@ class ChannelConnection(WebSocketConnection):
         content = wire.content(snapshot.content, binary=self._session.binary)
         return {"offset": snapshot.offset, "epoch": snapshot.epoch} | content
 
-    def _accepted(
-        self, name: str, number: int, accepted: Accepted, done: Callable[[], None]
-    ) -> None:
+    def _accepted(self, message: wire.Send, size: int, accepted: Accepted) -> None:
         session = self._session
-        if accepted.is_duplicate or session.binary or accepted.offset is None:
-            told: dict[str, Any] = {"type": "sent", "channel": name, "number": number}
-            if accepted.offset is not None:
-                told["offset"] = accepted.offset
-            if accepted.is_duplicate:
+        offset, is_duplicate = accepted
+        if is_duplicate or session.binary or offset is None:
+            told: dict[str, Any] = {"type": "sent", "channel": message.channel}
+            told["number"] = message.number
+            if offset is not None:
+                told["offset"] = offset
+            if is_duplicate:
                 told["duplicate"] = True
             session.say(told)
         else:
-            session.say_encoded(wire.encode_sent(name, number, accepted.offset))
-        done()
+            session.say_encoded(wire.encode_sent(message.channel, message.number, offset))
+        self._done(size)
 
-    def _acked(self, name: str, offset: int, done: Callable[[], None]) -> None:
+    def _acked(self, message: wire.Ack, size: int, offset: int) -> None:
         session = self._session
         if session.binary:
-            session.say({"type": "acked", "channel": name, "offset": offset})
+            session.say({"type": "acked", "channel": message.channel, "offset": offset})
         else:
-            session.say_encoded(wire.encode_acked(name, offset))
-        done()
+            session.say_encoded(wire.encode_acked(message.channel, offset))
+        self._done(size)
 
     def _fetch(
         self,
@@ -313,9 +341,15 @@ class ChannelConnection(WebSocketConnection):
         if not self._writable:
             self._stalled[channel] = None
             return False
-        # Behind `joined` and whatever else was said before.
-        self._answer()
-        self._write(self._encoded(batch))
+        # Behind `joined` and whatever else was said before, and together with what comes of one commit.
+        frame = self._encoded(batch)
+        self._session.say_encoded(frame)
+        self._pushed_bytes += len(frame)
+        if self._pushed_bytes < _PUSHED_BYTES_MAX:
+            self._answer_soon()
+        else:
+            self._pushed_bytes = 0
+            self._answer()  # so that it is known whether there is room for more
         return True
 
     def signal(self, channel: str) -> None:

@@ -12,7 +12,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import IntFlag
 
 from headrace.broker.broker import Broker
 from headrace.broker.subscription import Slice, State, Subscription
@@ -114,8 +113,8 @@ class Connections:
             self._all_gone.set()
 
 
-class Pause(IntFlag):
-    """Why a connection is not read from."""
+class Pause:
+    """Why a connection is not read from: flags, as plain numbers, since they are asked for very often."""
 
     PUBLISHES = 1
     ANSWERS = 2
@@ -158,7 +157,7 @@ class Connection:
         self._queued_bytes = 0
         self._unacknowledged_bytes = 0
         self._writable = True
-        self._paused = Pause(0)
+        self._paused = 0
         self._pumping = False
         self._turn_s = 0.0
         """When the first of several reads in a row was done; 0 in between."""
@@ -264,6 +263,8 @@ class Connection:
     def _under_way(self, size: int) -> None:
         """So much was taken of the peer that is not stored yet."""
         self._unacknowledged_bytes += size
+        if self._unacknowledged_bytes <= CROWDED_BYTES_MAX:
+            return  # which is always little enough
         if not self._shared.may_read(self._unacknowledged_bytes):
             self.pause(Pause.PUBLISHES)
             self._shared.paused.add(self)
@@ -323,20 +324,20 @@ class Connection:
         if data and not self._closed and not self._transport.is_closing():
             self._transport.write(data)
 
-    def pause(self, why: Pause) -> None:
+    def pause(self, why: int) -> None:
         """Read nothing until every reason not to is gone."""
         if not self._paused and not self._closed and not self._transport.is_closing():
             self._transport.pause_reading()
         self._paused |= why
 
-    def _resume(self, why: Pause) -> None:
+    def _resume(self, why: int) -> None:
         if self._paused & why:
             self._paused &= ~why
             if not self._paused and not self._closed and not self._transport.is_closing():
                 self._transport.resume_reading()
                 self._reads_again(why)
 
-    def _reads_again(self, why: Pause) -> None:
+    def _reads_again(self, why: int) -> None:
         """The pause is over: what the peer has sent meanwhile comes now."""
 
     def close(self, reason: str, code: int) -> None:

@@ -86,7 +86,7 @@ class WombatConnection(TopicConnection, WebSocketConnection):
         self._drop(name)
         self.handle([self._session.refuse(reason)._replace(is_peers_fault=False)], 0)
 
-    def _reads_again(self, why: Pause) -> None:
+    def _reads_again(self, why: int) -> None:
         # Its PING may lie behind everything that was not read.
         if why & (Pause.PUBLISHES | Pause.COMMANDS):
             self._wombat.heard(self._shared.loop.time())
