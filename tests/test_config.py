@@ -245,9 +245,25 @@ def test_name_spaces_with_rules_of_their_own_have_no_retention(topic):
     assert Config().rule("loguxmain").retention_age_s == 604_800
 
 
-def test_a_rule_of_the_user_goes_before_the_built_in_one_of_its_prefix():
-    rules = (PrefixRule(prefix="logux/", retention_age_s=5.0),)
-    assert Config(topics=rules).rule("logux/main")[1:3] == (5.0, 0)
+@pytest.mark.parametrize("topic", ["logux/main", "channel/1"])
+def test_no_retention_of_the_user_reaches_into_such_a_name_space(topic):
+    for prefix in ("", topic[:3], topic):
+        rules = (PrefixRule(prefix=prefix, retention_age_s=5.0, retention_bytes=6),)
+        assert Config(topics=rules).rule(topic)[1:3] == (0, 0)
+    broad = Config(topics=(PrefixRule(prefix="", retention_age_s=5.0, retention_bytes=6),))
+    assert broad.rule("other")[1:3] == (5.0, 6)
+
+
+@pytest.mark.parametrize("prefix", ["channel/", "channel/doc/", "logux/", "logux/main"])
+@pytest.mark.parametrize("key", ["retention_age_s", "retention_bytes"])
+def test_a_retention_that_would_never_count_is_refused(tmp_path, prefix, key):
+    text = f'[[topics]]\nprefix = "a"\n{key} = 9\n[[topics]]\nprefix = "{prefix}"\n{key} = '
+    file = write(tmp_path, text + "2000")
+    assert refusal(file=file) == (
+        f"{key} must be 0 or left out for the prefix {prefix!r} (file {file}): topics under "
+        f"{prefix[: prefix.index('/') + 1]} are never trimmed by age or size"
+    )
+    assert load({}, {}, write(tmp_path, text + "0")).config.rule(prefix + "x")[1:3] == (0, 0)
 
 
 def test_a_rule_that_leaves_retention_alone_does_not_bring_it_back_to_a_name_space():

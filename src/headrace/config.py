@@ -261,7 +261,8 @@ class PrefixRule(Struct, frozen=True, kw_only=True):
     ] = None
 
 
-# These name spaces trim by rules of their own: age and size must never take a record from them.
+# These name spaces trim by rules of their own: age and size must never take a record from them, whatever
+# the rules of the user say.
 BUILT_IN_RULES = (
     PrefixRule(prefix=CHANNEL_PREFIX, retention_age_s=0, retention_bytes=0),
     PrefixRule(prefix=LOGUX_PREFIX, retention_age_s=0, retention_bytes=0),
@@ -321,9 +322,8 @@ class Config(Section, frozen=True):
 
     def rule(self, topic: str) -> TopicRule:
         """What holds for `topic`: each value from the longest matching prefix that sets it."""
-        matching = [rule for rule in self.topics + BUILT_IN_RULES if topic.startswith(rule.prefix)]
-        # The sort is stable: a rule of the user comes before the built-in one of the same prefix.
-        matching.sort(key=lambda rule: -len(rule.prefix))
+        by_length = sorted(self.topics, key=lambda rule: -len(rule.prefix))
+        matching = [rule for rule in (*BUILT_IN_RULES, *by_length) if topic.startswith(rule.prefix)]
         retention, channels = self.retention, self.channels
         durability = _first((rule.durability for rule in matching), self.durability)
         if durability is Durability.MEMORY and topic.startswith(CHANNEL_PREFIX):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import msgspec
 from msgspec import Meta, Struct
 
-from headrace.config import Config, PrefixRule
+from headrace.config import BUILT_IN_RULES, Config, PrefixRule
 from headrace.config_protocols import AccessToken
 from headrace.config_setting import NUMBER_MAX
 from headrace.config_values import Address, Origins, Readers
@@ -285,6 +285,23 @@ def _build(values: Mapping[str, object]) -> Config:
 
 
 def _check_together(config: Config, origins: Mapping[str, str]) -> None:
+    _check_listeners(config, origins)
+    for rule in config.topics:
+        _check_rule(rule, origins["topics"])
+
+
+def _check_rule(rule: PrefixRule, origin: str) -> None:
+    """A retention that would never count is a mistake of whoever relies on it."""
+    for key in ("retention_age_s", "retention_bytes"):
+        for built_in in BUILT_IN_RULES:
+            if getattr(rule, key) and rule.prefix.startswith(built_in.prefix):
+                raise ConfigError(
+                    f"{key} must be 0 or left out for the prefix {rule.prefix!r} ({origin}): topics under "
+                    f"{built_in.prefix} are never trimmed by age or size"
+                )
+
+
+def _check_listeners(config: Config, origins: Mapping[str, str]) -> None:
     taken: dict[Address, str] = {}
     for key in ("listen.figg", "listen.ws", "listen.http"):
         address: Address = getattr(config.listen, key.partition(".")[2])

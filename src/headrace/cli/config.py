@@ -150,7 +150,7 @@ def to_markdown() -> str:
     parts.append(_markdown_table(TABLE_SETTINGS["access.token"].values()))
     parts.append(_MARKDOWN_RULES)
     parts.append(_markdown_table(RULE_SETTINGS.values()))
-    parts.append("Built in, below rules of yours with the same prefix:\n\n```toml")
+    parts.append(_MARKDOWN_BUILT_IN)
     rules = [
         "\n".join(
             ["[[topics]]", f"prefix = {_literal(rule.prefix)}"]
@@ -193,6 +193,13 @@ _MARKDOWN_RULES = """\
 What differs for topics by the beginning of their name; only in the file. Each value is taken from
 the longest matching prefix that sets it, and from the settings above where none does.
 """
+
+
+_MARKDOWN_BUILT_IN = """\
+Built in, and before any rule of yours: age and size never take a record from these topics. A rule with a
+broader prefix changes nothing about that, and one for some of them that sets a retention is refused.
+
+```toml"""
 
 
 def _markdown_table(settings: Any) -> str:
