@@ -316,6 +316,7 @@ def test_tokens_of_the_http_api_come_from_the_file(tmp_path):
         ('name = "a"\nsha256 = 5', "sha256 must be 64 hexadecimal digits"),
         ('name = "a"', "sha256 is missing ([[access.token]] number 1"),
         (f'sha256 = "{DIGEST}"', "name is missing ([[access.token]] number 1"),
+        (f'name = "a"\nsha256 = "{DIGEST}"\ngrants = 5', "grants must be a list of texts, not 5"),
         (f'name = ""\nsha256 = "{DIGEST}"', "name must be a text of 1 to 255 characters"),
         (f'name = "a"\nsha256 = "{DIGEST}"\nnope = 1', "there is no setting nope"),
         (
@@ -379,6 +380,7 @@ def test_the_printed_toml_is_read_back_as_the_same_configuration(tmp_path, headr
 def test_the_reference_page_is_up_to_date():
     page = (REPOSITORY / "docs/configuration.md").read_text()
     assert page == to_markdown(), "run `make docs`"
+    assert "None" not in page
 
 
 @pytest.mark.parametrize(

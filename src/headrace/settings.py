@@ -129,6 +129,8 @@ def allowed(setting: Setting) -> str:
     base, meta = _base_and_meta(setting.type)
     if meta.extra and meta.extra["allowed"]:
         return str(meta.extra["allowed"])
+    if get_origin(base) is tuple:
+        return "a list of texts"
     if issubclass(base, StrEnum):
         return "one of " + ", ".join(base)
     if base is Address:
