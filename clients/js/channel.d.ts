@@ -101,7 +101,8 @@ export interface Channel extends AsyncIterableIterator<Message> {
 
   /**
    * Send; done when it is stored, once and in the order of the calls. Gives its offset, or null when
-   * the answer got lost. Rejects with ChannelError for what the server refuses.
+   * the answer got lost. Rejects with ChannelError for what the server refuses, and with TypeError for
+   * what is neither JSON nor bytes: half of a surrogate pair is no text.
    */
   send(content: Content): Promise<number | null>;
 

@@ -554,6 +554,9 @@ function decodeContent(message) {
   }
 }
 
+/** What JSON.stringify makes of half a surrogate pair; a backslash that is escaped begins none. */
+const HALF_PAIR = /[^\\](?:\\\\)*\\ud[89a-f]/;
+
 /** Bytes, or else any value that JSON has, as a field of a message. */
 export function contentOf(value, bytesMax) {
   const bytes = bytesIn(value);
@@ -563,6 +566,8 @@ export function contentOf(value, bytesMax) {
   }
   const json = JSON.stringify(value);
   if (json === undefined) throw new TypeError(`${typeof value} is neither JSON nor bytes`);
+  // The server would take the whole frame for none of ours, and all that is under way with it.
+  if (HALF_PAIR.test(json)) throw new TypeError("a string has one half of a surrogate pair");
   // UTF-8 takes at least one and at most three bytes for each unit of a JavaScript string.
   mustFit(3 * json.length <= bytesMax ? 0 : utf8.encode(json).length, bytesMax);
   return `"payload":${json}`;

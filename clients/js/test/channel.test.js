@@ -73,6 +73,7 @@ test("what the server refuses is rejected with its code, and the next goes on", 
 test("what cannot be sent is rejected with a reason, and costs no number", async (t) => {
   const { channel, connection } = await joined(t);
   await assert.rejects(channel.send(undefined), /undefined is neither JSON nor bytes/);
+  await assert.rejects(channel.send("\u{1f30a}".slice(1)), /half of a surrogate pair/);
   await assert.rejects(channel.send(new Uint8Array(262_145)), PayloadTooLargeError);
   await assert.rejects(channel.upload(new Uint8Array(1_048_577), 0), PayloadTooLargeError);
   await assert.rejects(channel.upload(0, -1), TypeError);

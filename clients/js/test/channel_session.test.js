@@ -403,6 +403,16 @@ test("bytes go as base64, everything else as JSON", () => {
   }
 });
 
+test("a string with half of a surrogate pair is refused before it is sent", () => {
+  const half = "\u{1f30a}".slice(0, 1);
+  for (const value of [half, `x${half}y`, "\udc00\ud83c", `\\${half}`, [{ [half]: 1 }]]) {
+    assert.throws(() => contentOf(value, 100), TypeError, JSON.stringify(value));
+  }
+  for (const value of ["\u{1f30a}", "\\ud83c", "\\\\ud83c", { "\u{1f30a}": "\ue000" }]) {
+    assert.deepEqual(JSON.parse(`{${contentOf(value, 100)}}`).payload, value);
+  }
+});
+
 test("whatever is lost and refused, each message is stored once and in order", () => {
   for (let seed = 1; seed <= 200; seed += 1) simulate(random(seed), seed);
 });
