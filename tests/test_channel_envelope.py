@@ -216,6 +216,13 @@ def test_what_is_no_json_is_refused(data):
         check_json(data)
 
 
+def test_half_of_a_surrogate_pair_is_told_as_what_it_is():
+    with pytest.raises(
+        BadMessageError, match=r"is not JSON: \\ud800 is one half of a surrogate pair"
+    ):
+        check_json(b'{"\\ud83d\\ude00": "\\ud800"}')
+
+
 @pytest.mark.parametrize(("open_", "close"), [(b"[", b"]"), (b'{"a":', b"}")])
 def test_json_may_lie_so_deep_and_no_deeper(open_, close):
     check_json(open_ * DEPTH_MAX + b"0" + close * DEPTH_MAX)

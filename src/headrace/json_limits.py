@@ -17,6 +17,11 @@ _FLOAT_MAX = int(sys.float_info.max)
 
 _MANY_DIGITS = re.compile(rb"[0-9]{300}")
 
+_SOUND_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u(?![dD][89a-fA-F])|\\[^u]"
+)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+
 _decode = msgspec.json.Decoder().decode
 
 
@@ -31,7 +36,7 @@ def decode_json(data: bytes | msgspec.Raw, *, around: int = 0) -> Any:
     except RecursionError:
         raise BadJSONError(_TOO_DEEP) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadJSONError(f"is not JSON: {error}") from None
+        raise BadJSONError(f"is not JSON: {why_not(bytes(data), error)}") from None
     data = bytes(data)
     if has_huge_integers(data, value):
         raise BadJSONError("has an integer that is too large for a float")
@@ -40,6 +45,14 @@ def decode_json(data: bytes | msgspec.Raw, *, around: int = 0) -> Any:
     if data.count(b"[") + data.count(b"{") > depth_max and _is_deeper(value, depth_max):
         raise BadJSONError(_TOO_DEEP)
     return value
+
+
+def why_not(data: bytes, error: Exception) -> str:
+    """What is wrong with JSON that could not be decoded."""
+    # The decoder looks for the other half behind it, and complains about whatever is there.
+    if found := _SURROGATE.search(_SOUND_ESCAPE.sub(b"", data)):
+        return f"{found[0].decode()} is one half of a surrogate pair, and no character"
+    return str(error)
 
 
 def has_huge_integers(data: bytes, value: Any) -> bool:

@@ -20,6 +20,7 @@ from headrace.channel_envelope import (
     decode_message,
 )
 from headrace.errors import HeadraceError
+from headrace.json_limits import why_not
 from headrace.wire import logux, websocket
 
 PATH = "/v1/channels"
@@ -102,15 +103,18 @@ def decode(data: bytes | str) -> Message:
     try:
         message: Message = _from_json(data) if isinstance(data, str) else _from_msgpack(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadChannelMessageError(f"this is no message of a channel's client: {error}") from None
+        why = why_not(data.encode(), error) if isinstance(data, str) else error
+        raise BadChannelMessageError(f"this is no message of a channel's client: {why}") from None
     return message
 
 
 def content_of(message: Send | Upload, *, binary: bool) -> Content:
     """What is to be stored. Raises `BadMessageError`."""
     raw, data = message.payload, message.data
-    if isinstance(raw, Raw) is not isinstance(data, UnsetType):
-        raise BadMessageError("a message has a `payload` or `bytes`, and not both")
+    if raw is UNSET and data is UNSET:
+        raise BadMessageError("it has neither a `payload` nor `bytes`")
+    if raw is not UNSET and data is not UNSET:
+        raise BadMessageError("it has a `payload` and `bytes`: only one of them can be its content")
     if isinstance(data, bytes):
         return Content(data, False)
     assert isinstance(raw, Raw)

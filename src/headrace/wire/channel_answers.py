@@ -204,7 +204,8 @@ def _fields(content: Any) -> tuple[Fields, Content]:
         raise BadMessageError(f"a message is bytes, or only what JSON has: {error}") from None
     if same != content:
         raise BadMessageError(
-            "a message is bytes, or only what JSON has: None, bool, int, float, str, list, dict"
+            "a message is bytes, or only what JSON has: None, bool, int from -2^63 to 2^64-1, float, str, "
+            "list, dict"
         )
     return Fields(payload=Raw(packed)), Content(text, True)
 
