@@ -122,3 +122,33 @@ def test_a_page_in_a_browser_changes_nothing(tmp_path):
         gone = httpx.delete(server.http_url + "/v1/topic?name=topic", headers=page)
         assert gone.status_code == 403
         assert httpx.get(server.http_url + "/v1/topic?name=topic", headers=page).is_success
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_page_in_a_browser_acknowledges_nothing(tmp_path, method):
+    with ServerProcess(tmp_path / "data") as server:
+        at, query = f"{server.http_url}/v1/channel", {"name": "c", "processor": "p"}
+        httpx.post(f"{at}/join", params=query)
+        httpx.post(f"{at}/join", params=query | {"processor": "q"})
+        message = query | {"processor": "q", "number": 1}
+        end = httpx.post(f"{at}/messages", params=message, content=b"x").json()["offset"]
+
+        def poll(**headers: str) -> int:
+            url, given = f"{at}/messages", query | {"ack": end}
+            return httpx.request(method, url, params=given, headers=headers).status_code
+
+        def cursor() -> int:
+            members = httpx.get(at, params={"name": "c"}).json()["members"]
+            return next(one["cursor"] for one in members if one["processor"] == "p")
+
+        assert poll(Origin="https://evil.example.com") == 403
+        assert poll(Origin=server.http_url) == 403  # as any other change
+        # What a page shows comes without an `Origin`.
+        for site in ("cross-site", "same-site"):
+            assert poll(**{"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}) == 403
+        refused = httpx.get(f"{at}/messages", headers={"Sec-Fetch-Site": "cross-site"})
+        assert refused.json() == {"error": "pages in a browser may not change anything here"}
+        assert cursor() == 0
+        for site in ("none", "same-origin"):
+            assert poll(**{"Sec-Fetch-Site": site}) == 200
+        assert cursor() == end

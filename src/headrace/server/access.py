@@ -11,6 +11,9 @@ from headrace.server.credentials import HTTP, find_token, is_granted
 
 CHANNEL_PATHS = "/v1/channel/"
 
+CHANGING_PATHS = frozenset({"/v1/channel/messages"})
+"""Where a GET changes something: it may acknowledge, and makes its processor a subscriber."""
+
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 """Load balancers ask these, and have no token."""
 
@@ -28,7 +31,7 @@ class Access:
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
-        if scope["method"] not in ("GET", "HEAD") and "origin" in headers:
+        if _is_change(scope) and _is_from_page(headers):
             # A browser sends some of these for any page it shows, to whatever the machine can reach.
             return _refused(403, "pages in a browser may not change anything here")
         if scope["path"] in OPEN_PATHS or not self._tokens:
@@ -45,6 +48,18 @@ class Access:
         if is_granted(known, HTTP) or scope["path"].startswith(CHANNEL_PATHS):
             return None
         return _refused(403, "the token is not for the HTTP API")
+
+
+def _is_change(scope: Scope) -> bool:
+    return scope["method"] not in ("GET", "HEAD") or scope["path"] in CHANGING_PATHS
+
+
+def _is_from_page(headers: Headers) -> bool:
+    # Without an `Origin` a browser sends what a page shows, such as images, and says so in the other.
+    return "origin" in headers or headers.get("sec-fetch-site", "none") not in (
+        "none",
+        "same-origin",
+    )
 
 
 def _bearer(headers: list[str]) -> str | None:
