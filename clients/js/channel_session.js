@@ -440,11 +440,13 @@ export class ChannelSession {
   }
 
   #left({ reason }) {
-    if (reason === undefined && this.#leaving) return [{ kind: "left" }];
+    // Also when it was done elsewhere.
+    if (reason !== "replaced" && this.#leaving) return [{ kind: "left" }];
+    const { processor } = this.#options;
     const text =
       reason === "replaced"
-        ? `another connection of "${this.#options.processor}" has joined the channel`
-        : "the server has ended the membership";
+        ? `another connection of "${processor}" has joined the channel`
+        : `"${processor}" has left the channel, over HTTP or on another connection`;
     return [{ kind: "ended", error: new ChannelError(reason ?? "left", text) }];
   }
 

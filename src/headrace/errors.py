@@ -126,6 +126,10 @@ class ReplacedError(ClientError):
     """Another client with the same processor's name has joined: give every client a name of its own."""
 
 
+class LeftError(ClientError):
+    """The processor has left the channel elsewhere: make a new client to be a member again."""
+
+
 class ChannelRefusedError(ClientError):
     """The server does not do what was asked on a channel: correct what `code` says."""
 

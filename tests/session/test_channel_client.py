@@ -728,6 +728,29 @@ def test_who_is_replaced_does_not_come_back() -> None:
     assert client.said() == []
 
 
+def test_who_has_left_elsewhere_does_not_come_back() -> None:
+    client = Client()
+    client.connect()
+    client.send("x")
+    ended, finished = client.hear({"type": "left", "channel": C, "reason": "left"})
+    assert isinstance(ended, Ended) and ended.code == "left"
+    assert ended.text == f"over HTTP or on another connection, the processor has left channel {C!r}"
+    assert isinstance(finished, Finished)
+    client.cut()
+    assert client.session.state is ConnectionState.REFUSED
+
+
+def test_who_wishes_to_leave_may_have_left_elsewhere() -> None:
+    for is_said in (False, True):
+        client = Client()
+        client.connect()
+        client.session.leave(C)
+        if is_said:
+            client.said()
+        left, _ = client.hear({"type": "left", "channel": C, "reason": "left"})
+        assert left == Left(C)
+
+
 @pytest.mark.parametrize("code", ["forbidden", "bad-channel", "too-many"])
 def test_a_join_that_is_refused_for_good_ends_the_channel(code: str) -> None:
     client = Client()

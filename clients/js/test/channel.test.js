@@ -214,6 +214,7 @@ test("without a snapshot what was missed is told of all the same", async (t) => 
 test("who is replaced or not let in hears why, everywhere, and does not come again", async (t) => {
   for (const [code, say] of [
     ["replaced", (connection) => connection.send("left", { reason: "replaced" })],
+    ["left", (connection) => connection.send("left", { reason: "left" })],
     ["wrong-credentials", (connection) => refuse(connection, undefined, "wrong-credentials")],
   ]) {
     const { peer, channel, connection } = await joined(t);

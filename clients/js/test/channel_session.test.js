@@ -281,7 +281,7 @@ test("a request that is refused is over, or tried again when that can help", () 
 test("who was replaced or is refused does not come again", () => {
   for (const [message, code, text] of [
     [left("replaced"), "replaced", 'another connection of "a" has joined the channel'],
-    [left(), "left", "the server has ended the membership"],
+    [left("left"), "left", '"a" has left the channel, over HTTP or on another connection'],
     [refusal("join", "forbidden"), "forbidden", "why"],
     [refusal(undefined, "wrong-credentials"), "wrong-credentials", "why"],
     [refusal(undefined, "bad-message"), "bad-message", "why"],
@@ -313,6 +313,7 @@ test("leaving is said again until it is answered, and without joining", () => {
   session.opened(0);
   const types = said().map(({ type }) => type);
   assert.deepEqual(types, ["hello", "leave"]);
+  assert.deepEqual(hear(left("left")), [{ kind: "left" }], "somebody else was faster");
   assert.deepEqual(hear(left()), [{ kind: "left" }]);
 });
 

@@ -20,6 +20,7 @@ from headrace.errors import (
     ChannelRefusedError,
     ClientClosedError,
     ClientError,
+    LeftError,
     LocalProtocolError,
     QueueFullError,
     RefusedError,
@@ -425,8 +426,10 @@ class Channel:
 def _error_of(event: told.Ended | Refused) -> ClientError:
     if isinstance(event, Refused):
         return RefusedError(event.kind, event.reason)
-    if event.code == "replaced":
+    if event.code == told.REPLACED:
         return ReplacedError(f"{event.text}: give every processor a name of its own")
+    if event.code == told.ELSEWHERE:
+        return LeftError(event.text)
     return ChannelRefusedError(event.code, event.text)
 
 

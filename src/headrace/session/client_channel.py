@@ -22,6 +22,14 @@ from headrace.wire.channel_answers import Delivered, Fields, Missed, State
 RETRY_S = 1.0
 """How long to wait after a refusal that may be over later."""
 
+REPLACED, ELSEWHERE = "replaced", "left"
+"""Why the server says `left` of itself."""
+
+_ENDS = {
+    REPLACED: "another connection of the same processor has joined channel",
+    ELSEWHERE: "over HTTP or on another connection, the processor has left channel",
+}
+
 
 class Joined(NamedTuple):
     """Sends go out, messages come."""
@@ -96,7 +104,7 @@ class Ended(NamedTuple):
 
     channel: str
     code: str
-    """`replaced`, or that of the error that `join` was answered with."""
+    """The reason of `left`, or the code of the error that `join` was answered with."""
     text: str
 
 
@@ -315,11 +323,12 @@ class ClientChannel:
             events.append(Acknowledged(self.name, self.acked))
 
     def _left(self, answer: answers.Left, events: list[Any]) -> None:
-        if answer.reason:
-            text = f"another connection of the same processor has joined channel {self.name!r}"
-            events.append(Ended(self.name, answer.reason, text))
-        elif self._leave_under_way:
+        is_done_elsewhere = self._is_leaving and answer.reason == ELSEWHERE
+        if is_done_elsewhere or (self._leave_under_way and not answer.reason):
             events.append(Left(self.name))
+        elif answer.reason:
+            text = _ENDS.get(answer.reason, "the server has ended the membership in channel")
+            events.append(Ended(self.name, answer.reason, f"{text} {self.name!r}"))
 
     def _error(self, error: answers.Error, now: float, events: list[Any]) -> None:
         is_for_good = not error.retry and error.code != "not-joined"
