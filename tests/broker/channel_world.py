@@ -10,7 +10,7 @@ from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
 from headrace.broker.channel_joining import Joined
 from headrace.broker.channel_member import Batch, Receive
-from headrace.broker.channel_notes import Snapshot, read_snapshot
+from headrace.broker.channel_notes import Snapshot, read_members, read_snapshot
 from headrace.broker.channel_sending import Accepted
 from headrace.broker.channels import ChannelRule, Channels
 from headrace.broker.snapshots import NotedSnapshots
@@ -333,7 +333,7 @@ class Connection:
     def signal(self, channel: str) -> None:
         raise AssertionError
 
-    def replaced(self, channel: str) -> None:
+    def ended(self, channel: str, reason: str) -> None:
         self.is_open = False
 
     def send(self, number: int) -> None:
@@ -492,10 +492,15 @@ class World:
         """So many of the changes that were under way reached the disk, and nobody knows."""
         for _ in range(min(durable, len(self.store.pending))):
             self.store.commit(silently=True)
+        noted = {one.name: one for one in read_members(ModelStore(self.disk), NAME)}  # type: ignore[arg-type]
         for one in self.processors.values():
             if one.connection is not None:
                 one.connection.is_open = False
             one.connection = None
+            if one.name in noted:
+                # Its lease counts from when it was last noted that it is there.
+                not_noted_ms = self.clock_ms - noted[one.name].seen_ms
+                one.was_away_ms = max(one.was_away_ms, not_noted_ms)
         self._start()
 
     def check(self) -> None:

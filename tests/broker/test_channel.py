@@ -12,6 +12,8 @@ from headrace.broker.channel_notes import read_members
 from headrace.broker.channel_sending import Accepted
 from headrace.broker.channel_uploads import upload
 from headrace.channel_envelope import Content, decode_message
+from headrace.log.records import split_records
+from headrace.log.store import Chunk, Run
 from headrace.model import Position
 from tests.broker.channel_world import (
     GRACE_MS,
@@ -48,8 +50,8 @@ class Client:
     def signal(self, channel: str) -> None:
         self.told.append("signal")
 
-    def replaced(self, channel: str) -> None:
-        self.told.append("replaced")
+    def ended(self, channel: str, reason: str) -> None:
+        self.told.append(reason)
 
     def _hear(self, told: Joined | ChannelError) -> None:
         self.told.append(told)
@@ -132,6 +134,38 @@ def test_a_number_is_stored_once_also_after_a_crash(world: World) -> None:
     assert a.joined().number == 1
     assert a.send("z", 1) == Accepted(first.offset, True)
     assert world.truth == [("a", 1)]
+
+
+def test_a_number_that_comes_again_is_looked_up_a_block_at_a_time_and_answered_in_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.broker.channel_sending._OFFSETS_MAX", 3)
+    a = Client(world, "a")
+    places = [a.send(f"{number}").offset for number in range(1, 10)]
+    read, reads = ModelStore.read, 0
+
+    def one(self: ModelStore, offset: int, bytes_max: int) -> Chunk:
+        nonlocal reads
+        reads += 1
+        runs = read(self, offset, bytes_max).runs[0]
+        data = split_records(runs.data, runs.record_count)[0]
+        run = Run(runs.offset, runs.ordinal, 1, runs.ms, data)
+        return Chunk([run], run.end, 0)
+
+    monkeypatch.setattr(ModelStore, "read", one)
+    answers: list[Accepted] = []
+    for number in (5, 6, 2, 9, 10, 1, 5):
+        a.channel.send(a.member, number, Content(b"0", True), answers.append)
+    assert answers == []
+    while world.runner.step():
+        assert len(a.member.offsets or ()) <= 4
+        if world.store.pending:
+            world.store.commit()
+    assert reads > 20
+    ten = world.ends[-1]
+    wanted = [places[4], places[5], places[1], places[8], ten, places[0], places[4]]
+    assert [one.offset for one in answers] == wanted
+    assert [one.is_duplicate for one in answers] == [True] * 4 + [False, True, True]
 
 
 def test_two_of_a_number_at_once_are_one(world: World) -> None:
@@ -316,12 +350,72 @@ def test_requests_make_a_member_present_for_a_while(world: World) -> None:
     assert not channel.present and channel.schedule is not None
 
 
+def test_who_polls_a_quiet_channel_keeps_its_lease(world: World) -> None:
+    a, b = Client(world, "a"), Client(world, "b")
+    b.close()
+    for _ in range(10):
+        world.channel.request("b")
+        world.commit_all()
+        world.pass_time(LEASE_MS // 4)
+        world.settle_broker()
+    a.send("x")
+    world.settle_broker()
+    world.channel.request("b")
+    assert texts(b.fetch()) == ["x"]
+
+
+def test_who_polls_is_there_still_when_its_connection_ends(world: World) -> None:
+    a, b = Client(world, "a"), Client(world, "b")
+    a.send("x")
+    world.channel.request("b")
+    b.close()
+    a.close()
+    assert world.channel.present == 1 and world.channel.schedule is None
+    assert texts(b.fetch()) == ["x"]
+    world.pass_time(PRESENCE_MS + 1)
+    assert not world.channel.present and world.channel.schedule is not None
+
+
+def test_who_leaves_elsewhere_is_told_on_its_connection(world: World) -> None:
+    b = Client(world, "b")
+    b.take()
+    world.channel.leave("b", lambda: None)
+    world.commit_all()
+    assert b.take() == ["left"]
+
+
+def test_an_ack_and_a_fetch_behind_a_join_are_done_behind_it(world: World) -> None:
+    a, b = Client(world, "a"), Client(world, "b")
+    ends = [a.send(text).offset or 0 for text in ("x", "y", "z")]
+    b.ack(ends[0])
+    again = Client(world, "b", settle=False)
+    answers: list[Any] = []
+    again.channel.ack(again.member, ends[1], answers.append, answers.append)
+    again.channel.fetch(again.member, 10, answers.append)
+    assert answers == [] and again.told == []
+    world.commit_all()
+    batch, acked = answers
+    assert acked == ends[1] and texts(batch) == ["z"]
+    assert isinstance(again.told[0], Joined)
+    again.close()
+    assert Client(world, "b").texts() == ["z"]
+
+
 def test_who_has_not_joined_is_told(world: World) -> None:
     with pytest.raises(ChannelError, match="'x' is no member of channel 'c': join first"):
         world.channel.request("x")
 
 
 # 6. Forgetting
+
+
+def test_what_only_its_sender_is_there_for_is_trimmed_when_it_acknowledges(world: World) -> None:
+    a = Client(world, "a")
+    for number in (1, 2, 3):
+        offset = a.send(f"{number}").offset or 0
+        a.ack(offset)
+        world.settle_broker()
+        assert world.disk.start.ordinal == number
 
 
 def test_what_all_have_read_is_trimmed_and_folded(world: World) -> None:
@@ -424,9 +518,26 @@ def test_an_empty_channel_is_destroyed_after_its_grace(world: World) -> None:
     world.settle_broker()
     assert not world.disk.exists
     joined = Client(world, "b").joined()
-    # It had never acknowledged anything: it begins with the state, and has missed nothing.
-    assert joined.missed is None
+    assert joined.missed == Missed(1, "destroyed")
     assert joined.snapshot is not None and joined.snapshot.content.data == b'"x"'
+
+
+def test_who_has_never_acknowledged_is_told_what_it_missed_until_it_does(world: World) -> None:
+    a, b = Client(world, "a"), Client(world, "b")
+    a.send("x")
+    a.send("y")
+    a.close()
+    b.close()
+    world.pass_time(GRACE_MS + 1)
+    world.settle_broker()
+    for _ in range(2):
+        again = Client(world, "b")
+        assert again.joined().missed == Missed(2, "destroyed")
+        again.close()
+    again = Client(world, "b")
+    again.ack(again.joined().cursor)
+    again.close()
+    assert Client(world, "b").joined().missed is None
 
 
 def test_what_was_not_read_when_the_log_was_destroyed_is_counted(world: World) -> None:
@@ -475,6 +586,27 @@ def test_an_operator_keeps_a_channel(world: World) -> None:
     world.pass_time(GRACE_MS + 1)
     world.settle_broker()
     assert not world.disk.exists
+
+
+@pytest.mark.parametrize("by", ["an operator", "a visitor"])
+def test_a_destruction_is_cancelled_also_while_its_snapshot_is_being_saved(by: str) -> None:
+    world = World(reducer_name="last", slow=True)
+    a = Client(world, "a", settle=False)
+    world.rest_all()
+    a.send("x")
+    a.close()
+    world.pass_time(GRACE_MS + 1)
+    world.commit_all()
+    assert world.slow is not None and world.slow.asked, "it is under way"
+    if by == "an operator":
+        world.channel.keep(lambda _: None)
+    else:
+        world.channel.request("a")
+        world.channel.stopped_polling("a")
+    world.rest_all()
+    assert world.disk.exists
+    world.settle_broker()
+    assert world.disk.exists
 
 
 def test_a_destruction_survives_a_restart(world: World) -> None:
@@ -545,6 +677,23 @@ def test_an_uploaded_state_is_kept_and_an_older_one_never_replaces_it(world: Wor
     assert world.snapshot is not None and world.snapshot.content.data == b"2"
     world.settle_broker()
     assert world.disk.start.ordinal == 2
+
+
+def test_what_an_uploaded_state_stands_for_is_missed_by_who_was_away(world: World) -> None:
+    world.rule = rule("uploaded")
+    a, b, c = Client(world, "a"), Client(world, "b"), Client(world, "c")
+    ends = [a.send(text).offset or 0 for text in "123456"]
+    b.ack(ends[0])
+    b.close()
+    c.ack(ends[2])
+    world.pass_time(LEASE_MS + 1)
+    upload(a.channel, ends[4], Content(b"5", True), lambda _: None, lambda _: None)
+    world.settle_broker()
+    assert world.disk.start.ordinal == 3
+    again = Client(world, "b")
+    [joined, batch] = again.take()
+    assert joined.missed == Missed(4, "trimmed") and joined.cursor == ends[4]
+    assert texts(batch) == ["6"]
 
 
 def test_a_log_that_no_upload_covers_is_not_destroyed(world: World) -> None:

@@ -16,7 +16,7 @@ from headrace.broker.channel_notes import End, Snapshot
 from headrace.broker.channel_state import ChannelState
 from headrace.channel_envelope import BadMessageError, Content, Message, decode_message
 from headrace.log.records import split_records
-from headrace.log.store import ColdError
+from headrace.log.store import ColdError, Note
 from headrace.model import RECORD_HEADER_BYTES, Position
 from headrace.reducers import CannotFoldError
 
@@ -104,10 +104,10 @@ def _loaded(channel: ChannelState, goal: _Goal, snapshot: Snapshot | None) -> No
         covered = Position(start.epoch, snapshot.offset, snapshot.ordinal) if snapshot else start
         if covered.offset < goal.position.offset:
             goal = _Goal(covered, False)
-        _shorten(channel, goal, None)
+        _shorten(channel, goal)
         return
     if snapshot is not None and snapshot.offset >= goal.position.offset:
-        _shorten(channel, goal, None)
+        _shorten(channel, goal)
         return
     fold = _Fold(channel, snapshot, goal.position, partial(_folded, channel, goal))
     fold.go_on()
@@ -121,24 +121,25 @@ def _folded(channel: ChannelState, goal: _Goal, snapshot: Snapshot) -> None:
         if size > limit:
             _failed(channel, f"the state takes {size} bytes with its place, and may take {limit}")
         else:
-            _shorten(channel, goal, snapshot)
+            _shorten(channel, goal, note)
     else:
         snapshots.save(
             channel.name,
             snapshot,
-            lambda: _shorten(channel, goal, None),
+            partial(_shorten, channel, goal),
             partial(_failed, channel),
         )
 
 
-def _shorten(channel: ChannelState, goal: _Goal, snapshot: Snapshot | None) -> None:
-    """In one commit, with the snapshot if it is one of ours."""
+def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -> None:
+    """In one commit, with the snapshot where that is a note."""
     hub, topic = channel.hub, channel.topic
     channel.trouble = ""
-    changed = [notes.snapshot_note(channel.name, snapshot)] if snapshot is not None else []
+    changed = [snapshot] if snapshot is not None else []
     if goal.is_end:
-        if channel.present or channel.has_unwritten or topic.end_offset != goal.position.offset:
-            channel.job_done()  # someone has come meanwhile
+        is_alive = channel.has_unwritten or topic.end_offset != goal.position.offset
+        if is_alive or not is_due(channel, hub.clock_ms()):
+            channel.job_done()  # someone has come meanwhile, or wants to keep it
             return
         channel.schedule = None
         end = End(goal.position.offset, goal.position.ordinal)
@@ -147,10 +148,13 @@ def _shorten(channel: ChannelState, goal: _Goal, snapshot: Snapshot | None) -> N
         logger.info("channel %r: destroyed at offset %d", channel.name, end.offset)
         channel.change(channel.job_done, changed=changed, destroy=True)
         return
-    if is_due(channel, hub.clock_ms()):
+    now_ms = hub.clock_ms()
+    if is_due(channel, now_ms):
         _postpone(channel)
     # Who was away for too long may have come back meanwhile, and holds it again.
-    position = min(goal.position, needed(channel, hub.clock_ms()), key=lambda at: at.offset)
+    position, still_needed = goal.position, needed(channel, now_ms)
+    if still_needed.offset < position.offset:
+        position = still_needed
     if position.offset > topic.start_offset:
         channel.change(channel.job_done, changed=changed, trim=position)
     elif changed:
@@ -180,6 +184,8 @@ def _wait_ms(channel: ChannelState) -> int:
 
 class _Fold:
     """Folds the messages behind a snapshot up to a place."""
+
+    __slots__ = ("_channel", "_done", "_offset", "_reader", "_state", "_until")
 
     def __init__(
         self,

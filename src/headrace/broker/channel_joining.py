@@ -98,15 +98,16 @@ class Joining(Receiving):
         refuse: Callable[[ChannelError], None],
     ) -> None:
         topic = self.topic
-        missed = self._missed(member)
-        is_told = member.standing is not Standing.MEMBER or missed is not None
+        is_behind = member.is_member and member.confirmed[0] < topic.start_offset
+        is_told = member.standing is not Standing.MEMBER or is_behind
         if snapshot is not None and snapshot.offset >= topic.start_offset:
             at = Position(topic.epoch, snapshot.offset, snapshot.ordinal)
         elif is_told:
             at = topic.start
         else:
             at = Position(topic.epoch, *member.confirmed)
-        if member.standing is not Standing.MEMBER:
+        missed = self._missed(member, at) if is_behind else None
+        if is_told and not is_behind:
             # From now on the log is kept from there, also before this is committed.
             member.standing = Standing.NEW
             member.offset, member.ordinal = at.offset, at.ordinal
@@ -116,6 +117,7 @@ class Joining(Receiving):
         if not is_beside:
             member.receive = receive
             member.next_offset = -1
+            member.sent = None  # on another connection
         member.seen_ms = self.hub.now_ms
         if not is_told:
             snapshot = None
@@ -144,13 +146,10 @@ class Joining(Receiving):
 
         self.write([self.note(member)], done)
 
-    def _missed(self, member: Member) -> Missed | None:
-        """What a member will never see that it has not acknowledged."""
-        start = self.topic.start
+    def _missed(self, member: Member, at: Position) -> Missed | None:
+        """What a member will never see that it has not acknowledged, when it goes on at a place."""
         offset, ordinal = member.confirmed
-        if member.standing is not Standing.MEMBER or offset >= start.offset:
-            return None
-        gone = start.ordinal - ordinal
+        gone = at.ordinal - ordinal
         if gone <= 0:
             return None
         if gone >= JUMP:
@@ -158,12 +157,16 @@ class Joining(Receiving):
         end = notes.read_end(self.hub.store, self.name)
         return Missed(gone, "destroyed" if end is not None and offset < end.offset else "trimmed")
 
-    def leave(self, processor: str, answer: Done) -> None:
+    def leave(self, processor: str, answer: Done, by: Subscriber | None = None) -> None:
+        """`by`: the connection on which it says so, if it is one."""
         member = self.members.get(processor)
         if member is None or not member.is_member:
             self.after_changes(answer)
             return
+        subscriber = member.subscriber
         self._depart(member)
+        if subscriber is not None and subscriber is not by:
+            subscriber.ended(self.name, "left")
         member.standing = Standing.LEFT
         member.offset = member.ordinal = 0
         member.seen_ms = self.hub.now_ms
@@ -177,8 +180,16 @@ class Joining(Receiving):
     def gone(self, processor: str, subscriber: Subscriber) -> None:
         """A connection has ended."""
         member = self.members.get(processor)
-        if member is not None and member.subscriber is subscriber:
+        if member is None or member.subscriber is not subscriber:
+            return
+        if not member.is_polling:
             self._depart(member)
+            return
+        # It is there by its requests still, which are not told what the connection was told.
+        member.depart()
+        member.is_polling = True
+        if member.offset >= self.topic.start_offset:
+            member.enter(Position(self.topic.epoch, member.offset, member.ordinal), is_told=False)
 
     def request(self, processor: str) -> Member:
         """A member that is there by a request; raises ChannelError where it must join first."""
@@ -197,6 +208,9 @@ class Joining(Receiving):
             self._arrive(member, None)
             member.enter(Position(self.topic.epoch, member.offset, member.ordinal), is_told=False)
         self.hub.polled(self, member)
+        if self.hub.now_ms - member.seen_ms >= self.renewed_after_ms:
+            member.seen_ms = self.hub.now_ms
+            self.write([self.note(member)], nothing)
         return member
 
     def stopped_polling(self, processor: str) -> None:
@@ -215,7 +229,7 @@ class Joining(Receiving):
         if subscriber is not None:
             member.subscriber = subscriber
             if old is not None and old is not subscriber:
-                old.replaced(self.name)
+                old.ended(self.name, "replaced")
         else:
             self.hub.polled(self, member)
         if self.schedule is not None:

@@ -6,7 +6,7 @@ cut off before that is told the same again.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, Protocol
 
@@ -14,7 +14,7 @@ from headrace.model import Position
 
 WINDOW_MESSAGES_MAX = 1000
 WINDOW_BYTES_MAX = 1 << 20
-"""What is pushed to a member that has not acknowledged it."""
+"""What is pushed to a member that has not acknowledged it; the last batch may go beyond the bytes."""
 
 
 class Standing(IntEnum):
@@ -79,14 +79,15 @@ class Subscriber(Protocol):
 
     def signal(self, channel: str) -> None: ...
 
-    def replaced(self, channel: str) -> None:
-        """Another connection of the same processor has joined."""
+    def ended(self, channel: str, reason: str) -> None:
+        """The processor has joined on another connection ("replaced"), or left on one ("left")."""
 
 
 class Member:
     __slots__ = (
         *("acked", "is_polling", "is_signalled", "name", "next_offset", "next_ordinal", "number"),
-        *("offset", "offsets", "ordinal", "receive", "seen_ms", "sent", "standing", "subscriber"),
+        *("offset", "offsets", "ordinal", "receive", "seen_ms", "sent", "sent_again", "standing"),
+        *("subscriber",),
     )
 
     def __init__(
@@ -118,11 +119,19 @@ class Member:
         self.sent: list[Transmitted] | None = None
         """What it has not acknowledged, oldest first."""
         self.offsets: dict[int, int] | None = None
-        """Where its messages lie that are kept, by number; looked up when one has come again."""
+        """Where its last messages lie that are kept, by number; looked up when one has come again."""
+        self.sent_again: list[tuple[int | None, Callable[[int | None], None]]] | None = None
+        """Numbers that have come again and are being looked up, and who is told where they lie; or None,
+        and who only waits for his turn."""
 
     @property
     def is_present(self) -> bool:
         return self.subscriber is not None or self.is_polling
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether it is there, and its join is not on disk yet."""
+        return self.next_offset < 0 and self.subscriber is not None
 
     @property
     def is_member(self) -> bool:
@@ -134,15 +143,17 @@ class Member:
         return self.acked or (self.offset, self.ordinal)
 
     @property
-    def has_room(self) -> bool:
+    def room(self) -> int:
+        """How many more messages may be pushed to it."""
         if not self.sent:
-            return True
-        many = len(self.sent) >= WINDOW_MESSAGES_MAX
-        return not (many or self.next_offset - self.offset >= WINDOW_BYTES_MAX)
+            return WINDOW_MESSAGES_MAX
+        if self.next_offset - self.offset >= WINDOW_BYTES_MAX:
+            return 0
+        return WINDOW_MESSAGES_MAX - len(self.sent)
 
     def enter(self, at: Position, *, is_told: bool) -> None:
         """It is answered: this is where it goes on. `is_told`: by way of a snapshot."""
-        if is_told and self.standing is Standing.MEMBER and self.acked is None:
+        if is_told and self.offset < at.offset and self.acked is None:
             self.acked = (self.offset, self.ordinal)
         self.offset, self.ordinal = at.offset, at.ordinal
         self.next_offset, self.next_ordinal = at.offset, at.ordinal

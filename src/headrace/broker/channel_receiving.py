@@ -43,6 +43,9 @@ class Receiving(ChannelState):
 
     def fetch(self, member: Member, messages_max: int, answer: Callable[[Batch], None]) -> None:
         """What is pending. It stays so until it is acknowledged."""
+        if member.is_joining:
+            self.after_changes(partial(self.fetch, member, messages_max, answer))
+            return
         try:
             scan = self._scan(member, member.offset, member.ordinal, messages_max)
         except ColdError as cold:
@@ -73,11 +76,10 @@ class Receiving(ChannelState):
         if member.receive is Receive.SIGNAL:
             self._signal(member)
         elif member.receive is Receive.PUSH:
-            while member.next_offset < self.topic.end_offset and member.has_room:
+            while member.next_offset < self.topic.end_offset and (room := member.room) > 0:
+                messages_max = min(room, BATCH_MESSAGES_MAX)
                 try:
-                    scan = self._scan(
-                        member, member.next_offset, member.next_ordinal, BATCH_MESSAGES_MAX
-                    )
+                    scan = self._scan(member, member.next_offset, member.next_ordinal, messages_max)
                 except ColdError as cold:
                     self.hub.warm(cold, lambda: self._go_on_with(member, subscriber))
                     return
@@ -158,10 +160,14 @@ class Receiving(ChannelState):
         if known is not None:
             self._acknowledge(member, known.step_offset, known.step_ordinal, answer)
             return
+        if member.is_joining:
+            self.after_changes(partial(self.ack, member, offset, answer, refuse))
+            return
         # Without that, it may be a snapshot that is acknowledged, behind which it has sent something itself.
         is_confirmed = member.acked is None and member.standing is Standing.MEMBER
         if offset <= member.offset and (is_confirmed or offset < self.topic.start_offset):
             self.after_changes(lambda: answer(member.confirmed[0]))
+            self.hub.look_later(self)  # its cursor may have moved by what it has sent itself
             return
 
         def look() -> None:
@@ -235,6 +241,8 @@ class Receiving(ChannelState):
     def committed(self, one: Appended) -> None:
         """Give what is new to those who have everything before it."""
         shared: Batch | None = None
+        count = len(one.records)
+        is_long = count > BATCH_MESSAGES_MAX or one.end - one.offset > BATCH_BYTES_MAX
         for member in list(self.members.values()):
             subscriber = member.subscriber
             if subscriber is None or member.next_offset < 0:
@@ -242,7 +250,7 @@ class Receiving(ChannelState):
             if member.receive is Receive.SIGNAL:
                 self._signal(member)
             elif member.receive is Receive.PUSH:
-                if member.next_offset != one.offset or not member.has_room:
+                if member.next_offset != one.offset or is_long or count > member.room:
                     if member.next_offset < one.end:
                         self.go_on(member)
                     continue
@@ -252,7 +260,7 @@ class Receiving(ChannelState):
                 if any(message.payload.startswith(prefix) for message in shared.messages):
                     self.go_on(member)
                 elif subscriber.messages(self.name, shared):
-                    ordinals = range(one.ordinal + 1, one.ordinal + 1 + len(shared.messages))
+                    ordinals = range(one.ordinal + 1, one.ordinal + 1 + count)
                     member.transmitted(
                         [
                             Transmitted(message.offset, message.offset, ordinal)

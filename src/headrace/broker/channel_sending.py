@@ -27,6 +27,9 @@ from headrace.reducers import CannotFoldError
 
 _READ_BYTES = 1 << 18
 
+_OFFSETS_MAX = 1000
+"""Of the last messages of a member, of which one has come again, it is remembered where they lie."""
+
 
 class Accepted(NamedTuple):
     """A message is durable."""
@@ -69,7 +72,17 @@ class Sending(ChannelState):
         member.sent_itself(begin, end, self.end_ordinal)
         if member.offsets is not None:
             member.offsets[number] = end
-        self.write([self.note(member)], partial(answer, Accepted(end, False)), records=[record])
+            if len(member.offsets) > _OFFSETS_MAX:
+                member.offsets = None
+        stored = partial(self._stored, member, answer, Accepted(end, False))
+        self.write([self.note(member)], stored, records=[record])
+
+    @staticmethod
+    def _stored(member: Member, answer: Callable[[Accepted], None], accepted: Accepted) -> None:
+        if member.sent_again is None:
+            answer(accepted)
+        else:  # behind those that came again before it
+            member.sent_again.append((None, lambda _: answer(accepted)))
 
     def send_batch(self, messages: Sequence[Message], note: Note, done: Done) -> None:
         """Those that are new, in one commit with a note; without a number a message gets the next one.
@@ -95,8 +108,7 @@ class Sending(ChannelState):
             member.number = number
             if member.is_member:
                 member.sent_itself(begin, self.end_offset, self.end_ordinal)
-            if member.offsets is not None:
-                member.offsets[number] = self.end_offset
+            member.offsets = None
             # Its number is remembered from now on, its cursor no longer than before.
             held_ms = self.rule.lease_ms if member.is_member else 0
             member.seen_ms = max(member.seen_ms, now_ms - held_ms)
@@ -112,32 +124,63 @@ class Sending(ChannelState):
     def _send_again(self, member: Member, number: int, answer: Callable[[Accepted], None]) -> None:
         """Behind the first: that may not be committed yet."""
 
+        def tell(offset: int | None) -> None:
+            kept = offset is not None and offset > self.topic.start_offset
+            answer(Accepted(offset if kept else None, True))
+
         def look() -> None:
-            try:
-                if member.offsets is None:
-                    member.offsets = self._own_offsets(member)
-            except ColdError as cold:
-                self.hub.warm(cold, look)
-                return
-            answer(Accepted(self.kept_offset(member.offsets.get(number)), True))
+            offset = member.offsets.get(number) if member.offsets is not None else None
+            if member.sent_again is not None:
+                member.sent_again.append((number, tell))
+            elif offset is not None:
+                tell(offset)
+            else:
+                member.sent_again = [(number, tell)]
+                self._look_back(member, number, {}, self.topic.start_offset)
 
         self.after_changes(look)
 
-    def kept_offset(self, offset: int | None) -> int | None:
-        return offset if offset is not None and offset > self.topic.start_offset else None
-
-    def _own_offsets(self, member: Member) -> dict[int, int]:
-        found: dict[int, int] = {}
-        prefix = prefix_of(member.name.encode())
-        reader = self.hub.store.reader(self.topic)
-        offset = self.topic.start_offset
-        while offset < self.topic.end_offset:
-            chunk = reader.read(offset, _READ_BYTES)
+    def _look_back(
+        self,
+        member: Member,
+        wanted: int,
+        found: dict[int, int],
+        offset: int,
+        *,
+        is_all: bool = True,
+    ) -> None:
+        """Find where messages of a member lie; a block a step, so that nobody waits for a long log."""
+        again = partial(self._look_back, member, wanted)
+        if offset < self.topic.end_offset:
+            try:
+                chunk = self.hub.store.reader(self.topic).read(offset, _READ_BYTES)
+            except ColdError as cold:
+                self.hub.warm(cold, partial(again, found, offset, is_all=is_all))
+                return
+            prefix = prefix_of(member.name.encode())
             for run in chunk.runs:
                 at = run.offset
                 for record in split_records(run.data, run.record_count):
                     at += len(record)
                     if record.startswith(prefix, RECORD_HEADER_BYTES):
                         found[decode_message(record[RECORD_HEADER_BYTES:]).number] = at
+            if len(found) > _OFFSETS_MAX:
+                # From the one that is wanted on: those behind it come again too.
+                is_all = False
+                numbers = [n for n in found if n >= wanted] or list(found)
+                found = {number: found[number] for number in numbers[:_OFFSETS_MAX]}
             offset = max(chunk.next_offset, offset + 1)
-        return found
+        if offset < self.topic.end_offset:
+            self.hub.runner.soon(partial(again, found, offset, is_all=is_all))
+            return
+        member.offsets = found
+        asked, member.sent_again = member.sent_again or [], None
+        for place, (number, tell) in enumerate(asked):
+            if number is None or number in found or is_all or number == wanted:
+                tell(found.get(number or 0))
+                continue
+            # It came meanwhile, and its place is not among those that are remembered.
+            member.sent_again = asked[place:]
+            start = self.topic.start_offset
+            self.hub.runner.soon(partial(self._look_back, member, number, {}, start))
+            return

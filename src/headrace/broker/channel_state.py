@@ -95,6 +95,11 @@ class ChannelState:
         is_leased = now_ms < member.seen_ms + self.rule.lease_ms
         return member.is_member and (member.is_present or is_leased)
 
+    @property
+    def renewed_after_ms(self) -> int:
+        """How often it is noted that a member is there."""
+        return max(1, self.rule.lease_ms // 8)
+
     def forgotten_ms(self, member: Member) -> int:
         held_ms = self.rule.lease_ms if member.is_member else 0
         return member.seen_ms + held_ms + self.hub.remember_ms
@@ -102,7 +107,7 @@ class ChannelState:
     def note(self, member: Member) -> Note:
         if member.is_present:
             # Its lease is counted from when it was last noted: often enough that it is not short of much.
-            due_ms = self.hub.now_ms + max(1, self.rule.lease_ms // 8)
+            due_ms = self.hub.now_ms + self.renewed_after_ms
         elif member.is_member and self.hub.clock_ms() < member.seen_ms + self.rule.lease_ms:
             due_ms = member.seen_ms + self.rule.lease_ms
         else:

@@ -20,15 +20,18 @@ from headrace.broker.snapshots import Snapshots
 from headrace.errors import BadTopicNameError
 from headrace.log.runner import Runner
 from headrace.log.store import Appended, ColdError, Note, Store
-from headrace.model import CHANNEL_PREFIX, check_topic_name
+from headrace.model import CHANNEL_PREFIX, TOPIC_BYTES_MAX, check_topic_name
 from headrace.reducers import Reducer
+
+_NAME_BYTES_MAX = TOPIC_BYTES_MAX - len(CHANNEL_PREFIX)
 
 _LOOKED_AT_ONCE = 100
 """Channels, and notes that are due, that are looked at in one step."""
 
 
-LOOK_MS = 1000
-"""How often the log of a channel may be trimmed: many messages at once cost less for each."""
+LOOK_MS = 500
+"""How often the log of a channel may be trimmed: many messages at once cost less for each, and soon enough
+that most are trimmed before they leave the journal."""
 
 
 class ChannelRule(NamedTuple):
@@ -206,6 +209,11 @@ def check_channel_name(name: str) -> None:
     try:
         if not name:
             raise BadTopicNameError("a channel's name must not be empty")
+        size = len(name.encode(errors="surrogatepass"))
+        if size > _NAME_BYTES_MAX:
+            raise BadTopicNameError(
+                f"a channel's name may have {_NAME_BYTES_MAX} bytes of UTF-8, this one has {size}"
+            )
         check_topic_name(CHANNEL_PREFIX + name)
     except BadTopicNameError as error:
         raise ChannelError("bad-channel", str(error)) from None

@@ -337,8 +337,9 @@ _NOWHERE = Position(0, 0, 0)
 
 
 def _note(topic: Topic, note: Note, now_ms: int) -> bytes:
-    extra = _pack(Noted(note.key, note.due_ms, note.value is None))
-    return journal.encode_entry(journal.NOTE, topic.id, 0, 0, 0, now_ms, extra, note.value or b"")
+    key, value, due_ms = note
+    extra = _pack(Noted(key, due_ms, value is None))
+    return journal.encode_entry(journal.NOTE, topic.id, 0, 0, 0, now_ms, extra, value or b"")
 
 
 def _decision(decision: Decision, now_ms: int) -> bytes:

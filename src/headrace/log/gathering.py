@@ -118,9 +118,11 @@ class Gathering:
     ) -> None:
         """All of it in one commit, however long that becomes."""
         size = ENTRY_HEADER_BYTES * (1 + bool(records) + (trim is not None) + destroy)
-        size += sum(map(len, records))
-        size += _CREATE_BYTES + len(topic.name) if records and not topic.id else 0
-        size += sum(_NOTE_BYTES + len(one.key) + len(one.value or b"") for one in notes)
+        if records:
+            size += sum(map(len, records))
+            size += 0 if topic.id else _CREATE_BYTES + len(topic.name)
+        for key, value, _ in notes:
+            size += _NOTE_BYTES + len(key) + (len(value) if value is not None else 0)
         commit = self._room(size)
         commit.changed[topic] = None
         for note in notes:

@@ -129,20 +129,24 @@ def encode_changes(
 ) -> list[bytes]:
     """What goes before the entries of a commit in which these topics have changes: an entry for each."""
     crc, count = changes_crc(entries, topic_ids), len(topic_ids)
-    return [
-        encode_entry(CHANGE, topic_id, crc, sequence, count, ms, b"", b"") for topic_id in topic_ids
-    ]
+    made = []
+    for topic_id in topic_ids:
+        # What `encode_entry` makes of it, in fewer steps: this is done for every topic.
+        head = _ENTRY.pack(CHANGE, 0, 0, topic_id, crc, sequence, count, ms, 0)
+        made.append(head + _CRC.pack(crc32c(head)))
+    return made
 
 
 def changes_crc(entries: Iterable[bytes], topic_ids: Collection[int]) -> int:
     """A checksum of all that must be there together: entries of these topics, and notes."""
     ids = {topic_id.to_bytes(8) for topic_id in topic_ids if topic_id}
-    crc = 0
-    for entry in entries:
-        if entry[0] == NOTE or (entry[_TOPIC_ID] in ids and entry[0] != CHANGE):
-            # A header holds checksums of the rest.
-            crc = crc32c(entry[:ENTRY_HEADER_BYTES], crc)
-    return crc
+    # A header holds checksums of the rest.
+    heads = [
+        entry[:ENTRY_HEADER_BYTES]
+        for entry in entries
+        if entry[0] == NOTE or (entry[_TOPIC_ID] in ids and entry[0] != CHANGE)
+    ]
+    return crc32c(b"".join(heads))
 
 
 def decode_entry(encoded: bytes) -> Entry:
@@ -159,6 +163,13 @@ def decode_entry(encoded: bytes) -> Entry:
         encoded[ENTRY_HEADER_BYTES:data_at],
         encoded[data_at : data_at + length],
     )
+
+
+def entry_offset(encoded: bytes) -> int:
+    """Where an append entry begins, without building the rest of it."""
+    fields = _ENTRY.unpack_from(encoded)
+    offset: int = fields[4]
+    return offset
 
 
 def entry_end(encoded: bytes) -> int:

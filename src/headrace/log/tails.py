@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 
-from headrace.log.journal import decode_entry, entry_end
+from headrace.log.journal import decode_entry, entry_end, entry_offset
 from headrace.log.records import boundary, nth
 from headrace.log.store import Run, Topic
 from headrace.model import Position
@@ -10,7 +10,7 @@ from headrace.model import Position
 
 def tail_start(topic: Topic) -> int:
     """Where the tail begins; the topic's end when there is none."""
-    return decode_entry(topic.tail[0]).offset if topic.tail else topic.end_offset
+    return entry_offset(topic.tail[0]) if topic.tail else topic.end_offset
 
 
 def read_tail(topic: Topic, offset: int, bytes_max: int) -> list[Run]:
@@ -68,8 +68,8 @@ def position_in(
 
 
 def _run(encoded: bytes) -> Run:
-    entry = decode_entry(encoded)
-    return Run(entry.offset, entry.ordinal, entry.record_count, entry.ms, bytes(entry.data))
+    _, _, offset, ordinal, count, ms, _, data = decode_entry(encoded)
+    return Run(offset, ordinal, count, ms, bytes(data))
 
 
 def _entry_end_ordinal(encoded: bytes) -> int:

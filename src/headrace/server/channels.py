@@ -1,5 +1,6 @@
 """Channels over WebSocket: connections of one server, the channels they have joined, and silent ones."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -62,8 +63,8 @@ class ChannelConnection(WebSocketConnection):
     """Implements `Subscriber`."""
 
     __slots__ = (
-        *("_grant", "_heard", "_hub", "_joined", "_large", "_pinged", "_pushed_bytes", "_sated"),
-        *("_stalled",),
+        *("_grant", "_heard", "_hub", "_joined", "_joining", "_large", "_pinged", "_pushed_bytes"),
+        *("_sated", "_stalled"),
     )
     protocol = "channel"
     message_bytes_max = wire.MESSAGE_BYTES_MAX
@@ -76,6 +77,8 @@ class ChannelConnection(WebSocketConnection):
         self._pinged = False
         self._grant: Grant | None = None
         self._joined: dict[str, Channel] = {}
+        self._joining: dict[str, list[tuple[Request, int]]] = {}
+        """Channels whose `join` is not answered, each with the requests that came behind it."""
         self._stalled: dict[str, None] = {}
         """Channels that have something for this processor, for which there was no room."""
         self._large = 0
@@ -107,6 +110,8 @@ class ChannelConnection(WebSocketConnection):
         message = command.message
         self._session.unanswered += 1
         self._under_way(size)
+        if self._joining and self._waits(command, size):
+            return
         try:
             # Those that come with every message take the shortest way.
             if type(message) is wire.Ack:
@@ -130,6 +135,30 @@ class ChannelConnection(WebSocketConnection):
                 self._carry(command, size)
         except ChannelError as error:
             self._refuse_request(message, size, error)
+
+    def _waits(self, request: Request, size: int) -> bool:
+        """Whether the channel is being joined: then this is done behind it."""
+        assert not isinstance(request.message, wire.Hello | wire.Ping)
+        waiting = self._joining.get(request.message.channel)
+        if waiting is None:
+            return False
+        waiting.append((request, size))
+        return True
+
+    def _joining_over(self, name: str) -> None:
+        waiting = self._joining.pop(name, ())
+        if not waiting:
+            return
+        for _, size in waiting:
+            self._session.unanswered -= 1
+            self._unacknowledged_bytes -= size
+        is_carrying = self._commands is not None
+        if self._commands is None:
+            self._commands = deque()
+        # What came for the same channel since then lies behind them.
+        self._commands.extendleft(reversed(waiting))
+        if not is_carrying:
+            self._carry_out()
 
     def _authenticate(self, command: Authenticate) -> None:
         address = self.peer.rpartition(":")[0]
@@ -234,7 +263,8 @@ class ChannelConnection(WebSocketConnection):
         self._joined.pop(name, None)
         self._stalled.pop(name, None)
         channel = self._hub.channels.get(name)
-        channel.leave(self._session.processor, lambda: say({"type": "left", "channel": name}))
+        left = {"type": "left", "channel": name}
+        channel.leave(self._session.processor, lambda: say(left), self)
         self._hub.channels.rest(channel)
 
     def _member(self, name: str) -> tuple[Channel, Member]:
@@ -259,19 +289,18 @@ class ChannelConnection(WebSocketConnection):
             raise ChannelError("too-many", f"a connection may join {limit} channels")
         channel = self._hub.channels.get(name)
         self._joined[channel.name] = channel  # that very text: of many channels, one each
+        self._joining[channel.name] = []
 
         def refused(error: ChannelError) -> None:
             if is_new:
                 self._joined.pop(name, None)
                 self._hub.channels.rest(channel)
             refuse(error)
+            self._joining_over(name)
 
         def answered(joined: Joined) -> None:
-            if self._joined.get(name) is channel:
-                say(self._told(name, joined))
-            else:  # its `leave` came while it waited for the snapshot
-                left = {"type": "left", "channel": name}
-                channel.leave(self._session.processor, lambda: say(left))
+            say(self._told(name, joined))
+            self._joining_over(name)
 
         channel.join(self._session.processor, self, Receive(message.receive), answered, refused)
 
@@ -356,10 +385,10 @@ class ChannelConnection(WebSocketConnection):
         self._session.say({"type": "signal", "channel": channel, "name": "pending"})
         self._answer_soon()
 
-    def replaced(self, channel: str) -> None:
+    def ended(self, channel: str, reason: str) -> None:
         self._joined.pop(channel, None)
         self._stalled.pop(channel, None)
-        self._session.say({"type": "left", "channel": channel, "reason": "replaced"})
+        self._session.say({"type": "left", "channel": channel, "reason": reason})
         self._answer_soon()
 
     def _encoded(self, batch: Batch) -> bytes:

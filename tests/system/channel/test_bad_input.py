@@ -404,6 +404,7 @@ def test_who_has_left_over_http_can_do_nothing_on_its_connection(
         peer.send(name, 1)
     query = {"name": name, "processor": "p"}
     assert httpx.post(f"{abused.http_url}/v1/channel/leave", params=query).status_code == 200
+    assert peer.hear() == {"type": "left", "channel": name, "reason": "left"}
     refused(peer, good("send", name), "not-joined")
     refused(peer, good("fetch", name), "not-joined")
     peer.join(name).send(name, 2 if has_sent else 1)
