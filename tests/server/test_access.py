@@ -63,6 +63,14 @@ def test_nobody_gets_in_without_a_token(server, method, path, header):
     assert set(answer.json()) == {"error"}
 
 
+@pytest.mark.parametrize("path", ["/v1/channels", "/v1/channel?name=c", "/v1/channel/snapshot"])
+def test_refusals_of_channels_have_a_code(server, path):
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        answer = httpx.get(server.http_url + path, headers=headers)
+        assert answer.status_code == 401
+        assert answer.json().items() >= {"code": "wrong-credentials", "retry": False}.items()
+
+
 @pytest.mark.parametrize("token", [TOKEN, OTHER])
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
 def test_every_token_of_the_configuration_opens(server, token, scheme):
@@ -147,7 +155,11 @@ def test_a_page_in_a_browser_acknowledges_nothing(tmp_path, method):
         for site in ("cross-site", "same-site"):
             assert poll(**{"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}) == 403
         refused = httpx.get(f"{at}/messages", headers={"Sec-Fetch-Site": "cross-site"})
-        assert refused.json() == {"error": "pages in a browser may not change anything here"}
+        assert refused.json() == {
+            "error": "pages in a browser may not change anything here",
+            "code": "forbidden",
+            "retry": False,
+        }
         assert cursor() == 0
         for site in ("none", "same-origin"):
             assert poll(**{"Sec-Fetch-Site": site}) == 200

@@ -9,7 +9,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.config_protocols import AccessToken
 from headrace.server.credentials import HTTP, find_token, is_granted
 
-CHANNEL_PATHS = "/v1/channel/"
+CHANNELS = "/v1/channel"
+"""Where all paths of channels begin; those of processors go on with a slash."""
 
 CHANGING_PATHS = frozenset({"/v1/channel/messages"})
 """Where a GET changes something: it may acknowledge, and makes its processor a subscriber."""
@@ -33,21 +34,21 @@ class Access:
         headers = Headers(scope=scope)
         if _is_change(scope) and _is_from_page(headers):
             # A browser sends some of these for any page it shows, to whatever the machine can reach.
-            return _refused(403, "pages in a browser may not change anything here")
+            return _refused(scope, 403, "pages in a browser may not change anything here")
         if scope["path"] in OPEN_PATHS or not self._tokens:
             return None
         token = _bearer(headers.getlist("authorization"))
         if token is None:
-            return _refused(401, "a token is needed: Authorization: Bearer TOKEN")
+            return _refused(scope, 401, "a token is needed: Authorization: Bearer TOKEN")
         # Headers are read as Latin-1, whatever they are.
         known = find_token(self._tokens, token.encode("latin-1").decode(errors="replace"))
         if known is None:
-            return _refused(401, "the token is not known here")
+            return _refused(scope, 401, "the token is not known here")
         scope["headrace.token"] = known
         # Who may use which channel is seen where the channel is known.
-        if is_granted(known, HTTP) or scope["path"].startswith(CHANNEL_PATHS):
+        if is_granted(known, HTTP) or scope["path"].startswith(f"{CHANNELS}/"):
             return None
-        return _refused(403, "the token is not for the HTTP API")
+        return _refused(scope, 403, "the token is not for the HTTP API")
 
 
 def _is_change(scope: Scope) -> bool:
@@ -70,6 +71,10 @@ def _bearer(headers: list[str]) -> str | None:
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
 
 
-def _refused(status: int, error: str) -> JSONResponse:
+def _refused(scope: Scope, status: int, error: str) -> JSONResponse:
+    told: dict[str, object] = {"error": error}
+    if scope["path"].startswith(CHANNELS):
+        # There every error has a code.
+        told |= {"code": "wrong-credentials" if status == 401 else "forbidden", "retry": False}
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return JSONResponse({"error": error}, status, headers)
+    return JSONResponse(told, status, headers)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -43,6 +44,9 @@ WAIT_S_MAX = 60
 WAITING_MAX = 1000
 """Requests that wait for a message at once."""
 
+RENEWAL_S_MIN = 0.1
+"""How often such a request says at most that its processor is there."""
+
 RAW = "application/octet-stream"
 JSON = "application/json"
 
@@ -51,7 +55,9 @@ STATUSES = {
     "bad-content": 400,
     "bad-offset": 400,
     "bad-message": 400,
+    "wrong-credentials": 401,
     "forbidden": 403,
+    "not-found": 404,
     "not-joined": 409,
     "gap": 409,
     "not-uploaded": 409,
@@ -138,17 +144,20 @@ class ChannelsApi:
         wait_s = min(_number(request, "wait_s", 0), WAIT_S_MAX)
         if "ack" in query:
             await self._ack(name, processor, _offset(request, "ack"))
-        batch = await self._pending(name, processor, limit, wait_s)
+        batch = await self._fetch(name, processor, limit)
+        if wait_s and not _is_news(batch):
+            batch = await self._wait(request, name, processor, limit, wait_s)
         if not is_raw:
             return Response(
                 wire.messages_json(name, batch.messages, batch.more, batch.lost),
                 media_type=JSON,
             )
+        lost = {"Headrace-Lost": str(batch.lost)} if batch.lost else {}
         if not batch.messages:
-            return Response(status_code=204)
+            return Response(status_code=204, headers=lost)
         [(offset, _, payload)] = batch.messages
         message = decode_message(payload)
-        headers = {
+        headers = lost | {
             "Headrace-Offset": str(offset),
             # A header holds Latin-1, a name any text: it is percent-encoded, as in a URL.
             "Headrace-Processor": quote(message.processor),
@@ -179,7 +188,7 @@ class ChannelsApi:
         name = self._named(request)
         snapshot = await self._snapshot(name)
         if snapshot is None:
-            raise HTTPException(404, f"channel {name!r} has no snapshot")
+            raise _refusal(ChannelError("not-found", f"channel {name!r} has no snapshot"))
         if RAW not in request.headers.get("accept", ""):
             return _json({"channel": name, "snapshot": _told_snapshot(snapshot)})
         kind = JSON if snapshot.content.is_json else RAW
@@ -255,32 +264,52 @@ class ChannelsApi:
         )
         return at
 
-    async def _pending(self, name: str, processor: str, limit: int, wait_s: int) -> Batch:
+    async def _fetch(self, name: str, processor: str, limit: int) -> Batch:
+        batch: Batch = await self._ask(
+            name, lambda channel, done, _: channel.fetch(channel.request(processor), limit, done)
+        )
+        return batch
+
+    async def _wait(
+        self, request: Request, name: str, processor: str, limit: int, wait_s: int
+    ) -> Batch:
+        """What is pending as soon as something is; nothing when the time is over, or the client is gone."""
+        if self._waiting >= WAITING_MAX:
+            text = f"{WAITING_MAX} requests wait for messages already"
+            raise _refusal(ChannelError("unavailable", text))
+        self._waiting += 1
+        woken = asyncio.Event()
+        gone = asyncio.create_task(_hung_up(request))
+        gone.add_done_callback(lambda _: woken.set())
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
-        while True:
-            batch: Batch = await self._ask(
-                name,
-                lambda channel, done, _: channel.fetch(channel.request(processor), limit, done),
-            )
-            left_s = until - loop.time()
-            if batch.messages or batch.lost or left_s <= 0:
-                return batch
-            if self._waiting >= WAITING_MAX:
-                raise HTTPException(503, f"{WAITING_MAX} requests wait for messages already")
-            came = asyncio.Event()
-            channel = self._channels.get(name)
-            channel.wait(came.set)
-            self._waiting += 1
-            try:
-                async with asyncio.timeout(left_s):
-                    await came.wait()
-            except TimeoutError:
-                pass
-            finally:
-                self._waiting -= 1
-                channel.wait_no_more(came.set)
-                self._channels.rest(channel)
+        batch = Batch(name, [], more=False)
+        try:
+            while not (_is_news(batch) or gone.done()) and (left_s := until - loop.time()) > 0:
+                woken.clear()
+                batch = await self._fetch_or_wait(name, processor, limit, woken, left_s)
+        finally:
+            self._waiting -= 1
+            gone.cancel()
+        return batch
+
+    async def _fetch_or_wait(
+        self, name: str, processor: str, limit: int, woken: asyncio.Event, wait_s: float
+    ) -> Batch:
+        """Without news it returns when woken, or soon enough to say again that the processor is there."""
+        channel = self._channels.get(name)
+        channel.wait(woken.set)  # before it is looked: what comes meanwhile wakes too
+        try:
+            batch = await self._fetch(name, processor, limit)
+            if not _is_news(batch):
+                renewal_s = max(RENEWAL_S_MIN, channel.rule.presence_ms / 2000)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(wait_s, renewal_s)):
+                        await woken.wait()
+            return batch
+        finally:
+            channel.wait_no_more(woken.set)
+            self._channels.rest(channel)
 
     async def _snapshot(self, name: str) -> Snapshot | None:
         snapshot: Snapshot | None = await _answer(
@@ -293,7 +322,7 @@ class ChannelsApi:
     async def _existing(self, name: str) -> dict[str, Any]:
         told = await self._describe(name)
         if not (told["exists"] or told["members"] or told["snapshot"]):
-            raise HTTPException(404, f"there is no channel {name!r}")
+            raise _refusal(ChannelError("not-found", f"there is no channel {name!r}"))
         return told
 
     async def _describe(self, name: str) -> dict[str, Any]:
@@ -302,6 +331,15 @@ class ChannelsApi:
         told = report.describe(channel, snapshot, self._channels.clock_ms())
         self._channels.rest(channel)
         return told
+
+
+def _is_news(batch: Batch) -> bool:
+    return bool(batch.messages or batch.lost)
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _answer(
@@ -324,7 +362,7 @@ async def _answer(
     except ChannelError as error:
         raise _refusal(error) from None
     except StoreFailedError as error:
-        raise HTTPException(503, str(error)) from None
+        raise _refusal(ChannelError("unavailable", str(error))) from None
 
 
 def _upload(

@@ -90,6 +90,9 @@ _BASE64: _Json = {"type": "string", "contentEncoding": "base64"}
 _NUMBER = _whole(1, NUMBER_MAX, description="The processor's own count of what it sends.")
 _OFFSET = _whole(0, OFFSET_MAX, description="A byte position in the log, just past a message.")
 _MS = _whole(description="Milliseconds since 1970.")
+_LOST = _whole(
+    1, description="How many that belong before or among these cannot be read any more, if any."
+)
 
 _MEMBER = _object(
     processor=_TEXT,
@@ -142,7 +145,7 @@ _SCHEMAS: _Json = {
             _with_content(offset=_OFFSET, processor=_TEXT, number=_NUMBER, ms=_MS),
         ),
         more=_TRUTH,
-        lost=_whole(1, description="How many that should be among them cannot be read any more."),
+        lost=_LOST,
     ),
     "Place": _object(channel=_TEXT, offset=_OFFSET),
     "Channel": _object(
@@ -211,6 +214,9 @@ def _json(description: str, schema: _Json) -> _Json:
     return {"description": description, "content": {JSON: {"schema": schema}}}
 
 
+_COMMON_CODES = ("bad-message", "bad-channel", "wrong-credentials", "forbidden", "unavailable")
+
+
 def _operation(
     name: str,
     summary: str,
@@ -225,7 +231,7 @@ def _operation(
     told |= {403: ["a page in a browser asks"], 503: ["the log has failed or is stopping"]}
     for status, reason in (others or {}).items():
         told.setdefault(status, []).append(reason)
-    for code in ("bad-message", "bad-channel", "forbidden", *codes):
+    for code in (*_COMMON_CODES, *codes):
         told.setdefault(STATUSES[code], []).append(f"`{code}`")
     errors = {status: _json("; ".join(why), _ref("Error")) for status, why in told.items()}
     body = {} if content is None else {"requestBody": content}
@@ -249,10 +255,16 @@ def _content(bytes_max: int) -> _Json:
     }
 
 
-def _or_raw(answer: _Json, what: str) -> _Json:
+def _or_raw(answer: _Json, what: str, **headers: _Json) -> _Json:
     raw = {"schema": {"type": "string", "format": "binary"}}
     text = f"{answer['description']}. With `Accept: {RAW}`, {what} as it is, JSON or bytes."
-    return {"description": text, "content": answer["content"] | {RAW: raw}}
+    told = {"description": text, "content": answer["content"] | {RAW: raw}}
+    return told | _headers(**headers)
+
+
+def _headers(**schemas: _Json) -> _Json:
+    """What else is said of something that goes as it is."""
+    return {"headers": {f"Headrace-{name}": {"schema": one} for name, one in schemas.items()}}
 
 
 _UPLOADED_IN_TIME = {408: "the body did not come in time"}
@@ -262,7 +274,7 @@ _JOIN = _operation(
     "Become a member, and a subscriber for a while",
     [_NAME, _PROCESSOR],
     {200: _json("Where the log is, and what was missed", _ref("Joined"))},
-    *("too-many", "unavailable"),
+    "too-many",
 )
 _LEAVE = _operation(
     "leave",
@@ -293,8 +305,16 @@ _POLL = _operation(
         _query("wait_s", _whole(0, WAIT_S_MAX), 0, required=False),
     ],
     {
-        200: _or_raw(_json("What is pending", _ref("Messages")), "the next message"),
-        204: {"description": f"With `Accept: {RAW}`: nothing is pending"},
+        200: _or_raw(
+            _json("What is pending", _ref("Messages")),
+            "the next message",
+            Offset=_OFFSET,
+            Processor=_TEXT | {"description": "Percent-encoded UTF-8."},
+            Number=_NUMBER,
+            More={"enum": ["true", "false"]},
+            Lost=_LOST,
+        ),
+        204: {"description": f"With `Accept: {RAW}`: nothing is pending"} | _headers(Lost=_LOST),
     },
     *("not-joined", "bad-offset"),
     others={503: "too many requests wait"},
@@ -311,7 +331,7 @@ _UPLOAD = _operation(
     "Upload the state that all messages up to an offset make",
     [_NAME, _PROCESSOR, _query("offset", _OFFSET, 0)],
     {200: _json("The offset of the state that is kept", _ref("Place"))},
-    *("bad-content", "not-joined", "bad-offset", "not-uploaded", "too-large", "unavailable"),
+    *("bad-content", "not-joined", "bad-offset", "not-uploaded", "too-large"),
     others=_UPLOADED_IN_TIME,
     content=_content(STATE_BYTES_MAX),
 )
@@ -321,10 +341,13 @@ _SNAPSHOT = _operation(
     [_NAME],
     {
         200: _or_raw(
-            _json("The state", _object(channel=_TEXT, snapshot=_ref("Snapshot"))), "the state"
+            _json("The state", _object(channel=_TEXT, snapshot=_ref("Snapshot"))),
+            "the state",
+            Offset=_OFFSET,
+            Epoch=_whole(),
         )
     },
-    "unavailable",
+    "not-found",
     others={404: "there is none"},
 )
 _LIST = _operation(
@@ -336,14 +359,13 @@ _LIST = _operation(
         _query("limit", _whole(1, CHANNELS_LISTED_MAX), 10, required=False),
     ],
     {200: _json("A page of them", _object(channels=_list(_ref("Channel")), more=_TRUTH))},
-    "unavailable",
 )
 _DESCRIBE = _operation(
     "describe",
     "What there is to know of a channel",
     [_NAME],
     {200: _json("Its members, what holds its log and what comes next", _ref("Channel"))},
-    "unavailable",
+    "not-found",
     others={404: "there is no such channel"},
 )
 _KEEP = _operation(
@@ -351,6 +373,6 @@ _KEEP = _operation(
     "Cancel a scheduled destruction",
     [_NAME],
     {200: _json("Whether there was one", _object(channel=_TEXT, cancelled=_TRUTH))},
-    "unavailable",
+    "not-found",
     others={404: "there is no such channel"},
 )

@@ -1,0 +1,203 @@
+"""Polling a channel over HTTP: requests that wait, who is there meanwhile, and what every refusal says."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.channel import Channel
+from headrace.broker.channel_member import Batch, Outgoing, Receive
+from headrace.channel_envelope import Content, Message, encode_message
+from headrace.errors import StoreFailedError
+from headrace.server import api_channels
+from headrace.server.api_channels import ChannelsApi
+from headrace.server.api_shared import RefusalWithFacts
+from headrace.testing import ServerProcess, wait_until
+from tests.broker.channel_world import NAME, World
+
+WAIT_S = 10
+RAW = (b"accept", b"application/octet-stream")
+
+
+class Poll:
+    """A request of `b` that waits, without a socket; its client may hang up."""
+
+    def __init__(self, api: ChannelsApi, *headers: tuple[bytes, bytes], **query: object) -> None:
+        self._hung_up = asyncio.Event()
+        self._parts = [{"type": "http.request", "body": b"", "more_body": False}]
+        asked = {"name": NAME, "processor": "b", "wait_s": 60} | query
+        scope = {"type": "http", "method": "GET", "headers": list(headers)}
+        scope["query_string"] = urlencode(asked).encode()
+        self._task = asyncio.create_task(api.poll(Request(scope, self._receive)))
+
+    async def begun(self) -> "Poll":
+        """Now it waits."""
+        await asyncio.sleep(0.01)
+        assert not self._task.done()
+        return self
+
+    def hang_up(self) -> None:
+        self._hung_up.set()
+
+    async def answer(self) -> Response:
+        return await asyncio.wait_for(self._task, WAIT_S)
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._parts:
+            return self._parts.pop()
+        await self._hung_up.wait()
+        return {"type": "http.disconnect"}
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    for name in "ab":
+        world.channel.join(name, None, Receive.POLL, lambda _: None, world.refused)
+    world.commit_all()
+    return world
+
+
+@pytest.fixture
+def api(world: World) -> ChannelsApi:
+    return ChannelsApi(world.channels)
+
+
+def send(world: World, number: int = 1) -> None:
+    channel = world.channel
+    content = Content(b'{"insert":"x"}', True)
+    channel.send(channel.request("a"), number, content, lambda _: None)
+    world.commit_all()
+
+
+async def refusal(asked: Poll) -> tuple[int, str, dict[str, object]]:
+    with pytest.raises(RefusalWithFacts) as caught:
+        await asked.answer()
+    return caught.value.status_code, caught.value.detail, caught.value.facts
+
+
+async def test_a_message_wakes_who_waits(api: ChannelsApi, world: World) -> None:
+    waiting = await Poll(api).begun()
+    send(world)
+    assert b'"count":1' in (await waiting.answer()).body
+
+
+@pytest.mark.parametrize("look", [1, 2])
+async def test_what_comes_while_it_is_looked_is_not_missed(
+    api: ChannelsApi, world: World, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    fetch, looks, loop = Channel.fetch, count(1), asyncio.get_running_loop()
+
+    def slow_fetch(self: Channel, member: Any, limit: int, answer: Callable[[Any], None]) -> None:
+        """Whose answer takes a moment, as when the log is on a disk; and meanwhile a message comes."""
+        fetch(self, member, limit, lambda batch: loop.call_later(0.01, answer, batch))
+        if next(looks) == look:
+            send(world)
+
+    monkeypatch.setattr(Channel, "fetch", slow_fetch)
+    assert b'"count":1' in (await Poll(api).answer()).body
+
+
+async def test_who_hangs_up_frees_its_place_at_once(
+    api: ChannelsApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_channels, "WAITING_MAX", 2)
+    first, second = await Poll(api).begun(), await Poll(api).begun()
+    status, text, facts = await refusal(Poll(api))
+    assert (status, text) == (503, "2 requests wait for messages already")
+    assert facts == {"code": "unavailable", "retry": True}
+    first.hang_up()
+    await first.answer()
+    third = await Poll(api).begun()
+    for one in (second, third):
+        one.hang_up()
+        await one.answer()
+
+
+async def test_who_need_not_wait_takes_no_place(
+    api: ChannelsApi, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_channels, "WAITING_MAX", 0)
+    assert (await Poll(api, wait_s=0).answer()).status_code == 200
+    send(world)
+    assert (await Poll(api).answer()).status_code == 200
+
+
+async def test_a_log_that_has_failed_may_be_asked_again(
+    api: ChannelsApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreFailedError("the disk is gone")
+
+    monkeypatch.setattr(Channel, "fetch", fail)
+    assert await refusal(Poll(api)) == (
+        503,
+        "the disk is gone",
+        {"code": "unavailable", "retry": True},
+    )
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+@pytest.mark.parametrize("has_message", [False, True])
+async def test_a_raw_answer_says_what_was_lost(
+    api: ChannelsApi, monkeypatch: pytest.MonkeyPatch, lost: int, has_message: bool
+) -> None:
+    payload = encode_message(Message("é x", 7, Content(b"raw", False)))
+    messages = [Outgoing(40, 1, payload)] if has_message else []
+
+    def fetch(self: Channel, member: Any, limit: int, answer: Callable[[Any], None]) -> None:
+        answer(Batch(NAME, messages, more=False, lost=lost))
+
+    monkeypatch.setattr(Channel, "fetch", fetch)
+    answer = await Poll(api, RAW, wait_s=0).answer()
+    assert answer.headers.get("headrace-lost") == ("3" if lost else None)
+    assert (answer.status_code, answer.body) == ((200, b"raw") if has_message else (204, b""))
+    if has_message:
+        assert answer.headers["headrace-processor"] == "%C3%A9%20x"
+
+
+# A real server
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    settings = ("--set=channels.presence_s=0.6", "--set=channels.grace_s=100")
+    with ServerProcess(tmp_path / "data", *settings) as server:
+        yield server
+        assert "Traceback" not in server.stderr, server.stderr
+
+
+def is_there(server: ServerProcess) -> bool:
+    told = httpx.get(f"{server.http_url}/v1/channel", params={"name": "c"}).json()
+    return bool(told["members"][0]["present"])
+
+
+def test_a_member_is_there_while_its_request_waits_and_no_longer(server: ServerProcess) -> None:
+    query = {"name": "c", "processor": "p"}
+    httpx.post(f"{server.http_url}/v1/channel/join", params=query)
+    with socket.create_connection(server.http) as client:
+        path = "/v1/channel/messages?" + urlencode(query | {"wait_s": 30})
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+        client.settimeout(0.1)
+        for _ in range(20):  # longer than it would be there by itself
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+            assert is_there(server)
+    # It has hung up: nobody says any more that it is there.
+    wait_until(lambda: not is_there(server), 5, "the end of its presence")
+
+
+def test_what_is_not_there_is_told_with_a_code(server: ServerProcess) -> None:
+    for method, path in (("GET", ""), ("POST", "/keep"), ("GET", "/snapshot")):
+        answer = httpx.request(method, f"{server.http_url}/v1/channel{path}?name=nope")
+        assert answer.status_code == 404
+        told = answer.json()
+        assert (told["code"], told["retry"], bool(told["error"])) == ("not-found", False, True)
