@@ -21,6 +21,7 @@ from headrace.errors import (
     ClientClosedError,
     ConfigError,
     ConnectTimeoutError,
+    LeftError,
     LocalProtocolError,
     PayloadTooLargeError,
     QueueFullError,
@@ -354,6 +355,25 @@ async def test_another_client_of_the_same_name_replaces_it(
             await until(lambda: first.state is ConnectionState.REFUSED)
             await b.send("to the second")
             assert await take(second, 1) == ["to the second"]
+
+
+@WAYS
+async def test_who_is_made_to_leave_elsewhere_is_told(
+    shared: ServerProcess, until: Until, receive: Any
+) -> None:
+    url = url_of(shared)
+    async with join(url, "a", receive=receive) as a:
+        waiting = asyncio.ensure_future(anext(a))
+        async with httpx.AsyncClient(base_url=shared.http_url) as http:
+            query = {"name": a.name, "processor": "a"}
+            assert (await http.post("/v1/channel/leave", params=query)).is_success
+        with pytest.raises(LeftError, match="over HTTP or on another connection"):
+            await asyncio.wait_for(waiting, 10)
+        with pytest.raises(LeftError):
+            await a.send("x")
+        await until(lambda: a.state is ConnectionState.REFUSED)
+    async with join(url, "a") as again:
+        assert await again.send("x") > 0
 
 
 async def test_tokens(tmp_path: Path) -> None:
