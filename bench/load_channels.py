@@ -55,6 +55,9 @@ class Side(ABC):
     @abstractmethod
     def readable(self, file: int) -> None: ...
 
+    @abstractmethod
+    def close(self) -> None: ...
+
     def run(self, count: int, window: int) -> float:
         """So many more, at most `window` of them not delivered; the seconds until all is acknowledged."""
         poll = select.epoll()

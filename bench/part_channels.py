@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 
 from bench.load_channels import Channels, Side, Streams
-from bench.measure import Check, Part, Run, measured, undisturbed
+from bench.measure import Check, Part, Run, measured
 from bench.options import Options
 from bench.process import Headrace, Redis, Server, missing
 
+Loads = Sequence[tuple[int, int]]
+
 NAME = "channels"
-CHANNELS = 1000
-MESSAGES, WARM, WINDOW = 30_000, 5_000, 256
+MANY, FEW = 100_000, 1000
+WARM = 5000
+WINDOW, WIDE = 256, 4096
+LOADS = {MANY: ((WINDOW, 20_000), (WIDE, 40_000)), FEW: ((WINDOW, 30_000),)}
+"""Of so many channels, so many messages with so many on the way: of very many channels one message each."""
 IDLE, IDLE_BATCHES = 20_000, 6  # the first batch is the warm-up, the others are measured
 OURS, THEIRS = "headrace, synced", "Redis Streams, always"
 SETTINGS = ("limits.topics_attached_max=1000000", "channels.ping_s=3600")
 
 
 def run(options: Options, say: Callable[[str], None]) -> Part:
-    part = Part(
-        NAME, f"channels: {CHANNELS:,} with one sender and two receivers, {WINDOW} on the way"
-    )
+    part = Part(NAME, "channels with one sender and two receivers, on three connections")
     part.notes.append("rate and CPU are per message: sent, delivered to both, acknowledged by both")
-    messages = MESSAGES // 4 if options.quick else MESSAGES
+    part.notes.append("acknowledgement times are from a send to its delivery")
     redis = missing("redis-server")
     if redis:
         part.notes.append(redis)
-    for turn in range(options.repeat):
-        say(f"{OURS}, {turn + 1} of {options.repeat}")
-        part.add(undisturbed(partial(_headrace, options, messages), options.retries))
-        if not redis:
-            say(f"{THEIRS}, {turn + 1} of {options.repeat}")
-            part.add(undisturbed(partial(_redis, options, messages), options.retries))
+    for channels, loads in LOADS.items():
+        size = channels // 10 if options.quick else channels
+        for turn in range(options.repeat):
+            say(f"{size:,} channels, {OURS}, {turn + 1} of {options.repeat}")
+            for one in _headrace(options, size, loads):
+                part.add(one)
+            if not redis:
+                say(f"{size:,} channels, {THEIRS}, {turn + 1} of {options.repeat}")
+                for one in _redis(options, size, loads):
+                    part.add(one)
+    size = MANY // 10 if options.quick else MANY
     part.compare(
-        "messages per second against Redis Streams, appendfsync always",
-        OURS,
-        THEIRS,
+        f"messages per second in {size:,} channels against Redis Streams, appendfsync always",
+        _label(OURS, size, WINDOW),
+        _label(THEIRS, size, WINDOW),
         lambda one: one.rate,
         3,
         at_least=True,
@@ -47,37 +54,40 @@ def run(options: Options, say: Callable[[str], None]) -> Part:
     return part
 
 
-def _headrace(options: Options, messages: int) -> Run:
+def _label(name: str, channels: int, window: int) -> str:
+    return f"{name}: {channels:,}, {window:,} on the way"
+
+
+def _headrace(options: Options, channels: int, loads: Loads) -> list[Run]:
     with Headrace(options.dir, settings=SETTINGS) as server:
         server.start()
-        side = Channels((server.host, server.ws_port), CHANNELS)
-        side.join(0, CHANNELS)
-        result = _measure(OURS, server, side, messages)
-        side.close()
-        return result
+        side = Channels((server.host, server.ws_port), channels)
+        side.join(0, channels)
+        return _measure(OURS, server, side, loads, options.quick)
 
 
-def _redis(options: Options, messages: int) -> Run:
+def _redis(options: Options, channels: int, loads: Loads) -> list[Run]:
     with Redis(options.dir, "always") as server:
         server.start()
-        side = Streams((server.host, server.port), CHANNELS)
-        result = _measure(THEIRS, server, side, messages)
-        side.close()
-        return result
+        side = Streams((server.host, server.port), channels)
+        return _measure(THEIRS, server, side, loads, options.quick)
 
 
-def _measure(label: str, server: Server, side: Side, messages: int) -> Run:
-    side.run(WARM, WINDOW)
-    server.settle()
-    side.latencies_s.clear()
-    result = Run(label, messages)
-    with measured(server, result):
-        result.seconds = side.run(messages, WINDOW)
-    # From send to delivery, of both receivers.
-    times = sorted(side.latencies_s)
-    result.ack_p50_ms = statistics.median(times) * 1000
-    result.ack_p99_ms = times[int(len(times) * 0.99)] * 1000
-    return result
+def _measure(name: str, server: Server, side: Side, loads: Loads, quick: bool) -> list[Run]:
+    side.run(WARM // 10 if quick else WARM, WINDOW)
+    results = []
+    for window, messages in loads:
+        server.settle()
+        side.latencies_s.clear()
+        result = Run(_label(name, side.channels, window), messages // 10 if quick else messages)
+        with measured(server, result):
+            result.seconds = side.run(result.messages, window)
+        times = sorted(side.latencies_s)
+        result.ack_p50_ms = statistics.median(times) * 1000
+        result.ack_p99_ms = times[int(len(times) * 0.99)] * 1000
+        results.append(result)
+    side.close()
+    return results
 
 
 def _idle(part: Part, options: Options) -> None:
