@@ -298,6 +298,7 @@ def test_notes_count_until_the_next_snapshot_brings_them_over(start: Start, data
     assert server.terminate() == 0
     data_dir = server.data_dir
     server = start(config=config(database.url), data_dir=data_dir)
+    database.wait_for_table()
     assert database.rows("SELECT * FROM headrace_snapshots") == []
     a = Processor(server, "a")
     assert a.join()["snapshot"]["payload"] == 2
