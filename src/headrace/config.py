@@ -205,7 +205,7 @@ class Retention(Section, frozen=True):
         Readers,
         setting(
             "Readers that records are kept for until they have passed them, in topics where they have "
-            "a cursor."
+            "a cursor; `lake` in all topics."
         ),
     ] = Readers()
     wait_s: Annotated[

@@ -30,6 +30,13 @@ RESERVED_PREFIXES = (LOGUX_PREFIX, CHANNEL_PREFIX)
 """Name spaces whose records have an envelope: only their own protocols publish there."""
 
 
+LAKE_READER = "lake"
+"""The reader whose cursors say how far topics are in the lake."""
+
+LAKE_START_READER = "lake:start"
+"""The reader whose cursors say from where on they are."""
+
+
 class Durability(StrEnum):
     """What an acknowledgement promises."""
 

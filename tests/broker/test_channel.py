@@ -506,6 +506,22 @@ def test_readers_that_are_waited_for_hold_the_log(world: World) -> None:
     assert not world.disk.exists
 
 
+def test_the_lake_holds_a_channel_before_its_first_export_and_lets_go_when_it_moves(
+    world: World,
+) -> None:
+    world.rule = rule("last", wait_for=["lake"])
+    a, b = Client(world, "a"), Client(world, "b")
+    first = a.send("x").offset or 0
+    a.send("y")
+    b.ack_all()
+    world.settle_broker()
+    assert world.disk.start.ordinal == 0
+    world.store.reader_cursors["lake"] = Position(1, first, 1)
+    world.channels.readers_moved(["orders", f"channel/{NAME}"])
+    world.settle_broker()
+    assert world.disk.start.ordinal == 1
+
+
 def test_an_empty_channel_is_destroyed_after_its_grace(world: World) -> None:
     a, b = Client(world, "a"), Client(world, "b")
     a.send("x")

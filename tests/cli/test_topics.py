@@ -41,6 +41,7 @@ def test_on_a_narrow_terminal_names_fold_and_numbers_stay_whole(capsys, monkeypa
         "durability": "synced",
         "records": 123_456_789_012,
         "bytes": 1_000 << 30,
+        "start": {"offset": 0},
         "end": {"offset": 1_234_567_890_123},
         "subscribers": 1234,
         "last_ms": 1_750_000_000_000,
@@ -77,6 +78,19 @@ def test_topics_shows_how_far_readers_are_behind(run, topic, server):
     run("delete", topic, "--yes")
     run("publish", topic, "new")
     assert "group:a -1 (2 gone)" in run("topics", topic).stdout
+
+
+def test_topics_shows_what_log_and_lake_hold(run, topic, server):
+    for payload in ("foo", "bar", "car"):
+        run("publish", topic, payload)
+    for reader, ordinal in (("lake:start", 0), ("lake", 1), ("group:a", 3)):
+        place = {"topic": topic, "epoch": 0, "offset": 7 * ordinal, "ordinal": ordinal}
+        body = {"reader": reader, "positions": [place]}
+        assert httpx.post(server.http_url + "/v1/cursors", json=body).status_code == 200
+    heading, row = run("topics", topic).stdout.splitlines()
+    assert heading.split()[4:8] == ["end", "log", "lake", "lag"]
+    assert re.search(r" 21 +0–21 +0–7 +2 +0 ", row)
+    assert row.rstrip().endswith("Z  group:a 0")
 
 
 def test_a_directory_shows_readers_without_a_server(tmp_path, headrace):

@@ -410,6 +410,19 @@ def test_what_is_trimmed_is_deleted_a_segment_at_a_time(directory):
     assert (row.start_offset, row.start_ordinal) == (trim.offset, trim.ordinal)
 
 
+def test_what_was_trimmed_before_it_is_applied_is_never_in_a_file(directory):
+    topic = Writer(1)
+    directory.apply(topic.create(), topic.append(b"one"), topic.append(b"two"), topic.trim())
+    assert directory.names() == set()
+    row = directory.catalogue.topic(b"topic")
+    assert row.start_offset == row.end_offset == topic.offset
+    assert row.start_ordinal == row.end_ordinal == 2
+    directory.apply(topic.append(b"three"), trim := topic.trim(), topic.append(b"four"))
+    assert [one[2] for one in directory.records()[b"topic"]] == [b"four"]
+    [segment] = directory.catalogue.segments(1)
+    assert segment.base == trim.offset
+
+
 def test_a_trim_past_an_end_that_did_not_survive_leaves_no_topic_inside_out(directory):
     topic = Writer(1)
     directory.apply(topic.create(), topic.append(b"one"))

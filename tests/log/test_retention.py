@@ -312,6 +312,19 @@ def test_other_readers_and_readers_without_a_cursor_hold_nothing_back(keep):
     assert len(kept.store.payloads("other")) == 5
 
 
+def test_the_lake_is_waited_for_also_before_its_first_export(keep, caplog):
+    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["lake"]), wait_s=6 * DAY_S)
+    five_days(kept)
+    kept.wait(5 * DAY_S)
+    assert len(kept.store.payloads("topic")) == 5
+    read_to(kept, "lake", "topic", 2)
+    kept.wait(60)
+    assert kept.store.payloads("topic") == [b"2", b"3", b"4"]
+    five_days(kept, "never exported")
+    kept.wait(12 * DAY_S)
+    assert "reader 'lake' will miss" in caplog.text
+
+
 def test_a_cursor_that_was_dropped_lets_go(keep):
     kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]))
     five_days(kept)

@@ -15,6 +15,7 @@ from headrace.broker import channel_notes as notes
 from headrace.broker.channel_notes import End, Snapshot
 from headrace.broker.channel_state import ChannelState
 from headrace.channel_envelope import BadMessageError, Content, Message, decode_message
+from headrace.log.holds import Hold, waited_for
 from headrace.log.records import split_records
 from headrace.log.store import ColdError, Note
 from headrace.model import RECORD_HEADER_BYTES, Position
@@ -65,8 +66,7 @@ def _goal(channel: ChannelState, now_ms: int) -> _Goal | None:
         return None
     if is_due(channel, now_ms):
         if not channel.has_unwritten:
-            held = _first_reader(channel)
-            if held is None or held >= topic.end_offset:
+            if all(hold.position.offset >= topic.end_offset for hold in _readers(channel)):
                 return _Goal(topic.end, True)
             _postpone(channel)
         return None
@@ -81,21 +81,15 @@ def needed(channel: ChannelState, now_ms: int) -> Position:
     for member in channel.members.values():
         if member.offset < offset and channel.holds(member, now_ms):
             offset, ordinal = member.offset, member.ordinal
-    for reader in channel.rule.wait_for:
-        for cursor in channel.hub.store.cursors(topic.name, reader, limit=1):
-            if cursor.position.offset < offset:
-                offset, ordinal = cursor.position.offset, cursor.position.ordinal
+    for hold in _readers(channel):
+        if hold.position.offset < offset:
+            offset, ordinal = hold.position.offset, hold.position.ordinal
     return Position(topic.epoch, offset, ordinal)
 
 
-def _first_reader(channel: ChannelState) -> int | None:
-    store, name = channel.hub.store, channel.topic.name
-    offsets = [
-        cursor.position.offset
-        for reader in channel.rule.wait_for
-        for cursor in store.cursors(name, reader, limit=1)
-    ]
-    return min(offsets, default=None)
+def _readers(channel: ChannelState) -> list[Hold]:
+    readers = channel.rule.wait_for
+    return waited_for(channel.hub.store, channel.topic, readers) if readers else []
 
 
 def _loaded(channel: ChannelState, goal: _Goal, snapshot: Snapshot | None) -> None:

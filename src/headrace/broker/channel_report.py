@@ -10,6 +10,7 @@ from headrace.broker.channel_jobs import needed
 from headrace.broker.channel_member import Member, Standing
 from headrace.broker.channel_notes import Snapshot
 from headrace.broker.channel_state import ChannelState
+from headrace.log.holds import waited_for
 from headrace.log.store import Store
 from headrace.model import CHANNEL_PREFIX
 
@@ -64,12 +65,11 @@ def describe(channel: ChannelState, snapshot: Snapshot | None, now_ms: int) -> d
         ],
         "readers": [
             {
-                "reader": cursor.reader,
-                "cursor": cursor.position.offset,
-                "holds": cursor.position.offset <= first.offset < topic.end_offset,
+                "reader": hold.reader,
+                "cursor": hold.position.offset,
+                "holds": hold.position.offset <= first.offset < topic.end_offset,
             }
-            for reader in channel.rule.wait_for
-            for cursor in channel.hub.store.cursors(topic.name, reader, limit=1)
+            for hold in waited_for(channel.hub.store, topic, channel.rule.wait_for)
         ],
         "needed_from": first.offset,
         "snapshot": (

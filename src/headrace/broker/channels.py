@@ -5,7 +5,7 @@ its notes when it is asked for. Nothing is done per channel and second: notes ha
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -147,6 +147,13 @@ class Channels:
     def look_later(self, channel: ChannelState) -> None:
         """Someone may need less of its log than before."""
         self._changed[channel] = None
+
+    def readers_moved(self, topics: Iterable[str]) -> None:
+        """Cursors have moved there that may be waited for."""
+        for topic in topics:
+            name = topic.removeprefix(CHANNEL_PREFIX)
+            if name and name != topic and self.rule(name).wait_for:
+                self.look_later(self.get(name))
 
     def look_again(self, channel: ChannelState, wait_ms: int) -> None:
         """What was not possible may be so later."""

@@ -11,8 +11,13 @@ from rich.table import Table
 from headrace.cli import options
 from headrace.cli.http_api import HttpApi, request
 from headrace.cli.output import moment, print_table, size
+from headrace.model import LAKE_READER, LAKE_START_READER
 
 _PAGE = 1000
+_OF_LAKE = ("log", "lake", "lag")
+_HEADINGS = (
+    *("topic", "durability", "records", "size", "end", *_OF_LAKE, "subs", "last record", "readers"),
+)
 _NAME_MIN = 16
 
 
@@ -28,7 +33,8 @@ def topics(
 ) -> None:
     """List the topics of a running server.
 
-    Beside each are the readers that keep a cursor in it, and how many records they are behind.
+    Beside each are the readers that keep a cursor in it, and how many records they are behind. With a
+    lake, `log` and `lake` are the offsets that each of them holds.
 
     \b
     headrace topics
@@ -39,37 +45,59 @@ def topics(
         for topic in found:
             typer.echo(json.dumps(topic, ensure_ascii=False))
         return
-    rows = []
+    columns: dict[str, list[str]] = {heading: [] for heading in _HEADINGS}
     longest = 0
     for topic in found:
-        name = printable(topic["name"])
-        longest = max(longest, cell_len(name))
-        rows.append(
-            (
-                name,
-                topic["durability"],
-                f"{topic['records']:,}",
-                size(topic["bytes"]),
-                str(topic["end"]["offset"]),
-                str(topic["subscribers"]),
-                moment(topic["last_ms"]),
-                ", ".join(map(_reader, topic.get("cursors", ()))),
-            )
-        )
+        row = _row(topic)
+        longest = max(longest, cell_len(row["topic"]))
+        for heading, cells in columns.items():
+            cells.append(row[heading])
+    has_lake = any(columns["lake"])
     table = Table(box=None, pad_edge=False)
-    table.add_column("topic", overflow="fold")
-    table.add_column("durability", no_wrap=True)
-    for heading in ("records", "size", "end", "subs"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("last record", no_wrap=True)
-    if any(row[-1] for row in rows):
-        table.add_column("readers", no_wrap=True)
-    for row in rows:
-        table.add_row(*row[: len(table.columns)])
+    shown = []
+    for heading, cells in columns.items():
+        if heading in _OF_LAKE and not has_lake:
+            continue
+        if heading == "readers" and not any(cells):
+            continue
+        is_text = heading in ("topic", "durability", "last record", "readers")
+        table.add_column(
+            heading,
+            justify="left" if is_text else "right",
+            no_wrap=heading != "topic",
+            overflow="fold" if heading == "topic" else "ellipsis",
+        )
+        shown.append(cells)
+    for cells_of_row in zip(*shown, strict=True):
+        table.add_row(*cells_of_row)
     if table.row_count:
         print_table(table, spare=max(0, longest - _NAME_MIN))
     else:
         typer.echo("no topics" + (f" begin with {prefix!r}" if prefix else " yet"), err=True)
+
+
+def _row(topic: dict[str, Any]) -> dict[str, str]:
+    cursors = {cursor["reader"]: cursor for cursor in topic.get("cursors", ())}
+    lake, lake_start = cursors.pop(LAKE_READER, None), cursors.pop(LAKE_START_READER, None)
+    row = {
+        "topic": printable(topic["name"]),
+        "durability": topic["durability"],
+        "records": f"{topic['records']:,}",
+        "size": size(topic["bytes"]),
+        "end": str(topic["end"]["offset"]),
+        "subs": str(topic["subscribers"]),
+        "last record": moment(topic["last_ms"]),
+        "readers": ", ".join(map(_reader, cursors.values())),
+        "log": f"{topic['start']['offset']}–{topic['end']['offset']}",
+        "lake": "",
+        "lag": "",
+    }
+    if lake is not None:
+        begin = lake_start["offset"] if lake_start is not None else "…"
+        row["lake"] = f"{begin}–{lake['offset']}"
+        gone = f" ({lake['gone_records']:,} gone)" if lake["gone_records"] else ""
+        row["lag"] = f"{lake['lag_records']:,}{gone}"
+    return row
 
 
 def printable(name: str) -> str:

@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 
 _TAILS_DROPPED_AT_ONCE = 500
 _NOTES_DROPPED_AT_ONCE = 5000
-_NOTE_BYTES_MAX = 1 << 20
-"""All of it is read and written at once, in the catalogue too."""
+_NOTE_BYTES_MAX = (1 << 20) + (1 << 12)
+"""All of it is read and written at once, in the catalogue too: a megabyte, with its key and a few fields."""
 _PIECE_COMMITS = 4
 """A piece of a batch is so many times as long as other commits: it costs less, and others wait longer."""
 
@@ -84,7 +84,8 @@ class EmbeddedStore(ReadSide):
         self._commit_bytes_max = min(
             config.journal.commit_bytes_max, config.journal.file_bytes // 4
         )
-        self.note_bytes_max = min(_NOTE_BYTES_MAX, note_bytes_max(self._commit_bytes_max))
+        # One note may be a longer commit than others.
+        self.note_bytes_max = min(_NOTE_BYTES_MAX, note_bytes_max(config.journal.file_bytes // 4))
         self._notes = Notes(self._catalogue, self.note_bytes_max)
         self._handles = Handles(self._catalogue, config.rule)
         self._sequence = next_sequence - 1

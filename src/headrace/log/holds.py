@@ -7,7 +7,8 @@ waiting is over. Whoever needs the records holds the topic at its position.
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from headrace.model import Position
+from headrace.log.store import Store, Topic
+from headrace.model import LAKE_READER, Position
 
 
 class Place(NamedTuple):
@@ -23,6 +24,21 @@ class Hold(NamedTuple):
 
     reader: str
     position: Position
+
+
+def waited_for(store: Store, topic: Topic, readers: Iterable[str]) -> list[Hold]:
+    """How readers of `wait_for` hold a topic: from their cursors on.
+
+    Without a cursor in it they do not, since they may never come; but all of it waits for the lake.
+    """
+    holds: list[Hold] = []
+    for reader in readers:
+        cursors = store.cursors(topic.name, reader, limit=1)
+        if cursors:
+            holds.append(Hold(reader, cursors[0].position))
+        elif reader == LAKE_READER:
+            holds.append(Hold(reader, topic.start))
+    return holds
 
 
 class Missed(NamedTuple):

@@ -13,7 +13,7 @@ from headrace.config import Config
 from headrace.errors import StoreFailedError
 from headrace.log.catalogue import Catalogue, SegmentRow, TopicRow
 from headrace.log.embedded import EmbeddedStore
-from headrace.log.holds import Hold, Place, trimming
+from headrace.log.holds import Place, trimming, waited_for
 from headrace.log.layout import Layout
 from headrace.log.runner import Runner
 from headrace.log.store import Topic
@@ -102,7 +102,8 @@ class Retention:
             self._runner.soon(lambda: self._forget(expired[_FORGOTTEN_AT_ONCE:]))
 
     def _trim(self, topic: Topic, places: list[Place]) -> bool:
-        start, missed = trimming(places, self._holds(topic.name), topic.start)
+        readers = self._config.rule(topic.name).retention_wait_for
+        start, missed = trimming(places, waited_for(self._store, topic, readers), topic.start)
         if start.offset <= topic.start_offset:
             return False
         logger.debug("topic %r: forgetting records before offset %d", topic.name, start.offset)
@@ -116,14 +117,6 @@ class Retention:
             self._trimming.add(topic.name)
             self._store.trim(topic, start, partial(self._trimming.discard, topic.name))
         return True
-
-    def _holds(self, name: str) -> list[Hold]:
-        """A reader without a cursor in the topic holds nothing back: it may never come."""
-        return [
-            Hold(reader, cursor.position)
-            for reader in self._config.rule(name).retention_wait_for
-            for cursor in self._store.cursors(name, reader, limit=1)
-        ]
 
 
 def find_expired(config: Config, layout: Layout, now_ms: int) -> list[Expired]:

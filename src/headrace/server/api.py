@@ -42,7 +42,7 @@ def make_app(
         routes=[
             *_StateApi(connections, store).routes(),
             *TopicsApi(store, broker, waiting).routes(),
-            *CursorsApi(store).routes(),
+            *CursorsApi(store, channels.readers_moved).routes(),
             *BatchesApi(store).routes(),
             *RangesApi(store, broker, layout).routes(),
             *ChannelsApi(channels).routes(),

@@ -1,7 +1,7 @@
 """The endpoints of cursors: readers note where they go on, and anyone sees how far behind they are."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Annotated
 
@@ -47,8 +47,10 @@ class _Places(Struct, forbid_unknown_fields=True):
 
 
 class CursorsApi:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, moved: Callable[[Collection[str]], None]) -> None:
+        """`moved` is told in which topics cursors are elsewhere now."""
         self._store = store
+        self._moved = moved
         self._changing = 0
 
     def routes(self) -> list[Route]:
@@ -75,6 +77,7 @@ class CursorsApi:
             raise HTTPException(400, str(error)) from None
         except TooManyCursorsError as error:
             raise HTTPException(409, str(error)) from None
+        self._moved(positions)
         return JSONResponse({"reader": asked.reader, "set": len(positions)})
 
     async def list(self, request: Request) -> Response:
@@ -115,6 +118,7 @@ class CursorsApi:
         while found := self._store.cursors(topic, reader, limit=CURSORS_SET_MAX):
             names = [one.topic for one in found]
             await self._durable(partial(self._store.drop_cursors, reader, names))
+            self._moved(names)
             dropped += len(found)
         return JSONResponse({"reader": reader, "dropped": dropped})
 
