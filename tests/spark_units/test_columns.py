@@ -41,6 +41,14 @@ def test_a_schema_may_choose_columns_in_any_order():
     assert found.decoded == ()
 
 
+def test_the_epoch_is_there_for_those_who_ask():
+    assert "epoch" not in SCHEMA.fieldNames()
+    assert columns_of(schema("epoch:long offset:long"), decode="").names == ("epoch", "offset")
+    assert columns_of(schema("epoch:long n:long"), decode="json").decoded[0].name == "n"
+    with pytest.raises(OptionError, match="the column 'epoch' is bigint"):
+        columns_of(schema("epoch:string"), decode="")
+
+
 def test_other_columns_come_out_of_payloads():
     found = columns_of(schema("n:long offset:long s:string"), decode="json")
     assert found.names == ("n", "offset", "s")
@@ -130,7 +138,7 @@ def test_columns_of_events_have_their_types(text, said):
 
 
 def test_topic_and_payload_are_written_and_places_are_not():
-    found = written_columns(SCHEMA, options())
+    found = written_columns(schema("topic:string offset:long epoch:long payload:binary"), options())
     batch = pa.RecordBatch.from_arrays(
         [pa.array(["a", "b"]), pa.array([7, 8]), pa.array([b"x", b"y"])],
         names=["topic", "offset", "payload"],

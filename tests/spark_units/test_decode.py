@@ -239,5 +239,7 @@ def test_a_batch_has_the_columns_that_are_asked_for_in_their_order():
     assert [row["payload"] for row in rows] == [b"", b"x" * 300, b"y"]
     some = pa.schema([pa.field("n", pa.int64()), schema.field("ordinal")])
     values = pa.array([1, 2, None])
+    epoch = pa.schema([pa.field("epoch", pa.int64())])
+    assert to_batch(records, ["epoch"], {}, epoch)["epoch"].to_pylist() == [1, 1, 1]
     chosen = to_batch(records, ["n", "ordinal"], {"n": values}, some).to_pylist()
     assert chosen == [{"n": n, "ordinal": o} for n, o in ((1, 3), (2, 4), (None, 5))]

@@ -34,7 +34,8 @@ SCHEMA = StructType(
 )
 """What is read of raw payloads when the user says nothing else."""
 
-_TYPES = {field.name: field.dataType for field in SCHEMA.fields}
+TYPES = {field.name: field.dataType for field in SCHEMA.fields} | {"epoch": LongType()}
+"""All there are. Few need the epoch, and many rely on the default ones: only a schema asks for it."""
 
 
 _IN_PAYLOADS = (
@@ -94,12 +95,12 @@ def columns_of(schema: StructType, *, decode: str) -> Columns:
             raise OptionError(f"the schema has the column {name!r} twice")
     own = envelope_of(decode).own if decode else {}
     # An envelope's own columns go before those of the source that have the same name.
-    places = {name: kind for name, kind in _TYPES.items() if name not in own}
+    places = {name: kind for name, kind in TYPES.items() if name not in own}
     decoded = tuple(field for field in schema.fields if field.name not in places)
     if decoded and not decode:
         raise OptionError(
             f"the schema has a column {decoded[0].name!r} that the source does not: it has "
-            f"{', '.join(_TYPES)}; give decode = json to read others from payloads"
+            f"{', '.join(TYPES)}; give decode = json to read others from payloads"
         )
     if decode and not decoded:
         raise OptionError(

@@ -37,6 +37,8 @@ class Records(NamedTuple):
     data: pa.Buffer
     data_offset: int
     """The topic's offset of the buffer's first byte."""
+    epoch: int
+    """Of the topic's life when it was read."""
 
     @property
     def record_count(self) -> int:
@@ -106,7 +108,8 @@ def _records(
         return None
     ms = np.repeat(rows["ms"].astype(np.int64), counts)
     return Records(
-        part.topic, found + offset, int(rows["ordinal"][0]), ms, pa.py_buffer(data), offset
+        *(part.topic, found + offset, int(rows["ordinal"][0]), ms, pa.py_buffer(data), offset),
+        part.end.epoch,
     )
 
 
@@ -223,4 +226,5 @@ _COLUMNS: dict[str, Callable[[Records], pa.Array]] = {
     ),
     "timestamp": lambda records: pa.array(records.ms * 1000, pa.timestamp("us", tz="UTC")),
     "payload": lambda records: records.payloads(),
+    "epoch": lambda records: _numbers(np.full(records.record_count, records.epoch, np.int64)),
 }

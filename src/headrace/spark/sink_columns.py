@@ -8,11 +8,11 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from headrace.errors import BadTopicNameError, HeadraceError
 from headrace.log.blocks import check_block_topic
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, check_publish_topic
-from headrace.spark.columns import SCHEMA, check_type
+from headrace.spark.columns import TYPES, check_type
 from headrace.spark.envelopes import Stamps, envelope_of
 from headrace.spark.options import OptionError, SinkOptions
 
-POSITIONS = frozenset(SCHEMA.fieldNames()) - {"topic", "payload"}
+POSITIONS = frozenset(TYPES) - {"topic", "payload"}
 """Columns of the source that say where a record was: what is written gets places of its own."""
 
 
