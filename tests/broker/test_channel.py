@@ -538,6 +538,23 @@ def test_an_empty_channel_is_destroyed_after_its_grace(world: World) -> None:
     assert joined.snapshot is not None and joined.snapshot.content.data == b'"x"'
 
 
+def test_what_is_trimmed_destroyed_and_refused_is_counted(world: World) -> None:
+    counted: list[str] = []
+    world.channels.count = counted.append
+    a = Client(world, "a")
+    a.ack(a.send("x").offset or 0)
+    world.settle_broker()
+    assert counted == ["channels_trimmed_total"]
+    a.send("y")
+    a.send("y", 2)
+    assert counted[1:] == ["duplicates_refused_total"]
+    a.close()
+    world.pass_time(GRACE_MS + 1)
+    world.settle_broker()
+    assert not world.disk.exists
+    assert counted[2:] == ["channels_destroyed_total"]
+
+
 def test_who_has_never_acknowledged_is_told_what_it_missed_until_it_does(world: World) -> None:
     a, b = Client(world, "a"), Client(world, "b")
     a.send("x")

@@ -36,13 +36,16 @@ class Bench:
             journal=Journal(file_bytes=1 << 16, files=3),
             segment=Segment(bytes=4096),
         )
+        self.repeated: list[int] = []
         self.start()
 
     def start(self) -> None:
         self.steps = StepStore(self.config)
         self.ids = EventIds(self.path)
         topic = self.steps.store.topic(TOPIC)
-        self.log = LoguxLog(topic, self.steps.store, self.steps.runner, self.ids)
+        self.log = LoguxLog(
+            topic, self.steps.store, self.steps.runner, self.ids, self.repeated.append
+        )
 
     def run(self) -> None:
         self.steps.runner.run()
@@ -140,6 +143,7 @@ def test_an_event_that_comes_again_is_not_stored_again(
     bench.add(*first[3:], event(10, "a", 0), *first[:3])
     bench.add(event(10.0, "a", 0.0))
     assert bench.stored == [[n, "a", 0] for n in range(11)]
+    assert bench.repeated == [10, 1]
 
 
 @pytest.mark.parametrize("meanwhile", MEANWHILE)

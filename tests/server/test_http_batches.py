@@ -14,6 +14,7 @@ from headrace.channel_envelope import Content, Message, encode_message
 from headrace.config import Config
 from headrace.server import api, api_batches, api_shared
 from headrace.server.http import HttpListener
+from headrace.server.metrics import Metrics
 from headrace.testing import ServerProcess, wait_until
 from headrace.testing.store import StepStore, block
 
@@ -69,6 +70,12 @@ def test_an_upload_is_answered_with_its_name_and_size(http, server):
     assert staged_id in staged_files(server)
 
 
+def refused(http: httpx.Client) -> int:
+    lines = http.get("/metrics").text.splitlines()
+    [value] = [line.split()[1] for line in lines if line.startswith("headrace_duplicates_refused")]
+    return int(value)
+
+
 def test_a_batch_is_answered_when_it_is_appended(http, producer):
     topic = f"of {producer}"
     staged = stage(http, block(topic, [b"one", b"two"]))
@@ -77,8 +84,10 @@ def test_a_batch_is_answered_when_it_is_appended(http, producer):
     assert answer.status_code == 200
     assert answer.json() == expected | {"duplicate": False, "records": 2, "damaged": 0}
     assert records(http, topic) == 2
+    before = refused(http)
     again = decide(http, producer, 7, stage(http, block(topic, [b"one"])))
     assert again.json() == expected | {"duplicate": True, "records": 0, "damaged": 0}
+    assert refused(http) == before + 1
     passed_over = decide(http, producer, 6)
     assert passed_over.status_code == 409
     assert "batch 6 of producer" in passed_over.json()["error"]
@@ -256,7 +265,7 @@ async def test_a_batch_that_takes_long_is_answered_before_it_is_done(tmp_path, m
     monkeypatch.setattr(api_batches, "ANSWER_S", 0.05)
     store = StepStore(Config(data_dir=tmp_path / "data"))
     staged = store.stage(("t", [b"one", b"two"]))
-    app = Starlette(routes=[*api_batches.BatchesApi(store.store).routes()])
+    app = Starlette(routes=[*api_batches.BatchesApi(store.store, Metrics()).routes()])
     body = {"producer": "p", "number": 0, "staged": [staged]}
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
@@ -284,7 +293,7 @@ async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     app = Starlette(
-        routes=[*api_batches.BatchesApi(store.store).routes()],
+        routes=[*api_batches.BatchesApi(store.store, Metrics()).routes()],
         exception_handlers={api.HTTPException: api._error},
     )
     listener = HttpListener(app, 10, sock)

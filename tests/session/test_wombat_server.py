@@ -90,6 +90,7 @@ def test_a_number_that_came_before_is_acknowledged_and_not_stored_again() -> Non
     assert acks(session) == [("t", 8)]
     assert session.receive_messages(publishes(7), 4.0) == []
     assert acks(session) == [("t", 7)]
+    assert session.repeats == 3
     assert session.finished
 
 

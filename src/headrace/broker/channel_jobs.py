@@ -140,7 +140,7 @@ def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -
         due_ms = hub.clock_ms() + channel.rule.lease_ms + hub.remember_ms
         changed += (notes.no_schedule(channel.name), notes.end_note(channel.name, end, due_ms))
         logger.info("channel %r: destroyed at offset %d", channel.name, end.offset)
-        channel.change(channel.job_done, changed=changed, destroy=True)
+        channel.change(partial(_is_done, channel, "destroyed"), changed=changed, destroy=True)
         return
     now_ms = hub.clock_ms()
     if is_due(channel, now_ms):
@@ -150,11 +150,16 @@ def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -
     if still_needed.offset < position.offset:
         position = still_needed
     if position.offset > topic.start_offset:
-        channel.change(channel.job_done, changed=changed, trim=position)
+        channel.change(partial(_is_done, channel, "trimmed"), changed=changed, trim=position)
     elif changed:
         channel.change(channel.job_done, changed=changed)
     else:
         channel.job_done()
+
+
+def _is_done(channel: ChannelState, what: str) -> None:
+    channel.hub.count(f"channels_{what}_total")
+    channel.job_done()
 
 
 def _failed(channel: ChannelState, reason: str) -> None:

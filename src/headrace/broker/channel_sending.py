@@ -47,6 +47,7 @@ class Sending(ChannelState):
     ) -> None:
         """Raises ChannelError."""
         if number <= member.number:
+            self.hub.count("duplicates_refused_total")
             self._send_again(member, number, answer)
             return
         if number > member.number + 1:
@@ -100,6 +101,7 @@ class Sending(ChannelState):
                 member = self.members[name] = Member(name, 0, 0, 0, 0, Standing.LEFT)
             number = number or member.number + 1
             if number <= member.number:
+                self.hub.count("duplicates_refused_total")
                 continue
             record = pack_record(encode_message(message._replace(number=number)))
             records.append(record)

@@ -56,7 +56,9 @@ class Channels:
         members_max: int,
         remember_ms: int,
         look_ms: int = LOOK_MS,
+        count: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`count` is told the names of counters, as something happens that operators count."""
         self.store = store
         self.runner = runner
         self.snapshots = snapshots
@@ -65,6 +67,7 @@ class Channels:
         self.members_max = members_max
         self.remember_ms = remember_ms
         self._look_ms = look_ms
+        self.count = count
         self._known: dict[str, Channel] = {}
         self._changed: dict[ChannelState, None] = {}
         """Channels of whose logs someone may need less than before."""

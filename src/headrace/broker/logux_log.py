@@ -76,8 +76,17 @@ class _Addition(NamedTuple):
 
 
 class LoguxLog:
-    def __init__(self, topic: Topic, store: Store, runner: Runner, ids: EventIds) -> None:
+    def __init__(
+        self,
+        topic: Topic,
+        store: Store,
+        runner: Runner,
+        ids: EventIds,
+        repeated: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`repeated` is told how many events were there already."""
         self.topic = topic
+        self._repeated = repeated
         self._store = store
         self._runner = runner
         self._ids = ids
@@ -168,6 +177,8 @@ class LoguxLog:
     def _append(self, addition: _Addition) -> None:
         fresh = {event.key: event for event in reversed(addition.events) if self._is_new(event)}
         needed = max((self._recent.get(event.key, 0) for event in addition.events), default=0)
+        if len(fresh) < len(addition.events):
+            self._repeated(len(addition.events) - len(fresh))
         if fresh:
             events = [event for event in addition.events if fresh.pop(event.key, None) is not None]
             try:

@@ -43,7 +43,7 @@ def make_app(
             *_StateApi(connections, store).routes(),
             *TopicsApi(store, broker, waiting).routes(),
             *CursorsApi(store, channels.readers_moved).routes(),
-            *BatchesApi(store).routes(),
+            *BatchesApi(store, connections.metrics).routes(),
             *RangesApi(store, broker, layout).routes(),
             *ChannelsApi(channels).routes(),
         ],

@@ -30,6 +30,7 @@ from headrace.log.batches import (
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.staging import STAGED_FILE_BYTES_MAX, Upload
 from headrace.server.api_shared import body
+from headrace.server.metrics import Metrics
 
 BODY_SILENCE_S = 30.0
 """How long nothing may come of a body that has begun."""
@@ -55,8 +56,9 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchesApi:
-    def __init__(self, store: EmbeddedStore) -> None:
+    def __init__(self, store: EmbeddedStore, metrics: Metrics) -> None:
         self._store = store
+        self._metrics = metrics
         self._slots = asyncio.Semaphore(UPLOADS_MAX)
 
     def routes(self) -> list[Route]:
@@ -154,6 +156,8 @@ class BatchesApi:
             raise HTTPException(503, _STOPPING)
         if isinstance(given, BatchRefusedError):
             raise HTTPException(409, str(given))
+        if given.duplicate:
+            self._metrics.count("duplicates_refused_total")
         return JSONResponse({**named, **given._asdict()})
 
 

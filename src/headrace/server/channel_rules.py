@@ -21,6 +21,7 @@ def make_channels(
     runner: Runner,
     snapshots: Snapshots,
     clock_ms: Callable[[], int],
+    count: Callable[[str], None],
 ) -> Channels:
     """Raises `ConfigError` for a reducer that cannot be loaded."""
     settings = config.channels
@@ -51,6 +52,7 @@ def make_channels(
         clock_ms,
         members_max=settings.members_max,
         remember_ms=int(settings.remember_s * 1000),
+        count=count,
     )
 
 

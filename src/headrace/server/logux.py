@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -111,7 +112,13 @@ class Logux:
         handle = store.topic(topic)
         log = self._logs.get(topic)
         if log is None or log.topic is not handle:
-            log = self._logs[topic] = LoguxLog(handle, store, self._runner, self._ids)
+            log = self._logs[topic] = LoguxLog(
+                handle,
+                store,
+                self._runner,
+                self._ids,
+                partial(self.shared.metrics.count, "duplicates_refused_total"),
+            )
         return log
 
     def events(self, topic: str, at: Position, records: Sequence[bytes]) -> list[Outgoing]:

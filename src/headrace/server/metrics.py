@@ -6,6 +6,9 @@ COUNTERS = {
     "connections_closed_for_bad_input_total": "Connections closed because the peer broke the protocol.",
     "records_published_total": "Records received from publishers.",
     "subscriptions_total": "Subscriptions begun.",
+    "duplicates_refused_total": "Publishes, events, messages and batches that had come before.",
+    "channels_trimmed_total": "Times that the beginning of a channel's log was forgotten.",
+    "channels_destroyed_total": "Logs of channels destroyed because nobody was there.",
 }
 GAUGES = {
     "connections": "Open connections of Figg and Wombat clients.",

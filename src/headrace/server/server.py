@@ -143,7 +143,7 @@ class Server:
         self._postgres = make_postgres(config, self._store)
         snapshots = self._postgres or NotedSnapshots(self._store)
         channels = self._channels = make_channels(
-            config, self._store, self._runner, snapshots, _clock_ms
+            config, self._store, self._runner, snapshots, _clock_ms, self._metrics.count
         )
         self._broker.channels = channels.committed
         self._store.batches.take_messages(BatchMessages(channels, self._runner))

@@ -55,6 +55,9 @@ class WombatConnection(TopicConnection, WebSocketConnection):
         commands = self._wombat.receive_messages(messages, self._shared.loop.time())
         if self._wombat.silent_at != silent_at:
             self._move_to_end()
+        if self._wombat.repeats:
+            self._shared.metrics.count("duplicates_refused_total", self._wombat.repeats)
+            self._wombat.repeats = 0
         self.handle(commands, sum(map(len, messages)))
 
     @property

@@ -14,7 +14,7 @@ from headrace.wire.wombat_decoder import ServerDecoder
 
 
 class WombatServerSession(TopicSession):
-    __slots__ = ("_asked", "_numbers", "_silence_s", "_wombat", "silent_at")
+    __slots__ = ("_asked", "_numbers", "_silence_s", "_wombat", "repeats", "silent_at")
 
     def __init__(self, now: float, silence_s: float) -> None:
         self._wombat = ServerDecoder()
@@ -25,6 +25,8 @@ class WombatServerSession(TopicSession):
         self._silence_s = silence_s
         self.silent_at = now + silence_s
         """When to give the client up, unless a PING comes."""
+        self.repeats = 0
+        """Publishes that have come before; whoever counts them sets it back."""
 
     def receive_messages(self, messages: Sequence[bytes], now: float) -> list[Command]:
         commands: list[Command] = []
@@ -106,6 +108,7 @@ class WombatServerSession(TopicSession):
                     fresh.setdefault(name, []).append(record)
                     taken.setdefault(name, []).append(number)
                 else:
+                    self.repeats += 1
                     units.repeat(name, number)
         if fresh:
             unit = Unit(
