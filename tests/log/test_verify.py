@@ -107,6 +107,24 @@ def test_a_sound_log_is_covered_from_its_start_to_its_end(sound):
     assert one.segments == len([f for f in files(sound, ".log") if f.name.startswith("1-")]) > 2
 
 
+def test_another_function_may_check_the_segments_of_all_topics_together(sound):
+    flip(files(sound, ".log")[1], 0)
+    given: list[str] = []
+
+    def check(layout, works, advance):
+        given.extend(f"{work.topic.name.decode()} {work.segment.base}" for work in works)
+        for work in reversed(works):
+            made = verify_segments.SegmentCheck(layout, *work)
+            made.run(advance)
+            yield made
+
+    assert verify(sound, check=check) == verify(sound)
+    assert len(given) == len(set(given)) == len(files(sound, ".log"))
+    given.clear()
+    assert verify(sound, ["two"], check=check) == verify(sound, ["two"])
+    assert {name.split()[0] for name in given} == {"two"}
+
+
 def test_an_empty_directory_of_a_server_is_sound(store, data):
     store.close()
     assert verify(data) == Report([], [], [], False)

@@ -23,7 +23,7 @@ from headrace.log.inspect import CatalogueView, open_unchanged
 from headrace.log.layout import Layout
 from headrace.log.report import Damage, Found, Range, Report, TopicReport
 from headrace.log.verify_journal import JournalCheck, Life
-from headrace.log.verify_segments import SegmentCheck, join_segments
+from headrace.log.verify_segments import CheckSegments, SegmentCheck, SegmentWork, join_segments
 from headrace.log.verify_staged import check_staged
 from headrace.model import check_topic_name
 
@@ -36,15 +36,23 @@ _ATTEMPTS_MAX = 10
 """Plans made for a topic that loses segments again and again while they are read."""
 
 
-def verify(data_dir: Path, topics: Sequence[str] = (), progress: Progress | None = None) -> Report:
-    """Check the named topics, or all there are and whatever else is in the directory."""
+def verify(
+    data_dir: Path,
+    topics: Sequence[str] = (),
+    progress: Progress | None = None,
+    check: CheckSegments | None = None,
+) -> Report:
+    """Check the named topics, or all there are and whatever else is in the directory.
+
+    `check` is given the segments of all of them together, for whoever can check many at a time.
+    """
     layout = Layout(data_dir)
     report = Report([], [], [], False)
     try:
         if not (data_dir / FILE_NAME).exists() and any(_segment_files(layout)):
             raise DamagedCatalogueError(f"{data_dir / FILE_NAME}: the file is missing")
         with open_unchanged(data_dir) as view:
-            _Check(layout, view, report, progress).run(topics)
+            _Check(layout, view, report, progress).run(topics, check)
     except (DamagedCatalogueError, sqlite3.DatabaseError) as error:
         damage = _of_catalogue(FILE_NAME, error)
         if damage not in report.damages:
@@ -68,8 +76,11 @@ class _Check:
         self._report = report
         self._progress = progress
         self._done = self._total = 0
+        self._plans: dict[int, tuple[TopicRow | None, list[SegmentRow]]] = {}
+        """Topics whose segments are checked already, and what these were."""
+        self._checks: dict[SegmentRow, SegmentCheck] = {}
 
-    def run(self, topics: Sequence[str]) -> None:
+    def run(self, topics: Sequence[str], check: CheckSegments | None) -> None:
         view, report = self._view, self._report
         try:
             view.check()
@@ -78,6 +89,8 @@ class _Check:
         lives = self._check_journal()
         ids = self._named(topics, lives) if topics else self._all(lives)
         self._total = view.segment_bytes(ids if topics else None)
+        if check is not None:
+            self._check_ahead(ids, check)
         for topic_id in ids:
             checked = self._check_topic(topic_id, lives.get(topic_id))
             if checked is not None:
@@ -126,23 +139,43 @@ class _Check:
                 names.setdefault(topic_id, life.name.encode())
         return sorted(names, key=lambda topic_id: names[topic_id])
 
+    def _check_ahead(self, ids: Sequence[int], check: CheckSegments) -> None:
+        for topic_id in ids:
+            try:
+                self._plans[topic_id] = self._plan(topic_id)
+            except (DamagedCatalogueError, sqlite3.DatabaseError):
+                break  # it happens again, and is reported, when that topic's turn comes
+        works = [
+            SegmentWork(row, segment)
+            for row, segments in self._plans.values()
+            if row is not None
+            for segment in segments
+        ]
+        self._checks = {one.segment: one for one in check(self._layout, works, self._advance)}
+
     def _check_topic(self, topic_id: int, life: Life | None) -> TopicReport | None:
         """None when the topic was destroyed meanwhile."""
         checks: dict[SegmentRow, SegmentCheck] = {}
+        plan = self._plans.pop(topic_id, None)
         for _ in range(_ATTEMPTS_MAX):
-            row, segments = self._plan(topic_id)
+            row, segments = plan or self._plan(topic_id)
+            plan = None
             if row is None:
                 return _only_in_journal(life) if life is not None and not life.destroyed else None
             for segment in segments:
                 if segment not in checks:
-                    check = SegmentCheck(self._layout, row, segment)
-                    check.run(self._advance)
+                    check = self._checks.pop(segment, None) or self._check(row, segment)
                     if check.damages and self._is_gone(segment):
                         break
                     checks[segment] = check
             else:
                 return _topic_report(row, [checks[segment] for segment in segments], life)
         return None
+
+    def _check(self, row: TopicRow, segment: SegmentRow) -> SegmentCheck:
+        check = SegmentCheck(self._layout, row, segment)
+        check.run(self._advance)
+        return check
 
     def _plan(self, topic_id: int) -> tuple[TopicRow | None, list[SegmentRow]]:
         with self._view.snapshot():

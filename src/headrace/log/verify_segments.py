@@ -5,9 +5,10 @@ the topic's: when some vanished meanwhile, the others need not be read again.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -20,6 +21,17 @@ from headrace.model import JUMP
 
 Advance = Callable[[int], None]
 """Is told how many more bytes were checked."""
+
+
+class SegmentWork(NamedTuple):
+    """A segment that is to be checked, and its topic."""
+
+    topic: TopicRow
+    segment: SegmentRow
+
+
+CheckSegments = Callable[[Layout, Sequence[SegmentWork], Advance], Iterable["SegmentCheck"]]
+"""Checks segments of any topics, as `SegmentCheck` does."""
 
 _BLOCK_BYTES = 4 << 20
 _ROWS_AT_ONCE = 1024
