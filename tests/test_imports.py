@@ -34,6 +34,8 @@ MAY_IMPORT = {
     "cli": BASE
     | {"config", "config_values", "config_protocols", "settings", "client", "server", "log", ""},
     "spark": BASE | {"log", "logux_envelope", "channel_envelope", "reducers"},
+    "lake": BASE,
+    "pipeline": BASE | {"lake", "spark", "log", "reducers", "channel_envelope", "logux_envelope"},
     "testing": BASE | {"config", "client", "server", "log", "broker", "session", "wire"},
     "channels": {"client"},
     "": {"client", "channels"},
@@ -48,8 +50,14 @@ MAY_NOT_IMPORT = {
 }
 """Ways to the outside that a layer must not know: time and bytes are given to it."""
 
-OF_SPARK = {"pyspark", "pyarrow", "numpy", "pandas"}
-"""What the extra `spark` installs: everything else works without it."""
+OF_EXTRAS = {
+    "pyspark": {"spark", "pipeline"},
+    "pandas": {"spark", "pipeline"},
+    "pyarrow": {"spark", "pipeline", "lake"},
+    "numpy": {"spark", "pipeline", "lake"},
+    "deltalake": {"lake"},
+}
+"""What extras install, and who may rely on it: everything else works without."""
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -95,15 +103,14 @@ def test_a_module_imports_only_from_the_layers_below_it(module):
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
-def test_only_spark_imports_what_only_spark_needs(module):
-    names = {name.split(".")[0] for name in imports_of(module)}
-    if layer_of(module) != "spark":
-        assert not names & OF_SPARK
+def test_only_those_import_what_an_extra_installs_who_need_it(module):
+    for name in {name.split(".")[0] for name in imports_of(module)}:
+        assert layer_of(module) in OF_EXTRAS.get(name, {layer_of(module)}), name
 
 
-def test_nothing_the_server_loads_brings_in_what_only_spark_needs():
+def test_nothing_the_server_loads_brings_in_what_an_extra_installs():
     script = "import sys, headrace.cli.main, headrace.server.server; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert not {name.split(".")[0] for name in done.stdout.split()} & OF_SPARK
+    assert not {name.split(".")[0] for name in done.stdout.split()} & OF_EXTRAS.keys()

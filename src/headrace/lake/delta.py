@@ -1,0 +1,164 @@
+"""A lake as a Delta table: commits that count once, whoever else writes; readable by all who read Delta.
+
+The library takes a number of an application again, even a smaller one, from a table that was opened after it
+was committed. So the last number is asked of the very object that commits, and nothing is tried again by
+itself: a commit of someone else in between fails ours, and we look again.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction
+
+from headrace.lake.format import DATE, FORMAT, SCHEMA, LakeError, check_format
+from headrace.lake.syncing import make_directory, sync
+from headrace.lake.writing import Statistics, Written
+
+LOG = "_delta_log"
+_FORMAT_KEY = "headrace.format"
+_BATCH_KEY = "headrace.batch"
+
+_NOTES_LOOKED_AT = 1000
+"""Commits that are searched for a batch's notes, from the newest on."""
+
+_SYNCED = 100
+"""Commits that a job has synced when it starts: some of them may be of one that was killed."""
+
+
+class DeltaLake:
+    """Implements `table.Table`."""
+
+    def __init__(self, lake: Path, *, by_topic: bool) -> None:
+        self._lake = lake
+        self.by_topic = by_topic
+
+    @classmethod
+    def open(cls, lake: Path) -> Self | None:
+        """None where there is no Delta table; one that we have not made is refused."""
+        try:
+            table = DeltaTable(str(lake))
+        except TableNotFoundError:
+            return None
+        except DeltaError as error:
+            raise LakeError(f"{lake} cannot be read as a Delta table: {error}") from None
+        metadata = table.metadata()
+        number = metadata.configuration.get(_FORMAT_KEY)
+        if number is None or not number.isdigit():
+            raise LakeError(
+                f"{lake} holds something else than a lake of Headrace (a Delta table of others): name a "
+                "new or an empty directory"
+            )
+        check_format(int(number), str(lake))
+        return cls(lake, by_topic="topic" in metadata.partition_columns)
+
+    @classmethod
+    def make(cls, lake: Path, *, by_topic: bool) -> Self:
+        make_directory(lake)
+        DeltaTable.create(
+            str(lake),
+            SCHEMA.append(DATE),
+            mode="ignore",  # someone may have been faster
+            partition_by=_partition(by_topic=by_topic),
+            name="headrace",
+            configuration={_FORMAT_KEY: str(FORMAT)},
+            raise_if_key_not_exists=False,
+        )
+        made = cls(lake, by_topic=by_topic)
+        made.sync()
+        return made
+
+    def last(self, app: str) -> int | None:
+        return DeltaTable(str(self._lake)).transaction_version(app)
+
+    def commit(
+        self, app: str, number: int, files: Sequence[Written], notes: Mapping[str, str]
+    ) -> bool:
+        actions: list[Any] = [_add(one) for one in files]
+        properties = CommitProperties(
+            app_transactions=[Transaction(app, number)],
+            max_commit_retries=0,
+            custom_metadata={_BATCH_KEY: str(number), **notes},
+        )
+        while True:
+            table = DeltaTable(str(self._lake))
+            last = table.transaction_version(app)
+            if last is not None and last >= number:
+                return False
+            try:
+                table.create_write_transaction(
+                    actions,
+                    "append",
+                    table.schema(),
+                    _partition(by_topic=self.by_topic),
+                    commit_properties=properties,
+                )
+            except CommitFailedError:
+                continue  # someone was faster: whether we are still to do it has to be looked at again
+            self._sync(f"{table.version():020}.json")
+            return True
+
+    def notes(self, number: int) -> Mapping[str, str] | None:
+        for entry in DeltaTable(str(self._lake)).history(_NOTES_LOOKED_AT):
+            if entry.get(_BATCH_KEY) == str(number):
+                return {key: str(value) for key, value in entry.items()}
+        return None
+
+    def files(self) -> dict[str, int]:
+        added = pa.table(DeltaTable(str(self._lake)).get_add_actions(flatten=True))
+        return dict(zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True))
+
+    def files_of(self, topic: str, offset: int) -> list[str]:
+        quoted = topic.replace("'", "''")
+        found = DeltaTable(str(self._lake)).file_uris(
+            file_pruning_predicate=f"topic = '{quoted}' and offset >= {offset}"
+        )
+        # Addresses of files, however the library writes them: their ends are ours.
+        depth = len(_partition(by_topic=self.by_topic)) + 1
+        return ["/".join(uri.split("/")[-depth:]) for uri in found]
+
+    def sync(self) -> None:
+        self._sync(*sorted(path.name for path in (self._lake / LOG).glob("*.json"))[-_SYNCED:])
+
+    def _sync(self, *names: str) -> None:
+        for name in names:
+            sync(self._lake / LOG / name)
+        sync(self._lake / LOG)
+        sync(self._lake)
+
+
+def _partition(*, by_topic: bool) -> list[str]:
+    return ["topic", "date"] if by_topic else ["date"]
+
+
+def _add(one: Written) -> AddAction:
+    return AddAction(
+        path=one.path,
+        size=one.bytes,
+        partition_values=dict(one.partition),
+        modification_time=int(time.time() * 1000),
+        data_change=True,
+        stats=_statistics(one.rows, one.statistics, one.partition),
+    )
+
+
+def _statistics(rows: int, found: Statistics, partition: Mapping[str, str]) -> str:
+    least, most = found.least._asdict(), found.most._asdict()
+    for name in partition:
+        # Their values are told apart from those in files.
+        least.pop(name, None)
+        most.pop(name, None)
+    return json.dumps(
+        {
+            "numRecords": rows,
+            "minValues": least,
+            "maxValues": most,
+            "nullCount": dict.fromkeys(least, 0),
+        },
+        ensure_ascii=False,
+    )

@@ -1,0 +1,51 @@
+"""Rows made by hand: payloads of a topic, as whoever reads the log gives them to a writer."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.lake.format import SCHEMA
+from headrace.lake.writing import Rows, Writer, Written
+from headrace.log.records import pack_record
+
+DAY_MS = 86_400_000
+NOON_MS = 20_000 * DAY_MS + DAY_MS // 2  # 2024-10-04
+_names = itertools.count()
+
+
+def rows(
+    topic: str,
+    payloads: Sequence[bytes],
+    *,
+    offset: int = 0,
+    ordinal: int = 0,
+    epoch: int = 1,
+    ms: Sequence[int] | None = None,
+) -> Rows:
+    data = b"".join(map(pack_record, payloads))
+    ends = np.cumsum([len(payload) + 4 for payload in payloads], dtype=np.int64)
+    boundaries = offset + np.concatenate([[0], ends]).astype(np.int64)
+    times = np.array(ms or [NOON_MS] * len(payloads), np.int64)
+    count = len(payloads)
+    columns = pa.RecordBatch.from_arrays(
+        [
+            pa.array([topic] * count),
+            pa.array([epoch] * count, pa.int64()),
+            pa.array(boundaries[:-1]),
+            pa.array(range(ordinal, ordinal + count), pa.int64()),
+            pa.array(times * 1000, pa.timestamp("us", tz="UTC")),
+            pa.array(payloads, pa.binary()),
+        ],
+        schema=SCHEMA,
+    )
+    return Rows(topic, epoch, ordinal, boundaries, times, memoryview(data), columns)
+
+
+def write(lake: Path, *some: Rows, by_topic: bool = False) -> list[Written]:
+    writer = Writer(lake, f"file{next(_names)}", by_topic=by_topic)
+    for one in some:
+        writer.add(one)
+    return writer.finish()

@@ -1,0 +1,215 @@
+"""A lake as a Delta table: batches count once, whoever else commits, and everyone can read it.
+
+Two of these are about the library: when it changes what our commits rely on, they say so.
+"""
+
+import json
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
+
+from headrace.lake.delta import LOG, DeltaLake, _add
+from headrace.lake.format import LakeError
+from headrace.lake.reading import read_topic
+from headrace.lake.table import find_table, make_table
+from tests.lake.rows import DAY_MS, NOON_MS, rows, write
+
+APP = "test"
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return DeltaLake.make(tmp_path / "a lake", by_topic=False)
+
+
+def batch(lake, number, *some):
+    """Records of one batch, and what is added for them."""
+    given = some or (rows("a", [b"%d" % number], offset=5 * number, ordinal=number),)
+    return write(lake._lake, *given, by_topic=lake.by_topic)
+
+
+def table_of(lake):
+    return DeltaTable(str(lake._lake))
+
+
+def payloads(lake):
+    return sorted(table_of(lake).to_pyarrow_table(columns=["payload"])["payload"].to_pylist())
+
+
+def test_a_batch_counts_once_however_often_it_is_committed(lake):
+    assert lake.last(APP) is None
+    assert lake.commit(APP, 0, batch(lake, 0), {})
+    assert not lake.commit(APP, 0, batch(lake, 0), {})
+    assert lake.commit(APP, 1, batch(lake, 1), {"more": "7"})
+    assert not lake.commit(APP, 0, batch(lake, 0), {})
+    assert lake.last(APP) == 1
+    assert payloads(lake) == [b"0", b"1"]
+    assert lake.notes(1)["more"] == "7"
+    assert lake.notes(2) is None
+    assert sorted(lake.files().values()) == sorted(
+        (lake._lake / path).stat().st_size for path in lake.files()
+    )
+
+
+def test_the_library_takes_a_number_again_from_a_table_opened_later(lake):
+    assert lake.commit(APP, 3, batch(lake, 3), {})
+    for number in (3, 1):
+        commit(table_of(lake), number, batch(lake, number))
+    assert len(payloads(lake)) == 3
+
+
+def test_the_library_refuses_it_from_a_table_opened_before(lake):
+    opened = table_of(lake)
+    assert lake.commit(APP, 0, batch(lake, 0), {})
+    with pytest.raises(CommitFailedError):
+        commit(opened, 0, batch(lake, 0))
+    assert payloads(lake) == [b"0"]
+
+
+def commit(table, number, files):
+    table.create_write_transaction(
+        [_add(one) for one in files],
+        "append",
+        table.schema(),
+        ["date"],
+        commit_properties=CommitProperties(
+            app_transactions=[Transaction(APP, number)], max_commit_retries=0
+        ),
+    )
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same batch", "another application"])
+@pytest.mark.parametrize("step", ["opened", "looked"])
+def test_someone_else_commits_at_any_step_of_ours(lake, monkeypatch, step, same):
+    """Before we have looked how far the application is, and between that and our commit."""
+    other = DeltaLake(lake._lake, by_topic=False)
+    meddling = [lambda: other.commit(APP if same else "other", 0, batch(other, 0), {})]
+
+    class Meddled(DeltaTable):
+        def transaction_version(self, app):
+            if step == "opened" and meddling:
+                meddling.pop()()
+            found = super().transaction_version(app)
+            if step == "looked" and meddling:
+                meddling.pop()()
+            return found
+
+    monkeypatch.setattr("headrace.lake.delta.DeltaTable", Meddled)
+    made = lake.commit(APP, 0, batch(lake, 1), {})
+    assert not meddling
+    # Whoever was first has written it; one of another application does not stand in the way.
+    assert made == (not same)
+    assert len(payloads(lake)) == (1 if same else 2)
+
+
+def test_numbers_survive_when_only_a_checkpoint_is_left(lake):
+    for number in range(3):
+        lake.commit(APP, number, batch(lake, number), {})
+    table_of(lake).create_checkpoint()
+    for path in sorted((lake._lake / LOG).glob("0*.json"))[:-1]:
+        path.unlink()
+    assert lake.last(APP) == 2
+    assert not lake.commit(APP, 2, batch(lake, 2), {})
+    assert lake.commit(APP, 3, batch(lake, 3), {})
+    assert len(payloads(lake)) == 4
+
+
+def test_a_batch_may_hold_nothing(lake):
+    assert lake.commit(APP, 0, [], {})
+    assert lake.last(APP) == 0
+
+
+@pytest.mark.parametrize("by_topic", [False, True])
+def test_a_topic_is_read_in_its_order_from_any_offset(tmp_path, by_topic):
+    lake = DeltaLake.make(tmp_path / "lake", by_topic=by_topic)
+    names = ["it's/../a", "b"]
+    for number in range(4):
+        ms = [NOON_MS + number * DAY_MS // 4] * 2
+        some = [
+            rows(name, [b"%d" % number, b"!"], offset=10 * number, ordinal=2 * number, ms=ms)
+            for name in sorted(names)
+        ]
+        lake.commit(APP, number, batch(lake, number, *some), {})
+    found = find_table(tmp_path / "lake", "delta", by_topic=by_topic)
+    every = [(10 * n + end, text) for n in range(4) for end, text in ((5, b"%d" % n), (10, b"!"))]
+    for name in names:
+        for offset in (0, 1, 5, 20, 39, 40):
+            got = [
+                one for some in read_topic(tmp_path / "lake", found, name, offset) for one in some
+            ]
+            assert got == [one for one in every if one[0] - 5 >= offset]
+    assert list(read_topic(tmp_path / "lake", found, "c")) == []
+    dates = pa.table(table_of(lake).to_pyarrow_table(columns=["date", "topic"]))
+    assert len(set(dates["date"].to_pylist())) == 2
+    assert set(dates["topic"].to_pylist()) == set(names)
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path):
+    def refused(path, **given):
+        before = sorted(map(str, tmp_path.rglob("*")))
+        with pytest.raises(LakeError) as error:
+            find_table(path, "delta", **{"by_topic": False, **given})
+        assert sorted(map(str, tmp_path.rglob("*"))) == before
+        return str(error.value)
+
+    assert find_table(tmp_path / "new", "delta", by_topic=False) is None
+    assert find_table(tmp_path, "delta", by_topic=False) is None
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").touch()
+    assert refused(other) == (
+        f"{other} holds something else than a lake of Headrace (notes.txt): name a new or an empty "
+        "directory"
+    )
+    assert (
+        refused(other / "notes.txt")
+        == f"{other / 'notes.txt'} is no directory: name a new or an empty one"
+    )
+    foreign = tmp_path / "foreign"
+    DeltaTable.create(str(foreign), pa.schema([("n", pa.int64())]))
+    assert "a Delta table of others" in refused(foreign)
+    ours = tmp_path / "ours"
+    make_table(ours, "delta", by_topic=True)
+    assert refused(ours).startswith(f"{ours} is partitioned by topic and date: give --by-topic")
+    (commit_file,) = (ours / LOG).glob("*.json")
+    text = commit_file.read_text()
+    assert '"headrace.format":"1"' in text
+    commit_file.write_text(text.replace('"headrace.format":"1"', '"headrace.format":"2"'))
+    assert refused(ours, by_topic=True) == (
+        f"{ours} was written by a newer version (format 2, this one writes 1): use that one"
+    )
+    commit_file.write_text("")
+    assert "cannot be read as a Delta table" in refused(ours, by_topic=True)
+    with pytest.raises(LakeError, match="there is no format 'csv' of lakes"):
+        find_table(ours, "csv", by_topic=False)
+
+
+def test_one_that_was_left_while_it_was_made_is_made_again(tmp_path):
+    (tmp_path / "_headrace").mkdir()
+    (tmp_path / LOG).mkdir()
+    assert find_table(tmp_path, "delta", by_topic=False) is None
+    made = make_table(tmp_path, "delta", by_topic=False)
+    assert made.last(APP) is None
+
+
+def test_readers_are_told_what_lies_where(lake):
+    lake.commit(APP, 0, batch(lake, 0, rows("a", [b"x"]), rows("b", [b"y"], offset=70)), {})
+    (line,) = (
+        json.loads(line)["add"]
+        for line in max((lake._lake / LOG).glob("*.json")).read_text().splitlines()
+        if "add" in json.loads(line)
+    )
+    statistics = json.loads(line["stats"])
+    assert statistics["numRecords"] == 2
+    assert statistics["minValues"] | {"timestamp": 0} == {
+        "topic": "a",
+        "epoch": 1,
+        "offset": 0,
+        "ordinal": 0,
+        "timestamp": 0,
+    }
+    assert statistics["maxValues"]["offset"] == 70
+    assert lake.files_of("b", 71) == []
+    assert lake.files_of("c", 0) == []
