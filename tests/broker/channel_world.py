@@ -200,6 +200,7 @@ class Processor:
         """How long it has not been there since it last acknowledged something."""
 
     def connect(self) -> None:
+        self.world.someone_comes()
         if self.connection is not None:
             self.connection.abandon()
         self.connection = Connection(self)
@@ -212,6 +213,7 @@ class Processor:
 
     def poll(self) -> None:
         """Without a connection: get what is pending, and acknowledge it."""
+        self.world.someone_comes()
         channel = self.world.channels.get(NAME)
         try:
             member = channel.request(self.name)
@@ -244,6 +246,7 @@ class Processor:
 
     def post(self) -> None:
         """Without a connection: send something."""
+        self.world.someone_comes()
         channel = self.world.channels.get(NAME)
         try:
             member = channel.request(self.name)
@@ -418,6 +421,9 @@ class World:
         self.rule = rule(reducer_name)
         self.processors = {name: Processor(self, name) for name in names}
         self.refusals: list[ChannelError] = []
+        self.is_kept = False
+        """Whether an operator was told that the log is kept, and nobody has come since he asked for it."""
+        self._came = 0
         self._start()
 
     def _start(self) -> None:
@@ -480,6 +486,21 @@ class World:
                 one.was_away_ms += ms
         self.tick()
 
+    def someone_comes(self) -> None:
+        self.is_kept = False
+        self._came += 1
+
+    def keep(self) -> None:
+        """An operator cancels the destruction."""
+        existed, came = self.disk.exists, self._came
+
+        def answered(was_planned: bool) -> None:
+            if was_planned and existed:
+                assert self.disk.exists, "kept, and destroyed"
+                self.is_kept = came == self._came
+
+        self.channel.keep(answered)
+
     def commit(self) -> None:
         self.store.commit()
         self.runner.run()
@@ -510,6 +531,7 @@ class World:
         for name in self.processors:
             numbers = [n for p, n in truth if p == name]
             assert numbers == list(range(1, len(numbers) + 1)), "numbers have no gaps"
+        assert disk.exists or not self.is_kept, "kept, and destroyed"
         snapshot = self.snapshot
         if snapshot is not None:
             state = [(p, n) for p, n in json.loads(snapshot.content.data)]

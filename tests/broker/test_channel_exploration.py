@@ -39,6 +39,9 @@ def steps(world: World) -> Iterator[Step]:
         if len(connection.got) > 1:
             yield f"{name} acknowledges one", lambda w, n=name: _ack(w, n, 1)  # type: ignore[misc]
         yield f"{name} leaves", lambda w, n=name: _leave(w, n)  # type: ignore[misc]
+    schedule = world.channel.schedule
+    if schedule is not None and schedule.due_ms:
+        yield "an operator keeps it", World.keep
     if world.slow is not None and world.slow.asked:
         yield "the database answers", World.database_answers
     if world.store.pending:
@@ -115,7 +118,7 @@ def fingerprint(world: World) -> object:
     asked = len(world.slow.asked) if world.slow is not None else 0
     changed = (len(world.channels._changed), world.channels._swept, asked)
     away = tuple(one.was_away_ms > LEASE_MS for one in world.processors.values())
-    changed = (*changed, away, world.snapshot and world.snapshot.offset)
+    changed = (*changed, away, world.is_kept, world.snapshot and world.snapshot.offset)
     return channel, processors, notes, members_noted, log, pending, changed
 
 

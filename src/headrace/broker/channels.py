@@ -207,7 +207,8 @@ class Channels:
         for topic in found:
             name = topic.name.removeprefix(CHANNEL_PREFIX)
             channel = self.get(name)
-            if not channel.present and channel.schedule is None:
+            # One that is being destroyed has no date any more.
+            if not (channel.present or channel.schedule or channel.is_busy):
                 channel.plan_destruction(self._started_ms + channel.rule.grace_ms)
             self.rest(channel)
             self._swept = topic.name
