@@ -1,4 +1,4 @@
-"""Checksums of records as the log has them, from rows of a table; and of two stretches from theirs."""
+"""Rows of a table as the log has their records, and checksums of those; of two stretches from theirs too."""
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,11 @@ _POLYNOMIAL = 0x82F63B78
 
 def crc_of_records(payloads: pa.BinaryArray, crc: int = 0) -> int:
     """What the log has of these records: each a size and its payload."""
+    return int(crc32c(records_of(payloads), crc))
+
+
+def records_of(payloads: pa.BinaryArray) -> memoryview:
+    """The very bytes that the log has of these records."""
     count = len(payloads)
     lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False)
     places = np.arange(0, (count + 1) * RECORD_HEADER_BYTES, RECORD_HEADER_BYTES, dtype=np.int32)
@@ -23,7 +28,7 @@ def crc_of_records(payloads: pa.BinaryArray, crc: int = 0) -> int:
     )
     records = pc.binary_join_element_wise(sizes, payloads, b"")
     total = int(lengths.sum(dtype=np.int64)) + count * RECORD_HEADER_BYTES
-    return int(crc32c(memoryview(records.buffers()[2])[:total], crc))
+    return memoryview(records.buffers()[2])[:total]
 
 
 def joined(first: int, second: int, second_bytes: int) -> int:
