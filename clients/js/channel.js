@@ -79,7 +79,8 @@ class Channel {
     this.processor = who.processor;
     this.#options = options;
     this.#callbacks = callbacks;
-    this.#session = new ChannelSession({ ...options, ...who });
+    const instance = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
+    this.#session = new ChannelSession({ ...options, ...who, instance });
     this.#link = new Link(this.#session, target, options, {
       changed: (state) => this.#stateChanged(state),
       happened: (event) => this.#happened(event),

@@ -64,6 +64,7 @@ export class ChannelSession {
   #options;
   #open = false;
   #attempts = 0;
+  #connections = 0;
   #leaving = false;
   #control = [];
   #pingAt = Infinity;
@@ -129,11 +130,14 @@ export class ChannelSession {
 
   /** A fresh connection stands. */
   opened(now) {
-    const { processor, token, receive } = this.#options;
+    const { processor, token, receive, instance } = this.#options;
     this.#open = true;
     this.#silent = true;
     this.#pingAt = now + this.#options.pingIntervalMs;
-    this.#control.push(JSON.stringify({ type: "hello", processor, token }));
+    this.#connections += 1;
+    // So that late words of a dead connection do no harm.
+    const attempt = instance && this.#connections;
+    this.#control.push(JSON.stringify({ type: "hello", processor, token, instance, attempt }));
     if (this.#leaving) this.#say("leave");
     else this.#say("join", { receive });
   }

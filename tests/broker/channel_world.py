@@ -266,6 +266,7 @@ class Connection:
         self.is_open = True
         self.is_gone = False
         """What the server knows."""
+        self.instance, self.attempt = "", 0
         self.is_joined = False
         self.got: list[tuple[int, Id]] = []
         """What came and is not acknowledged, with offsets."""

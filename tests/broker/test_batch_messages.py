@@ -56,6 +56,7 @@ class Watcher:
     """A connection that remembers what it was sent."""
 
     is_gone = False
+    instance, attempt = "", 0
 
     def __init__(self) -> None:
         self.got: list[tuple[str, int]] = []

@@ -31,10 +31,18 @@ class Client:
     """A connection that writes down what it is told. Implements `Subscriber`."""
 
     def __init__(
-        self, world: World, name: str, receive: Receive = Receive.PUSH, *, settle: bool = True
+        self,
+        world: World,
+        name: str,
+        receive: Receive = Receive.PUSH,
+        *,
+        settle: bool = True,
+        instance: str = "",
+        attempt: int = 0,
     ) -> None:
         self.world, self.name = world, name
         self.is_gone = False
+        self.instance, self.attempt = instance, attempt
         self.has_room = True
         self.told: list[Any] = []
         self.channel = world.channels.get(NAME)
@@ -374,6 +382,20 @@ def test_who_polls_is_there_still_when_its_connection_ends(world: World) -> None
     assert texts(b.fetch()) == ["x"]
     world.pass_time(PRESENCE_MS + 1)
     assert not world.channel.present and world.channel.schedule is not None
+
+
+def test_a_join_that_a_dead_connection_brings_late_does_not_replace_the_next(world: World) -> None:
+    live = Client(world, "b", instance="x", attempt=2)
+    late = Client(world, "b", instance="x", attempt=1)
+    [refused] = late.take()
+    assert isinstance(refused, ChannelError) and "on a later connection" in str(refused)
+    Client(world, "a").send("to b")
+    assert live.texts() == ["to b"]
+    for instance, attempt in (("x", 3), ("", 0), ("y", 1)):
+        other = Client(world, "b", instance=instance, attempt=attempt)
+        assert live.take() == ["replaced"] and isinstance(other.told[0], Joined)
+        live = other
+        live.take()
 
 
 def test_who_leaves_elsewhere_is_told_on_its_connection(world: World) -> None:

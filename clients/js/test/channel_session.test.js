@@ -557,3 +557,14 @@ function sends(said) {
     return `${number} ${payload}`;
   });
 }
+
+test("each connection says whose and which one it is", () => {
+  const { session, said } = member({ instance: "i" });
+  for (const attempt of [1, 2]) {
+    session.connecting();
+    session.opened(0);
+    const hello = said()[0];
+    assert.deepEqual([hello.instance, hello.attempt], ["i", attempt]);
+    session.disconnected();
+  }
+});

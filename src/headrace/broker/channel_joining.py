@@ -51,6 +51,10 @@ class Joining(Receiving):
         if self.hold(lambda: self.join(processor, subscriber, receive, answer, refuse)):
             return
         member = self.members.get(processor)
+        if member is not None and subscriber is not None and _is_late(subscriber, member):
+            text = f"{processor!r} has joined on a later connection"
+            refuse(ChannelError("not-joined", text))
+            return
         is_known = member is not None and member.is_member
         if not is_known and sum(one.is_member for one in self.members.values()) >= (
             self.hub.members_max
@@ -264,3 +268,11 @@ class Joining(Receiving):
             return
         self.write([self.note(member)], nothing)
         self.hub.look_later(self)
+
+
+def _is_late(subscriber: Subscriber, member: Member) -> bool:
+    """Whether what a dead connection has sent comes only now, behind what its client has sent since."""
+    other = member.subscriber
+    if other is None or not subscriber.instance:
+        return False
+    return other.instance == subscriber.instance and other.attempt > subscriber.attempt

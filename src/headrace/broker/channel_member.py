@@ -74,6 +74,14 @@ class Subscriber(Protocol):
     @property
     def is_gone(self) -> bool: ...
 
+    @property
+    def instance(self) -> str:
+        """The client that has made the connection; empty when it does not say."""
+
+    @property
+    def attempt(self) -> int:
+        """Which of the connections of that client it is."""
+
     def messages(self, channel: str, batch: Batch) -> bool:
         """Take them; False when there is no room, and then `Channel.go_on` is called when there is."""
 

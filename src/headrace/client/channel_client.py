@@ -4,6 +4,7 @@ It belongs to one event loop and is not safe to use from other threads.
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable, Generator
 from inspect import isawaitable
 from types import TracebackType
@@ -54,6 +55,7 @@ class Channel:
         self._session = ChannelClientSession(
             self.processor,
             options.token,
+            instance=secrets.token_hex(8),
             ping_interval_s=options.ping_interval_s,
             pings_unanswered_max=options.pings_unanswered_max,
             queue_max=options.queue_max,

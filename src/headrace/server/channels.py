@@ -362,7 +362,15 @@ class ChannelConnection(WebSocketConnection):
         else:
             channel.ack(member, message.ack, lambda _: channel.fetch(member, limit, answer), refuse)
 
-    # What channels say
+    # What channels ask and say
+
+    @property
+    def instance(self) -> str:
+        return self._session.instance
+
+    @property
+    def attempt(self) -> int:
+        return self._session.attempt
 
     def messages(self, channel: str, batch: Batch) -> bool:
         if self.is_gone:

@@ -57,18 +57,24 @@ class ChannelClientSession:
         processor: str,
         token: Any = None,
         *,
+        instance: str = "",
         ping_interval_s: float | None = None,
         pings_unanswered_max: int = PINGS_UNANSWERED_MAX,
         queue_max: int = QUEUE_MAX,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
         poll_interval_s: float = POLL_INTERVAL_S,
     ) -> None:
-        """Without a `ping_interval_s`: as often as the server says. The queue is that of each channel."""
+        """Without a `ping_interval_s`: as often as the server says. The queue is that of each channel.
+
+        With an `instance`, which no other client has, late words of a dead connection do no harm.
+        """
         check_processor(processor)
         self.state = ConnectionState.DISCONNECTED
         self.latency_s: float | None = None
         self._processor = processor
         self._token = token
+        self._instance = instance
+        self._attempts = 0
         self._ping_given_s = ping_interval_s
         self._ping_s = ping_interval_s or PING_INTERVAL_S
         self._pings_unanswered_max = pings_unanswered_max
@@ -160,7 +166,8 @@ class ChannelClientSession:
         assert self.state is ConnectionState.CONNECTING and self._stage is _Stage.CLOSED
         self._stage = _Stage.GREETING
         self._ping_at = now + self._ping_s
-        self._out.append(wire.Hello(self._processor, self._token))
+        self._attempts += 1
+        self._out.append(wire.Hello(self._processor, self._token, self._instance, self._attempts))
         for channel in self._channels.values():
             channel.opened()
 

@@ -39,7 +39,10 @@ class _State(Enum):
 
 
 class ChannelServerSession(ServerSession):
-    __slots__ = ("_held", "_ping_s", "_state", "binary", "closed", "processor", "unanswered")
+    __slots__ = (
+        *("_held", "_ping_s", "_state", "attempt", "binary", "closed", "instance", "processor"),
+        *("unanswered",),
+    )
 
     def __init__(self, ping_s: float) -> None:
         self.closed = False
@@ -50,6 +53,7 @@ class ChannelServerSession(ServerSession):
         self.binary = False
         """Whether the peer speaks MessagePack."""
         self.processor = ""
+        self.instance, self.attempt = "", 0
         self.unanswered = 0
         """Requests that are carried out and not answered yet."""
 
@@ -122,6 +126,7 @@ class ChannelServerSession(ServerSession):
                 return
             self._state = _State.AUTHENTICATING
             self.processor = message.processor
+            self.instance, self.attempt = message.instance, message.attempt
             commands.append(Authenticate(message.processor, message.token))
         elif isinstance(message, wire.Hello):
             commands.append(self._end(HELLO_FIRST, "`hello` comes once"))

@@ -32,6 +32,8 @@ MESSAGE_BYTES_MAX = 2 << 20
 
 OFFSET_MAX = (1 << 63) - 1
 
+INSTANCE_LENGTH_MAX = 255
+
 _Number = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 _Offset = Annotated[int, Meta(ge=0, le=OFFSET_MAX)]
 _Count = Annotated[int, Meta(ge=1, le=1 << 31)]
@@ -48,6 +50,9 @@ class _Message(msgspec.Struct, tag_field="type", tag=str.lower, gc=False):
 class Hello(_Message):
     processor: str
     token: Any = None
+    instance: Annotated[str, Meta(max_length=INSTANCE_LENGTH_MAX)] = ""
+    """What the client calls itself for as long as it runs; and which of its connections this is."""
+    attempt: Annotated[int, Meta(ge=0, le=NUMBER_MAX)] = 0
 
 
 class Join(_Message):
