@@ -48,6 +48,10 @@ def test_a_batch_counts_once_however_often_it_is_committed(lake):
     assert payloads(lake) == [b"0", b"1"]
     assert lake.notes(1)["more"] == "7"
     assert lake.notes(2) is None
+    assert [(number, notes.get("more")) for number, notes in lake.all_notes()] == [
+        (1, "7"),
+        (0, None),
+    ]
     assert sorted(lake.files().values()) == sorted(
         (lake._lake / path).stat().st_size for path in lake.files()
     )

@@ -109,6 +109,13 @@ class DeltaLake:
                 return {key: str(value) for key, value in entry.items()}
         return None
 
+    def all_notes(self) -> list[tuple[int, Mapping[str, str]]]:
+        return [
+            (int(entry[_BATCH_KEY]), {key: str(value) for key, value in entry.items()})
+            for entry in DeltaTable(str(self._lake)).history()
+            if str(entry.get(_BATCH_KEY)).isdigit()
+        ]
+
     def files(self) -> dict[str, int]:
         added = pa.table(DeltaTable(str(self._lake)).get_add_actions(flatten=True))
         return dict(zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True))

@@ -29,6 +29,9 @@ class Table(Protocol):
     def notes(self, number: int) -> Mapping[str, str] | None:
         """What the commit of a batch has noted; None when the table remembers no such commit."""
 
+    def all_notes(self) -> list[tuple[int, Mapping[str, str]]]:
+        """Each number and what its commit has noted, of all commits that the table still remembers."""
+
     def files(self) -> dict[str, int]:
         """The files that the table is made of now, below its directory, with their sizes."""
 
