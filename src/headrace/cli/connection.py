@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -17,22 +18,28 @@ Work = Callable[["Client"], Awaitable[None]]
 
 
 def run_with_client(
-    url: str | None, timeout_s: float, work: Work, *, patient: bool = False
+    url: str | None,
+    timeout_s: float,
+    work: Work,
+    *,
+    patient: bool = False,
+    lake: Path | None = None,
 ) -> None:
     """Run `work`; CommandError after `timeout_s` without connection, only at first if `patient`."""
     import uvloop
 
     try:
-        uvloop.run(_run(url_or_default(url), timeout_s, work, patient))
+        uvloop.run(_run(url_or_default(url), timeout_s, work, patient, lake))
     except ConnectTimeoutError as error:
         raise CommandError(with_hint(str(error))) from None
 
 
-async def _run(url: str, timeout_s: float, work: Work, patient: bool) -> None:
+async def _run(url: str, timeout_s: float, work: Work, patient: bool, lake: Path | None) -> None:
     from headrace.client import Options
     from headrace.client.connect import topics_client
 
-    async with topics_client(url, Options(connect_timeout_s=timeout_s)) as client:
+    options = Options(connect_timeout_s=timeout_s, lake=lake)
+    async with topics_client(url, options) as client:
         watch = _Watch(client, timeout_s, patient)
         working = asyncio.ensure_future(work(client))
         try:

@@ -10,7 +10,8 @@ import stat
 import sys
 import threading
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -57,6 +58,15 @@ def subscribe(
             " is said.",
         ),
     ] = False,
+    lake: Annotated[
+        Path | None,
+        typer.Option(
+            "--lake",
+            metavar="DIR",
+            envvar="HEADRACE_LAKE",
+            help="A lake that the topic is exported to: what the log has no more is read there.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print one object per line: topic, offset, payload."),
@@ -79,6 +89,7 @@ def subscribe(
     headrace subscribe greetings --last 10 --json
     headrace subscribe greetings --since 2h | grep error
     headrace subscribe greetings --until-end > greetings.txt
+    headrace subscribe greetings --from-offset 0 --lake /data/lake
     """
     options.only_one(
         from_offset=from_offset is not None,
@@ -105,9 +116,14 @@ def subscribe(
         from_offset = _look_up(api, topic, time=_moment(since))
     if end is None and options.is_same_server(url, http) and _is_missing(api, topic):
         typer.echo(f"headrace: topic {topic!r} does not exist yet: waiting", err=True)
-    printer = _Printer(topic, from_offset, count, end, as_json=as_json, quiet=from_start)
+    printer = _Printer(
+        *(topic, from_offset, count, end),
+        as_json=as_json,
+        quiet=from_start,
+        has_lake=lake is not None,
+    )
     try:
-        run_with_client(url, timeout_s, printer.print_all, patient=True)
+        run_with_client(url, timeout_s, printer.print_all, patient=True, lake=lake)
     except KeyboardInterrupt:
         pass  # how a user says that it is enough
     except BrokenPipeError:
@@ -124,6 +140,7 @@ class _Printer:
         *,
         as_json: bool,
         quiet: bool,
+        has_lake: bool,
     ) -> None:
         self._topic = topic
         self._offset = offset
@@ -131,6 +148,8 @@ class _Printer:
         self._end = end
         self._as_json = as_json
         self._quiet = quiet
+        self._has_lake = has_lake
+        self._passed_end = asyncio.Event()
         self._out = sys.stdout.buffer
 
     async def print_all(self, client: "Client") -> None:
@@ -138,20 +157,29 @@ class _Printer:
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         _watch_output(gone)
         printing = asyncio.ensure_future(self._print_messages(client))
+        passed = asyncio.ensure_future(self._passed_end.wait())
+        waited_for: list[asyncio.Future[Any]] = [printing, passed, gone]
         try:
-            await asyncio.wait([printing, gone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            if passed.done():
+                return
             if not printing.done():
                 raise BrokenPipeError
             await printing
         finally:
             printing.cancel()
-            await asyncio.gather(printing, return_exceptions=True)
+            passed.cancel()
+            await asyncio.gather(printing, passed, return_exceptions=True)
 
     async def _print_messages(self, client: "Client") -> None:
         subscription = client.subscribe(self._topic, offset=self._offset)
         end = self._end
-        if end is not None and await subscription.attached() >= end:
-            return
+        if end is not None:
+            begin = await subscription.attached()
+            # What lies before that may be in the lake.
+            begin = min(begin, self._offset or 0) if self._has_lake else begin
+            if begin >= end:
+                return
         async for batch in subscription.batches():
             wanted = batch[: self._left]
             if end is not None:
@@ -177,6 +205,8 @@ class _Printer:
         return json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
     def _report_missed(self, missed: "Missed") -> None:
+        if self._has_lake and self._end is not None and missed.got >= self._end:
+            self._passed_end.set()  # neither log nor lake has anything before the end
         if self._quiet and missed.asked == 0:
             return
         if missed.got > missed.asked:

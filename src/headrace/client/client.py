@@ -8,6 +8,7 @@ handlers. It belongs to one event loop and is not safe to use from other threads
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
@@ -16,6 +17,7 @@ from headrace.client.entering import wait_for_connection
 from headrace.client.events import Handlers
 from headrace.client.flow import Flow
 from headrace.client.handler import Handler, check_handler
+from headrace.client.lake import Gap, open_lake
 from headrace.client.link import Link
 from headrace.client.options import Options, Pace
 from headrace.client.subscription import Subscription
@@ -57,6 +59,7 @@ class Client:
         self._session = session
         self._make_connection = make_connection
         self._pace = pace
+        self._lake = open_lake(options.lake) if options.lake is not None else None
         self._handlers = Handlers("state", "missed")
         self._subscriptions: dict[str, Subscription] = {}
         self._detaching: set[str] = set()
@@ -289,12 +292,19 @@ class Client:
             elif isinstance(event, Acknowledged):
                 self._acknowledge(event.publishes)
             elif isinstance(event, Missed):
-                self._handlers.tell("missed", event)
+                self._missed(event)
             elif isinstance(event, Attached):
                 self._subscriptions[event.topic].begin(event.offset)
             elif isinstance(event, Detached):
                 self._detaching.discard(event.topic)
                 _wake(self._changes)
+
+    def _missed(self, event: Missed) -> None:
+        if self._lake is not None and event.got > event.asked:
+            gap = Gap(self._lake, event, partial(self._handlers.tell, "missed"))
+            self._subscriptions[event.topic].deliver_from_lake(gap)
+        else:
+            self._handlers.tell("missed", event)
 
     def _messages(self, event: Messages) -> None:
         subscription = self._subscriptions[event.topic]

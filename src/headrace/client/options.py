@@ -1,6 +1,7 @@
 """What an application can set on a client: every option with its meaning, unit and default."""
 
 from dataclasses import dataclass, fields, replace
+from os import PathLike
 from ssl import SSLContext
 from typing import TypedDict
 
@@ -69,14 +70,20 @@ class Options:
     ssl: SSLContext | None = None
     """How a `wombats://` server is checked; None: by its name and the system's authorities."""
 
+    lake: str | PathLike[str] | None = None
+    """The directory of a lake that the server's topics are exported to: what a topic has no more is read from
+    there, as if it had. Needs the extra `headrace[lake]`."""
+
     def __post_init__(self) -> None:
         if self.backoff is not None and not callable(self.backoff):
             raise ConfigError(f"backoff must be a function of the attempt, not {self.backoff!r}")
+        if self.lake is not None and not isinstance(self.lake, str | PathLike):
+            raise ConfigError(f"lake must be the path of a directory, not {self.lake!r}")
         if self.ssl is not None and not isinstance(self.ssl, SSLContext):
             raise ConfigError(f"ssl must be an ssl.SSLContext, not {self.ssl!r}")
         for option in fields(self):
             name, value = option.name, getattr(self, option.name)
-            is_number = name not in ("backoff", "ssl")
+            is_number = name not in ("backoff", "ssl", "lake")
             if is_number and not (value is None and name in _MAY_BE_NONE):
                 check_number(name, value, may_be_zero=name in _MAY_BE_ZERO)
 
@@ -115,3 +122,4 @@ class OptionsDict(TypedDict, total=False):
     resend_s: float | None
     flush_timeout_s: float
     ssl: SSLContext | None
+    lake: str | PathLike[str] | None

@@ -8,12 +8,11 @@ from typing import Protocol, Self
 
 from headrace.client.events import Message
 from headrace.client.handler import Handler, call_handler
+from headrace.client.lake import Batch, Gap
 from headrace.errors import ClientError, LocalProtocolError
 
 MESSAGE_OVERHEAD_BYTES = 128
 """What a received message takes in memory beside its payload, for the bound on buffering."""
-
-Batch = list[tuple[int, bytes]]
 
 
 class Subscriber(Protocol):
@@ -43,12 +42,13 @@ class Subscription:
         self._client = client
         self._attached_at: int | None = None
         self._receive_bytes_max = receive_bytes_max
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[Batch | Gap] = deque()
         self._batches_bytes = 0
         self._over = False
         self._current: Iterator[tuple[int, bytes]] = iter(())
         self._news = asyncio.Event()
         self._handing: asyncio.Task[None] | None = None
+        self._one_reads = asyncio.Lock()
 
     async def attached(self) -> int:
         """Wait until the server delivers this topic, and return the offset it began from."""
@@ -124,6 +124,11 @@ class Subscription:
         self._over = self._over or self._batches_bytes > self._receive_bytes_max
         return not self._over
 
+    def deliver_from_lake(self, gap: Gap) -> None:
+        """Read this before what is delivered from now on."""
+        self._batches.append(gap)
+        self._wake()
+
     def end(self) -> None:
         """Let the iteration end at once; what was not taken is dropped."""
         self.ended = True
@@ -149,11 +154,29 @@ class Subscription:
         return await self._next()
 
     async def _next(self) -> Batch:
-        while not self._batches:
-            if self.ended:
-                return []
-            await self._news.wait()
+        while True:
+            if not self._batches:
+                if self.ended:
+                    return []
+                await self._news.wait()
+            elif isinstance(gap := self._batches[0], Gap):
+                if found := await self._read(gap):
+                    return found
+            else:
+                return self._pop()
+
+    async def _read(self, gap: Gap) -> Batch:
+        async with self._one_reads:
+            if not self._batches or self._batches[0] is not gap:
+                return []  # others have read all of it
+            found = await gap.next()
+            if not found and self._batches:
+                self._batches.popleft()
+            return found if not self.ended else []
+
+    def _pop(self) -> Batch:
         batch = self._batches.popleft()
+        assert not isinstance(batch, Gap)
         self._batches_bytes -= _size(batch)
         if self._over and self._batches_bytes <= self._receive_bytes_max // 2:
             self._over = False

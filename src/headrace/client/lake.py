@@ -1,0 +1,110 @@
+"""What the log of a topic has no more, read from the lake in its place. Needs no Spark.
+
+A gap lies among the messages of a subscription where they were missed. It is read in a thread, some thousands
+of records at a time, when its turn comes; what the lake does not have either is told as missed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Protocol
+
+from headrace.errors import ConfigError, HeadraceError
+from headrace.model import RECORD_HEADER_BYTES
+from headrace.session.client import Missed
+
+logger = logging.getLogger(__name__)
+
+Batch = list[tuple[int, bytes]]
+
+
+class Lake(Protocol):
+    def read(self, topic: str, offset: int) -> Iterator[Batch]:
+        """The records from an offset on, in order, each with the offset just past it."""
+
+
+class _DeltaLake:
+    """Opened for each gap: exports go on meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, topic: str, offset: int) -> Iterator[Batch]:
+        from headrace.lake.delta import DeltaLake
+        from headrace.lake.reading import read_topic
+
+        table = DeltaLake.open(self._path)
+        return read_topic(self._path, table, topic, offset) if table is not None else iter(())
+
+
+def open_lake(path: str | PathLike[str]) -> Lake:
+    """Raises ConfigError where nothing can be read from."""
+    try:
+        from headrace.lake.delta import DeltaLake
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"reading from a lake needs: pip install 'headrace[lake]' ({error})"
+        ) from None
+    place = Path(path)
+    try:
+        found = DeltaLake.open(place)
+    except HeadraceError as error:
+        raise ConfigError(str(error)) from None
+    if found is None:
+        raise ConfigError(f"there is no lake in {place}: has anything been exported yet?")
+    return _DeltaLake(place)
+
+
+class Gap:
+    """Offsets of a topic that the log has no more."""
+
+    def __init__(self, lake: Lake, missed: Missed, tell: Callable[[Missed], None]) -> None:
+        self._lake = lake
+        self._topic, self._at, self._end = missed
+        self._tell = tell
+        self._records: Iterator[Batch] | None = None
+        self._reading: asyncio.Future[Batch | None] | None = None
+
+    async def next(self) -> Batch:
+        """Some of its records; none when it is passed. Cancelling it loses nothing."""
+        while self._at < self._end:
+            if self._reading is None:
+                self._reading = asyncio.ensure_future(asyncio.to_thread(self._read))
+            found = await asyncio.shield(self._reading)
+            self._reading = None
+            if found is None:
+                self._miss(self._end)
+            elif batch := self._mine(found):
+                return batch
+        return []
+
+    def _read(self) -> Batch | None:
+        try:
+            if self._records is None:
+                self._records = self._lake.read(self._topic, self._at)
+            return next(self._records, None)
+        except Exception as error:  # of files, of Arrow, of the table's library
+            logger.error("topic %r cannot be read from the lake: %s", self._topic, error)
+            return None
+
+    def _mine(self, found: Batch) -> Batch:
+        """Those that follow and belong here; what lies between is missed."""
+        batch: Batch = []
+        for end, payload in found:
+            begin = end - RECORD_HEADER_BYTES - len(payload)
+            if begin < self._at:
+                continue
+            if end > self._end:
+                self._miss(self._end)
+                break
+            self._miss(begin)
+            batch.append((end, payload))
+            self._at = end
+        return batch
+
+    def _miss(self, until: int) -> None:
+        if until > self._at:
+            self._tell(Missed(self._topic, self._at, until))
+            self._at = until
