@@ -24,10 +24,10 @@ class Manifests:
     def write(self, manifest: Manifest) -> None:
         """On disk when this returns. One that is there and was never committed is written over."""
         make_directory(self._directory)
-        replace(self._path(manifest.number), manifest.encode())
+        replace(self.path(manifest.number), manifest.encode())
 
     def read(self, number: int) -> Manifest:
-        path = self._path(number)
+        path = self.path(number)
         try:
             return decode_manifest(path.read_bytes(), str(path))
         except FileNotFoundError:
@@ -47,5 +47,5 @@ class Manifests:
             reach.ends.update(manifest.end)
         return reach
 
-    def _path(self, number: int) -> Path:
+    def path(self, number: int) -> Path:
         return self._directory / f"{number:012}.json"
