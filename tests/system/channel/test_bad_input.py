@@ -529,7 +529,7 @@ def test_a_state_that_has_become_too_large_is_told_and_the_channel_goes_on(
     sender, reader = dial().hello("p").join(folded), dial().hello("reader").join(folded)
     for number in range(1, 6):
         # Together a few bytes more than are kept.
-        value = "x" * (MIB // 5 - 8)
+        value = "x" * (MIB // 5)
         end = sender.send(folded, number, {"key": f"k{number}", "value": value})["offset"]
     assert reader.ask("ack", channel=folded, offset=end)["type"] == "acked"
     wait_until(lambda: (facts(abused, folded) or {})["trouble"], WAIT_S)
