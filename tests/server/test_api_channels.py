@@ -1,6 +1,7 @@
 """Polling a channel over HTTP: requests that wait, who is there meanwhile, and what every refusal says."""
 
 import asyncio
+import hashlib
 import socket
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -201,3 +202,44 @@ def test_what_is_not_there_is_told_with_a_code(server: ServerProcess) -> None:
         assert answer.status_code == 404
         told = answer.json()
         assert (told["code"], told["retry"], bool(told["error"])) == ("not-found", False, True)
+
+
+def entry(token: str, grant: str) -> str:
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    return f'[[access.token]]\nname = "{token}"\nsha256 = "{digest}"\ngrants = ["{grant}"]\n'
+
+
+UPLOADED = '[[topics]]\nprefix = "channel/up/"\nreducer = "uploaded"\n'
+
+
+def test_a_job_that_is_no_member_uploads_a_state(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        entry("job", "http") + entry("peer", "channel/") + UPLOADED
+    )
+    with ServerProcess(tmp_path / "data", f"--config={tmp_path / 'config.toml'}") as process:
+
+        def ask(method: str, path: str, token: str = "job", **given: Any) -> httpx.Response:
+            headers = {"Authorization": f"Bearer {token}"}
+            url = f"{process.http_url}/v1/channel/{path}"
+            return httpx.request(method, url, headers=headers, **given)
+
+        def told(answer: httpx.Response) -> tuple[int, str]:
+            return answer.status_code, answer.json()["code"]
+
+        for name in ("up/1", "other"):
+            member = {"name": name, "processor": "a"}
+            assert ask("POST", "join", params=member).is_success
+            sent = ask("POST", "messages", params=member | {"number": 1}, json=1)
+        end = {"offset": sent.json()["offset"]}
+        state = {"params": {"name": "up/1", **end}, "json": {"n": 1}}
+        assert told(ask("PUT", "snapshot", "peer", **state)) == (403, "forbidden")
+        assert ask("PUT", "snapshot", **state).json() == {"channel": "up/1", **end}
+        kept = ask("GET", "snapshot", params={"name": "up/1"}).json()["snapshot"]
+        assert (kept["offset"], kept["payload"]) == (end["offset"], {"n": 1})
+        refused = ask("PUT", "snapshot", params={"name": "other", **end}, json=1)
+        assert told(refused) == (409, "not-uploaded")
+        assert "has the reducer 'last': the server folds it" in refused.json()["error"]
+        nowhere = ask("PUT", "snapshot", params={"name": "up/2", **end}, json=1)
+        assert told(nowhere) == (404, "not-found")
+        past = {"name": "up/1", "offset": end["offset"] + 1}
+        assert told(ask("PUT", "snapshot", params=past, json=1)) == (400, "bad-offset")

@@ -173,7 +173,10 @@ class ChannelsApi:
         return _json({"channel": name, "offset": at})
 
     async def upload(self, request: Request) -> Response:
-        name, processor = self._asked(request)
+        if "processor" in request.query_params:
+            name, processor = self._asked(request)
+        else:
+            name, processor = await self._named_by_operator(request), None
         offset = _offset(request, "offset")
         content = await _content(request, STATE_BYTES_MAX)
         kept: int = await self._ask(
@@ -246,6 +249,16 @@ class ChannelsApi:
             refused = ChannelError("forbidden", f"the token is not of processor {processor!r}")
             raise _refusal(refused)
         return self._named(request), processor
+
+    async def _named_by_operator(self, request: Request) -> str:
+        """A channel that is there, named by someone who needs not be a member of it."""
+        name = self._named(request)
+        token = request.scope.get("headrace.token")
+        if token is not None and not is_granted(token, HTTP):
+            text = "the token is not for the HTTP API: name the processor that uploads"
+            raise _refusal(ChannelError("forbidden", text))
+        await self._existing(name)
+        return name
 
     async def _ask(self, name: str, ask: _Ask[T]) -> T:
         """Ask a channel. It is looked up only now: one held over an `await` may not be the one any more."""
@@ -367,13 +380,14 @@ async def _answer(
 
 def _upload(
     channel: Channel,
-    processor: str,
+    processor: str | None,
     offset: int,
     content: Content,
     done: Callable[[int], None],
     refuse: Callable[[ChannelError], None],
 ) -> None:
-    channel.request(processor)
+    if processor is not None:
+        channel.request(processor)
     upload(channel, offset, content, done, refuse)
 
 

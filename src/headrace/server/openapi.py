@@ -329,10 +329,10 @@ _ACK = _operation(
 _UPLOAD = _operation(
     "upload",
     "Upload the state that all messages up to an offset make",
-    [_NAME, _PROCESSOR, _query("offset", _OFFSET, 0)],
+    [_NAME, _PROCESSOR | {"required": False}, _query("offset", _OFFSET, 0)],
     {200: _json("The offset of the state that is kept", _ref("Place"))},
-    *("bad-content", "not-joined", "bad-offset", "not-uploaded", "too-large"),
-    others=_UPLOADED_IN_TIME,
+    *("bad-content", "not-joined", "bad-offset", "not-uploaded", "too-large", "not-found"),
+    others=_UPLOADED_IN_TIME | {404: "without a processor: there is no such channel"},
     content=_content(STATE_BYTES_MAX),
 )
 _SNAPSHOT = _operation(
