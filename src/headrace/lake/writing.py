@@ -130,6 +130,8 @@ class _File:
                 pq.SortingColumn(names.index(name)) for name in ("topic", "offset") if name in names
             ],
             store_schema=False,
+            # Times are in no checksum of the log's bytes.
+            write_page_checksum=True,
         )
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = self._gathered_bytes = 0
