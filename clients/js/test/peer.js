@@ -73,7 +73,8 @@ class Connection {
     this.path = request.url;
     this.peer = peer;
     this.#socket = socket;
-    this.#closed = once(socket, "close");
+    // Not `once` of Node, which fails when the client was faster.
+    this.#closed = new Promise((resolve) => socket.once("close", resolve));
     const key = request.headers["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
     const accept = createHash("sha1").update(key).digest("base64");
     socket.write(
