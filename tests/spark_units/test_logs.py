@@ -132,6 +132,17 @@ def times_of(log: LogView, state: TopicState) -> list[int]:
     return [ms for one in decode(whole, log.read(whole), verify=True) for ms in one.ms.tolist()]
 
 
+@random_places
+@given(names, share, st.integers(1, 30_000))
+def test_rows_without_their_bytes_are_those_of_the_records(log, filled: Filled, name, part, size):
+    state, records = state_of(log, name), filled.records[name]
+    start = log.at_offset(state, between(records[0].offset, records[-1].end, part))
+    whole = Range(name, start, state.end)
+    for one in log.split(whole, size) if start.ordinal < state.end.ordinal else ():
+        rows = [row for some in log.rows(one) for row in some.tolist()]
+        assert rows == [row for block in log.read(one) for row in block.rows.tolist()]
+
+
 def test_times_differ_and_never_decrease(log):
     times = times_of(log, state_of(log, "many"))
     assert times == sorted(times)

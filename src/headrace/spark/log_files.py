@@ -7,9 +7,9 @@ lock and changes nothing.
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -22,6 +22,8 @@ from headrace.spark.index_rows import Gap, Index, Rows, parse, stretches
 from headrace.spark.log_view import Block, Damage, DataLossError, Range, SourceError, TopicState
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _SCAN_S = 2.0
 """How often directories are looked at for new files: what is applied comes in steps of about that time."""
@@ -255,12 +257,20 @@ class FileLog:
         return not len(index.rows) and bool(index.gaps)
 
     def read(self, part: Range) -> Iterator[Block | Damage]:
+        return self._each_file(part, self._blocks)
+
+    def rows(self, part: Range) -> Iterator[Rows | Damage]:
+        return self._each_file(part, self._rows)
+
+    def _each_file(
+        self, part: Range, read: Callable[[int, int, Range, int], Iterator[T]]
+    ) -> Iterator[T]:
         topic_id, *bases = part.files
         for number, base in enumerate(bases):
             later = bases[number + 1 :]
             end = min(part.end.offset, *later[:1]) if later else part.end.offset
             try:
-                yield from self._blocks(topic_id, base, part, end)
+                yield from read(topic_id, base, part, end)
             except FileNotFoundError:
                 name = self._layout.segment(topic_id, base).name
                 raise DataLossError(
@@ -286,6 +296,15 @@ class FileLog:
             written = base + os.fstat(file.fileno()).st_size
             if len(index.rows) in index.gaps and end <= known < written:
                 yield Damage(known, written, place)
+
+    def _rows(self, topic_id: int, base: int, part: Range, end: int) -> Iterator[Rows | Damage]:
+        index = self._read_index(topic_id, base)
+        for piece in stretches(index, max(part.start.offset, base), end, end - base):
+            if isinstance(piece, Gap):
+                place = f"segment {self._layout.segment(topic_id, base).name}"
+                yield Damage(piece.offset, piece.end, place)
+            else:
+                yield piece.rows
 
     def _space(self, length: int) -> memoryview:
         """Memory that is used again and again: what is new to a process costs it a third of the reading."""

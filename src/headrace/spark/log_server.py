@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.model import Position
 from headrace.spark.http_client import HttpClient, ServerError
-from headrace.spark.index_rows import Gap, Stretch, parse, stretches
+from headrace.spark.index_rows import Gap, Rows, Stretch, parse, stretches
 from headrace.spark.log_view import Block, Damage, DataLossError, Range, TopicState
 from headrace.spark.options import Place
 
@@ -116,21 +116,34 @@ class ServerLog:
             raise _loss(part, error) from None
 
     def read(self, part: Range) -> Iterator[Block | Damage]:
-        start = part.start.offset
-        place = f"topic {part.topic!r} on the server"
+        place = _place(part)
         try:
-            while start < part.end.offset:
-                asked = {"topic": part.topic, "from": start, "to": part.end.offset}
-                index = parse(self._http.send("GET", "/v1/index", asked))
-                end = index.end_offset if len(index.rows) else part.end.offset
-                for piece in stretches(index, start, min(end, part.end.offset), _BLOCK_BYTES):
-                    if isinstance(piece, Gap):
-                        yield Damage(piece.offset, piece.end, place)
-                        continue
+            for piece in self._pieces(part, _BLOCK_BYTES):
+                if isinstance(piece, Gap):
+                    yield Damage(piece.offset, piece.end, place)
+                else:
                     yield Block(piece.rows, self._bytes(part.topic, piece), place)
-                start = end
         except ServerError as error:
             raise _loss(part, error) from None
+
+    def rows(self, part: Range) -> Iterator[Rows | Damage]:
+        try:
+            for piece in self._pieces(part, max(1, part.bytes)):
+                if isinstance(piece, Gap):
+                    yield Damage(piece.offset, piece.end, _place(part))
+                else:
+                    yield piece.rows
+        except ServerError as error:
+            raise _loss(part, error) from None
+
+    def _pieces(self, part: Range, bytes_max: int) -> Iterator[Stretch | Gap]:
+        start = part.start.offset
+        while start < part.end.offset:
+            asked = {"topic": part.topic, "from": start, "to": part.end.offset}
+            index = parse(self._http.send("GET", "/v1/index", asked))
+            end = index.end_offset if len(index.rows) else part.end.offset
+            yield from stretches(index, start, min(end, part.end.offset), bytes_max)
+            start = end
 
     def close(self) -> None:
         self._http.close()
@@ -147,6 +160,10 @@ class ServerLog:
             found.append(data)
             at += len(data)
         return b"".join(found)
+
+
+def _place(part: Range) -> str:
+    return f"topic {part.topic!r} on the server"
 
 
 def _query(part: Range) -> dict[str, object]:

@@ -90,5 +90,8 @@ class LogView(Protocol):
     def read(self, part: Range) -> Iterator[Block | Damage]:
         """The runs that hold a part's records; the first and last may hold others beside them."""
 
+    def rows(self, part: Range) -> Iterator[Rows | Damage]:
+        """The rows of the runs that hold a part's records, without their bytes."""
+
     def close(self) -> None:
         """Let go of what is open; it opens again when something is asked."""
