@@ -1,11 +1,13 @@
 """Checksums from rows are those of the log's bytes, and those of two stretches give that of both."""
 
 import pyarrow as pa
+import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.checksums import crc_of_records, joined
+from headrace.lake.checksums import crc_of_records, joined, joined_ranges
+from headrace.lake.format import Range
 from headrace.log.records import pack_record
 
 payloads = st.lists(st.binary(max_size=40), min_size=1, max_size=20)
@@ -27,3 +29,25 @@ def test_a_part_of_an_array_has_the_checksum_of_its_rows_alone(some, draw):
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_two_checksums_give_that_of_both_stretches(one, other):
     assert joined(crc32c(one), crc32c(other), len(other)) == crc32c(one + other)
+
+
+@given(payloads, st.randoms(use_true_random=False))
+def test_ranges_that_follow_each_other_are_one_with_the_checksum_of_all_bytes(some, chance):
+    records = list(map(pack_record, some))
+    whole = b"".join(records)
+    ranges, offset = [], 0
+    for ordinal, record in enumerate(records):
+        end = offset + len(record)
+        ranges.append(Range("a", 1, offset, end, ordinal, ordinal + 1, crc32c(record), ordinal))
+        offset = end
+    others = [Range("a", 2, offset + 9, offset + 14, 99, 100, 5), Range("b", 1, 0, 5, 0, 1, 6)]
+    mixed = [*ranges, *others]
+    chance.shuffle(mixed)
+    all_of_a = Range("a", 1, 0, len(whole), 0, len(some), crc32c(whole))
+    assert joined_ranges(mixed) == [all_of_a, *others]
+
+
+def test_the_same_records_twice_are_no_range():
+    one = Range("a", 1, 0, 10, 0, 2, 0)
+    with pytest.raises(ValueError, match="offsets 5 to 10 of topic 'a' are there twice"):
+        joined_ranges([one, one._replace(offset=5, ordinal=1)])

@@ -4,13 +4,14 @@ Two of these are about the library: when it changes what our commits rely on, th
 """
 
 import json
+import os
 
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
-from headrace.lake.delta import LOG, DeltaLake, _add
+from headrace.lake.delta import LOG, DeltaLake, _add, _removed
 from headrace.lake.format import LakeError
 from headrace.lake.reading import read_topic
 from headrace.lake.table import find_table, make_table
@@ -217,3 +218,73 @@ def test_readers_are_told_what_lies_where(lake):
     assert statistics["maxValues"]["offset"] == 70
     assert lake.files_of("b", 71) == []
     assert lake.files_of("c", 0) == []
+
+
+def merged(lake, *numbers):
+    """What the batches of these numbers held, in one file."""
+    some = [rows("a", [b"%d" % number], offset=5 * number, ordinal=number) for number in numbers]
+    return write(lake._lake, *some)
+
+
+def test_files_are_replaced_in_one_step_and_only_if_all_are_there(lake):
+    for number in range(3):
+        lake.commit(APP, number, batch(lake, number), {"more": f"of {number}"})
+    one, two, three = lake.files()
+    assert lake.commit("merge", 0, merged(lake, 0, 1), {}, replaced=sorted(lake.files())[:2])
+    assert payloads(lake) == [b"0", b"1", b"2"]
+    assert len(lake.files()) == 2
+    # Its number is none of a batch's.
+    assert lake.notes(0)["more"] == "of 0"
+    assert [number for number, _ in lake.all_notes()] == [2, 1, 0]
+    before = lake.files()
+    assert not lake.commit(
+        "merge", 1, merged(lake, 1, 2), {}, replaced=sorted([one, two, three])[1:]
+    )
+    assert not lake.commit("merge", 0, merged(lake, 2), {}, replaced=sorted([one, two, three])[2:])
+    assert lake.files() == before
+    assert payloads(lake) == [b"0", b"1", b"2"]
+    commits = max((lake._lake / LOG).glob("*.json")).read_text().splitlines()
+    changes = [json.loads(line) for line in commits]
+    assert [
+        one["dataChange"] for line in changes for one in line.values() if "dataChange" in one
+    ] == [False] * 3
+
+
+def test_the_library_takes_the_same_files_out_twice(lake):
+    for number in range(2):
+        lake.commit(APP, number, batch(lake, number), {})
+    opened = table_of(lake)
+    removed = _removed(opened, list(lake.files()))
+    for _ in range(2):
+        (made,) = merged(lake, 0, 1)
+        table_of(lake).create_write_transaction(
+            [*removed, _add(made, is_new=False)],
+            "append",
+            opened.schema(),
+            ["date"],
+            commit_properties=CommitProperties(max_commit_retries=0),
+        )
+    assert len(payloads(lake)) == 4
+
+
+def test_what_was_not_named_for_so_long_is_swept(lake):
+    for number in range(3):
+        lake.commit(APP, number, batch(lake, number), {})
+    lake.commit("merge", 0, merged(lake, 0, 1), {}, replaced=sorted(lake.files())[:2])
+    (orphan,) = batch(lake, 9)
+    hidden = lake._lake / "_headrace" / "batches" / "x.parquet"
+    hidden.parent.mkdir(parents=True)
+    hidden.touch()
+    assert lake.sweep(7200, dry_run=False) == 0
+    old = 1_600_000_000
+    os.utime(lake._lake / orphan.path, (old, old))
+    assert lake.sweep(7200, dry_run=True) == 1
+    assert (lake._lake / orphan.path).exists()
+    assert lake.sweep(7200, dry_run=False) == 1
+    assert not (lake._lake / orphan.path).exists()
+    assert lake.sweep(0, dry_run=False) == 2
+    assert hidden.exists()
+    assert payloads(lake) == [b"0", b"1", b"2"]
+    assert {str(path.relative_to(lake._lake)) for path in lake._lake.glob("date=*/*")} == set(
+        lake.files()
+    )

@@ -1,10 +1,13 @@
 """Rows of a table as the log has their records, and checksums of those; of two stretches from theirs too."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
+from headrace.lake.format import Range
 from headrace.model import RECORD_HEADER_BYTES
 
 _POLYNOMIAL = 0x82F63B78
@@ -47,6 +50,28 @@ def joined(first: int, second: int, second_bytes: int) -> int:
         matrix = [_times(matrix, row) for row in matrix]
         second_bytes >>= 1
     return first ^ second
+
+
+def joined_ranges(ranges: Iterable[Range]) -> list[Range]:
+    """Those that follow each other as one, in the order of topic and offset, without their files.
+
+    Nothing is read for it, and yet it is what the log had. Raises ValueError where two have the same records.
+    """
+    found: list[Range] = []
+    for one in sorted(ranges):
+        last = found[-1] if found else None
+        if last is None or last.topic != one.topic:
+            found.append(one._replace(file=0))
+        elif (last.epoch, last.end, last.end_ordinal) == (one.epoch, one.offset, one.ordinal):
+            crc = joined(last.crc, one.crc, one.end - one.offset)
+            found[-1] = last._replace(end=one.end, end_ordinal=one.end_ordinal, crc=crc)
+        elif one.offset < last.end:
+            raise ValueError(
+                f"offsets {one.offset} to {one.end} of topic {one.topic!r} are there twice"
+            )
+        else:
+            found.append(one._replace(file=0))
+    return found
 
 
 def _times(matrix: list[int], vector: int) -> int:

@@ -7,14 +7,14 @@ itself: a commit of someone else in between fails ours, and we look again.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from headrace.lake.format import DATE, FORMAT, SCHEMA, LakeError, check_format
 from headrace.lake.syncing import make_directory, sync
@@ -73,26 +73,40 @@ class DeltaLake:
         made.sync()
         return made
 
+    @property
+    def id(self) -> str:
+        return str(DeltaTable(str(self._lake)).metadata().id)
+
     def last(self, app: str) -> int | None:
         return DeltaTable(str(self._lake)).transaction_version(app)
 
     def commit(
-        self, app: str, number: int, files: Sequence[Written], notes: Mapping[str, str]
+        self,
+        app: str,
+        number: int,
+        files: Sequence[Written],
+        notes: Mapping[str, str],
+        *,
+        replaced: Collection[str] = (),
     ) -> bool:
-        actions: list[Any] = [_add(one) for one in files]
+        added = [_add(one, is_new=not replaced) for one in files]
+        batch = {} if replaced else {_BATCH_KEY: str(number)}
         properties = CommitProperties(
             app_transactions=[Transaction(app, number)],
             max_commit_retries=0,
-            custom_metadata={_BATCH_KEY: str(number), **notes},
+            custom_metadata={**batch, **notes},
         )
         while True:
             table = DeltaTable(str(self._lake))
             last = table.transaction_version(app)
             if last is not None and last >= number:
                 return False
+            removed = _removed(table, replaced)
+            if removed is None:
+                return False  # the library would take them out twice, and their rows be there twice
             try:
                 table.create_write_transaction(
-                    actions,
+                    [*removed, *added],
                     "append",
                     table.schema(),
                     _partition(by_topic=self.by_topic),
@@ -129,6 +143,15 @@ class DeltaLake:
         depth = len(_partition(by_topic=self.by_topic)) + 1
         return ["/".join(uri.split("/")[-depth:]) for uri in found]
 
+    def sweep(self, after_s: float, *, dry_run: bool) -> int:
+        swept = DeltaTable(str(self._lake)).vacuum(
+            -int(-after_s // 3600),
+            dry_run=dry_run,
+            enforce_retention_duration=False,
+            full=True,  # also what no commit has ever named
+        )
+        return len(swept)
+
     def sync(self) -> None:
         self._sync(*sorted(path.name for path in (self._lake / LOG).glob("*.json"))[-_SYNCED:])
 
@@ -143,13 +166,33 @@ def _partition(*, by_topic: bool) -> list[str]:
     return ["topic", "date"] if by_topic else ["date"]
 
 
-def _add(one: Written) -> AddAction:
+def _removed(table: DeltaTable, paths: Collection[str]) -> list[Any] | None:
+    """What takes files out of a table; None unless all of them are in it."""
+    if not paths:
+        return []
+    known = pa.table(table.get_add_actions()).select(["path", "size_bytes", "partition"])
+    live = {row["path"]: row for row in known.to_pylist()}
+    if not live.keys() >= set(paths):
+        return None
+    return [
+        RemoveAction(
+            path,
+            data_change=False,
+            deletion_timestamp=int(time.time() * 1000),
+            size=live[path]["size_bytes"],
+            partition_values={name: str(value) for name, value in live[path]["partition"].items()},
+        )
+        for path in paths
+    ]
+
+
+def _add(one: Written, *, is_new: bool = True) -> AddAction:
     return AddAction(
         path=one.path,
         size=one.bytes,
         partition_values=dict(one.partition),
         modification_time=int(time.time() * 1000),
-        data_change=True,
+        data_change=is_new,  # else those who follow the table would see its rows again
         stats=_statistics(one.rows, one.statistics, one.partition),
     )
 

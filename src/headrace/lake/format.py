@@ -90,6 +90,30 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return crc32c(self.encode())
 
 
+class Folded(msgspec.Struct, frozen=True, kw_only=True):
+    """What the first batches hold together, in place of a manifest each."""
+
+    format: int = FORMAT
+    batches: int = 0
+    """How many: the next one has its own."""
+    start: Positions = {}
+    end: Positions = {}
+    ranges: tuple[Range, ...] = ()
+    """Those that follow each other as one; which files they are in is left out."""
+    lost: tuple[Lost, ...] = ()
+    crc: int = 0
+    """crc32c of the same with 0 in its place."""
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(msgspec.structs.replace(self, crc=self._sum()))
+
+    def _sum(self) -> int:
+        return crc32c(msgspec.json.encode(msgspec.structs.replace(self, crc=0)))
+
+    def is_sound(self) -> bool:
+        return self.crc == self._sum()
+
+
 class _Versioned(msgspec.Struct):
     format: int
 
@@ -103,6 +127,18 @@ def decode_manifest(data: bytes, place: str) -> Manifest:
         raise LakeError(
             f"{place} is damaged ({error}): restore it, or export to a new directory"
         ) from None
+
+
+def decode_folded(data: bytes, place: str) -> Folded:
+    reason = "its checksum fails"
+    try:
+        check_format(msgspec.json.decode(data, type=_Versioned).format, place)
+        found = msgspec.json.decode(data, type=Folded)
+        if found.is_sound():
+            return found
+    except ValueError as error:
+        reason = str(error)
+    raise LakeError(f"{place} is damaged ({reason}): restore it, or export to a new directory")
 
 
 def check_format(number: int, place: str) -> None:

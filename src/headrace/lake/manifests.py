@@ -1,10 +1,23 @@
-"""The manifests of a lake on disk: written, read, and folded into how far the lake has each topic."""
+"""The manifests of a lake on disk: written, read, folded into one, and how far the lake has each topic.
 
+Many become one file, whose name is how many they are: so one that a slower compaction makes elsewhere never
+takes the place of a longer one. It is there before they go, and counts in their place.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.lake.format import LakeError, Manifest, Positions, decode_manifest
-from headrace.lake.syncing import make_directory, replace
+from headrace.lake.checksums import joined_ranges
+from headrace.lake.format import (
+    Folded,
+    LakeError,
+    Manifest,
+    Positions,
+    decode_folded,
+    decode_manifest,
+)
+from headrace.lake.syncing import make_directory, replace, sync
 
 HIDDEN = "_headrace"
 """Readers of tables, and those who sweep them, leave names alone that begin so."""
@@ -20,6 +33,7 @@ class Reach(NamedTuple):
 class Manifests:
     def __init__(self, lake: Path) -> None:
         self._directory = lake / HIDDEN / "batches"
+        self._folded = lake / HIDDEN / "folded"
 
     def write(self, manifest: Manifest) -> None:
         """On disk when this returns. One that is there and was never committed is written over."""
@@ -38,14 +52,90 @@ class Manifests:
 
     def reach(self, last: int | None) -> Reach:
         """After batch `last`, the last that the table has committed: files behind it do not count."""
-        reach = Reach({}, {})
-        for number in range(0 if last is None else last + 1):
-            manifest = self.read(number)
-            reach.starts.update(
-                (name, at) for name, at in manifest.start.items() if name not in reach.starts
-            )
-            reach.ends.update(manifest.end)
-        return reach
+        while True:
+            folded = self.folded()
+            reach = Reach(dict(folded.start), dict(folded.end))
+            try:
+                for number in range(folded.batches, 0 if last is None else last + 1):
+                    _add(reach, self.read(number))
+            except LakeError:
+                if self.folded().batches == folded.batches:
+                    raise
+                continue  # a compaction has folded it meanwhile
+            return reach
+
+    def folded(self) -> Folded:
+        """What the first batches hold: of none, when nothing was folded yet."""
+        while True:
+            found = max(self._folded.glob("*.json"), default=None)
+            if found is None:
+                return Folded()
+            try:
+                return decode_folded(found.read_bytes(), str(found))
+            except FileNotFoundError:
+                continue  # there is a longer one now
+
+    def fold(self, until: int, check: Callable[[Manifest], None]) -> int:
+        """Make one of all batches below `until` that are none yet; how many these were.
+
+        `check` raises for one that must stay as it is: then all stay.
+        """
+        before = self.folded()
+        try:
+            new = [self.read(number) for number in range(before.batches, until)]
+        except LakeError:
+            if self.folded().batches == before.batches:
+                raise
+            return 0  # someone else does it
+        if new:
+            for manifest in new:
+                check(manifest)
+            self._write_folded(_fold(before, new))
+        # Also what one has left that was killed here.
+        count = self.folded().batches
+        for path in self._directory.glob("*.json"):
+            if path.stem.isdigit() and int(path.stem) < count:
+                path.unlink(missing_ok=True)
+        for path in self._folded.glob("*.json"):
+            if int(path.stem) < count:
+                path.unlink(missing_ok=True)
+        return len(new)
+
+    def folded_path(self, batches: int) -> Path:
+        return self._folded / f"{batches:012}.json"
+
+    def _write_folded(self, folded: Folded) -> None:
+        make_directory(self._folded)
+        path = self.folded_path(folded.batches)
+        replace(path, folded.encode())
+        if decode_folded(path.read_bytes(), str(path)).encode() != folded.encode():
+            raise LakeError(f"{path} is not what was written to it: nothing was deleted")
+        sync(self._folded)
 
     def path(self, number: int) -> Path:
         return self._directory / f"{number:012}.json"
+
+
+def _add(reach: Reach, manifest: Manifest) -> None:
+    reach.starts.update(
+        (name, at) for name, at in manifest.start.items() if name not in reach.starts
+    )
+    reach.ends.update(manifest.end)
+
+
+def _fold(before: Folded, new: list[Manifest]) -> Folded:
+    reach = Reach(dict(before.start), dict(before.end))
+    for manifest in new:
+        _add(reach, manifest)
+    ranges = [*before.ranges, *(one for manifest in new for one in manifest.ranges)]
+    lost = [*before.lost, *(one for manifest in new for one in manifest.lost)]
+    try:
+        return Folded(
+            batches=before.batches + len(new),
+            start=reach.starts,
+            end=reach.ends,
+            ranges=tuple(joined_ranges(ranges)),
+            lost=tuple(lost),
+        )
+    except ValueError as error:
+        raise LakeError(f"what batches have noted cannot be put together: {error}") from None

@@ -1,6 +1,7 @@
 """Records out of a lake: whether a file holds what it says, and one topic in its order, without Spark."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -8,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from crc32c import crc32c
 
-from headrace.lake.checksums import crc_of_records
+from headrace.lake.checksums import records_of
 from headrace.lake.format import LakeError, Range, decode_ranges
 from headrace.model import RECORD_HEADER_BYTES
 
@@ -27,41 +29,76 @@ class FilesOf(Protocol):
     def files_of(self, topic: str, offset: int) -> list[str]: ...
 
 
+class Checked(NamedTuple):
+    """Rows of a file that are what it says."""
+
+    range: Range
+    rows: pa.RecordBatch
+    records: memoryview
+    """The same as the log had them."""
+
+
 def check_file(path: Path, ranges: Sequence[Range]) -> None:
     """Raise `LakeError` unless the rows of a file are these ranges, byte for byte as the log had them."""
-    with pq.ParquetFile(path) as file:
+    for _ in read_checked(path, ranges):
+        pass
+
+
+def read_checked(
+    path: Path, ranges: Sequence[Range], columns: Sequence[str] = _COLUMNS
+) -> Generator[Checked, None, None]:
+    """The rows of a file, which must be these ranges; the last of each only when its checksum holds."""
+    with _open(path) as file:
         rows = sum(one.rows for one in ranges)
         if file.metadata.num_rows != rows:
             raise LakeError(f"{path} has {file.metadata.num_rows} rows instead of {rows}")
-        if decode_ranges(file.metadata.metadata[RANGES_KEY.encode()]) != list(ranges):
+        if _said(path, file.metadata) != list(ranges):
             raise LakeError(f"{path} says in its footer that it holds something else")
         checks = iter([_Check(path, one) for one in ranges])
         check = next(checks, None)
-        for batch in _row_groups(file, _COLUMNS, range(file.metadata.num_row_groups)):
+        for batch in _row_groups(path, file, columns, range(file.metadata.num_row_groups)):
             at = 0
             while at < batch.num_rows:
                 assert check is not None
-                count = min(check.left, batch.num_rows - at)
-                check.add(batch.slice(at, count))
-                at += count
+                some = batch.slice(at, min(check.left, batch.num_rows - at))
+                records = check.add(some)
                 if not check.left:
                     check.finish()
+                yield Checked(check.expected, some, records)
+                at += some.num_rows
+                if not check.left:
                     check = next(checks, None)
+
+
+def read_ranges(path: Path) -> list[Range]:
+    """What a file says of itself."""
+    with _sentences(path):
+        footer = pq.read_metadata(path)
+    return _said(path, footer)
+
+
+def _said(path: Path, footer: pq.FileMetaData) -> list[Range]:
+    text = (footer.metadata or {}).get(RANGES_KEY.encode())
+    if text is None:
+        raise LakeError(f"{path} does not say what it holds: it is damaged, or not one of ours")
+    with _sentences(path):
+        return decode_ranges(text)
 
 
 class _Check:
     """Rows against the range that they are to be."""
 
     def __init__(self, path: Path, expected: Range) -> None:
-        self._path, self._expected = path, expected
+        self._path, self.expected = path, expected
         self._crc = 0
         self._offset, self._ordinal = expected.offset, expected.ordinal
 
     @property
     def left(self) -> int:
-        return self._expected.end_ordinal - self._ordinal
+        return self.expected.end_ordinal - self._ordinal
 
-    def add(self, rows: pa.RecordBatch) -> None:
+    def add(self, rows: pa.RecordBatch) -> memoryview:
+        """The rows as the log had them."""
         payloads = rows["payload"]
         lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False).astype(np.int64)
         ends = self._offset + np.cumsum(lengths + RECORD_HEADER_BYTES)
@@ -71,17 +108,19 @@ class _Check:
             offsets[0] == self._offset
             and np.array_equal(offsets[1:], ends[:-1])
             and np.array_equal(ordinals, np.arange(self._ordinal, self._ordinal + len(ordinals)))
-            and self._is_constant(rows, "epoch", self._expected.epoch)
-            and self._is_constant(rows, "topic", self._expected.topic)
+            and self._is_constant(rows, "epoch", self.expected.epoch)
+            and self._is_constant(rows, "topic", self.expected.topic)
         )
         if not sound:
             raise self._error("rows are not in their places")
-        self._crc = crc_of_records(payloads, self._crc)
+        records = records_of(payloads)
+        self._crc = int(crc32c(records, self._crc))
         self._offset = int(ends[-1])
         self._ordinal += len(ordinals)
+        return records
 
     def finish(self) -> None:
-        if self._offset != self._expected.end or self._crc != self._expected.crc:
+        if self._offset != self.expected.end or self._crc != self.expected.crc:
             raise self._error("a checksum fails")
 
     def _is_constant(self, rows: pa.RecordBatch, name: str, value: object) -> bool:
@@ -92,13 +131,13 @@ class _Check:
         )
 
     def _error(self, reason: str) -> LakeError:
-        one = self._expected
+        one = self.expected
         return LakeError(
             f"{self._path}, topic {one.topic!r}, offsets {one.offset} to {one.end}: {reason}"
         )
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A range of a topic, and where its rows lie."""
 
     range: Range
@@ -108,49 +147,79 @@ class _Piece(NamedTuple):
 
 def read_topic(lake: Path, table: FilesOf, topic: str, offset: int = 0) -> Iterator[list[Record]]:
     """The records of a topic from an offset on, in their order, some thousands at a time."""
-    pieces = [
-        piece
-        for path in table.files_of(topic, offset)
-        for piece in _pieces(lake / path)
-        if piece.range.topic == topic and piece.range.end > offset
-    ]
-    for piece in sorted(pieces, key=lambda piece: piece.range.offset):
-        yield from _records(piece, offset)
+    paths = [lake / path for path in table.files_of(topic, offset)]
+    for piece in pieces_of(paths, topic, offset):
+        for found in read_piece(piece, offset):
+            yield [
+                (at + RECORD_HEADER_BYTES + len(payload), payload)
+                for at, payload in zip(
+                    found["offset"].to_pylist(), found["payload"].to_pylist(), strict=True
+                )
+            ]
 
 
-def _pieces(path: Path) -> Iterator[_Piece]:
-    footer = pq.read_metadata(path).metadata[RANGES_KEY.encode()]
-    row = 0
-    for one in decode_ranges(footer):
-        yield _Piece(one, path, row)
-        row += one.rows
+def pieces_of(
+    paths: Iterable[Path], topic: str, offset: int = 0, end: int | None = None
+) -> list[Piece]:
+    """Those in files that have records of a topic between two offsets, in its order."""
+    found = []
+    for path in paths:
+        row = 0
+        for one in read_ranges(path):
+            if one.topic == topic and one.end > offset and (end is None or one.offset < end):
+                found.append(Piece(one, path, row))
+            row += one.rows
+    return sorted(found, key=lambda piece: piece.range.offset)
 
 
-def _records(piece: _Piece, offset: int) -> Iterator[list[Record]]:
+def read_piece(
+    piece: Piece, offset: int = 0, end: int | None = None, column: str = "payload"
+) -> Iterator[pa.RecordBatch]:
+    """Its records that begin between two offsets: where each begins, and another column."""
     first, last = piece.row, piece.row + piece.range.rows
-    with pq.ParquetFile(piece.path) as file:
+    with _open(piece.path) as file:
         begin = 0
         for number in range(file.metadata.num_row_groups):
-            end = begin + file.metadata.row_group(number).num_rows
-            if begin < last and first < end:
-                (batch,) = _row_groups(file, ("offset", "payload"), [number])
-                found = batch.slice(max(first - begin, 0), min(last, end) - max(first, begin))
+            stop = begin + file.metadata.row_group(number).num_rows
+            if begin < last and first < stop and _may_have(file, number, offset, end):
+                (batch,) = _row_groups(piece.path, file, ("offset", column), [number])
+                found = batch.slice(max(first - begin, 0), min(last, stop) - max(first, begin))
                 found = found.filter(pc.greater_equal(found["offset"], offset))
+                if end is not None:
+                    found = found.filter(pc.less(found["offset"], end))
                 if found.num_rows:
-                    yield [
-                        (at + RECORD_HEADER_BYTES + len(payload), payload)
-                        for at, payload in zip(
-                            found["offset"].to_pylist(), found["payload"].to_pylist(), strict=True
-                        )
-                    ]
-            begin = end
+                    yield found
+            begin = stop
+
+
+def _may_have(file: pq.ParquetFile, number: int, offset: int, end: int | None) -> bool:
+    group = file.metadata.row_group(number)
+    known = group.column(file.schema_arrow.names.index("offset")).statistics
+    if known is None or not known.has_min_max:
+        return True
+    return bool(known.max >= offset and (end is None or known.min < end))
 
 
 def _row_groups(
-    file: pq.ParquetFile, columns: Sequence[str], numbers: Sequence[int]
+    path: Path, file: pq.ParquetFile, columns: Sequence[str], numbers: Sequence[int]
 ) -> Iterator[pa.RecordBatch]:
     """Each as one batch: their size is bounded when they are written."""
     names = [name for name in columns if name in file.schema_arrow.names]
     for number in numbers:
-        table = file.read_row_group(number, columns=names, use_threads=False)
+        with _sentences(path):
+            table = file.read_row_group(number, columns=names, use_threads=False)
         yield from table.combine_chunks().to_batches()
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    with _sentences(path):
+        return pq.ParquetFile(path, page_checksum_verification=True)
+
+
+@contextmanager
+def _sentences(path: Path) -> Iterator[None]:
+    """What reading a damaged file raises, as one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
+        raise LakeError(f"{path} cannot be read: {' '.join(str(error).split())}") from None

@@ -1,6 +1,6 @@
 """What the jobs ask of a table, whatever its format; opens one, or refuses a directory of something else."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,15 +15,26 @@ class Table(Protocol):
     by_topic: bool
     """Partitioned by topic and date, not by date alone."""
 
+    @property
+    def id(self) -> str:
+        """What tells this table from all others, wherever it lies."""
+
     def last(self, app: str) -> int | None:
         """The last number that this application has committed."""
 
     def commit(
-        self, app: str, number: int, files: Sequence[Written], notes: Mapping[str, str]
+        self,
+        app: str,
+        number: int,
+        files: Sequence[Written],
+        notes: Mapping[str, str],
+        *,
+        replaced: Collection[str] = (),
     ) -> bool:
         """Add files to the table, all at once and once for this number.
 
-        False when it was committed before: by whomever, nothing has changed then.
+        With `replaced` they hold the rows of files that go out of it in the same step; it is no batch then.
+        False when the number was committed before, or one of these is there no more: nothing has changed.
         """
 
     def notes(self, number: int) -> Mapping[str, str] | None:
@@ -37,6 +48,9 @@ class Table(Protocol):
 
     def files_of(self, topic: str, offset: int) -> list[str]:
         """Those that may hold records of a topic at or behind an offset, and some others."""
+
+    def sweep(self, after_s: float, *, dry_run: bool) -> int:
+        """Delete files that the table has not named for so long, or only count them."""
 
     def sync(self) -> None:
         """All that is committed is on disk when this returns."""
@@ -63,6 +77,22 @@ def find_table(lake: Path, kind: str, *, by_topic: bool) -> Table | None:
             if found.by_topic
             else f"{lake} is partitioned by date alone: leave out --by-topic, or name another directory"
         )
+    return found
+
+
+def open_table(lake: Path) -> Table:
+    """The table of a lake that is there. Changes nothing."""
+    if not lake.is_dir():
+        what = "it is no directory" if lake.exists() else "there is no such directory"
+        raise LakeError(f"{lake} is no lake of Headrace: {what}")
+    from headrace.lake.delta import DeltaLake
+
+    found = DeltaLake.open(lake)
+    if found is None:
+        others = sorted(path.name for path in lake.iterdir())
+        if others and HIDDEN not in others:
+            raise not_ours(lake, others[0])
+        raise LakeError(f"{lake} is no lake of Headrace: there is no table in it")
     return found
 
 
