@@ -7,8 +7,6 @@ and number: one that was committed before is skipped, however it was split the s
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -20,19 +18,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.spark.encode import encode_batch
+from headrace.spark.encode import EncodedBlock, encode_batch
 from headrace.spark.envelopes import Stamps
-from headrace.spark.http_client import HttpClient
 from headrace.spark.options import OptionError, SinkOptions
 from headrace.spark.sink_columns import SinkError, Written, written_columns
+from headrace.spark.uploading import decide, upload
 
 logger = logging.getLogger(__name__)
-
-STAGED_BYTES = 16 << 20
-"""How much a task gathers in memory before it is uploaded: rows may come slowly, uploads must not."""
-
-COMMIT_RETRY_S = 120.0
-"""How long a commit is tried again: a server that restarts goes on with it by itself."""
 
 
 @dataclass
@@ -57,66 +49,21 @@ class _Writer:
         context = TaskContext.get()
         assert context is not None
         stamps = Stamps(self._node, context.taskAttemptId())
-        ids: list[str] = []
-        uploading: Future[str] | None = None
-        with (
-            closing(HttpClient(self.options.place)) as client,
-            # One at a time, while the next is gathered.
-            ThreadPoolExecutor(1, "upload") as thread,
-        ):
-            for body in self._bodies(batches, stamps):
-                if uploading is not None:
-                    ids.append(uploading.result())
-                uploading = thread.submit(_upload, client, body)
-            if uploading is not None:
-                ids.append(uploading.result())
-        return ids
+        return upload(self.options.place, self._blocks(batches, stamps))
 
-    def _bodies(self, batches: Iterator[pa.RecordBatch], stamps: Stamps) -> Iterator[bytes]:
-        """Blocks of the rows, gathered."""
-        prefix = self.written.prefix
-        gathered: list[bytes | memoryview] = []
-        size = 0
+    def _blocks(self, batches: Iterator[pa.RecordBatch], stamps: Stamps) -> Iterator[EncodedBlock]:
         for batch in batches:
-            for block in encode_batch(*self.written.rows(batch, stamps), prefix):
-                gathered += block
-                size += sum(map(len, block))
-                if size >= STAGED_BYTES:
-                    yield b"".join(gathered)
-                    gathered, size = [], 0
-        if gathered:
-            yield b"".join(gathered)
+            yield from encode_batch(*self.written.rows(batch, stamps), self.written.prefix)
 
     def decide(
         self, producer: str, number: int, messages: Sequence[WriterCommitMessage | None]
     ) -> None:
         """In the driver: have everything appended, in the order of the tasks."""
         ids = [one for message in messages if isinstance(message, Staged) for one in message.ids]
-        body = {"producer": producer, "number": number, "staged": ids}
-        client = HttpClient(self.options.place, retry_s=COMMIT_RETRY_S)
-        try:
-            answer = client.json("POST", "/v1/batches", {}, body)
-            asked_again = False
-            while answer.get("pending"):
-                # It is decided, and goes on whether or not anyone asks.
-                answer = client.json("POST", "/v1/batches", {}, body)
-                asked_again = True
-        finally:
-            client.close()
-        if answer.get("damaged"):
-            raise SinkError(
-                f"batch {number} of producer {producer!r} is written, but {answer['damaged']} parts of it "
-                "were damaged on the server's disk and are lost: the server's log names them"
-            )
-        if answer["duplicate"] and not asked_again:
+        if decide(self.options.place, producer, number, ids).duplicate:
             logger.warning(
                 "batch %d of producer %r was written before: its rows are skipped", number, producer
             )
-
-
-def _upload(client: HttpClient, body: bytes) -> str:
-    answer: dict[str, str] = client.upload("/v1/staged", body)
-    return answer["id"]
 
 
 class BatchWriter(DataSourceArrowWriter):
