@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +13,13 @@ SPARK_TIMEOUT_S = 300
 """Rather late than early: a call to the JVM that is broken off takes the whole session with it."""
 
 
+OF_SPARK = ("spark", "pipeline")
+"""Directories of tests that share one session of Spark."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        of_spark = Path(__file__).parent / "spark" in item.path.parents
+        of_spark = any(Path(__file__).parent / name in item.path.parents for name in OF_SPARK)
         if of_spark and config.getoption("timeout", None) is None:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
 
@@ -25,9 +31,22 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return "spark" if nodeid.startswith("tests/spark/") else nodeid
+            is_spark = nodeid.startswith(tuple(f"tests/{name}/" for name in OF_SPARK))
+            return "spark" if is_spark else nodeid
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(scope="session")
+def shared_spark() -> Iterator[Any]:
+    from tests.spark.support import SETTINGS, require_java
+
+    require_java()
+    from headrace.spark import session
+
+    made = session("tests", master="local[2]", settings=SETTINGS)
+    yield made
+    made.stop()
 
 
 @pytest.fixture

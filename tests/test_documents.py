@@ -32,7 +32,9 @@ def test_the_fields_of_a_format_add_up_to_its_size(title, size):
     assert sum(map(int, fields)) == size
 
 
-@pytest.mark.parametrize("layer", ["wire", "session", "log", "broker", "server", "spark", "lake"])
+@pytest.mark.parametrize(
+    "layer", ["wire", "session", "log", "broker", "server", "spark", "lake", "pipeline"]
+)
 def test_the_code_map_names_every_file(layer):
     page = (REPOSITORY / "ARCHITECTURE.md").read_text("utf-8")
     named = set(re.findall(r"`(\w+\.py)`", page.partition("## Code map")[2].partition("\n## ")[0]))

@@ -21,21 +21,24 @@ MAY_IMPORT = {
     "config_values": BASE,
     "config_setting": set(),
     "config_protocols": {"config_setting"},
-    "config": BASE | {"config_values", "config_setting", "config_protocols"},
+    "config_pipeline": {"config_setting"},
+    "config": BASE | {"config_values", "config_setting", "config_protocols", "config_pipeline"},
     "settings": BASE | {"config", "config_values", "config_setting", "config_protocols"},
     "wire": BASE | {"json_limits", "logux_envelope", "channel_envelope"},
     "session": BASE | {"wire", "logux_envelope", "channel_envelope"},
     "log": BASE | {"config", "logux_envelope", "channel_envelope"},
     "broker": BASE | {"config", "log", "logux_envelope", "channel_envelope", "reducers"},
-    "client": BASE | {"wire", "session", "logux_envelope", "channel_envelope"},
+    "client": BASE | {"wire", "session", "logux_envelope", "channel_envelope", "lake"},
     "server": BASE
     | {"config", "config_values", "wire", "session", "broker", "log", "logux_envelope", ""}
     | {"channel_envelope", "reducers", "config_protocols"},
     "cli": BASE
-    | {"config", "config_values", "config_protocols", "settings", "client", "server", "log", ""},
+    | {"config", "config_values", "config_protocols", "settings", "client", "server", "log", ""}
+    | {"config_pipeline", "pipeline", "spark"},
     "spark": BASE | {"log", "logux_envelope", "channel_envelope", "reducers"},
     "lake": BASE,
-    "pipeline": BASE | {"lake", "spark", "log", "reducers", "channel_envelope", "logux_envelope"},
+    "pipeline": BASE
+    | {"lake", "spark", "log", "reducers", "channel_envelope", "logux_envelope", "json_limits"},
     "testing": BASE | {"config", "client", "server", "log", "broker", "session", "wire"},
     "channels": {"client"},
     "": {"client", "channels"},

@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple, TypeVar
 
 from msgspec import Struct
 
+from headrace.config_pipeline import Pipeline
 from headrace.config_protocols import (
     REDUCER,
     REDUCERS,
@@ -316,6 +317,9 @@ class Config(Section, frozen=True):
     channels: Annotated[ChannelSettings, setting("Channels of a few processors each.")] = (
         ChannelSettings()
     )
+    pipeline: Annotated[
+        Pipeline, setting("Jobs between the log and a lake; the server does not read it.")
+    ] = Pipeline()
     topics: Annotated[
         tuple[PrefixRule, ...], setting("What differs by prefix of the topic's name.")
     ] = ()

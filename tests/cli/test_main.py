@@ -43,6 +43,12 @@ def assert_one_line(done, code: int, text: str) -> None:
         (["config", "--json", "--toml"], "--json and --toml exclude each other"),
         (["config", "--set", "x"], "--set takes KEY=VALUE"),
         (["config", "--set", "durability=memory", "--durability", "synced"], "given twice"),
+        (["pipeline", "exprot"], "Did you mean 'export'?"),
+        (["pipeline", "export", "--onec"], "No such option: --onec"),
+        (["pipeline", "export", "--once"], "say where the lake is: --lake DIR"),
+        (["pipeline", "export", "--lake", "x", "--every", "soon"], "(flag --every)"),
+        (["pipeline", "export", "t", "--lake", "x", "--pattern", "t"], "exclude each other"),
+        (["pipeline", "export", "--lake", "x", "--pattern", "["], "is no regular expression"),
         (["serve", "--figg", "nowhere"], "listen.figg must be HOST:PORT"),
         (["serve", "--config", "missing.toml"], "cannot read the configuration file missing.toml"),
         (["serve", "--set", "journal.file=1"], "the nearest is journal.files"),
@@ -103,11 +109,14 @@ def test_without_arguments_the_help_is_shown(headrace):
 
 @pytest.mark.parametrize(
     "command",
-    ["serve", "publish", "subscribe", "topics", "inspect", "delete", "verify", "config"],
+    [
+        *("serve", "publish", "subscribe", "topics", "inspect", "delete", "verify", "config"),
+        *("pipeline", "pipeline export"),
+    ],
 )
 def test_every_help_has_an_example(headrace, command):
     assert re.search(
-        rf"^ +(.*\| )?headrace {command}", headrace(command, "-h").stdout, re.MULTILINE
+        rf"^ +(.*\| )?headrace {command}", headrace(*command.split(), "-h").stdout, re.MULTILINE
     )
 
 

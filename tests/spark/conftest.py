@@ -1,4 +1,4 @@
-"""One Spark session and one server for all tests of the pipeline, each with its own topics."""
+"""One server for all tests of Spark, each with its own topics; the session is that of all tests."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -8,22 +8,12 @@ from typing import Any
 import pytest
 
 from headrace.testing import ServerProcess
-from tests.spark.support import SETTINGS, SMALL, require_java, with_options
+from tests.spark.support import SMALL, with_options
 
 Read = Callable[..., Any]
 Start = Callable[..., ServerProcess]
 
 _numbers = count()
-
-
-@pytest.fixture(scope="session")
-def shared_spark() -> Iterator[Any]:
-    require_java()
-    from headrace.spark import session
-
-    made = session("tests", master="local[2]", settings=SETTINGS)
-    yield made
-    made.stop()
 
 
 @pytest.fixture

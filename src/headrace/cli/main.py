@@ -13,6 +13,7 @@ from headrace.cli import (
     config,
     delete,
     inspect,
+    pipeline,
     publish,
     serve,
     subscribe,
@@ -38,6 +39,7 @@ app.add_typer(channels.app, name="channels")
 app.command("inspect")(inspect.inspect)
 app.command("delete")(delete.delete)
 app.command("verify")(verify.verify)
+app.add_typer(pipeline.app, name="pipeline")
 app.command("config")(config.config)
 
 

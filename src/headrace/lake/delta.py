@@ -24,8 +24,8 @@ LOG = "_delta_log"
 _FORMAT_KEY = "headrace.format"
 _BATCH_KEY = "headrace.batch"
 
-_NOTES_LOOKED_AT = 1000
-"""Commits that are searched for a batch's notes, from the newest on."""
+_NOTES_LOOKED_AT = (10, 1000)
+"""How many commits are searched for a batch's notes: it is nearly always one of the last."""
 
 _SYNCED = 100
 """Commits that a job has synced when it starts: some of them may be of one that was killed."""
@@ -118,9 +118,11 @@ class DeltaLake:
             return True
 
     def notes(self, number: int) -> Mapping[str, str] | None:
-        for entry in DeltaTable(str(self._lake)).history(_NOTES_LOOKED_AT):
-            if entry.get(_BATCH_KEY) == str(number):
-                return {key: str(value) for key, value in entry.items()}
+        table = DeltaTable(str(self._lake))
+        for limit in _NOTES_LOOKED_AT:
+            for entry in table.history(limit):
+                if entry.get(_BATCH_KEY) == str(number):
+                    return {key: str(value) for key, value in entry.items()}
         return None
 
     def all_notes(self) -> list[tuple[int, Mapping[str, str]]]:

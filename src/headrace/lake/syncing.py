@@ -1,5 +1,6 @@
 """What must survive a crash of the machine, written so: libraries for tables leave it to the system."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def make_directory(path: Path) -> None:
     """With those above it, each known to the one above it for good."""
     if path.is_dir():
         return
+    if path.exists():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     make_directory(path.parent)
     path.mkdir(exist_ok=True)
     sync(path.parent)

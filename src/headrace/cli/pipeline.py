@@ -1,0 +1,22 @@
+"""`headrace pipeline`: jobs between the log and a lake, one file each. What they do is in `pipeline/`."""
+
+import typer
+
+from headrace.cli import pipeline_export
+
+app = typer.Typer(rich_markup_mode=None)
+
+app.command("export")(pipeline_export.export)
+
+
+@app.callback(invoke_without_command=True)
+def _jobs(context: typer.Context) -> None:
+    """Run a job between the log and a lake, on Spark.
+
+    Needs `pip install 'headrace[pipeline]'` and Java 17.
+
+    \b
+    headrace pipeline export --lake /lake --once     what the log has, into a table
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

@@ -1,0 +1,6 @@
+"""Jobs between the log and a lake, on Spark: needs the extra `pipeline`. The same as `headrace pipeline`."""
+
+from headrace.pipeline.export import Summary as ExportSummary
+from headrace.pipeline.export import export
+
+__all__ = ["ExportSummary", "export"]

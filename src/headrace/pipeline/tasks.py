@@ -1,0 +1,202 @@
+"""Work for Spark's executors: the only place that hands it out, and that turns its failures into sentences.
+
+What a job gives to `run` are small descriptions of work, what it gets back are small results: records stay
+where they are read. Works go through `parallelize` and not through frames: less has to be started for them.
+"""
+
+import contextlib
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_POLL_S = 0.2
+
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+Progress = Callable[[float], None]
+"""Told which part of the works is done, from 0 to 1; in a thread of its own."""
+
+
+class JobError(HeadraceError):
+    """A job could not do what it was asked: the message says why."""
+
+
+class Runner(Protocol):
+    """Who does the works of a job."""
+
+    def run(
+        self,
+        works: Sequence[Work],
+        function: Callable[[Work], Result],
+        progress: Progress | None = None,
+    ) -> list[Result]:
+        """The results, in the order of the works."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+class _Failed(NamedTuple):
+    """What a task could not do, for one sentence; Spark would make a page of it."""
+
+    sentence: str
+
+
+class SparkRunner:
+    """Starts Spark when there is the first work, unless a session is running: then it uses that."""
+
+    def __init__(self, name: str, master: str) -> None:
+        self._name, self._master = name, master
+        self._spark: SparkSession | None = None
+        self._is_ours = False
+        self._said: Path | None = None
+
+    def run(
+        self,
+        works: Sequence[Work],
+        function: Callable[[Work], Result],
+        progress: Progress | None = None,
+    ) -> list[Result]:
+        if not works:
+            return []
+        context = self._start().sparkContext
+        data = context.parallelize(list(works), len(works))
+        with self._sentences(), _watched(context, self._name, len(works), progress):
+            found: list[Result | _Failed] = data.map(_Guarded(function)).collect()
+        results: list[Result] = []
+        for one in found:
+            if isinstance(one, _Failed):
+                raise JobError(one.sentence)
+            results.append(one)
+        return results
+
+    def close(self) -> None:
+        if self._spark is not None and self._is_ours:
+            self._spark.stop()
+        if self._said is not None:
+            self._said.unlink(missing_ok=True)
+
+    def _start(self) -> "SparkSession":
+        if self._spark is None:
+            from pyspark.sql import SparkSession
+
+            from headrace.spark.session import session
+
+            self._is_ours = SparkSession.getActiveSession() is None
+            if self._is_ours:
+                handle, path = tempfile.mkstemp(prefix="headrace-spark-", suffix=".log")
+                self._said = Path(path)
+                with _standard_error(handle), _signals():
+                    self._spark = session(self._name, master=self._master)
+            else:
+                self._spark = session(self._name)
+        return self._spark
+
+    @contextlib.contextmanager
+    def _sentences(self) -> Iterator[None]:
+        from py4j.protocol import Py4JError
+
+        try:
+            yield
+        except Py4JError as error:
+            # The last line of Python's traceback, where there is one, is what went wrong.
+            lines = [line.strip() for line in str(error).splitlines()]
+            told = [line for line in lines if "Error" in line and not line.startswith("at ")]
+            where = ""
+            if self._said is not None:
+                where = f"; what Spark said is in {self._said}"
+                self._said = None
+            raise JobError(f"a task failed: {(told or lines)[-1]}{where}") from error
+
+
+class LocalRunner:
+    """Works one after the other in this process, without Spark: for tests."""
+
+    def run(
+        self,
+        works: Sequence[Work],
+        function: Callable[[Work], Result],
+        progress: Progress | None = None,
+    ) -> list[Result]:
+        found = []
+        for number, work in enumerate(works, 1):
+            found.append(function(work))
+            if progress is not None:
+                progress(number / len(works))
+        return found
+
+    def close(self) -> None: ...
+
+
+class _Guarded:
+    """A function in a task, whose expected failures come back as results."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, work: Any) -> Any:
+        try:
+            return self._function(work)
+        except (HeadraceError, OSError) as error:
+            return _Failed(str(error))
+
+
+@contextlib.contextmanager
+def _watched(context: Any, name: str, count: int, progress: Progress | None) -> Iterator[None]:
+    if progress is None:
+        yield
+        return
+    context.setJobGroup(name, name)
+    tracker = context.statusTracker()
+    before = set(tracker.getJobIdsForGroup(name))
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_POLL_S):
+            jobs = set(tracker.getJobIdsForGroup(name)) - before
+            infos = [tracker.getJobInfo(job) for job in jobs]
+            stages = [
+                tracker.getStageInfo(stage) for info in infos if info for stage in info.stageIds
+            ]
+            finished = sum(stage.numCompletedTasks for stage in stages if stage)
+            progress(min(1.0, finished / count))
+
+    watcher = threading.Thread(target=watch, name="headrace-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+    progress(1.0)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """Spark takes Ctrl-C for itself when it starts. Whoever had chosen what that does keeps it."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if before is not signal.default_int_handler and signal.getsignal(signal.SIGINT) is not before:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _standard_error(handle: int) -> Iterator[None]:
+    """What is started meanwhile writes its standard error to a file: Java and its workers are talkative."""
+    kept = os.dup(2)
+    try:
+        os.dup2(handle, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(handle)

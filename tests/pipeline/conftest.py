@@ -1,0 +1,39 @@
+"""What tests of jobs share: a server of theirs; the session of Spark is that of all tests."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from headrace.testing import ServerProcess
+from tests.spark.support import SMALL
+
+# The machine that runs tests is shared: how long an example takes says nothing.
+settings.register_profile("pipeline", deadline=None)
+settings.load_profile("pipeline")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """For tests that use it decently, each with its own topics. Its files are soon full."""
+    with _server(tmp_path_factory.mktemp("pipeline")) as process:
+        yield process
+        assert process.running, process.stderr
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """For tests that stop it, damage what it has, or look at all its topics."""
+    with _server(tmp_path) as process:
+        yield process
+
+
+@contextmanager
+def _server(root: Path) -> Iterator[ServerProcess]:
+    (root / "config.toml").write_text(SMALL)
+    flags = (f"--config={root / 'config.toml'}", "--durability=written")
+    with ServerProcess(root / "data", *flags) as process:
+        yield process
+        assert "Traceback" not in process.stderr, process.stderr

@@ -1,0 +1,113 @@
+"""Exports in processes of their own, without Spark, to be killed: `python -m tests.pipeline.exporter`.
+
+It reads one JSON object per line, the arguments of an export, and forks a process for each, which prints its
+number and does it: so what is imported is imported once. Nothing that has threads is used before the fork.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headrace.testing import wait_until
+from tests.spark.lives import REPOSITORY, environment
+
+ENDED = "ended"
+
+
+class Exporters:
+    """The side of the tests."""
+
+    def __init__(self, process: "subprocess.Popen[str]", root: Path) -> None:
+        self._process = process
+        self.points = root / "points"
+        self.points.mkdir()
+
+    def start(self, **given: Any) -> int:
+        """The number of the process that does it."""
+        (self.points / ENDED).unlink(missing_ok=True)
+        assert self._process.stdin and self._process.stdout
+        print(
+            json.dumps({**given, "points": str(self.points)}), file=self._process.stdin, flush=True
+        )
+        return int(self._process.stdout.readline())
+
+    def kill_at(self, point: str, **given: Any) -> None:
+        (self.points / f"stop-{point}").touch()
+        pid = self.start(**given)
+        reached = self.points / f"reached-{point}"
+        wait_until(lambda: reached.exists() or self._said(), 30, f"the export to be {point}")
+        assert reached.exists(), self._said()
+        os.kill(pid, signal.SIGKILL)
+        (self.points / f"stop-{point}").unlink()
+        reached.unlink()
+
+    def finish(self, **given: Any) -> dict[str, Any]:
+        """Run one to its end; its summary."""
+        self.start(**given)
+        wait_until(self._said, 30, "the export to end")
+        found: dict[str, Any] = json.loads(self._said())
+        return found
+
+    def kill_after(self, seconds: float, **given: Any) -> None:
+        """Or let it end before."""
+        pid = self.start(**given)
+        time.sleep(seconds)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def _said(self) -> str:
+        path = self.points / ENDED
+        return path.read_text() if path.exists() else ""
+
+
+@contextmanager
+def exporters(root: Path) -> Iterator[Exporters]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.pipeline.exporter"],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield Exporters(process, root)
+        finally:
+            process.kill()
+
+
+def main() -> None:
+    # Here: what the tests import of this module is the other side.
+    from headrace.pipeline import export
+    from headrace.pipeline.points import Points
+    from headrace.pipeline.tasks import LocalRunner
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    for line in sys.stdin:
+        if pid := os.fork():
+            print(pid, flush=True)
+            continue
+        given = json.loads(line)
+        ended = Path(given["points"], ENDED)
+        try:
+            given["points"] = Points(given["points"])
+            said = json.dumps(export(**given, runner=LocalRunner())._asdict())
+        except BaseException as error:
+            said = json.dumps({"error": str(error)})
+        made = ended.with_suffix(".tmp")
+        made.write_text(said)
+        made.rename(ended)
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

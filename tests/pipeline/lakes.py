@@ -1,0 +1,65 @@
+"""What tests ask of a lake: its rows as others see them, what batches note, and what the server was told."""
+
+import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deltalake import DeltaTable
+
+from headrace.lake.delta import DeltaLake
+from headrace.lake.format import Manifest
+from headrace.lake.manifests import Manifests
+from headrace.pipeline.export import APP
+from headrace.testing import ServerProcess
+from tests.spark.support import ask
+
+
+class Row(NamedTuple):
+    topic: str
+    epoch: int
+    offset: int
+    ordinal: int
+    payload: bytes
+
+
+def rows_of(lake: Path) -> list[Row]:
+    """All of them, in the order of topic, epoch and offset; each must be of its day."""
+    if not DeltaTable.is_deltatable(str(lake)):
+        return []
+    names = [*Row._fields, "timestamp", "date"]
+    table = DeltaTable(str(lake)).to_pyarrow_table(columns=names)
+    found = []
+    for row in table.to_pylist():
+        assert row.pop("timestamp").astimezone(datetime.UTC).date() == row.pop("date")
+        found.append(Row(**row))
+    return sorted(found)
+
+
+def expected(server: ServerProcess, payloads: dict[str, list[bytes]]) -> list[Row]:
+    """What was published to topics of one life each."""
+    rows = []
+    for topic in sorted(payloads):
+        epoch = ask(server, "/v1/topic", name=topic)["epoch"]
+        offset = 0
+        for ordinal, payload in enumerate(payloads[topic]):
+            rows.append(Row(topic, epoch, offset, ordinal, payload))
+            offset += 4 + len(payload)
+    return rows
+
+
+def manifests_of(lake: Path) -> list[Manifest]:
+    """Of the batches that count."""
+    table = DeltaLake.open(lake)
+    assert table is not None
+    last = table.last(APP)
+    return [Manifests(lake).read(number) for number in range(0 if last is None else last + 1)]
+
+
+def cursors_of(server: ServerProcess, reader: str) -> dict[str, tuple[int, int]]:
+    found = ask(server, "/v1/cursors", reader=reader)["cursors"]
+    return {one["topic"]: (one["offset"], one["ordinal"]) for one in found}
+
+
+def ends_of(server: ServerProcess) -> dict[str, tuple[int, int]]:
+    found: list[Any] = ask(server, "/v1/topics")["topics"]
+    return {one["name"]: (one["end"]["offset"], one["end"]["ordinal"]) for one in found}

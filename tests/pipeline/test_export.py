@@ -1,0 +1,454 @@
+"""Exports from a real server: every record once, whatever is killed when; what is refused; what is told.
+
+Most of them run their tasks in their own process: what Spark adds is at the end.
+"""
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from crc32c import crc32c
+from deltalake import DeltaTable
+
+from headrace import connect_blocking
+from headrace.cli.main import main
+from headrace.lake.delta import DeltaLake
+from headrace.lake.format import LakeError, Lost
+from headrace.lake.lock import Lock
+from headrace.lake.manifests import HIDDEN
+from headrace.lake.reading import check_file, read_topic
+from headrace.pipeline import export
+from headrace.pipeline.export import APP
+from headrace.pipeline.points import Points
+from headrace.pipeline.tasks import JobError, LocalRunner, SparkRunner
+from headrace.spark.decode import DamageError
+from headrace.spark.http_client import HttpClient
+from headrace.spark.options import parse_place
+from headrace.testing import ServerProcess, wait_until
+from tests.pipeline.exporter import exporters
+from tests.pipeline.lakes import Row, cursors_of, ends_of, expected, manifests_of, rows_of
+from tests.spark.lives import environment, session_members
+from tests.spark.support import JAVA_OPTIONS, require_java, send, wait_applied
+
+TORTURE = int(os.environ.get("HEADRACE_TORTURE", "0"))
+_numbers = itertools.count()
+POINTS = ("planned", "writing", "written", "noted", "committed", "verified", "moved")
+
+
+class Published:
+    """What was published, by topic; the topics of a test begin alike."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.prefix = f"in{next(_numbers)}"
+        self._chance = random.Random(5)
+        names = ("a", "b", "ü/..")
+        self.payloads: dict[str, list[bytes]] = {f"{self.prefix}/{name}": [] for name in names}
+
+    @property
+    def pattern(self) -> str:
+        return f"{self.prefix}/.*"
+
+    def more(self, count: int = 50) -> None:
+        with connect_blocking(self.server.figg_url) as client:
+            for _ in range(count):
+                for topic, known in self.payloads.items():
+                    known.append(self._chance.randbytes(self._chance.choice([0, 1, 30, 300])))
+                    client.window(30)
+                    client.publish_nowait(topic, known[-1])
+            client.flush(60)
+
+    @property
+    def records(self) -> int:
+        return sum(map(len, self.payloads.values()))
+
+    @property
+    def rows(self) -> list[Row]:
+        return expected(self.server, self.payloads)
+
+    def cursors(self, reader: str = "lake") -> dict[str, tuple[int, int]]:
+        return self._ours(cursors_of(self.server, reader))
+
+    @property
+    def ends(self) -> dict[str, tuple[int, int]]:
+        return self._ours(ends_of(self.server))
+
+    def _ours(self, found: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        return {name: at for name, at in found.items() if name in self.payloads}
+
+    def export(self, lake: Path, **given: Any) -> Any:
+        place = {} if given.keys() & {"url", "data_dir"} else {"url": self.server.http_url}
+        which = {} if given.keys() & {"topics", "pattern"} else {"pattern": self.pattern}
+        return export(lake, **{"runner": LocalRunner(), **place, **which, **given})
+
+
+@pytest.fixture
+def published(server: ServerProcess) -> Published:
+    made = Published(server)
+    made.more()
+    return made
+
+
+def check_manifests(server: ServerProcess, lake: Path) -> None:
+    """Ranges follow each other, are as the log has them, and are what files hold."""
+    ends: dict[str, tuple[int, int]] = {}
+    with closing(HttpClient(parse_place(server.http_url, ""))) as http:
+        for number, manifest in enumerate(manifests_of(lake)):
+            assert manifest.number == number
+            for one in sorted(manifest.ranges):
+                assert ends.get(one.topic, (0, 0)) == (one.offset, one.ordinal)
+                ends[one.topic] = one.end, one.end_ordinal
+                data, at = b"", one.offset
+                while at < one.end:
+                    asked = {"topic": one.topic, "from": at, "to": one.end}
+                    data += http.send("GET", "/v1/range", asked)
+                    at = one.offset + len(data)
+                assert crc32c(data) == one.crc
+            for place, file in enumerate(manifest.files):
+                ranges = [one._replace(file=0) for one in manifest.ranges if one.file == place]
+                check_file(lake / file.path, ranges)
+                assert sum(one.rows for one in ranges) == file.rows
+            assert manifest.start.keys() == manifest.end.keys()
+
+
+def test_every_record_is_in_the_lake_once(published, tmp_path):
+    lake = tmp_path / "a lake"
+    done = published.export(lake)
+    assert (done.batches, done.records, done.topics, done.lost) == (1, published.records, 3, 0)
+    assert done.told
+    assert rows_of(lake) == published.rows
+    assert published.export(lake).batches == 0
+    published.more(7)
+    # Small batches and parts: as many files, and the same rows.
+    done = published.export(lake, batch_bytes=500, part_bytes=300)
+    assert (done.batches > 2, done.records) == (True, 21)
+    assert rows_of(lake) == published.rows
+    check_manifests(published.server, lake)
+    assert published.cursors() == published.ends
+    assert published.cursors("lake:start") == dict.fromkeys(published.payloads, (0, 0))
+    table = DeltaLake.open(lake)
+    for topic, payloads in published.payloads.items():
+        got = [payload for some in read_topic(lake, table, topic) for _, payload in some]
+        assert got == payloads
+
+
+def test_others_read_it_without_spark(published, tmp_path):
+    published.export(tmp_path / "lake")
+    table = DeltaTable(str(tmp_path / "lake"))
+    database = duckdb.connect()
+    database.register("lake", table.to_pyarrow_dataset())
+    counted = database.sql(
+        "select topic, count(*), sum(octet_length(payload)) from lake group by 1"
+    )
+    assert sorted(counted.fetchall()) == [
+        (topic, len(payloads), sum(map(len, payloads)))
+        for topic, payloads in sorted(published.payloads.items())
+    ]
+    found = database.execute(
+        'select topic, "offset", payload from read_parquet(?, hive_partitioning = true)',
+        [table.file_uris()],
+    ).fetchall()
+    assert sorted(found) == [(row.topic, row.offset, row.payload) for row in published.rows]
+
+
+def test_topics_are_chosen_and_may_have_directories_of_their_own(published, tmp_path):
+    lake = tmp_path / "lake"
+    *others, name = published.payloads
+    assert published.export(lake, topics=[name], by_topic=True).topics == 1
+    assert published.export(lake, pattern=f"{published.prefix}/[ab]", by_topic=True).topics == 2
+    assert rows_of(lake) == published.rows
+    assert {one["topic"] for one in DeltaTable(str(lake)).partitions()} == {*others, name}
+    assert len({path.parent.parent for path in lake.rglob("*.parquet")}) == 3
+
+
+def test_a_data_directory_is_read_as_well_and_nobody_is_told(published, tmp_path):
+    wait_applied(published.server, *published.payloads)
+    place = {"data_dir": str(published.server.data_dir)}
+    assert not published.export(tmp_path / "lake", **place).told
+    assert rows_of(tmp_path / "lake") == published.rows
+    assert published.cursors() == {}
+    # Unless a server is named beside it.
+    assert published.export(tmp_path / "lake", url=published.server.http_url, **place).told
+    assert published.cursors() == published.ends
+
+
+def test_an_export_killed_at_any_point_leaves_no_trace_in_the_lake(published, tmp_path):
+    """Compared row for row with one that nobody disturbed, and with what was published."""
+    lake = tmp_path / "lake"
+    given = {"lake": str(lake), "url": published.server.http_url, "pattern": published.pattern}
+    with exporters(tmp_path) as made:
+        for number, point in enumerate(POINTS):
+            made.kill_at(point, **given, batch_bytes=9000 + number, part_bytes=3000 - 300 * number)
+            rows = rows_of(lake)
+            assert len(set(rows)) == len(rows)
+            # The log may forget only what is in the lake.
+            held = {row.topic: row.ordinal + 1 for row in rows}
+            told = published.cursors()
+            assert all(ordinal <= held.get(name, 0) for name, (_, ordinal) in told.items())
+            published.more(3)
+        done = made.finish(**given)
+        assert done.get("records"), done
+    check_manifests(published.server, lake)
+    undisturbed = tmp_path / "undisturbed"
+    published.export(undisturbed)
+    assert rows_of(lake) == rows_of(undisturbed) == published.rows
+    assert published.cursors() == published.ends
+    # What was written in vain is still there, and nobody reads it.
+    live = DeltaTable(str(lake)).file_uris()
+    assert len(list(lake.rglob("*.parquet"))) > len(live)
+
+
+@pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
+@pytest.mark.timeout(3600)
+def test_exports_killed_at_random_lose_and_double_nothing(own_server, tmp_path):
+    published = Published(own_server)
+    chance = random.Random(TORTURE)
+    lake = tmp_path / "lake"
+    given = {"lake": str(lake), "url": own_server.http_url}
+    with exporters(tmp_path) as made:
+        for number in range(TORTURE):
+            published.more(5)
+            sizes = {
+                "batch_bytes": chance.randint(500, 9000),
+                "part_bytes": chance.randint(200, 3000),
+            }
+            made.kill_after(chance.uniform(0, 0.5), **given, **sizes)
+            if number % 7 == 3:
+                own_server.kill()
+                own_server.start()
+        made.finish(**given)
+    assert rows_of(lake) == published.rows
+    check_manifests(own_server, lake)
+
+
+class Meddling:
+    """Points at which something else happens."""
+
+    directory = ""
+
+    def __init__(self, **actions: Any) -> None:
+        self._actions = actions
+
+    def here(self, name: str) -> None:
+        self._actions.pop(name, lambda: None)()
+
+
+def test_of_two_exports_one_is_refused(published, tmp_path):
+    lake = tmp_path / "lake"
+    published.export(lake)
+    before = published.cursors()
+    with Lock(lake / HIDDEN, "export"), pytest.raises(LakeError) as refused:
+        published.export(lake)
+    assert str(refused.value) == f"another export writes to {lake} (process {os.getpid()})"
+    # One elsewhere, where the lock does not reach, loses at the commit.
+    published.more(1)
+    theirs = partial(DeltaLake(lake, by_topic=False).commit, APP, 1, [], {})
+    with pytest.raises(LakeError, match=r"another export writes to .*: it has committed batch 1"):
+        published.export(lake, points=Meddling(noted=theirs))
+    assert published.cursors() == before
+
+
+def test_a_manifest_that_another_export_has_written_over_is_put_back(published, tmp_path):
+    lake = tmp_path / "lake"
+    path = lake / HIDDEN / "batches" / "000000000000.json"
+    written = []
+
+    def over() -> None:
+        written.append(path.read_bytes())
+        path.write_bytes(written[0].replace(b"/a", b"/x"))
+
+    published.export(lake, points=Meddling(committed=over))
+    assert path.read_bytes() == written[0]
+    # One that was killed before it could do so is told what has happened.
+    path.write_bytes(written[0].replace(b"/a", b"/x"))
+    with pytest.raises(LakeError, match="what is noted of batch 0 is not what was committed"):
+        published.export(lake)
+
+
+def test_what_is_gone_is_an_error_unless_it_is_skipped(published, tmp_path):
+    lake = tmp_path / "lake"
+    name = f"{published.prefix}/a"
+    published.export(lake)
+    published.more(2)
+    send(published.server, "DELETE", "/v1/topic", name=name)
+    before = rows_of(lake)
+    with pytest.raises(
+        LakeError, match=f"2 records of topic '{name}' are gone that the lake has not"
+    ):
+        published.export(lake)
+    assert rows_of(lake) == before
+    done = published.export(lake, skip_lost=True)
+    assert (done.lost, done.records) == (2, 4)
+    assert manifests_of(lake)[-1].lost == (Lost(name, 50, 52),)
+    # Once: and a new life of the topic goes on behind it.
+    assert published.export(lake).batches == 0
+    with connect_blocking(published.server.figg_url) as client:
+        client.publish(name, b"again")
+    assert published.export(lake).records == 1
+    row = rows_of(lake)[50]
+    assert (row.topic, row.ordinal, row.payload) == (name, 52, b"again")
+    assert row.epoch > before[0].epoch
+
+
+def test_bad_input_is_refused_and_nothing_is_written(published, tmp_path):
+    def refused(kind: type[Exception], lake: Path, **given: Any) -> str:
+        before = sorted(map(str, tmp_path.rglob("*")))
+        with pytest.raises(kind) as error:
+            published.export(lake, **given)
+        assert sorted(map(str, tmp_path.rglob("*"))) == before
+        return str(error.value)
+
+    new = tmp_path / "new"
+    assert refused(JobError, new, topics=["nope"]) == "there is no topic 'nope' to export"
+    (tmp_path / "notes.txt").touch()
+    assert "holds something else" in refused(LakeError, tmp_path)
+    below = tmp_path / "notes.txt" / "lake"
+    assert refused(LakeError, below) == f"{below} cannot be written to: Not a directory"
+    assert "there is no format" in refused(LakeError, new, format="csv")
+    published.export(new)
+    assert "leave out --by-topic" in refused(LakeError, new, by_topic=True)
+    (commit, *_) = sorted((new / "_delta_log").glob("*.json"))
+    commit.write_text(commit.read_text().replace('"headrace.format":"1"', '"headrace.format":"2"'))
+    assert "newer version (format 2, this one writes 1)" in refused(LakeError, new)
+
+
+def test_a_missing_or_cut_file_of_the_last_batch_is_named(published, tmp_path):
+    published.export(tmp_path / "lake")
+    (path,) = (tmp_path / "lake").rglob("*.parquet")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    with pytest.raises(LakeError, match=f"{path.name} has {len(data) - 1} bytes instead of"):
+        published.export(tmp_path / "lake")
+    path.unlink()
+    with pytest.raises(LakeError, match=f"{path.name} is missing"):
+        published.export(tmp_path / "lake")
+
+
+def test_a_damaged_run_stops_it_or_is_left_out(own_server, tmp_path):
+    published = Published(own_server)
+    published.more(20)
+    wait_applied(own_server, *published.payloads)
+    own_server.terminate()
+    payload = next(one for one in published.payloads[f"{published.prefix}/b"] if len(one) > 20)
+    (segment,) = (one for one in own_server.data_dir.rglob("*.log") if payload in one.read_bytes())
+    data = bytearray(segment.read_bytes())
+    data[data.index(payload)] ^= 1
+    segment.write_bytes(data)
+    lake, place = tmp_path / "lake", {"data_dir": str(own_server.data_dir)}
+    with pytest.raises(DamageError, match=r"a checksum fails; run `headrace verify`.*--skip-lost"):
+        published.export(lake, **place)
+    assert rows_of(lake) == []
+    done = published.export(lake, skip_lost=True, **place)
+    assert done.lost > 0
+    assert done.records + done.lost == published.records
+
+
+# With Spark
+
+
+@pytest.mark.usefixtures("shared_spark")
+def test_tasks_of_spark_write_the_same(published, tmp_path):
+    many = {f"{published.prefix}/c/{number:04}": [b"%d" % number] for number in range(500)}
+    with connect_blocking(published.server.figg_url) as client:
+        for topic, (payload,) in many.items():
+            client.window(30)
+            client.publish_nowait(topic, payload)
+        client.flush(60)
+    told: list[tuple[int, int]] = []
+    lake = tmp_path / "lake"
+    done = published.export(
+        lake, runner=None, part_bytes=15_000, progress=lambda *at: told.append(at)
+    )
+    assert rows_of(lake) == expected(published.server, published.payloads | many)
+    # As many files as tasks and days, not as topics.
+    assert done.files == len(list(lake.rglob("*.parquet"))) <= 8
+    assert told[-1][0] == told[-1][1] > 0
+    assert told == sorted(told)
+    # A failure of a task is one sentence.
+    published.more(1)
+    with pytest.raises(JobError, match="is another directory for Spark's executors"):
+        published.export(lake, runner=_Elsewhere())
+
+
+class _Elsewhere(LocalRunner):
+    """Executors that do not see the driver's files."""
+
+    def run(self, works: Any, function: Any, progress: Any = None) -> Any:
+        elsewhere = [work._replace(lake="/nowhere") for work in works]
+        return SparkRunner("test", "").run(elsewhere, function, progress)
+
+
+@pytest.mark.usefixtures("shared_spark")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_export_that_goes_on_ends_after_its_batch(
+    published, tmp_path, capsys, monkeypatch, number
+):
+    """The command in this very process: it is asked to end while a task of its second batch writes."""
+    lake, points = tmp_path / "lake", tmp_path / "points"
+    points.mkdir()
+
+    def ask_to_end() -> None:
+        wait_until(lambda: len(rows_of(lake)) == published.records, 60, "the first batch")
+        (points / "stop-writing").touch()
+        published.more(3)
+        wait_until((points / "reached-writing").exists, 60, "a task")
+        os.kill(os.getpid(), number)
+        (points / "stop-writing").unlink()
+
+    given = ["--lake", str(lake), "--http", published.server.http_url, "--every", "0.1"]
+    given += ["--pattern", published.pattern]
+    monkeypatch.setattr(
+        sys.modules[export.__module__], "export", partial(export, points=Points(str(points)))
+    )
+    asking = threading.Thread(target=ask_to_end)
+    asking.start()
+    with pytest.raises(SystemExit) as ended:
+        main(["pipeline", "export", *given])
+    asking.join()
+    said, error = capsys.readouterr()
+    assert (ended.value.code, error) == (0, "")
+    assert said.startswith(f"exported {published.records:,} records (")
+    assert said.endswith(f" of 3 topics to {lake} in 2 batches and 2 files\n")
+    assert rows_of(lake) == published.rows
+    assert published.cursors() == published.ends
+
+
+@pytest.mark.timeout(200)
+def test_a_driver_killed_with_all_its_processes_while_tasks_write(published, tmp_path):
+    require_java()
+    lake, points = tmp_path / "lake", tmp_path / "points"
+    points.mkdir()
+    (points / "stop-writing").touch()
+    given = {"url": published.server.http_url, "pattern": published.pattern, "part_bytes": 4000}
+    script = (
+        "from headrace.pipeline import export; from headrace.pipeline.points import Points\n"
+        f"export({str(lake)!r}, **{given!r}, master='local[2]', points=Points({str(points)!r}))"
+    )
+    driver = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=environment() | {"JDK_JAVA_OPTIONS": JAVA_OPTIONS},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    reached = points / "reached-writing"
+    wait_until(lambda: reached.exists() or driver.poll() is not None, 90, "a task")
+    assert driver.poll() is None
+    while members := session_members(driver.pid):
+        for pid in members:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        driver.wait(30)
+    assert rows_of(lake) == []
+    assert list(lake.rglob("*.parquet"))
+    published.export(lake)
+    assert rows_of(lake) == published.rows
