@@ -1,0 +1,93 @@
+"""Reading through: a client with a lake gets what the log has no more, in its place, from a real server."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.pipeline.export import export
+from headrace.pipeline.tasks import LocalRunner
+from headrace.testing import ServerProcess, wait_until
+from tests.system.support import get_json
+
+CONFIG = """
+[retention]
+bytes = 20000
+check_s = 0.1
+wait_for = ["lake"]
+[journal]
+rotate_s = 0.1
+"""
+WAIT_S = 30
+
+
+def forgets(server: ServerProcess, topic: str) -> None:
+    """Waits until the log no longer begins at 0."""
+
+    def start() -> int:
+        found: int = get_json(server, f"/v1/topic?name={topic}")["start"]["offset"]
+        return found
+
+    wait_until(start, WAIT_S, "the log to forget its first records")
+
+
+@pytest.mark.parametrize("protocol", ["figg", "wombat"])
+async def test_a_subscription_from_the_start_gets_all_there_ever_was(
+    tmp_path: Path, protocol: str
+) -> None:
+    (tmp_path / "config.toml").write_text(CONFIG)
+    lake = tmp_path / "lake"
+    with ServerProcess(tmp_path / "data", f"--config={tmp_path / 'config.toml'}") as server:
+        url = {"figg": server.figg_url, "wombat": server.wombat_url}[protocol]
+        wanted = [b"%d" % number * 40 for number in range(1600)]
+        async with headrace.connect(url) as client:
+            for payload in wanted[:1200]:
+                await client.window()
+                client.publish_nowait("t", payload)
+            await client.flush()
+            export(lake, ["t"], url=server.http_url, runner=LocalRunner())
+            await asyncio.to_thread(forgets, server, "t")
+            for payload in wanted[1200:]:
+                await client.window()
+                client.publish_nowait("t", payload)
+            await client.flush()
+        missed = []
+        async with headrace.connect(url, lake=lake) as client:
+            client.on("missed", missed.append)
+            subscription = client.subscribe("t", offset=0)
+            found = [await asyncio.wait_for(anext(subscription), WAIT_S) for _ in wanted]
+        assert [one.payload for one in found] == wanted
+        assert missed == []
+        ends = [one.offset for one in found]
+        assert ends == [sum(len(p) + 4 for p in wanted[: n + 1]) for n in range(len(wanted))]
+
+
+def command(*arguments: str, stdin: str = "") -> str:
+    words = [sys.executable, "-m", "headrace", *arguments]
+    done = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_reads_through_too(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(CONFIG)
+    lake = tmp_path / "lake"
+    with ServerProcess(tmp_path / "data", f"--config={tmp_path / 'config.toml'}") as server:
+        where = ("--url", server.figg_url)
+        http = ("--http", "{}:{}".format(*server.http))
+        lines = "".join(f"{number:060}\n" for number in range(1600))
+        command("publish", "t", *where, stdin=lines)
+        export(lake, ["t"], url=server.http_url, runner=LocalRunner())
+        forgets(server, "t")
+        shown = command(
+            *("subscribe", "t", "--from-offset", "64", "--until-end", "--lake", str(lake)),
+            *(*where, *http),
+        )
+        assert shown == lines[61:]
+        rows = command("topics", "--json", *http)
+        readers = {one["reader"] for one in json.loads(rows)["cursors"]}
+        assert readers == {"lake", "lake:start"}
