@@ -49,6 +49,7 @@ def assert_one_line(done, code: int, text: str) -> None:
         (["pipeline", "export", "--lake", "x", "--every", "soon"], "(flag --every)"),
         (["pipeline", "export", "t", "--lake", "x", "--pattern", "t"], "exclude each other"),
         (["pipeline", "export", "--lake", "x", "--pattern", "["], "is no regular expression"),
+        (["pipeline", "report", "t", "--pattern", "t"], "exclude each other"),
         (["serve", "--figg", "nowhere"], "listen.figg must be HOST:PORT"),
         (["serve", "--config", "missing.toml"], "cannot read the configuration file missing.toml"),
         (["serve", "--set", "journal.file=1"], "the nearest is journal.files"),
@@ -111,7 +112,7 @@ def test_without_arguments_the_help_is_shown(headrace):
     "command",
     [
         *("serve", "publish", "subscribe", "topics", "inspect", "delete", "verify", "config"),
-        *("pipeline", "pipeline export"),
+        *("pipeline", "pipeline export", "pipeline report"),
     ],
 )
 def test_every_help_has_an_example(headrace, command):

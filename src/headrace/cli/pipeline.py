@@ -2,11 +2,12 @@
 
 import typer
 
-from headrace.cli import pipeline_export
+from headrace.cli import pipeline_export, pipeline_report
 
 app = typer.Typer(rich_markup_mode=None)
 
 app.command("export")(pipeline_export.export)
+app.command("report")(pipeline_report.report)
 
 
 @app.callback(invoke_without_command=True)
@@ -17,6 +18,7 @@ def _jobs(context: typer.Context) -> None:
 
     \b
     headrace pipeline export --lake /lake --once     what the log has, into a table
+    headrace pipeline report --out report.html       a page with plots of what the log has seen
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -2,5 +2,7 @@
 
 from headrace.pipeline.export import Summary as ExportSummary
 from headrace.pipeline.export import export
+from headrace.pipeline.report import Summary as ReportSummary
+from headrace.pipeline.report import report
 
-__all__ = ["ExportSummary", "export"]
+__all__ = ["ExportSummary", "ReportSummary", "export", "report"]

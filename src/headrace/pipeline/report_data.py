@@ -1,0 +1,443 @@
+"""What a report is made of: counts by topic, over time and by size, from parts that are merged. Pure.
+
+Records are looked at twice, as their positions in time are not known before:
+
+    runs ──look──▶ Seen, one per task ──overview──▶ Overview ──plan──▶ Plan: buckets, busiest topics
+    runs ──count──▶ Counts, one per task ──added──▶ one line per topic of the plan, and one for all others
+
+What a task gives back has the size of its topics, never of its records.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from headrace.model import RECORD_HEADER_BYTES, Position
+
+POINTS_MAX = 200
+"""Buckets of a line: more than one can see, few enough for a page."""
+
+TOPICS_MAX = 20
+"""Topics with a line of their own; all the rest are `others`."""
+
+WIDTHS_MS = (
+    *(100, 500, 1_000, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000, 3_600_000),
+    *(10_800_000, 21_600_000, 43_200_000, 86_400_000, 604_800_000, 2_419_200_000),
+    *(29_030_400_000, 290_304_000_000),
+)
+"""How much time a bucket may have. Below the first, times in the log say nothing."""
+
+PAUSES_MS = (100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
+"""Pauses between two messages of a topic are told apart at these."""
+
+_SIZES = 32
+"""Sizes are told apart at powers of two; the largest payload has far fewer."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Runs(NamedTuple):
+    """Records of one topic in their order, those with one time together."""
+
+    topic: str
+    offset: int
+    end: int
+    counts: Numbers
+    bytes: Numbers
+    """Of payloads."""
+    ms: Numbers
+
+
+class Part(NamedTuple):
+    """What is known of one topic, or of the part of it that one task has looked at."""
+
+    topic: str
+    offset: int
+    """Where it begins: parts of a topic are put together in this order."""
+    end: int
+    messages: int
+    bytes: int
+    first_ms: int
+    last_ms: int
+    silence_ms: int
+    """The longest pause between two messages."""
+    silent_from_ms: int
+
+
+class Seen(NamedTuple):
+    """What one task has found."""
+
+    parts: list[Part]
+    sizes: list[int]
+    pauses: list[int]
+    damaged: int = 0
+    """Stretches that are left out, as what describes them is damaged."""
+
+
+class Overview(NamedTuple):
+    topics: list[Part]
+    """The busiest first."""
+    sizes: list[int]
+    pauses: list[int]
+    damaged: int
+
+
+class Plan(NamedTuple):
+    """Into which buckets and lines messages are counted."""
+
+    start_ms: int
+    width_ms: int
+    points: int
+    topics: tuple[str, ...]
+
+
+class Counts(NamedTuple):
+    """One line per topic of the plan and a last one for all others."""
+
+    messages: Numbers
+    bytes: Numbers
+
+
+# As it is written
+
+
+class Line(Struct, frozen=True):
+    """A topic; with the name "" all those that have no line of their own."""
+
+    name: str
+    messages: int
+    bytes: int
+    first_ms: int
+    last_ms: int
+    silence_ms: int
+    silent_from_ms: int
+    messages_over_time: list[int]
+    bytes_over_time: list[int]
+
+
+class Bar(Struct, frozen=True):
+    """How many there are from one bound up to and without another; None: there is no such bound."""
+
+    least: int
+    below: int | None
+    count: int
+
+
+class Reader(Struct, frozen=True):
+    """A named reader with cursors on the server."""
+
+    name: str
+    topics: int
+    lag_records: int
+    lag_bytes: int
+    gone_records: int
+    moved_ms: int
+    slowest_topic: str
+
+
+class Member(Struct, frozen=True):
+    """A processor in a channel."""
+
+    processor: str
+    channel: str
+    present: bool
+    lag_messages: int
+    missed_messages: int
+
+
+class ChannelsSeen(Struct, frozen=True):
+    channels: int
+    more: bool
+    """Whether there are others that were not looked at."""
+    with_log: int
+    messages: int
+    bytes: int
+    trimmed: int
+    """Of those that are there: whose log does not begin at its beginning."""
+    destroyed: int
+    """Of those that are known: that have no log now."""
+    scheduled: int
+    """For destruction."""
+    members: list[Member]
+    """The slowest first."""
+    members_in_all: int
+
+
+class ServerSeen(Struct, frozen=True):
+    """What only a running server knows."""
+
+    duplicates_refused: int
+    channels_trimmed: int
+    channels_destroyed: int
+    readers: list[Reader]
+    readers_in_all: int
+    channels: ChannelsSeen
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    format: int = 1
+    made_ms: int
+    log: str
+    lake: str | None
+    messages: int
+    bytes: int
+    topics_in_all: int
+    first_ms: int | None
+    last_ms: int | None
+    bucket_ms: int
+    buckets_from_ms: int
+    buckets: int
+    topics: list[Line]
+    others: Line | None
+    others_in_all: int
+    sizes: list[Bar]
+    sizes_are_means: bool
+    """Whether some are only known as the mean of messages that were stored together."""
+    pauses_ms: list[Bar]
+    damaged: int
+    """Stretches of the log that are left out, as their index is damaged."""
+    server: ServerSeen | None
+
+
+# From rows to runs
+
+
+def runs_of(topic: str, start: Position, end: Position, rows: npt.NDArray[np.void]) -> Runs:
+    """Rows of an index, without what lies outside of two positions: runs may reach over both."""
+    ordinals, offsets = rows["ordinal"].astype(np.int64), rows["offset"].astype(np.int64)
+    counts = _inside(ordinals, rows["count"], start.ordinal, end.ordinal)
+    lengths = _inside(offsets, rows["length"], start.offset, end.offset)
+    there = counts > 0
+    counts, lengths = counts[there], lengths[there]
+    payloads = lengths - counts * RECORD_HEADER_BYTES
+    if not len(rows):
+        return Runs(topic, start.offset, start.offset, counts, payloads, counts)
+    begin = max(int(offsets[0]), start.offset)
+    stop = min(int(offsets[-1]) + int(rows["length"][-1]), end.offset)
+    return Runs(topic, begin, stop, counts, payloads, rows["ms"].astype(np.int64)[there])
+
+
+def _inside(begins: Numbers, lengths: npt.NDArray[np.void], first: int, end: int) -> Numbers:
+    ends = begins + lengths.astype(np.int64)
+    found: Numbers = np.maximum(np.minimum(ends, end) - np.maximum(begins, first), 0)
+    return found
+
+
+# First look
+
+
+def look(runs: Iterable[Runs]) -> Seen:
+    parts: list[Part] = []
+    sizes = np.zeros(_SIZES, np.int64)
+    pauses = np.zeros(len(PAUSES_MS) + 1, np.int64)
+    for one in runs:
+        if not len(one.counts):
+            continue
+        messages = int(one.counts.sum())
+        between = np.diff(one.ms)
+        longest = int(np.argmax(between)) if len(between) else 0
+        parts.append(
+            Part(
+                one.topic,
+                one.offset,
+                one.end,
+                messages,
+                int(one.bytes.sum()),
+                int(one.ms[0]),
+                int(one.ms[-1]),
+                int(between[longest]) if len(between) else 0,
+                int(one.ms[longest]),
+            )
+        )
+        sizes += np.bincount(_size_numbers(one), one.counts, _SIZES).astype(np.int64)
+        pauses += _pauses(between)
+        pauses[0] += messages - len(one.counts)
+    # What lies between parts that do not touch is another task's.
+    parts, between_parts = _joined(parts, only_touching=True)
+    pauses += _pauses(between_parts)
+    return Seen(parts, sizes.tolist(), pauses.tolist())
+
+
+def _size_numbers(runs: Runs) -> Numbers:
+    """Of how many bits a size has, 0 for nothing: the number of its bar."""
+    means = runs.bytes // runs.counts
+    bits: Numbers = np.frexp(means.astype(np.float64))[1].astype(np.int64)
+    return bits
+
+
+def _pauses(lengths_ms: Numbers | list[int]) -> Numbers:
+    found: Numbers = np.bincount(
+        np.searchsorted(PAUSES_MS, lengths_ms, "right"), None, len(PAUSES_MS) + 1
+    )
+    return found
+
+
+def _joined(parts: Iterable[Part], *, only_touching: bool) -> tuple[list[Part], list[int]]:
+    """Parts of a topic as one, and how long the pauses between those were that became one."""
+    found: list[Part] = []
+    pauses: list[int] = []
+    for part in sorted(parts, key=lambda one: (one.topic, one.offset)):
+        before = found[-1] if found and found[-1].topic == part.topic else None
+        if before is None or (only_touching and before.end != part.offset):
+            found.append(part)
+            continue
+        pause = max(0, part.first_ms - before.last_ms)
+        pauses.append(pause)
+        silence = max(
+            (before.silence_ms, before.silent_from_ms),
+            (pause, before.last_ms),
+            (part.silence_ms, part.silent_from_ms),
+            key=lambda one: one[0],
+        )
+        found[-1] = Part(
+            part.topic,
+            before.offset,
+            part.end,
+            before.messages + part.messages,
+            before.bytes + part.bytes,
+            min(before.first_ms, part.first_ms),
+            max(before.last_ms, part.last_ms),
+            *silence,
+        )
+    return found, pauses
+
+
+def overview(seen: Iterable[Seen]) -> Overview:
+    """What all tasks have found, put together."""
+    parts: list[Part] = []
+    damaged = 0
+    sizes = np.zeros(_SIZES, np.int64)
+    pauses = np.zeros(len(PAUSES_MS) + 1, np.int64)
+    for one in seen:
+        parts += one.parts
+        sizes += one.sizes
+        pauses += one.pauses
+        damaged += one.damaged
+    topics, between = _joined(parts, only_touching=False)
+    pauses += _pauses(between)
+    topics.sort(key=lambda part: (-part.messages, -part.bytes, part.topic))
+    return Overview(topics, sizes.tolist(), pauses.tolist(), damaged)
+
+
+def plan(overview: Overview) -> Plan:
+    if not overview.topics:
+        return Plan(0, WIDTHS_MS[0], 0, ())
+    first = min(part.first_ms for part in overview.topics)
+    last = max(part.last_ms for part in overview.topics)
+    width = next((w for w in WIDTHS_MS if last // w - first // w < POINTS_MAX), WIDTHS_MS[-1])
+    start = first // width
+    # Times that are further apart than all of history are somebody's wrong clock.
+    points = min(last // width - start + 1, POINTS_MAX)
+    names = tuple(part.topic for part in overview.topics[:TOPICS_MAX])
+    return Plan(start * width, width, points, names)
+
+
+# Second look
+
+
+def count(runs: Iterable[Runs], plan: Plan) -> Counts:
+    counts = nothing(plan)
+    lines = {name: number for number, name in enumerate(plan.topics)}
+    for one in runs:
+        line = lines.get(one.topic, len(lines))
+        places = (one.ms - plan.start_ms) // plan.width_ms
+        # What came since the first look lies in the buckets that there are, or is left out.
+        inside = (places >= 0) & (places < plan.points)
+        places = places[inside]
+        for sums, what in ((counts.messages, one.counts), (counts.bytes, one.bytes)):
+            sums[line] += np.bincount(places, what[inside], plan.points).astype(np.int64)
+    return counts
+
+
+def nothing(plan: Plan) -> Counts:
+    shape = (len(plan.topics) + 1, plan.points)
+    return Counts(np.zeros(shape, np.int64), np.zeros(shape, np.int64))
+
+
+def added(plan: Plan, counts: Iterable[Counts]) -> Counts:
+    whole = nothing(plan)
+    for one in counts:
+        whole.messages[:] += one.messages
+        whole.bytes[:] += one.bytes
+    return whole
+
+
+# Both together
+
+
+def report(
+    overview: Overview,
+    plan: Plan,
+    counts: Counts,
+    *,
+    made_ms: int,
+    log: str,
+    lake: str | None = None,
+    sizes_are_means: bool = True,
+    server: ServerSeen | None = None,
+) -> Report:
+    busiest, rest = overview.topics[: len(plan.topics)], overview.topics[len(plan.topics) :]
+    lines = [_line(part, counts, number) for number, part in enumerate(busiest)]
+    others = None
+    if rest:
+        # A silence of many topics together would say nothing of any of them.
+        together = Part(
+            "",
+            0,
+            0,
+            sum(part.messages for part in rest),
+            sum(part.bytes for part in rest),
+            min(part.first_ms for part in rest),
+            max(part.last_ms for part in rest),
+            0,
+            0,
+        )
+        others = _line(together, counts, len(busiest))
+    return Report(
+        made_ms=made_ms,
+        log=log,
+        lake=lake,
+        messages=sum(part.messages for part in overview.topics),
+        bytes=sum(part.bytes for part in overview.topics),
+        topics_in_all=len(overview.topics),
+        first_ms=min((part.first_ms for part in overview.topics), default=None),
+        last_ms=max((part.last_ms for part in overview.topics), default=None),
+        bucket_ms=plan.width_ms,
+        buckets_from_ms=plan.start_ms,
+        buckets=plan.points,
+        topics=lines,
+        others=others,
+        others_in_all=len(rest),
+        sizes=_bars(overview.sizes, [0, *(1 << bit for bit in range(_SIZES - 1))], trimmed=True),
+        sizes_are_means=sizes_are_means,
+        pauses_ms=_bars(overview.pauses, [0, *PAUSES_MS], trimmed=False),
+        damaged=overview.damaged,
+        server=server,
+    )
+
+
+def _line(part: Part, counts: Counts, number: int) -> Line:
+    return Line(
+        part.topic,
+        part.messages,
+        part.bytes,
+        part.first_ms,
+        part.last_ms,
+        part.silence_ms,
+        part.silent_from_ms,
+        counts.messages[number].tolist(),
+        counts.bytes[number].tolist(),
+    )
+
+
+def _bars(found: Sequence[int], bounds: Sequence[int], *, trimmed: bool) -> list[Bar]:
+    """Those between the first and the last that have something."""
+    ends = [*bounds[1:], None]
+    bars = [Bar(least, end, n) for least, end, n in zip(bounds, ends, found, strict=True)]
+    if not trimmed:
+        return bars
+    there = [number for number, bar in enumerate(bars) if bar.count]
+    return bars[there[0] : there[-1] + 1] if there else []

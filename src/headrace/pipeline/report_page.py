@@ -1,0 +1,455 @@
+"""A report as one HTML page that needs nothing else: sentences, plots, and the numbers beside them. Pure.
+
+Everything that somebody chose, such as a topic's name, is escaped where it enters the page. There is no
+script in it, and its policy forbids browsers to fetch anything.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from headrace.pipeline import report_svg as svg
+from headrace.pipeline import report_words as words
+from headrace.pipeline.report_data import Bar, ChannelsSeen, Line, Report, ServerSeen
+from headrace.pipeline.report_style import COLOURS, STYLE
+from headrace.pipeline.report_svg import Over, Silence, Strip
+
+_LABEL = 24
+"""Characters of a name beside a plot; tables have all of them."""
+
+_SILENCES = 10
+"""Of which the times are told."""
+
+
+def page(report: Report) -> str:
+    sections = [_heading(report), _tiles(report)]
+    if report.messages:
+        sections += [_over_time(report), _busiest(report), _sizes(report), _gaps(report)]
+    sections.append(_server(report.server))
+    sections.append(_footer(report))
+    return _PAGE.format(style=STYLE, body="\n".join(sections))
+
+
+def _heading(report: Report) -> str:
+    if report.first_ms is None or report.last_ms is None:
+        when = "There is not one message."
+    else:
+        when = (
+            f"{words.moment(report.first_ms)} to {words.moment(report.last_ms)} UTC, "
+            f"{words.span(report.last_ms - report.first_ms)}."
+        )
+    lake = f" and the lake <b>{words.name(report.lake)}</b>" if report.lake else ""
+    if report.damaged:
+        when += (
+            f" {words.counted(report.damaged, 'part')} of the log could not be counted: "
+            "<code>headrace verify</code> says what is damaged."
+        )
+    return (
+        f"<header><h1>What the log has seen</h1><p>{when} "
+        f"Read from <b>{words.name(report.log)}</b>{lake}.</p></header>"
+    )
+
+
+# At a glance
+
+
+def _tiles(report: Report) -> str:
+    tiles = [
+        ("messages", words.short(report.messages), words.number(report.messages)),
+        ("bytes", words.size(report.bytes), f"{words.number(report.bytes)} bytes of payload"),
+        ("topics", words.short(report.topics_in_all), words.number(report.topics_in_all)),
+    ]
+    if report.messages:
+        peak = max(_totals(report, "messages_over_time"))
+        rate = peak * 1000 / report.bucket_ms
+        per = f"{words.number(peak)} messages in {words.bucket(report.bucket_ms)}"
+        tiles.append(("at the busiest", f"{words.short(rate)}/s", per))
+        mean = report.bytes / report.messages
+        tiles.append(("mean size", words.size(mean), f"{mean:,.1f} bytes"))
+    if report.server is not None:
+        server = report.server
+        lag = sum(reader.lag_records for reader in server.readers)
+        tiles.append(("records not read yet", words.short(lag), words.number(lag)))
+        refused = server.duplicates_refused
+        tiles.append(("duplicates refused", words.short(refused), words.number(refused)))
+    cells = "".join(
+        f'<div class="tile" title="{title}"><b>{value}</b><span>{label}</span></div>'
+        for label, value, title in tiles
+    )
+    return f'<div class="tiles">{cells}</div>'
+
+
+# Over time
+
+
+def _over_time(report: Report) -> str:
+    over = _over(report)
+    top, _ = _shown(report)
+    legend = [
+        f'<span><i class="b{number}"></i>{words.name(line.name)}</span>'
+        for number, line in enumerate(top)
+    ]
+    if len(report.topics) > COLOURS or report.others is not None:
+        left = report.topics_in_all - len(top)
+        legend.append(f'<span><i class="brest"></i>{words.counted(left, "other topic")}</span>')
+    messages, sizes = _totals(report, "messages_over_time"), _totals(report, "bytes_over_time")
+    starts = [over.start_ms + point * over.width_ms for point in range(over.points)]
+    moments = [words.moment(ms, over.width_ms) for ms in starts]
+    titles = [
+        f"{when}: {words.counted(count, 'message')}, {words.size(held)}"
+        for when, count, held in zip(moments, messages, sizes, strict=True)
+    ]
+    busiest = max(range(over.points), key=messages.__getitem__)
+    bucket = words.bucket(over.width_ms)
+    sentence = (
+        f"Each step is {bucket}. The busiest began at {moments[busiest]}, with "
+        f"{words.counted(messages[busiest], 'message')} "
+        f"({words.size(sizes[busiest])})."
+    )
+    rows = [
+        [when, words.number(count), words.size(held)]
+        for when, count, held in zip(moments, messages, sizes, strict=True)
+        if count
+    ]
+    plots = [
+        f"<h3>{what} per {bucket}</h3>"
+        + svg.stacked(
+            _layers(report, field), titles, over, binary=binary, label=f"{what} over time"
+        )
+        for what, field, binary in (
+            ("Messages", "messages_over_time", False),
+            ("Bytes", "bytes_over_time", True),
+        )
+    ]
+    return _section(
+        "Over time",
+        f"<p>{sentence}</p>"
+        f'<div class="legend">{"".join(legend)}</div>{"".join(plots)}'
+        + _numbers(("from (UTC)", ">messages", ">bytes"), rows),
+    )
+
+
+def _over(report: Report) -> Over:
+    return Over(report.buckets_from_ms, report.bucket_ms, report.buckets)
+
+
+def _layers(report: Report, field: str) -> list[list[int]]:
+    """The busiest, and all the others as one."""
+    top, others = _shown(report)
+    shown = [getattr(line, field) for line in top]
+    rest = [getattr(line, field) for line in others]
+    return [*shown, list(map(sum, zip(*rest, strict=True)))] if rest else shown
+
+
+def _shown(report: Report) -> tuple[list[Line], list[Line]]:
+    """Those with the largest part of messages and bytes have a colour, the same in both plots."""
+    lines = sorted(
+        report.topics,
+        key=lambda line: -(line.messages / report.messages + line.bytes / max(report.bytes, 1)),
+    )
+    rest = lines[COLOURS:]
+    return lines[:COLOURS], [*rest, report.others] if report.others is not None else rest
+
+
+def _totals(report: Report, field: str) -> list[int]:
+    return list(map(sum, zip(*_layers(report, field), strict=True)))
+
+
+# Topics
+
+
+def _busiest(report: Report) -> str:
+    lines = [*report.topics, *([report.others] if report.others is not None else [])]
+    most = max(line.messages for line in lines)
+    first = report.topics[0]
+    sentence = (
+        f"<b>{words.name(first.name)}</b> has {_share(first.messages, report.messages)} of all messages"
+        f" and {_share(first.bytes, report.bytes)} of all bytes."
+    )
+    if report.others is not None:
+        sentence += (
+            f" Beside the busiest {len(report.topics)} there are "
+            f"{words.counted(report.others_in_all, 'other topic')}, "
+            f"with {_share(report.others.messages, report.messages)} of the messages."
+        )
+    rows = [
+        [
+            _topic_cell(line, report),
+            f"{words.number(line.messages)}{svg.bar(line.messages, most)}",
+            words.size(line.bytes),
+            words.size(line.bytes / max(line.messages, 1)),
+            svg.spark(line.messages_over_time, "messages over time"),
+            svg.spark(line.bytes_over_time, "bytes over time"),
+            words.moment(line.last_ms),
+        ]
+        for line in lines
+    ]
+    heads = ("topic", ">messages", ">bytes", ">mean size", "messages over time", "bytes over time")
+    return _section(
+        "The busiest topics", f"<p>{sentence}</p>{_table((*heads, 'last message (UTC)'), rows)}"
+    )
+
+
+def _topic_cell(line: Line, report: Report) -> str:
+    return words.name(line.name) or f"<em>{words.counted(report.others_in_all, 'other topic')}</em>"
+
+
+def _share(part: int, whole: int) -> str:
+    percent = 100 * part / whole if whole else 0
+    return f"{percent:.0f} %" if percent >= 10 or not percent else f"{percent:.1f} %"
+
+
+# Sizes
+
+
+def _sizes(report: Report) -> str:
+    most = max(report.sizes, key=lambda bar: bar.count)
+    means = (
+        " Messages that were stored together count with their mean size: the log's index knows no other."
+        if report.sizes_are_means
+        else ""
+    )
+    sentence = (
+        f"The commonest size is {_size_range(most)}: {_share(most.count, report.messages)} of all messages."
+        f"{means}"
+    )
+    bars = [
+        (
+            words.bound(bar.least).replace(" ", "\u00a0"),
+            bar.count,
+            f"{_size_range(bar)}: {words.counted(bar.count, 'message')}",
+        )
+        for bar in report.sizes
+    ]
+    rows = [
+        [_size_range(bar), words.number(bar.count), _share(bar.count, report.messages)]
+        for bar in report.sizes
+    ]
+    return _section(
+        "How large messages are",
+        f'<p>{sentence}</p><div class="two">{svg.columns(bars, "messages by size")}'
+        f"{_table(('size', '>messages', '>share'), rows)}</div>",
+    )
+
+
+def _size_range(bar: Bar) -> str:
+    if bar.least == 0:
+        return "no bytes"
+    if bar.below is None or bar.below - bar.least == 1:
+        return words.bound(bar.least)
+    return f"{words.bound(bar.least)} to below {words.bound(bar.below)}"
+
+
+# Gaps
+
+
+def _gaps(report: Report) -> str:
+    over = _over(report)
+    lines = [line for line in report.topics if line.silence_ms]
+    rows = [
+        Strip(_label(line.name), line.messages_over_time, _silence(line, over))
+        for line in report.topics
+    ]
+    plot = svg.strips(rows, over, "when each topic had messages")
+    if lines:
+        worst = max(lines, key=lambda line: line.silence_ms)
+        sentence = (
+            f"The longest silence among the busiest topics was that of <b>{words.name(worst.name)}</b>: "
+            f"{words.span(worst.silence_ms)}, from {words.moment(worst.silent_from_ms)}. "
+            "The stronger a colour, the busier; a line through a strip is the longest silence of its topic."
+        )
+    else:
+        sentence = "No topic was ever silent: all of its messages came at once."
+    pauses = [
+        (_pause(bar), bar.count, f"{_pause(bar)}: {words.counted(bar.count, 'pause')}")
+        for bar in report.pauses_ms
+    ]
+    silences = [
+        [
+            words.name(line.name),
+            words.span(line.silence_ms),
+            words.moment(line.silent_from_ms),
+            words.span((line.last_ms - line.first_ms) / max(line.messages - 1, 1)),
+        ]
+        for line in sorted(lines, key=lambda line: -line.silence_ms)[:_SILENCES]
+    ]
+    heads = ("topic", ">longest silence", "from (UTC)", ">mean pause")
+    return _section(
+        "When nothing came",
+        f"<p>{sentence}</p>{plot}"
+        '<div class="two"><div><h3>Pauses between two messages of a topic '
+        "(ten times as many are one step higher)</h3>"
+        f"{svg.columns(pauses, 'pauses between messages', by_digits=True)}</div>"
+        f"<div><h3>The longest</h3>{_table(heads, silences)}</div></div>",
+    )
+
+
+def _silence(line: Line, over: Over) -> Silence | None:
+    """Where it can be seen."""
+    if line.silence_ms < over.width_ms:
+        return None
+    begin = line.silent_from_ms
+    title = f"{words.name(line.name)}: nothing for {words.span(line.silence_ms)} from {words.moment(begin)}"
+    return Silence(begin, begin + line.silence_ms, title)
+
+
+def _pause(bar: Bar) -> str:
+    if bar.below is None:
+        return f"&gt; {words.span(bar.least)}"
+    return f"&lt; {bar.below / 1000:g} s" if bar.below < 1000 else f"&lt; {words.span(bar.below)}"
+
+
+# What only a server knows
+
+
+def _server(server: ServerSeen | None) -> str:
+    if server is None:
+        return _section(
+            "Readers and channels",
+            "<p>No server was asked: who reads the log and how far behind they are, what happened to "
+            "channels, and how many duplicates were refused is not known. Name a server with "
+            "<code>--http</code>.</p>",
+        )
+    return "\n".join(
+        [_readers(server), _channels(server.channels, server), _duplicates(server)],
+    )
+
+
+def _readers(server: ServerSeen) -> str:
+    if not server.readers:
+        return _section("How far readers are behind", "<p>No reader keeps a cursor.</p>")
+    most = max(reader.lag_records for reader in server.readers)
+    behind = [reader for reader in server.readers if reader.lag_records]
+    if behind:
+        sentence = (
+            f"<b>{words.name(behind[0].name)}</b> is furthest behind: "
+            f"{words.counted(behind[0].lag_records, 'record')}, most of all in "
+            f"{words.name(behind[0].slowest_topic)}."
+        )
+    else:
+        sentence = "All readers have read everything."
+    if gone := sum(reader.gone_records for reader in server.readers):
+        sentence += (
+            f" {words.counted(gone, 'record')} were gone before those who wanted them came to them."
+        )
+    rows = [
+        [
+            words.name(reader.name),
+            f"{words.number(reader.lag_records)}{svg.bar(reader.lag_records, most)}",
+            words.size(reader.lag_bytes),
+            words.number(reader.topics),
+            words.name(reader.slowest_topic),
+            words.number(reader.gone_records),
+            words.moment(reader.moved_ms),
+        ]
+        for reader in server.readers
+    ]
+    heads = ("reader", ">records behind", ">bytes", ">topics", "slowest topic", ">gone")
+    table = _table((*heads, "moved (UTC)"), rows)
+    return _section(
+        "How far readers are behind",
+        f"<p>{sentence}</p>{table}{_more(server.readers_in_all - len(rows), 'reader')}",
+    )
+
+
+def _channels(seen: ChannelsSeen, server: ServerSeen) -> str:
+    tiles = [
+        ("channels trimmed", server.channels_trimmed, "since the server's start"),
+        ("channels destroyed", server.channels_destroyed, "since the server's start"),
+        ("channels now", seen.channels, f"{words.number(seen.with_log)} of them have a log"),
+        ("to be destroyed", seen.scheduled, "nobody is there any more"),
+    ]
+    cells = "".join(
+        f'<div class="tile"><b>{words.short(value)}</b><span>{label}</span><small>{title}</small></div>'
+        for label, value, title in tiles
+    )
+    body = f'<div class="tiles">{cells}</div>'
+    if not seen.channels:
+        return _section("Channels", f"<p>There are no channels now.</p>{body}")
+    sentence = (
+        f"{words.counted(seen.channels, 'channel')} {'is' if seen.channels == 1 else 'are'} known"
+        f"{', and others that were not looked at' if seen.more else ''}. "
+        f"Of {words.number(seen.trimmed)} of them messages are trimmed that everyone has, and the log of "
+        f"{words.number(seen.destroyed)} is destroyed. What is left are "
+        f"{words.counted(seen.messages, 'message')} ({words.size(seen.bytes)})."
+    )
+    if seen.members:
+        most = max(member.lag_messages for member in seen.members)
+        rows = [
+            [
+                words.name(member.processor),
+                words.name(member.channel),
+                "here" if member.present else "away",
+                f"{words.number(member.lag_messages)}{svg.bar(member.lag_messages, most)}",
+                words.number(member.missed_messages),
+            ]
+            for member in seen.members
+        ]
+        heads = ("processor", "channel", "", ">messages behind", ">missed")
+        body += f"<h3>The slowest processors</h3>{_table(heads, rows)}"
+        body += _more(seen.members_in_all - len(rows), "processor")
+    return _section("Channels", f"<p>{sentence}</p>{body}")
+
+
+def _duplicates(server: ServerSeen) -> str:
+    if not server.duplicates_refused:
+        text = "Nothing has come twice since the server's start."
+    else:
+        text = (
+            f"Since the server's start {words.counted(server.duplicates_refused, 'duplicate')} came and "
+            "were not stored again: publishes, events, messages and batches that were sent again because "
+            "their sender could not know that they had arrived."
+        )
+    return _section("Duplicates refused", f"<p>{text}</p>")
+
+
+def _footer(report: Report) -> str:
+    return (
+        f"<footer>Made {words.moment(report.made_ms)} UTC by <code>headrace pipeline report</code>. "
+        "All times are UTC. Bytes are those of payloads. No payload was read.</footer>"
+    )
+
+
+# Parts of pages
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{title}</h2>{body}</section>"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Under heads that begin with `>` are numbers."""
+    kinds = [' class="n"' if one.startswith(">") else "" for one in heads]
+    head = "".join(
+        f"<th{kind}>{one.removeprefix('>')}</th>" for kind, one in zip(kinds, heads, strict=True)
+    )
+    body = "".join(
+        f"<tr>{''.join(f'<td{kind}>{cell}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>"
+        for row in rows
+    )
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _numbers(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Folded up: whoever wants the numbers opens it."""
+    return f"<details><summary>The numbers</summary>{_table(heads, rows)}</details>"
+
+
+def _more(left: int, noun: str) -> str:
+    return f"<p>And {words.counted(left, f'other {noun}')}.</p>" if left > 0 else ""
+
+
+def _label(name: str) -> str:
+    shown = name if len(name) <= _LABEL else f"…{name[1 - _LABEL :]}"
+    return words.name(shown)
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>What the log has seen</title>
+<style>{style}</style></head>
+<body><main>
+{body}
+</main></body></html>
+"""

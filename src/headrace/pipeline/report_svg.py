@@ -1,0 +1,271 @@
+"""Plots as SVG: lines over time, columns, bars, strips. Pure text; colours are the page's.
+
+Nothing in them runs, and nothing comes from elsewhere. What is under the pointer is told by `<title>`, which
+browsers show by themselves. Labels must be escaped by whoever gives them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from headrace.pipeline import report_words as words
+
+WIDTH = 1000
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 10, 26
+_STRIP, _STRIP_LEFT = 20, 190
+_LEVELS = 5
+_TICKS_MS = (
+    *(
+        100,
+        200,
+        500,
+        1_000,
+        2_000,
+        5_000,
+        10_000,
+        15_000,
+        30_000,
+        60_000,
+        120_000,
+        300_000,
+        600_000,
+    ),
+    *(900_000, 1_800_000, 3_600_000, 7_200_000, 10_800_000, 21_600_000, 43_200_000, 86_400_000),
+    *(172_800_000, 604_800_000, 2_419_200_000, 7_257_600_000, 29_030_400_000, 290_304_000_000),
+)
+
+
+Place = Callable[[float], float]
+"""From a point or a value to where it is drawn."""
+
+
+class Over(NamedTuple):
+    """The buckets that a plot over time has."""
+
+    start_ms: int
+    width_ms: int
+    points: int
+
+    def x(self, point: float, left: float = _LEFT) -> float:
+        return left + (WIDTH - _RIGHT - left) * point / self.points
+
+
+def stacked(
+    lines: Sequence[Sequence[int]], titles: Sequence[str], over: Over, *, binary: bool, label: str
+) -> str:
+    """One area on top of another; the first has the first colour, and the last is grey.
+
+    `titles` say what each bucket holds.
+    """
+    height = 250
+    top = max(map(sum, zip(*lines, strict=True)), default=0)
+    ticks = _scale(top, binary=binary)
+    bottom, room = height - _BOTTOM, height - _BOTTOM - _TOP
+
+    def y(value: float) -> float:
+        return bottom - room * value / max(ticks[-1], 1)
+
+    parts = []
+    for value in ticks:
+        text = words.bound(value) if binary else words.short(value)
+        parts.append(f'<path class="grid" d="M{_LEFT} {y(value):.1f}H{WIDTH - _RIGHT}"/>')
+        parts.append(f'<text class="axis end" x="{_LEFT - 8}" y="{y(value) + 4:.1f}">{text}</text>')
+    parts += _time_axis(over, bottom, _LEFT)
+    below = [0] * over.points
+    for number, line in enumerate(lines):
+        above = [low + value for low, value in zip(below, line, strict=True)]
+        if any(line):
+            kind = "crest" if number == len(lines) - 1 and number else f"c{number}"
+            parts.append(f'<path class="{kind}" d="{_area(below, above, over.x, y)}"/>')
+        below = above
+    for point, title in enumerate(titles):
+        left, right = over.x(point), over.x(point + 1)
+        parts.append(
+            f'<rect class="hit" x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" '
+            f'height="{room}"><title>{title}</title></rect>'
+        )
+    return _wide(_svg(WIDTH, height, parts, label))
+
+
+def columns(bars: Sequence[tuple[str, int, str]], label: str, *, by_digits: bool = False) -> str:
+    """A histogram: under each column its label, above it how many, under the pointer its title.
+
+    `by_digits`: one that is as much higher as another has ten times as many.
+    """
+    width, height, top = 520, 210, max((value for _, value, _ in bars), default=0)
+
+    def part(value: int) -> float:
+        return math.log10(value + 1) / math.log10(top + 1) if by_digits else value / top
+
+    bottom, room = height - 34, height - 34 - 22
+    step = (width - 8) / max(len(bars), 1)
+    parts = [f'<path class="grid" d="M4 {bottom}H{width - 4}"/>']
+    every = -(-len(bars) // 11)
+    for number, (text, value, title) in enumerate(bars):
+        middle = 4 + step * (number + 0.5)
+        wide = min(step * 0.82, 46)
+        # A thing that is there is seen, however many there are of others.
+        tall = max(room * part(value), 1.5) if value else 0
+        parts.append(
+            f'<rect class="c0" x="{middle - wide / 2:.1f}" y="{bottom - tall:.1f}" '
+            f'width="{wide:.1f}" height="{tall:.1f}" rx="2"><title>{title}</title></rect>'
+        )
+        if value and step > 26:
+            parts.append(
+                f'<text class="value mid" x="{middle:.1f}" y="{bottom - tall - 6:.1f}">'
+                f"{words.short(value)}</text>"
+            )
+        if number % every == 0:
+            parts.append(f'<text class="axis mid" x="{middle:.1f}" y="{bottom + 18}">{text}</text>')
+    return _svg(width, height, parts, label)
+
+
+def bar(value: float, top: float) -> str:
+    """In a cell of a table."""
+    part = 100 * value / top if top else 0
+    wide = max(part, 0.7) if value else 0
+    return (
+        '<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="c0" width="{wide:.1f}" height="10"/></svg>'
+    )
+
+
+def spark(values: Sequence[int], label: str) -> str:
+    """A small line in a cell of a table, as high as its own highest point."""
+    points, top = max(len(values), 1), max(values, default=0)
+    area = _area(
+        [0] * len(values),
+        values,
+        lambda point: 200 * point / points,
+        lambda value: 30 - 28 * value / max(top, 1),
+    )
+    return (
+        '<svg class="spark" viewBox="0 0 200 31" preserveAspectRatio="none" role="img" '
+        f'aria-label="{label}"><path class="grid" d="M0 30.5H200"/>'
+        f'<path class="c0" d="{area}"/></svg>'
+    )
+
+
+class Silence(NamedTuple):
+    """From when to when nothing came."""
+
+    start_ms: int
+    end_ms: int
+    title: str
+
+
+class Strip(NamedTuple):
+    label: str
+    values: Sequence[int]
+    silence: Silence | None = None
+
+
+def strips(rows: Sequence[Strip], over: Over, label: str) -> str:
+    """When each of several was busy: darker where more was, nothing where nothing was."""
+    height = len(rows) * _STRIP + _BOTTOM + 4
+    parts = _time_axis(over, len(rows) * _STRIP + 4, _STRIP_LEFT)
+    for number, row in enumerate(rows):
+        top = number * _STRIP + 4
+        parts.append(
+            f'<text class="name end" x="{_STRIP_LEFT - 10}" y="{top + 13}">{row.label}</text>'
+        )
+        parts.append(
+            f'<path class="track" d="M{_STRIP_LEFT} {top}H{WIDTH - _RIGHT}v{_STRIP - 5}'
+            f'H{_STRIP_LEFT}z"/>'
+        )
+        parts += _levels(row.values, over, top)
+        if row.silence is not None:
+            begin, end, title = row.silence
+            left = over.x((begin - over.start_ms) / over.width_ms, _STRIP_LEFT)
+            right = over.x((end - over.start_ms) / over.width_ms, _STRIP_LEFT)
+            parts.append(
+                f'<rect class="silence" x="{left:.1f}" y="{top + _STRIP / 2 - 4:.1f}" '
+                f'width="{max(right - left, 2):.1f}" height="3" rx="1.5"><title>{title}</title></rect>'
+            )
+    return _wide(_svg(WIDTH, height, parts, label))
+
+
+def _levels(values: Sequence[int], over: Over, top: float) -> list[str]:
+    """One path for all buckets of the same darkness, neighbours as one."""
+    most = max(values, default=0)
+    found: list[list[str]] = [[] for _ in range(_LEVELS)]
+    begin = 0
+    levels = [
+        0 if not value else 1 + min(int(_LEVELS * (value / most) ** 0.5), _LEVELS - 1)
+        for value in values
+    ]
+    for point, level in enumerate([*levels, -1]):
+        if point and level != levels[point - 1]:
+            if levels[point - 1]:
+                left, right = over.x(begin, _STRIP_LEFT), over.x(point, _STRIP_LEFT)
+                found[levels[point - 1] - 1].append(
+                    f"M{left:.1f} {top}H{right:.1f}v{_STRIP - 5}H{left:.1f}z"
+                )
+            begin = point
+    return [
+        f'<path class="c0" opacity="{0.2 + 0.8 * level / (_LEVELS - 1):.2f}" d="{"".join(paths)}"/>'
+        for level, paths in enumerate(found)
+        if paths
+    ]
+
+
+def _area(below: Sequence[int], above: Sequence[int], x: Place, y: Place) -> str:
+    """Between two lines of steps, where they differ."""
+    path = []
+    point = 0
+    while point < len(above):
+        if above[point] == below[point]:
+            point += 1
+            continue
+        first = point
+        while point < len(above) and above[point] > below[point]:
+            point += 1
+        path.append(f"M{x(first):.1f} {y(below[first]):.1f}")
+        path += [f"V{y(above[at]):.1f}H{x(at + 1):.1f}" for at in range(first, point)]
+        path += [f"V{y(below[at]):.1f}H{x(at):.1f}" for at in range(point - 1, first - 1, -1)]
+        path.append("z")
+    return "".join(path)
+
+
+def _time_axis(over: Over, bottom: float, left: float) -> list[str]:
+    whole = over.width_ms * over.points
+    step = next((one for one in _TICKS_MS if whole / one <= 9), _TICKS_MS[-1])
+    first = -(-over.start_ms // step) * step
+    parts = []
+    for ms in range(first, over.start_ms + whole + 1, step):
+        at = over.x((ms - over.start_ms) / over.width_ms, left)
+        parts.append(f'<path class="grid" d="M{at:.1f} {_TOP}V{bottom}"/>')
+        if left + 20 < at < WIDTH - 24:
+            parts.append(
+                f'<text class="axis mid" x="{at:.1f}" y="{bottom + 18}">{words.tick(ms, step)}</text>'
+            )
+    return parts
+
+
+def _scale(top: int, *, binary: bool) -> list[float]:
+    """Round numbers from nothing to at least the top."""
+    step = 1.0
+    if binary:
+        while step * 5 < top:
+            step *= 2
+    else:
+        factors = (2, 2.5, 2)
+        number = 0
+        while step * 5 < top:
+            step *= factors[number % 3]
+            number += 1
+    count = max(1, -(-top // int(step)))
+    return list(accumulate([step] * count, initial=0.0))
+
+
+def _wide(plot: str) -> str:
+    """On a narrow screen it is moved, not made so small that nobody can read it."""
+    return f'<div class="wide"><div class="over">{plot}</div></div>'
+
+
+def _svg(width: int, height: int, parts: Sequence[str], label: str) -> str:
+    return (
+        f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
+        f"{''.join(parts)}</svg>"
+    )

@@ -1,0 +1,103 @@
+"""Numbers, sizes, times and names as people read them in a report. Pure; times are UTC."""
+
+import html
+from datetime import UTC, datetime
+
+_SPANS_MS = (*(("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000)),)
+_SHORT = {"day": "d", "hour": "h", "minute": "min", "second": "s"}
+
+
+def name(text: str) -> str:
+    """A name that somebody chose, safe in a page: control characters and such are spelled out."""
+    return html.escape(text if text.isprintable() else repr(text))
+
+
+def number(value: int) -> str:
+    return f"{value:,}"
+
+
+def short(value: float) -> str:
+    """Three digits are enough for a picture."""
+    for least, unit, letter in (
+        (1e12, 1e12, "T"),
+        (1e9, 1e9, "G"),
+        (1e6, 1e6, "M"),
+        (1e4, 1e3, "k"),
+    ):
+        # What is rounded to a thousand of a unit is one of the next.
+        if value >= least * 0.9995:
+            scaled = value / unit
+            return f"{scaled:,.0f}{letter}" if scaled >= 999.5 else f"{scaled:.3g}{letter}"
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
+def size(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:,.1f} TiB"
+
+
+def bound(value: float) -> str:
+    """A size that is a round number of its unit, most often."""
+    return size(value).replace(".0", "")
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def span(ms: float) -> str:
+    """In its largest unit and, where that has few of it, the next one."""
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    for place, (unit, length) in enumerate(_SPANS_MS):
+        if ms >= length:
+            count, rest = divmod(ms, length)
+            text = f"{count:,.0f} {_SHORT[unit]}"
+            if place + 1 < len(_SPANS_MS) and count < 10:
+                smaller, smaller_length = _SPANS_MS[place + 1]
+                if more := int(rest // smaller_length):
+                    text += f" {more} {_SHORT[smaller]}"
+            return text
+    raise AssertionError
+
+
+def bucket(ms: int) -> str:
+    """A width as part of a sentence: `messages per 10 minutes`."""
+    if ms < 1000:
+        return f"{ms / 1000:g} seconds"
+    unit, length = next(one for one in _SPANS_MS if ms >= one[1])
+    count = ms // length
+    return unit if count == 1 else f"{count} {unit}s"
+
+
+def moment(ms: int, width_ms: int = 1000) -> str:
+    """Only as exact as a bucket of that width needs it."""
+    try:
+        when = datetime.fromtimestamp(ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms since 1970"  # by the clock of somebody who has none
+    if width_ms >= 86_400_000:
+        return f"{when:%Y-%m-%d}"
+    if width_ms >= 60_000:
+        return f"{when:%Y-%m-%d %H:%M}"
+    if width_ms >= 1000:
+        return f"{when:%Y-%m-%d %H:%M:%S}"
+    return f"{when:%Y-%m-%d %H:%M:%S}.{when.microsecond // 100_000}"
+
+
+def tick(ms: int, step_ms: int) -> str:
+    """On an axis: what changes from one to the next, and the day where one begins."""
+    try:
+        when = datetime.fromtimestamp(ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return ""
+    if step_ms >= 28 * 86_400_000:
+        return f"{when:%b %Y}"
+    if step_ms >= 86_400_000 or ms % 86_400_000 == 0:
+        return f"{when.day} {when:%b}"
+    if step_ms >= 60_000:
+        return f"{when:%H:%M}"
+    return f"{when:%H:%M:%S}" if step_ms >= 1000 else f"{when:%S}.{when.microsecond // 100_000}"
