@@ -4,7 +4,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 ARGS ?=
 # Most tests wait more than they compute. WORKERS=0 runs them in one process, as a debugger wants it.
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: help run test setup java style types format bench torture docs clean
 .DEFAULT_GOAL := help

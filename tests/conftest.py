@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ SPARK_TIMEOUT_S = 300
 
 
 OF_SPARK = ("spark", "pipeline")
-"""Directories of tests that share one session of Spark."""
+"""Directories of tests of which most share one session of Spark."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -31,10 +32,16 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            is_spark = nodeid.startswith(tuple(f"tests/{name}/" for name in OF_SPARK))
-            return "spark" if is_spark else nodeid
+            return "spark" if _shares_the_session(nodeid.partition("::")[0]) else nodeid
 
     return Scheduling(config, log)
+
+
+@cache
+def _shares_the_session(file: str) -> bool:
+    if file.startswith("tests/spark/"):
+        return file != "tests/spark/test_cluster.py"  # which has a Spark of its own
+    return file.startswith("tests/pipeline/") and "shared_spark" in Path(file).read_text()
 
 
 @pytest.fixture(scope="session")
