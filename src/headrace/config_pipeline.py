@@ -65,3 +65,23 @@ class Pipeline(Section, frozen=True):
             le=NUMBER_MAX,
         ),
     ] = 64 * 1024 * 1024
+    file_bytes: Annotated[
+        int,
+        setting(
+            "How large compaction makes files; those of half of it are left alone.",
+            "bytes",
+            flag="--file-bytes",
+            ge=1,
+            le=NUMBER_MAX,
+        ),
+    ] = 128 * 1024 * 1024
+    sweep_after_s: Annotated[
+        float,
+        setting(
+            "How long compaction keeps files that the table does not name any more.",
+            "seconds",
+            flag="--sweep-after",
+            ge=3600,
+            le=NUMBER_MAX,
+        ),
+    ] = 604_800.0

@@ -2,11 +2,12 @@
 
 import typer
 
-from headrace.cli import pipeline_export, pipeline_report
+from headrace.cli import pipeline_compact, pipeline_export, pipeline_report
 
 app = typer.Typer(rich_markup_mode=None)
 
 app.command("export")(pipeline_export.export)
+app.command("compact")(pipeline_compact.compact)
 app.command("report")(pipeline_report.report)
 
 
@@ -18,6 +19,7 @@ def _jobs(context: typer.Context) -> None:
 
     \b
     headrace pipeline export --lake /lake --once     what the log has, into a table
+    headrace pipeline compact --lake /lake           its small files into large ones
     headrace pipeline report --out report.html       a page with plots of what the log has seen
     """
     if context.invoked_subcommand is None:

@@ -1,8 +1,10 @@
 """Jobs between the log and a lake, on Spark: needs the extra `pipeline`. The same as `headrace pipeline`."""
 
+from headrace.pipeline.compact import Summary as CompactSummary
+from headrace.pipeline.compact import compact
 from headrace.pipeline.export import Summary as ExportSummary
 from headrace.pipeline.export import export
 from headrace.pipeline.report import Summary as ReportSummary
 from headrace.pipeline.report import report
 
-__all__ = ["ExportSummary", "ReportSummary", "export", "report"]
+__all__ = ["CompactSummary", "ExportSummary", "ReportSummary", "compact", "export", "report"]

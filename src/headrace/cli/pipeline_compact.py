@@ -1,0 +1,109 @@
+"""`headrace pipeline compact`: small files of a lake into large ones. The job is in `pipeline/compact.py`."""
+
+import json
+import re
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+import typer
+
+from headrace.cli import jobs, options
+from headrace.cli.failure import UsageError
+from headrace.cli.output import ProgressBar, counted, size
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def compact(
+    lake: jobs.Lake = None,
+    file_bytes: Annotated[
+        str | None,
+        typer.Option(
+            "--file-bytes",
+            metavar="N",
+            help="How large files become; those of half of it are left alone.  [else 128 MiB]",
+        ),
+    ] = None,
+    sweep_after: Annotated[
+        str | None,
+        typer.Option(
+            "--sweep-after",
+            metavar="AGE",
+            help="Delete files that the table has not named for so long, such as 12h or 7d.  [else 7d]",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what there is to do, and change nothing.")
+    ] = False,
+    master: jobs.Master = None,
+    config_file: options.ConfigFile = None,
+    as_json: options.Json = False,
+) -> None:
+    """Make few large files of the many small ones that an export leaves, with the same rows.
+
+    Exports and readers may go on meanwhile, and it may be killed at any moment. Files that are in the table
+    no more, and those that killed jobs have left, are deleted when they are older than --sweep-after: that is
+    how long a reader may hold on to an old state of the table.
+
+    \b
+    headrace pipeline compact --lake /lake
+    headrace pipeline compact --lake /lake --dry-run
+    headrace pipeline compact --lake /lake --file-bytes 268435456 --sweep-after 30d
+    """
+    found = jobs.settings(
+        config_file,
+        lake=lake,
+        file_bytes=file_bytes,
+        sweep_after_s=_seconds(sweep_after) if sweep_after is not None else None,
+        master=master,
+    )
+    directory = jobs.lake_of(found)
+    job = jobs.job("compact")
+    from headrace.spark.options import OptionError
+
+    with ExitStack() as stack:
+        bars: list[ProgressBar] = []
+
+        def progress(done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(ProgressBar(total)))
+            bars[0].advance_to(done)
+
+        try:
+            summary = job.compact(
+                directory,
+                file_bytes=found.file_bytes,
+                sweep_after_s=found.sweep_after_s,
+                dry_run=dry_run,
+                master=found.master,
+                progress=progress,
+            )
+        except OptionError as error:
+            raise UsageError(str(error)) from None
+    typer.echo(json.dumps(summary._asdict()) if as_json else _words(summary))
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw]?)", text)
+    if not found:
+        raise UsageError(f"--sweep-after takes an age such as 12h or 7d, not {text[:40]!r}")
+    return float(found[1]) * _SECONDS[found[2] or "s"]
+
+
+def _words(summary: Any) -> str:
+    would = "would have " if summary.dry_run else ""
+    if summary.merged:
+        records = f" with {counted(summary.records, 'record')}" if summary.records else ""
+        said = (
+            f"{would}merged {counted(summary.merged, 'file')} ({size(summary.bytes)}){records} of "
+            f"{summary.lake} into {summary.made:,}"
+        )
+    else:
+        said = f"nothing to merge in {summary.lake}"
+    if summary.left:
+        said += f"; {counted(summary.left, 'file')} were merged by someone else meanwhile"
+    if summary.folded:
+        said += f"; put together the notes of {summary.folded:,} batches"
+    if summary.swept:
+        said += f"; {would}deleted {counted(summary.swept, 'old file')}"
+    return said

@@ -1,0 +1,343 @@
+"""Compaction: the same rows in fewer files, whoever else writes and whatever is killed when."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow.parquet as pq
+import pytest
+from crc32c import crc32c
+from deltalake import DeltaTable
+
+from headrace import connect_blocking
+from headrace.cli.main import app
+from headrace.lake.format import LakeError
+from headrace.lake.lock import Lock
+from headrace.lake.manifests import HIDDEN, Manifests
+from headrace.lake.reading import check_file, read_ranges, read_topic
+from headrace.log.records import pack_record
+from headrace.pipeline.compact import compact
+from headrace.pipeline.export import export
+from headrace.pipeline.tasks import LocalRunner
+from headrace.spark.options import OptionError
+from tests.pipeline.lakes import expected, rows_of
+from tests.pipeline.made import MadeLake
+from tests.spark.lives import REPOSITORY, environment
+
+TORTURE = int(os.environ.get("HEADRACE_TORTURE", "0"))
+POINTS = ("merging", "merged", "committed", "swept")
+
+
+def run(lake, **given):
+    return compact(lake, **{"runner": LocalRunner(), **given})
+
+
+class Killed(BaseException):
+    """What a kill is to a job in the process of the test: nothing of it goes on."""
+
+
+class Meddling:
+    """Points at which something else happens, each once."""
+
+    directory = ""
+
+    def __init__(self, **actions):
+        self._actions = actions
+
+    def here(self, name):
+        self._actions.pop(name, lambda: None)()
+
+
+def kill():
+    raise Killed
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    lake = MadeLake(tmp_path_factory.mktemp("made") / "lake")
+    for number in range(6):
+        lake.batch("a", "ü/..", *(["b"] if number % 2 else []), day=number // 4)
+    return lake
+
+
+@pytest.fixture
+def made(template, tmp_path):
+    return template.copy(tmp_path / "a lake")
+
+
+def tree(root):
+    return {str(path): path.stat().st_mtime_ns for path in sorted(root.rglob("*"))}
+
+
+@pytest.mark.parametrize("by_topic", [False, True])
+def test_the_same_rows_are_in_fewer_files(tmp_path, by_topic):
+    lake = MadeLake(tmp_path / "lake", by_topic=by_topic)
+    for number in range(6):
+        lake.batch("a", "ü/..", *(["b"] if number % 2 else []), day=number // 4)
+    before, files = rows_of(lake.path), lake.table.files()
+    reach = Manifests(lake.path).reach(5)
+    done = run(lake.path)
+    assert (done.merged, done.records, done.bytes) == (
+        len(files) - (1 if by_topic else 0),
+        len(before) - (5 if by_topic else 0),
+        done.bytes,
+    )
+    assert rows_of(lake.path) == before
+    live = lake.table.files()
+    assert len(live) == (done.made + 1 if by_topic else done.made) == (6 if by_topic else 2)
+    for path in live:
+        check_file(lake.path / path, read_ranges(lake.path / path))
+        if not by_topic:
+            table = pq.ParquetFile(lake.path / path).read(columns=["topic", "offset"])
+            order = list(
+                zip(*(table[name].to_pylist() for name in ("topic", "offset")), strict=True)
+            )
+            assert order == sorted(order)
+    for topic, payloads in lake.payloads.items():
+        got = [payload for some in read_topic(lake.path, lake.table, topic) for _, payload in some]
+        assert got == payloads
+        for offset in (1, 77, 300):
+            some = [
+                one for part in read_topic(lake.path, lake.table, topic, offset) for one in part
+            ]
+            assert len(some) < len(payloads)
+    # Joined without reading, and yet the checksum of all bytes of the log.
+    first = [one for path in live for one in read_ranges(lake.path / path) if one.topic == "a"]
+    data = b"".join(map(pack_record, lake.payloads["a"]))
+    assert len(first) == 2
+    assert all(one.crc == crc32c(data[one.offset : one.end]) for one in first)
+    # Exports know where to go on, and what they have noted is there in one piece.
+    assert Manifests(lake.path).reach(5) == reach
+    assert done.folded == 5
+    (folded,) = (one for one in Manifests(lake.path).folded().ranges if one.topic == "a")
+    assert folded.crc == crc32c(data[: folded.end])
+    assert run(lake.path)[1:-1] == (0,) * 7
+    lake.batch("a", day=1)
+    assert run(lake.path).merged == 2
+    assert len(rows_of(lake.path)) == len(before) + 5
+
+
+def test_a_dry_run_changes_nothing(made):
+    before = tree(made.path)
+    done = run(made.path, dry_run=True)
+    assert (done.merged, done.made, done.dry_run) == (6, 2, True)
+    assert tree(made.path) == before
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_compaction_killed_at_any_point_is_as_one_that_nobody_disturbed(made, point):
+    before = rows_of(made.path)
+    with pytest.raises(Killed):
+        run(made.path, points=Meddling(**{point: kill}))
+    assert rows_of(made.path) == before
+    made.batch("a", "b", day=1)
+    before = rows_of(made.path)
+    run(made.path)
+    assert rows_of(made.path) == before
+    assert len(made.table.files()) == 2
+    assert Manifests(made.path).folded().batches == 6
+
+
+@pytest.mark.parametrize("point", ["merging", "merged", "committed"])
+def test_of_two_compactions_at_once_each_file_is_merged_by_one(made, point, monkeypatch):
+    """As on two machines, where the lock of one does not reach the other."""
+    before = rows_of(made.path)
+    monkeypatch.setattr(Lock, "__enter__", lambda self: self)
+    others = []
+    done = run(made.path, points=Meddling(**{point: lambda: others.append(run(made.path))}))
+    assert len(others) == 1
+    assert done.merged + others[0].merged == 6
+    assert done.left + done.merged == 6
+    assert rows_of(made.path) == before
+    assert len(made.table.files()) == 2
+    run(made.path)
+    assert rows_of(made.path) == before
+
+
+@pytest.mark.parametrize("step", ["opened", "looked", "listed"])
+def test_another_compaction_at_any_step_of_the_commit(made, step, monkeypatch):
+    before = rows_of(made.path)
+    meddling = []
+    monkeypatch.setattr(Lock, "__enter__", lambda self: self)
+
+    def meddle():
+        if meddling:
+            meddling.pop()()
+
+    class Meddled(DeltaTable):
+        def transaction_version(self, app):
+            if step == "opened":
+                meddle()
+            found = super().transaction_version(app)
+            if step == "looked":
+                meddle()
+            return found
+
+        def get_add_actions(self, flatten=False):
+            found = super().get_add_actions(flatten)
+            if step == "listed":
+                meddle()
+            return found
+
+    def arm():
+        monkeypatch.setattr("headrace.lake.delta.DeltaTable", Meddled)
+        meddling.append(lambda: run(made.path))
+
+    run(made.path, points=Meddling(merged=arm))
+    assert not meddling
+    assert rows_of(made.path) == before
+    assert len(made.table.files()) == 2
+
+
+@pytest.mark.parametrize("point", ["merging", "merged", "committed"])
+def test_an_export_beside_it_loses_nothing(made, point):
+    done = run(made.path, points=Meddling(**{point: lambda: made.batch("a", "c", day=1)}))
+    assert done.merged == 6
+    assert len(rows_of(made.path)) == sum(map(len, made.payloads.values()))
+    assert len(made.table.files()) == 3
+
+
+def test_the_second_on_a_machine_is_refused(made):
+    with Lock(made.path / HIDDEN, "compact"), pytest.raises(LakeError) as refused:
+        run(made.path)
+    assert str(refused.value) == f"another compact writes to {made.path} (process {os.getpid()})"
+
+
+def test_a_damaged_file_is_named_and_stays(made):
+    path = made.path / min(made.table.files())
+    data = bytearray(path.read_bytes())
+    data[data.index(b"a 0 ")] ^= 1
+    path.write_bytes(data)
+    live = made.table.files()
+    with pytest.raises(LakeError, match=f"{path.name}.*(cannot be read|a checksum fails)"):
+        run(made.path)
+    assert made.table.files() == live
+    path.unlink()
+    with pytest.raises(LakeError, match=f"{path.name} cannot be read: .*No such file"):
+        run(made.path)
+
+
+def test_records_that_are_there_twice_are_not_merged(made):
+    """However that came: they are still two rows, and someone has to look at it."""
+    again = MadeLake(made.path.parent / "other")
+    (path,) = again.batch("a")
+    (made.path / path).write_bytes((again.path / path).read_bytes())
+    text = max((again.path / "_delta_log").glob("*.json")).read_text()
+    version = len(list((made.path / "_delta_log").glob("*.json")))
+    lines = [line for line in text.splitlines() if '"txn"' not in line]
+    (made.path / "_delta_log" / f"{version:020}.json").write_text("\n".join(lines))
+    assert len(made.table.files()) == 7
+    with pytest.raises(LakeError, match="of topic 'a' are there twice"):
+        run(made.path)
+
+
+def test_notes_that_are_not_those_of_the_commit_are_not_folded(made):
+    path = Manifests(made.path).path(2)
+    path.write_bytes(path.read_bytes().replace(b'"b"', b'"x"'))
+    path.write_bytes(path.read_bytes().replace(b'"a"', b'"x"'))
+    with pytest.raises(LakeError, match="what is noted of batch 2 is not what was committed"):
+        run(made.path)
+    assert Manifests(made.path).folded().batches == 0
+    assert path.exists()
+
+
+def test_old_files_are_swept_and_no_others(made, monkeypatch):
+    monkeypatch.setattr(sys.modules["headrace.pipeline.compact"], "SWEEP_AFTER_S_MIN", 0)
+    before = rows_of(made.path)
+    with pytest.raises(Killed):
+        run(made.path, points=Meddling(merged=kill))
+    assert run(made.path, sweep_after_s=7200).swept == 0
+    assert len(list(made.path.glob("date=*/*"))) == 6 + 2 + 2
+    assert run(made.path, sweep_after_s=0).swept == 8
+    assert rows_of(made.path) == before
+    assert len(list(made.path.glob("date=*/*"))) == 2
+    assert Manifests(made.path).reach(5).ends["b"].ordinal == 15
+
+
+def test_bad_input_is_refused_and_nothing_is_written(made, tmp_path):
+    def refused(kind, lake, **given):
+        before = tree(tmp_path)
+        with pytest.raises(kind) as error:
+            run(lake, **given)
+        assert tree(tmp_path) == before
+        return str(error.value)
+
+    gone = tmp_path / "gone"
+    assert refused(LakeError, gone) == (
+        f"{gone} is no lake of Headrace: there is no such directory"
+    )
+    (tmp_path / "notes.txt").touch()
+    assert refused(LakeError, tmp_path / "notes.txt").endswith("it is no directory")
+    assert "holds something else than a lake of Headrace (a lake)" in refused(LakeError, tmp_path)
+    assert "files are kept for 3600 seconds at least, not 60" in refused(
+        OptionError, made.path, sweep_after_s=60
+    )
+    assert "at least 1 byte" in refused(OptionError, made.path, file_bytes=0)
+    (commit, *_) = sorted((made.path / "_delta_log").glob("*.json"))
+    commit.write_text(commit.read_text().replace('"headrace.format":"1"', '"headrace.format":"2"'))
+    assert "newer version (format 2, this one writes 1)" in refused(LakeError, made.path)
+
+
+def test_exports_of_a_real_server_go_on_after_every_compaction(server, tmp_path):
+    lake = tmp_path / "lake"
+    payloads = {topic: [] for topic in ("in/a", "in/b")}
+    chance = random.Random(3)
+    for turn in range(3):
+        with connect_blocking(server.figg_url) as client:
+            for _ in range(20):
+                for topic, known in payloads.items():
+                    known.append(chance.randbytes(chance.choice([0, 1, 300])))
+                    client.publish_nowait(topic, known[-1])
+            client.flush(60)
+        export(lake, url=server.http_url, runner=LocalRunner(), batch_bytes=2000, part_bytes=700)
+        done = run(lake)
+        assert (done.made, done.folded > 0) == (1, True), turn
+        assert rows_of(lake) == expected(server, payloads)
+
+
+def test_the_command_runs_it_on_spark(made, shared_spark, capsys):
+    assert shared_spark
+    before = rows_of(made.path)
+    command = ["pipeline", "compact", "--lake", str(made.path)]
+    app([*command, "--dry-run"], standalone_mode=False)
+    assert f"of {made.path} into 2\n" in capsys.readouterr().out
+    app(command, standalone_mode=False)
+    said = capsys.readouterr()
+    assert said.out.startswith("merged 6 files (")
+    assert said.out.endswith(
+        f") with 75 records of {made.path} into 2; put together the notes of 5 batches\n"
+    )
+    assert rows_of(made.path) == before
+    app(command, standalone_mode=False)
+    assert capsys.readouterr().out == f"nothing to merge in {made.path}\n"
+
+
+KILLED = """
+import sys
+from headrace.pipeline.compact import compact
+from headrace.pipeline.tasks import LocalRunner
+compact(sys.argv[1], runner=LocalRunner())
+"""
+
+
+@pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
+@pytest.mark.timeout(3600)
+def test_compactions_killed_at_random_beside_an_export_lose_and_double_nothing(made):
+    chance = random.Random(TORTURE)
+    for number in range(TORTURE):
+        command = [sys.executable, "-c", KILLED, str(made.path)]
+        with subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment(), stderr=subprocess.DEVNULL
+        ) as driver:
+            until = time.monotonic() + chance.uniform(0.3, 1.5)
+            while time.monotonic() < until:
+                made.batch("a", "b", day=number % 3 + 1, count=2)
+            driver.send_signal(signal.SIGKILL)
+        found = rows_of(made.path)
+        assert len(found) == len(set(found)) == sum(map(len, made.payloads.values()))
+    run(made.path)
+    assert len(rows_of(made.path)) == sum(map(len, made.payloads.values()))
+    assert len(made.table.files()) <= 4
