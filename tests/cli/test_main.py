@@ -49,6 +49,8 @@ def assert_one_line(done, code: int, text: str) -> None:
         (["pipeline", "export", "--lake", "x", "--every", "soon"], "(flag --every)"),
         (["pipeline", "export", "t", "--lake", "x", "--pattern", "t"], "exclude each other"),
         (["pipeline", "export", "--lake", "x", "--pattern", "["], "is no regular expression"),
+        (["pipeline", "aggregate", "--lake", "x", "--into", "y"], "--reducer NAME"),
+        (["pipeline", "aggregate", "--lake", "x", "--reducer", "last"], "--into DIR"),
         (["pipeline", "compact"], "say where the lake is: --lake DIR"),
         (["pipeline", "compact", "--lake", "x", "--file-bytes", "0"], "(flag --file-bytes)"),
         (["pipeline", "compact", "--lake", "x", "--sweep-after", "soon"], "an age such as 12h"),
@@ -116,7 +118,13 @@ def test_without_arguments_the_help_is_shown(headrace):
     "command",
     [
         *("serve", "publish", "subscribe", "topics", "inspect", "delete", "verify", "config"),
-        *("pipeline", "pipeline export", "pipeline compact", "pipeline report"),
+        *(
+            "pipeline",
+            "pipeline export",
+            "pipeline aggregate",
+            "pipeline compact",
+            "pipeline report",
+        ),
     ],
 )
 def test_every_help_has_an_example(headrace, command):

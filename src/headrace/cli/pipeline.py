@@ -2,11 +2,12 @@
 
 import typer
 
-from headrace.cli import pipeline_compact, pipeline_export, pipeline_report
+from headrace.cli import pipeline_aggregate, pipeline_compact, pipeline_export, pipeline_report
 
 app = typer.Typer(rich_markup_mode=None)
 
 app.command("export")(pipeline_export.export)
+app.command("aggregate")(pipeline_aggregate.aggregate)
 app.command("compact")(pipeline_compact.compact)
 app.command("report")(pipeline_report.report)
 
@@ -21,6 +22,7 @@ def _jobs(context: typer.Context) -> None:
     headrace pipeline export --lake /lake --once     what the log has, into a table
     headrace pipeline compact --lake /lake           its small files into large ones
     headrace pipeline report --out report.html       a page with plots of what the log has seen
+    headrace pipeline aggregate --lake /lake --reducer last --into /states     a state for each topic
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

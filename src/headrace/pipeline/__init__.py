@@ -1,5 +1,7 @@
 """Jobs between the log and a lake, on Spark: needs the extra `pipeline`. The same as `headrace pipeline`."""
 
+from headrace.pipeline.aggregate import Summary as AggregateSummary
+from headrace.pipeline.aggregate import aggregate
 from headrace.pipeline.compact import Summary as CompactSummary
 from headrace.pipeline.compact import compact
 from headrace.pipeline.export import Summary as ExportSummary
@@ -7,4 +9,13 @@ from headrace.pipeline.export import export
 from headrace.pipeline.report import Summary as ReportSummary
 from headrace.pipeline.report import report
 
-__all__ = ["CompactSummary", "ExportSummary", "ReportSummary", "compact", "export", "report"]
+__all__ = [
+    "AggregateSummary",
+    "CompactSummary",
+    "ExportSummary",
+    "ReportSummary",
+    "aggregate",
+    "compact",
+    "export",
+    "report",
+]

@@ -49,10 +49,16 @@ class HttpClient:
         return self._decoded(self.send(method, path, query, data))
 
     def send(
-        self, method: str, path: str, query: Mapping[str, object], body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: bytes | None = None,
+        kind: str = "",
     ) -> bytes:
+        """`kind` is the body's type, where that makes a difference."""
         target = f"{path}?{urlencode(query, doseq=True)}" if query else path
-        return self._answer(method, target, body)
+        return self._answer(method, target, body, kind)
 
     def upload(self, path: str, body: bytes) -> Any:
         """Send bytes, again when it is not known whether they came: twice must do no harm."""
@@ -63,13 +69,13 @@ class HttpClient:
             self._connection.close()
             self._connection = None
 
-    def _answer(self, method: str, target: str, body: bytes | None) -> bytes:
+    def _answer(self, method: str, target: str, body: bytes | None, kind: str = "") -> bytes:
         """The whole of it: one that breaks off is asked for again."""
         deadline = time.monotonic() + self._retry_s
         while True:
             fresh = self._connection is None
             try:
-                return self._ask(method, target, body)
+                return self._ask(method, target, body, kind)
             except ServerError as error:
                 if error.status != _UNAVAILABLE or time.monotonic() > deadline:
                     raise
@@ -83,12 +89,13 @@ class HttpClient:
                     self._next()
                     time.sleep(_PAUSE_S)
 
-    def _ask(self, method: str, target: str, body: bytes | None) -> bytes:
+    def _ask(self, method: str, target: str, body: bytes | None, kind: str) -> bytes:
         self._connect()
         assert self._connection is not None
+        headers = self._headers | ({"Content-Type": kind} if kind else {})
         # What it said before it closed on us counts, even if not everything could be sent.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._connection.request(method, target, body, self._headers)
+            self._connection.request(method, target, body, headers)
         return self._checked(self._connection.getresponse()).read()
 
     def _connect(self) -> None:

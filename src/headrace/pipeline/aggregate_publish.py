@@ -1,0 +1,65 @@
+"""States → the server, as snapshots of channels with the offset that they cover. A task for each file."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.lake.states import read_states
+from headrace.model import CHANNEL_PREFIX
+from headrace.spark.http_client import HttpClient, ServerError
+from headrace.spark.options import Place
+
+_COLUMNS = ("topic", "offset", "state", "is_json", "complete", "error")
+_OF_A_CHANNEL = frozenset({400, 404, 409, 413})
+"""Refusals of one channel, after which others may be taken."""
+
+
+class PublishWork(NamedTuple):
+    place: Place
+    into: str
+    file: str
+
+
+class Published(NamedTuple):
+    published: int
+    refused: int
+    first_refusal: str
+
+
+def publish(work: PublishWork) -> Published:
+    """Twice does no harm: a snapshot never replaces one of a later offset."""
+    published = refused = 0
+    first = ""
+    with closing(HttpClient(work.place)) as http:
+        for rows in read_states(Path(work.into, work.file), _COLUMNS):
+            for row in rows:
+                if not row["topic"].startswith(CHANNEL_PREFIX):
+                    continue
+                name = row["topic"].removeprefix(CHANNEL_PREFIX)
+                reason = _unfit(row["complete"], row["error"])
+                if not reason:
+                    reason = _upload(http, name, row["offset"], row["state"], row["is_json"])
+                if reason:
+                    refused += 1
+                    first = first or f"channel {name!r}: {reason}"
+                else:
+                    published += 1
+    return Published(published, refused, first)
+
+
+def _unfit(complete: bool, error: str | None) -> str:
+    """The server forgets messages that a snapshot covers: so all of them must be in it."""
+    if error is not None:
+        return error
+    return "" if complete else "its first records are in neither lake nor log"
+
+
+def _upload(http: HttpClient, name: str, offset: int, state: bytes, is_json: bool) -> str:
+    kind = "application/json" if is_json else "application/octet-stream"
+    try:
+        http.send("PUT", "/v1/channel/snapshot", {"name": name, "offset": offset}, state, kind)
+    except ServerError as error:
+        if error.status not in _OF_A_CHANNEL:
+            raise
+        return str(error)
+    return ""

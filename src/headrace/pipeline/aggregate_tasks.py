@@ -1,0 +1,401 @@
+"""What tasks of an aggregation do: pieces of lake and log → staged by topic; what is staged → states.
+
+Staged files are of Arrow's IPC format, one per task: every batch in it is of one bucket of topics, every row
+a piece. They count for nobody but the run that they are of.
+"""
+
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.lake.format import LakeError, Range, decode_ranges
+from headrace.lake.reading import RANGES_KEY
+from headrace.lake.states import StatesFile, StatesWriter
+from headrace.model import CHANNEL_PREFIX, RECORD_HEADER_BYTES
+from headrace.pipeline.export_task import NotTheSameError
+from headrace.pipeline.fold import Needs, Piece, bucket_of, fold, load_reducer, needs_of, reads
+from headrace.pipeline.points import Points
+from headrace.spark.decode import Records, decode
+from headrace.spark.log_view import DataLossError, LogView
+from headrace.spark.log_view import Range as LogRange
+from headrace.spark.open_log import open_log
+from headrace.spark.options import Place, Topics
+
+logger = logging.getLogger(__name__)
+
+_STAGED_BYTES = 64 << 20
+"""So much is gathered in memory before it is written."""
+
+_FOLDED_AT_ONCE = 8192
+"""Messages that are objects of Python at the same time."""
+
+_NUMBERS = ("epoch", "offset", "end", "ordinal", "end_ordinal")
+_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), False),
+        *(pa.field(name, pa.int64(), False) for name in _NUMBERS),
+        pa.field("payloads", pa.list_(pa.binary()), False),
+    ]
+)
+_NO_PAYLOADS = pa.array([], pa.binary())
+
+
+# From lake and log to staged pieces
+
+
+class StageWork(NamedTuple):
+    staging: str
+    task: int
+    reducer: str
+    buckets: int
+    topics: Topics
+    lake: str
+    files: list[str]
+    place: Place
+    ranges: list[LogRange]
+    """Of the log; a work has these or files of the lake."""
+    points: Points
+
+
+class Staged(NamedTuple):
+    path: str
+    batches: dict[int, list[int]]
+    """The numbers of the batches in it, by bucket."""
+
+
+class _Found(NamedTuple):
+    """A piece, before its payloads are objects of Python."""
+
+    topic: str
+    epoch: int
+    offset: int
+    end: int
+    ordinal: int
+    end_ordinal: int
+    payloads: pa.BinaryArray
+
+
+def stage(work: StageWork) -> Staged:
+    # A task that Spark repeats writes a file of its own: only those that the driver is told of count.
+    if not Path(work.staging).is_dir():
+        raise NotTheSameError(
+            f"{work.staging} is not there for Spark's executors: name a directory that all share"
+        )
+    path = Path(work.staging, f"{work.task:06}-{uuid.uuid4().hex[:12]}.arrow")
+    needs = needs_of(work.reducer)
+    with _Stage(path, work.buckets) as staged:
+        for name in work.files:
+            for found in _of_file(Path(work.lake, name), work.topics, needs):
+                staged.add(found)
+        if work.ranges:
+            with closing(open_log(work.place)) as log:
+                for part in work.ranges:
+                    for found in _of_log(log, part, needs):
+                        staged.add(found)
+        work.points.here("staging")
+    return Staged(str(path), staged.batches)
+
+
+class _Stage:
+    def __init__(self, path: Path, buckets: int) -> None:
+        self._path, self._buckets = path, buckets
+        self._gathered: dict[int, list[_Found]] = {}
+        self._bytes = self._written = 0
+        self.batches: dict[int, list[int]] = {}
+
+    def __enter__(self) -> "_Stage":
+        self._stack = ExitStack()
+        file = self._stack.enter_context(pa.OSFile(str(self._path), "wb"))
+        self._writer = self._stack.enter_context(pa.ipc.new_file(file, _SCHEMA))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self._write()
+        self._stack.close()
+
+    def add(self, found: _Found) -> None:
+        self._gathered.setdefault(bucket_of(found.topic, self._buckets), []).append(found)
+        if len(found.payloads):
+            self._bytes += found.end - found.offset
+        if self._bytes >= _STAGED_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        for bucket, pieces in self._gathered.items():
+            counts = np.fromiter((len(one.payloads) for one in pieces), np.int32, len(pieces))
+            places = np.zeros(len(pieces) + 1, np.int32)
+            np.cumsum(counts, out=places[1:])
+            lists = pa.ListArray.from_arrays(
+                pa.array(places, pa.int32()), pa.concat_arrays([one.payloads for one in pieces])
+            )
+            columns = list(zip(*(one[:-1] for one in pieces), strict=True))
+            arrays = [
+                pa.array(values, field.type)
+                for values, field in zip(columns, _SCHEMA, strict=False)
+            ]
+            self._writer.write_batch(pa.RecordBatch.from_arrays([*arrays, lists], schema=_SCHEMA))
+            self.batches.setdefault(bucket, []).append(self._written)
+            self._written += 1
+        self._gathered, self._bytes = {}, 0
+
+
+# Of the lake
+
+
+def _of_file(path: Path, topics: Topics, needs: Needs) -> Iterator[_Found]:
+    """Footers say which rows are of which topic: rows that nobody needs are not read."""
+    with _readable(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        chosen: list[tuple[Range, int]] = []
+        row = 0
+        for one in decode_ranges((file.metadata.metadata or {})[RANGES_KEY.encode()]):
+            if topics.matches(one.topic):
+                chosen.append((one, row))
+            row += one.rows
+        if needs is Needs.NONE:
+            for one, _ in chosen:
+                yield _whole(one, _NO_PAYLOADS)
+        elif needs is Needs.LAST:
+            yield from _lasts(file, chosen)
+        else:
+            yield from _all(file, chosen)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise LakeError(f"{path} is missing, which the table names: restore it") from None
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise LakeError(
+            f"{path} cannot be read: {error}; run `headrace pipeline audit` for the whole picture"
+        ) from None
+
+
+def _whole(one: Range, payloads: pa.BinaryArray) -> _Found:
+    return _Found(one.topic, one.epoch, one.offset, one.end, one.ordinal, one.end_ordinal, payloads)
+
+
+def _groups(file: pq.ParquetFile) -> Iterator[tuple[int, int, int]]:
+    """Number, first row and the row behind the last of each row group."""
+    begin = 0
+    for number in range(file.metadata.num_row_groups):
+        end = begin + file.metadata.row_group(number).num_rows
+        yield number, begin, end
+        begin = end
+
+
+def _payloads(file: pq.ParquetFile, group: int) -> pa.BinaryArray:
+    column = file.read_row_group(group, columns=["payload"], use_threads=False)["payload"]
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _lasts(file: pq.ParquetFile, chosen: Sequence[tuple[Range, int]]) -> Iterator[_Found]:
+    wanted = np.array([row + one.rows - 1 for one, row in chosen], np.int64)
+    for number, begin, end in _groups(file):
+        first, last = np.searchsorted(wanted, (begin, end))
+        if first == last:
+            continue  # no topic ends in it
+        payloads = _payloads(file, number)
+        found = payloads.take(pa.array(wanted[first:last] - begin))
+        for place, (one, row) in enumerate(chosen[first:last]):
+            payload = found.slice(place, 1)
+            if not _is_message(one.topic, payload):
+                payload = _last_before(file, one, row)
+            yield _whole(one, payload)
+
+
+def _last_before(file: pq.ParquetFile, one: Range, row: int) -> pa.BinaryArray:
+    """What the last message is where the last record is none, which no server writes."""
+    for number, begin, end in reversed(list(_groups(file))):
+        if begin < row + one.rows and row < end:
+            payloads = _payloads(file, number)
+            some = payloads.slice(max(row - begin, 0), min(row + one.rows, end) - max(row, begin))
+            found = _last_message(one.topic, len(some), partial(_slice, some))
+            if len(found):
+                return found
+    return _NO_PAYLOADS
+
+
+def _slice(payloads: pa.BinaryArray, index: int) -> pa.BinaryArray:
+    return payloads.slice(index, 1)
+
+
+def _all(file: pq.ParquetFile, chosen: Sequence[tuple[Range, int]]) -> Iterator[_Found]:
+    rows = np.array([row for _, row in chosen], np.int64)
+    ends = rows + np.array([one.rows for one, _ in chosen], np.int64)
+    at: dict[int, int] = {}
+    """Where ranges go on that do not end in a row group."""
+    for number, begin, end in _groups(file):
+        first = int(np.searchsorted(ends, begin, "right"))
+        last = int(np.searchsorted(rows, end))
+        if first >= last:
+            continue
+        lefts = np.maximum(rows[first:last], begin) - begin
+        counts = np.minimum(ends[first:last], end) - begin - lefts
+        # Without the others, or all of them would stay in memory for a few.
+        places = np.repeat(lefts - (np.cumsum(counts) - counts), counts)
+        payloads = _payloads(file, number).take(pa.array(places + np.arange(len(places))))
+        sizes = pc.binary_length(payloads).to_numpy(zero_copy_only=False).astype(np.int64)
+        sums = np.concatenate(([0], np.cumsum(sizes + RECORD_HEADER_BYTES))).tolist()
+        row = 0
+        for index, left, count in zip(
+            range(first, last), lefts.tolist(), counts.tolist(), strict=True
+        ):
+            one, begins = chosen[index]
+            offset = at.get(index, one.offset)
+            at[index] = offset + sums[row + count] - sums[row]
+            ordinal = one.ordinal + begin + left - begins
+            yield _Found(
+                *(one.topic, one.epoch, offset, at[index], ordinal, ordinal + count),
+                payloads.slice(row, count),
+            )
+            row += count
+
+
+# Of the log
+
+
+def _of_log(log: LogView, part: LogRange, needs: Needs) -> Iterator[_Found]:
+    """As the server folds it: what is damaged or gone meanwhile is left out, and seen by its ordinals."""
+    rest: LogRange | None = part
+    while rest is not None:
+        try:
+            for records in decode(rest, log.read(rest), verify=False):
+                yield _Found(
+                    *(records.topic, records.epoch),
+                    *(int(records.boundaries[0]), int(records.boundaries[-1])),
+                    *(records.ordinal, records.ordinal + records.record_count),
+                    _needed(records, needs),
+                )
+            return
+        except DataLossError as loss:
+            logger.warning("%s; these records are left out", loss)
+            rest = loss.rest
+
+
+def _needed(records: Records, needs: Needs) -> pa.BinaryArray:
+    if needs is Needs.NONE:
+        return _NO_PAYLOADS
+    if needs is Needs.ALL:
+        return records.payloads()
+    return _last_message(records.topic, records.record_count, partial(_one, records))
+
+
+def _one(records: Records, index: int) -> pa.BinaryArray:
+    return records._replace(boundaries=records.boundaries[index : index + 2]).payloads()
+
+
+def _last_message(
+    topic: str, count: int, payload: Callable[[int], pa.BinaryArray]
+) -> pa.BinaryArray:
+    for index in reversed(range(count)):
+        one = payload(index)
+        if _is_message(topic, one):
+            return one
+    return _NO_PAYLOADS
+
+
+def _is_message(topic: str, payload: pa.BinaryArray) -> bool:
+    if not topic.startswith(CHANNEL_PREFIX):
+        return True
+    return reads(topic)(payload[0].as_py(), 0) is not None
+
+
+# From staged pieces to states
+
+
+class FoldWork(NamedTuple):
+    into: str
+    name: str
+    """Of the file of states, to which the task adds what makes it its own."""
+    reducer: str
+    directory: str
+    """Where functions of the application are looked for."""
+    staged: list[tuple[str, list[int]]]
+    points: Points
+
+
+class Folded(NamedTuple):
+    file: StatesFile | None
+    topics: int = 0
+    messages: int = 0
+    incomplete: int = 0
+    failed: int = 0
+    first_failure: str = ""
+
+
+def fold_bucket(work: FoldWork) -> Folded:
+    wanted = load_reducer(work.reducer, work.directory)
+    name = f"{work.name}-{uuid.uuid4().hex[:12]}.parquet"
+    with ExitStack() as stack:
+        batches = [
+            batch for path, numbers in work.staged for batch in _batches(stack, path, numbers)
+        ]
+        writer = StatesWriter(Path(work.into), name)
+        topics = messages = incomplete = failed = 0
+        first = ""
+        for topic, rows in groupby(_in_order(batches), key=lambda row: row[0]):
+            pieces = (piece for row in rows for piece in _pieces(batches[row[2]], row[3]))
+            state = fold(topic, pieces, wanted)
+            row = state._asdict()
+            content = row.pop("content")
+            writer.add(
+                row | {"reducer": wanted.name, "state": content.data, "is_json": content.is_json}
+            )
+            topics += 1
+            messages += state.messages
+            incomplete += not state.complete
+            if state.error is not None:
+                failed += 1
+                first = first or f"topic {topic!r}: {state.error}"
+        work.points.here("folding")
+        return Folded(writer.finish(), topics, messages, incomplete, failed, first)
+
+
+def _batches(stack: ExitStack, path: str, numbers: Sequence[int]) -> list[pa.RecordBatch]:
+    """Mapped into memory: what is folded is read when its turn comes."""
+    reader = pa.ipc.open_file(stack.enter_context(pa.memory_map(path)))
+    return [reader.get_batch(number) for number in numbers]
+
+
+def _in_order(batches: Sequence[pa.RecordBatch]) -> list[tuple[str, int, int, int]]:
+    """Topic, offset, batch and row of every piece."""
+    found = [
+        (topic, offset, number, row)
+        for number, batch in enumerate(batches)
+        for row, (topic, offset) in enumerate(
+            zip(batch["topic"].to_pylist(), batch["offset"].to_pylist(), strict=True)
+        )
+    ]
+    return sorted(found)
+
+
+def _pieces(batch: pa.RecordBatch, row: int) -> Iterator[Piece]:
+    epoch, offset, end, ordinal, end_ordinal = (batch[name][row].as_py() for name in _NUMBERS)
+    lists = batch["payloads"]
+    first, last = lists.offsets[row].as_py(), lists.offsets[row + 1].as_py()
+    if last - first < end_ordinal - ordinal or last - first <= _FOLDED_AT_ONCE:
+        yield Piece(
+            *(epoch, offset, end, ordinal, end_ordinal),
+            lists.values.slice(first, last - first).to_pylist(),
+        )
+        return
+    while first < last:
+        payloads: list[Any] = lists.values.slice(
+            first, min(_FOLDED_AT_ONCE, last - first)
+        ).to_pylist()
+        end = offset + sum(map(len, payloads)) + len(payloads) * RECORD_HEADER_BYTES
+        yield Piece(epoch, offset, end, ordinal, ordinal + len(payloads), payloads)
+        first, offset, ordinal = first + len(payloads), end, ordinal + len(payloads)

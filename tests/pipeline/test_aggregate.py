@@ -1,0 +1,427 @@
+"""Aggregations of what a real server has: the same states as the server's own, whatever is killed when."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from headrace import connect_blocking
+from headrace.lake.format import LakeError
+from headrace.lake.manifests import HIDDEN
+from headrace.pipeline import export
+from headrace.pipeline.aggregate import APP, Summary, aggregate
+from headrace.pipeline.tasks import JobError, LocalRunner
+from headrace.reducers import UnknownReducerError
+from headrace.spark.options import OptionError
+from headrace.testing import ServerProcess, wait_until
+from tests.spark.lives import REPOSITORY, environment
+from tests.spark.support import SMALL, wait_applied
+
+JSON = "application/json"
+REDUCERS = {"last": "last", "count": "count", "merge": "merge", "map": "map", "eq": "operator:eq"}
+"""By what the names of channels begin with."""
+
+CONFIG = SMALL + "".join(
+    f'[[topics]]\nprefix = "channel/{prefix}/"\nreducer = "{name}"\n'
+    for prefix, name in {**REDUCERS, "up": "uploaded"}.items()
+)
+
+HISTORIES = 3
+"""Of each reducer, in each example."""
+
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("aggregate")
+    (directory / "config.toml").write_text(CONFIG)
+    flags = (f"--config={directory / 'config.toml'}", "--durability=written")
+    with ServerProcess(directory / "data", *flags) as process:
+        yield process
+        assert "Traceback" not in process.stderr, process.stderr
+
+
+@pytest.fixture
+def prefix() -> str:
+    """For the topics of one test."""
+    return f"t{next(_numbers)}"
+
+
+class State(NamedTuple):
+    """What a table of states and a server say."""
+
+    epoch: int
+    offset: int
+    state: bytes
+    is_json: bool
+
+
+class Channels:
+    """Sends as `a`, and holds the logs as `k` until it acknowledges."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._http = httpx.Client(base_url=server.http_url)
+        self._numbers: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+
+    def close(self) -> None:
+        self._http.close()
+
+    def send(self, name: str, data: bytes, *, is_json: bool) -> None:
+        if name not in self._numbers:
+            self._numbers[name] = 0
+            for processor in "ak":
+                self._ask("POST", "/join", name=name, processor=processor)
+        self._numbers[name] += 1
+        query = {"name": name, "processor": "a", "number": self._numbers[name]}
+        headers = {"Content-Type": JSON} if is_json else {}
+        told = self._ask("POST", "/messages", data, headers, **query).json()
+        self._ends[name] = told["offset"]
+
+    def leave(self, name: str) -> None:
+        """Nobody needs its log any more: the server folds it."""
+        for processor in "ak":
+            self._ask("POST", "/leave", name=name, processor=processor)
+
+    def snapshot(self, name: str) -> State:
+        """What the server makes of a channel that was left."""
+
+        def is_folded() -> bool:
+            told = self._ask("GET", "", name=name).json()["snapshot"]
+            return bool(told) and told["offset"] == self._ends[name]
+
+        wait_until(is_folded, 20, "the server to fold")
+        return self.kept(name)
+
+    def kept(self, name: str) -> State:
+        raw = {"Accept": "application/octet-stream"}
+        answer = self._ask("GET", "/snapshot", None, raw, name=name)
+        place = (int(answer.headers[f"Headrace-{one}"]) for one in ("Epoch", "Offset"))
+        return State(*place, answer.content, answer.headers["Content-Type"] == JSON)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        **query: Any,
+    ) -> httpx.Response:
+        answer = self._http.request(
+            method, f"/v1/channel{path}", params=query, content=data, headers=headers
+        )
+        assert answer.is_success, answer.text
+        return answer
+
+
+@pytest.fixture
+def channels(server: ServerProcess) -> Iterator[Channels]:
+    made = Channels(server)
+    yield made
+    made.close()
+
+
+def fill(server: ServerProcess, payloads: dict[str, list[bytes]]) -> None:
+    with connect_blocking(server.figg_url) as client:
+        for topic, some in payloads.items():
+            for payload in some:
+                client.publish_nowait(topic, payload)
+        client.flush(60)
+
+
+def to_lake(server: ServerProcess, lake: Path, prefix: str, **given: Any) -> None:
+    export(lake, pattern=f".*{prefix}/.*", url=server.http_url, runner=LocalRunner(), **given)
+
+
+def run(server: ServerProcess, lake: Path, into: Path, reducer: str, **given: Any) -> Summary:
+    place = {} if given.keys() & {"url", "data_dir"} else {"url": server.http_url}
+    return aggregate(lake, into, reducer=reducer, **{"runner": LocalRunner(), **place, **given})
+
+
+def rows_of(into: Path) -> dict[str, dict[str, Any]]:
+    found = DeltaTable(str(into)).to_pyarrow_table().to_pylist()
+    assert len({row["topic"] for row in found}) == len(found)
+    return {row["topic"]: row for row in found}
+
+
+# The same as the server
+
+texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=4)
+numbers = st.one_of(st.integers(-(2**63), 2**64), st.floats(allow_nan=False, allow_infinity=False))
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), numbers, texts),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from("abä"), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+changes = st.one_of(
+    st.builds(lambda key, value: {"key": key, "value": value}, st.sampled_from("abc"), values),
+    st.builds(lambda key: {"key": key, "delete": True}, st.sampled_from("abc")),
+)
+
+
+def written(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[bytes, bool]]:
+    """JSON as people write it."""
+    ways = st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}])
+    return st.builds(lambda value, way: (json.dumps(value, **way).encode(), True), inner, ways)
+
+
+raw = st.builds(lambda data: (data, False), st.binary(max_size=5))
+contents = {
+    "last": written(values) | raw,
+    "count": written(values) | raw,
+    "merge": written(values),
+    "map": written(changes),
+    "eq": written(values) | raw,
+}
+histories = st.fixed_dictionaries(
+    {
+        prefix: st.lists(
+            st.lists(one, min_size=1, max_size=8), min_size=HISTORIES, max_size=HISTORIES
+        )
+        for prefix, one in contents.items()
+    }
+)
+
+
+@settings(
+    max_examples=4,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(histories, st.integers(0, 8), st.sampled_from([300, 1 << 20]))
+def test_job_and_server_come_to_the_same_states(
+    server, channels, tmp_path, histories, exported, part_bytes
+):
+    example = f"e{next(_numbers)}"
+    lake = tmp_path / example / "lake"
+    named = {
+        (prefix, f"{prefix}/{example}/{number}"): messages
+        for prefix, some in histories.items()
+        for number, messages in enumerate(some)
+    }
+    for first, last in ((0, exported), (exported, None)):
+        if first:
+            to_lake(server, lake, example, part_bytes=part_bytes)
+        for (_, name), messages in named.items():
+            for data, is_json in messages[first:last]:
+                channels.send(name, data, is_json=is_json)
+    if not exported:
+        to_lake(server, lake, example, by_topic=True)
+    found: dict[str, State] = {}
+    for prefix, reducer in REDUCERS.items():
+        into = tmp_path / example / prefix
+        done = run(
+            *(server, lake, into, reducer),
+            pattern=f"channel/{prefix}/{example}/.*",
+            task_bytes=part_bytes,
+        )
+        assert (done.topics, done.failed, done.incomplete) == (HISTORIES, 0, 0)
+        for topic, row in rows_of(into).items():
+            assert (row["complete"], row["error"], row["reducer"]) == (True, None, reducer)
+            messages = named[prefix, topic.removeprefix("channel/")]
+            assert row["messages"] == row["ordinal"] == len(messages)
+            found[topic] = State(*(row[name] for name in State._fields))
+    for _, name in named:
+        channels.leave(name)
+    for _, name in named:
+        assert found[f"channel/{name}"] == channels.snapshot(name)
+
+
+# What is read and what is written
+
+
+def test_states_cover_lake_and_log_of_all_topics(server, prefix, tmp_path):
+    lake, into = tmp_path / "lake", tmp_path / "into"
+    payloads = {f"{prefix}/{i}": [b'{"%d": %d}' % (i, n) for n in range(40)] for i in range(9)}
+    fill(server, payloads)
+    to_lake(server, lake, prefix, part_bytes=1000)
+    fill(server, {name: [b'{"more": 1}', b"no JSON"] for name in payloads})
+    given = {"pattern": f"{prefix}/.*", "task_bytes": 2000}
+    seen: list[tuple[int, int]] = []
+    told = run(
+        server, lake, into, "last", progress=lambda done, all_: seen.append((done, all_)), **given
+    )
+    assert seen[-1][0] == seen[-1][1] > 0
+    assert (told.topics, told.messages, told.failed, told.refused) == (9, 9 * 42, 0, 0)
+    for row in rows_of(into).values():
+        assert (row["state"], row["is_json"], row["ordinal"]) == (b"no JSON", False, 42)
+    # Another reducer takes the place of the first, also where it fails.
+    told = run(server, lake, into, "merge", **given)
+    assert (told.failed, told.messages) == (9, 9 * 41)
+    assert "cannot be folded: it is bytes, and this reducer takes JSON" in told.first_failure
+    for name, row in rows_of(into).items():
+        number = int(name.removeprefix(f"{prefix}/"))
+        assert json.loads(row["state"]) == {str(number): 39, "more": 1}
+        assert (row["ordinal"], row["messages"], row["complete"]) == (41, 41, True)
+        assert row["error"] == (
+            f"message 42 of {name!r} cannot be folded: it is bytes, and this reducer takes JSON"
+        )
+    # Only what the lake has; only one topic; nothing at all.
+    run(server, lake, into, "count", url="", pattern=f"{prefix}/.*")
+    assert {row["state"] for row in rows_of(into).values()} == {b"40"}
+    one = f"{prefix}/3"
+    run(server, lake, into, "count", topics=[one])
+    assert {name: row["state"] for name, row in rows_of(into).items()} == {one: b"42"}
+    assert run(server, lake, into, "count", pattern="nothing").topics == 0
+    assert rows_of(into) == {}
+    assert DeltaTable(str(into)).transaction_version(APP) == 4
+    assert not list((into / HIDDEN / "staging").iterdir())
+
+
+def test_files_of_a_data_directory_give_the_same(server, prefix, tmp_path):
+    lake = tmp_path / "lake"
+    fill(server, {f"{prefix}/a": [b"1", b"2"], f"{prefix}/b": [b"3"]})
+    to_lake(server, lake, prefix)
+    fill(server, {f"{prefix}/a": [b"4"], f"{prefix}/c": [b"5"]})
+    wait_applied(server, *(f"{prefix}/{name}" for name in "abc"))
+    found = []
+    for number, place in enumerate(({}, {"data_dir": str(server.data_dir)})):
+        into = tmp_path / str(number)
+        run(server, lake, into, "last", pattern=f"{prefix}/.*", **place)
+        found.append(rows_of(into))
+    assert found[0] == found[1]
+    assert [row["state"] for _, row in sorted(found[0].items())] == [b"4", b"3", b"5"]
+
+
+def test_a_state_without_its_first_records_says_so(server, prefix, tmp_path):
+    lake, into = tmp_path / "lake", tmp_path / "into"
+    fill(server, {f"{prefix}/a": [b"1"]})
+    to_lake(server, lake, prefix)
+    with httpx.Client(base_url=server.http_url) as http:
+        assert http.delete("/v1/topic", params={"name": f"{prefix}/a"}).is_success
+    fill(server, {f"{prefix}/a": [b"2"], f"{prefix}/b": [b"3"]})
+    run(server, lake, into, "count", pattern=f"{prefix}/.*")
+    assert rows_of(into)[f"{prefix}/a"]["state"] == b"2"  # of both lives
+    other = tmp_path / "other"
+    to_lake(server, other, prefix)
+    told = run(server, other, into, "count", pattern=f"{prefix}/.*")
+    assert (told.incomplete, told.topics) == (1, 2)
+    found = {name[-1]: (row["state"], row["complete"]) for name, row in rows_of(into).items()}
+    assert found == {"a": (b"1", False), "b": (b"1", True)}
+
+
+# Back to the server
+
+
+def test_states_are_published_where_they_are_uploaded(server, prefix, channels, tmp_path):
+    lake, into = tmp_path / "lake", tmp_path / "into"
+    up, folded = f"up/{prefix}/1", f"map/{prefix}/1"
+    for name in (up, folded):
+        channels.send(name, b'{"key": "a", "value": 1}', is_json=True)
+    fill(server, {f"{prefix}/topic": [b'{"key": "b", "value": 2}']})
+    to_lake(server, lake, prefix)
+    channels.send(up, b'{"key": "a", "value": 1.0}', is_json=True)
+    given = {"pattern": f".*{prefix}/.*", "publish": True}
+    told = run(server, lake, into, "map", **given)
+    assert (told.topics, told.published, told.refused) == (3, 1, 1)
+    assert told.first_refusal == (
+        f"channel {folded!r}: channel {folded!r} has the reducer 'map': the server folds it"
+    )
+    row = rows_of(into)[f"channel/{up}"]
+    assert channels.kept(up) == State(*(row[name] for name in State._fields))
+    assert (row["state"], channels.kept(up).is_json) == (b'{"a":1.0}', True)
+    assert run(server, lake, into, "map", **given)[2:] == told[2:]  # twice does no harm
+    with pytest.raises(OptionError, match="where states are published"):
+        run(server, lake, into, "map", url="", **given)
+
+
+# Killed
+
+
+@pytest.mark.parametrize("point", ["staging", "staged", "folding", "folded", "committed"])
+def test_a_run_that_was_killed_leaves_the_table_as_it_was(server, prefix, tmp_path, point):
+    lake, into, points = tmp_path / "lake", tmp_path / "into", tmp_path / "points"
+    points.mkdir()
+    fill(server, {f"{prefix}/{i}": [b"%d" % i] for i in range(5)})
+    to_lake(server, lake, prefix)
+    run(server, lake, into, "last", url="")
+    before = rows_of(into)
+    fill(server, {f"{prefix}/{i}": [b"{}"] for i in range(5)})
+    given = {"lake": str(lake), "into": str(into), "reducer": "merge", "url": server.http_url}
+    given |= {"pattern": f"{prefix}/.*"}
+    (points / f"stop-{point}").touch()
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.pipeline.aggregator", str(points), json.dumps(given)],
+        cwd=REPOSITORY,
+        env=environment(),
+    ) as process:
+        reached = points / f"reached-{point}"
+        wait_until(lambda: reached.exists() or process.poll() is not None, 60, point)
+        process.kill()
+    assert reached.exists()
+    assert (rows_of(into) == before) == (point != "committed")
+    told = run(server, lake, into, "merge", pattern=f"{prefix}/.*")
+    assert (told.topics, told.messages) == (5, 10)
+    assert {row["state"] for row in rows_of(into).values()} == {b"{}"}
+    assert not list((into / HIDDEN / "staging").iterdir())
+
+
+# What is refused
+
+
+def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_path):
+    lake, into = tmp_path / "lake", tmp_path / "into"
+    fill(server, {f"{prefix}/a": [b"1"]})
+    to_lake(server, lake, prefix)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+
+    def refused(kind: type[Exception], text: str, *args: Any, **given: Any) -> None:
+        with pytest.raises(kind, match=text):
+            run(server, *args, **given)
+
+    refused(LakeError, r"something else than states of Headrace \(notes.txt\)", lake, other, "last")
+    refused(
+        LakeError, r"something else than states of Headrace \(a Delta table", lake, lake, "last"
+    )
+    refused(LakeError, r"than a lake of Headrace \(notes.txt\)", other, into, "last")
+    refused(LakeError, "no lake of Headrace", tmp_path / "none", into, "last")
+    refused(JobError, "no topic 'nope' to aggregate", lake, into, "last", topics=["nope"])
+    refused(UnknownReducerError, "no reducer 'lsat'", lake, into, "lsat")
+    refused(UnknownReducerError, "folds nothing", lake, into, "uploaded")
+    refused(OptionError, "no regular expression", lake, into, "last", pattern="[")
+    refused(OptionError, "exclude each other", lake, into, "last", pattern="a", topics=["b"])
+    assert not into.exists()
+    assert [path.name for path in other.iterdir()] == ["notes.txt"]
+    [file] = lake.glob("date=*/*.parquet")
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+    refused(LakeError, "cannot be read", lake, into, "last")
+    file.unlink()
+    refused(LakeError, "is missing, which the table names", lake, into, "last")
+    assert rows_of(into) == {}
+
+
+# With Spark
+
+
+def test_with_spark_it_is_the_same(shared_spark, server, prefix, tmp_path):
+    assert shared_spark
+    lake, into = tmp_path / "lake", tmp_path / "into"
+    fill(server, {f"{prefix}/{i}": [b"%d" % n for n in range(i + 3)] for i in range(7)})
+    to_lake(server, lake, prefix, part_bytes=100)
+    fill(server, {f"{prefix}/{i}": [b'{"a": 1}'] for i in range(7)})
+    found = []
+    for runner in (LocalRunner(), None):
+        reducer = "tests.pipeline.aggregator:gather"
+        told = run(
+            server, lake, into, reducer, runner=runner, pattern=f"{prefix}/.*", task_bytes=1000
+        )
+        found.append((told, rows_of(into)))
+    assert found[0] == found[1]
+    assert (told.topics, told.failed) == (7, 0)
+    assert json.loads(found[0][1][f"{prefix}/1"]["state"]) == [0, 1, 2, 3, {"a": 1}]

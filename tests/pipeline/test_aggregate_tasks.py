@@ -1,0 +1,132 @@
+"""What tasks of an aggregation read, stage and fold: files of a lake with many row groups."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.channel_envelope import Content, Message, encode_message
+from headrace.lake import writing
+from headrace.lake.format import SCHEMA
+from headrace.lake.states import read_states
+from headrace.lake.writing import Rows, Writer
+from headrace.pipeline import aggregate_tasks
+from headrace.pipeline.aggregate_tasks import FoldWork, StageWork, fold_bucket, stage
+from headrace.pipeline.fold import NOTHING, load_reducer, reads
+from headrace.pipeline.points import Points
+from headrace.spark.options import Place, Topics
+
+MS = 1_794_782_595_071
+NO_MESSAGE = b"no message"
+BUCKETS = 3
+COLUMNS = ("topic", "offset", "ordinal", "messages", "state", "is_json", "complete", "error")
+
+
+def message(number: int) -> bytes:
+    change = json.dumps({"key": "abc"[number % 3], "value": number}).encode()
+    return encode_message(Message("p", number + 1, Content(change, is_json=True)))
+
+
+def rows(topic: str, offset: int, ordinal: int, payloads: list[bytes]) -> Rows:
+    boundaries = np.cumsum([offset, *(4 + len(one) for one in payloads)], dtype=np.int64)
+    count = len(payloads)
+    columns = [
+        pa.array([topic] * count),
+        pa.array([1] * count, pa.int64()),
+        pa.array(boundaries[:-1]),
+        pa.array(range(ordinal, ordinal + count), pa.int64()),
+        pa.array([MS * 1000] * count, SCHEMA.field("timestamp").type),
+        pa.array(payloads, pa.binary()),
+    ]
+    data = memoryview(b"".join(len(one).to_bytes(4, "big") + one for one in payloads))
+    batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return Rows(topic, 1, ordinal, boundaries, np.full(count, MS), data, batch)
+
+
+def write(lake: Path, name: str, topics: dict[str, tuple[int, list[bytes]]]) -> str:
+    """A file that has records of topics from an ordinal on; row groups end anywhere in them."""
+    chance = random.Random(name)
+    writer = Writer(lake, name, by_topic=False)
+    for topic, (ordinal, payloads) in sorted(topics.items()):
+        last = len(payloads)
+        offset = sum(4 + len(one) for one in payloads[:ordinal])
+        while ordinal < last:
+            some = payloads[ordinal : ordinal + chance.randint(1, 4)]
+            writer.add(rows(topic, offset, ordinal, some))
+            ordinal += len(some)
+            offset += sum(4 + len(one) for one in some)
+    [written] = writer.finish()
+    assert pq.read_metadata(lake / written.path).num_row_groups > 5
+    return written.path
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row groups, staged batches and folds of a few records each."""
+    monkeypatch.setattr(writing, "ROW_GROUP_ROWS", 5)
+    monkeypatch.setattr(aggregate_tasks, "_STAGED_BYTES", 300)
+    monkeypatch.setattr(aggregate_tasks, "_FOLDED_AT_ONCE", 3)
+
+
+def aggregated(root: Path, files: list[str], reducer: str, topics: Topics) -> dict[str, Any]:
+    staging = root / "staging"
+    staging.mkdir(exist_ok=True)
+    staged = [
+        stage(
+            StageWork(
+                *(str(staging), task, reducer, BUCKETS, topics, str(root / "lake"), [file]),
+                *(Place(), [], Points()),
+            )
+        )
+        for task, file in enumerate(files)
+    ]
+    found = {}
+    for bucket in range(BUCKETS):
+        pieces = [(one.path, one.batches[bucket]) for one in staged if bucket in one.batches]
+        work = FoldWork(str(root), f"{reducer}-{bucket}", reducer, ".", pieces, Points())
+        file = fold_bucket(work).file
+        assert file is not None
+        for some in read_states(root / file.path, COLUMNS):
+            found.update((row["topic"], row) for row in some)
+    return found
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("reducer", ["last", "count", "map"])
+def test_files_become_the_states_of_their_topics(tmp_path, reducer):
+    payloads = {f"channel/c{i}": [message(n) for n in range(i + 20)] for i in range(9)}
+    payloads["channel/c3"][-7:] = [NO_MESSAGE] * 7
+    payloads["channel/c4"] = [NO_MESSAGE] * 9
+    first = {topic: (0, some[:-5]) for topic, some in payloads.items()}
+    # Records that are in both, as when an export goes on while the lake is listed.
+    second = {topic: (len(some) - 6, some) for topic, some in payloads.items()}
+    lake = tmp_path / "lake"
+    files = [write(lake, "b", second), write(lake, "a", first)]
+    found = aggregated(tmp_path, files, reducer, Topics(pattern="channel/c[0-7]"))
+    assert sorted(found) == [f"channel/c{i}" for i in range(8)]
+    for topic, row in found.items():
+        if reducer == "count" and topic in ("channel/c3", "channel/c4"):
+            continue  # records are counted without looking at them
+        messages = [one for one in (reads(topic)(p, 0) for p in payloads[topic]) if one]
+        state = load_reducer(reducer, ".").fold(None, messages) or NOTHING
+        assert (row["state"], row["is_json"], row["error"]) == (*state, None)
+        size = sum(4 + len(one) for one in payloads[topic])
+        assert (row["offset"], row["ordinal"]) == (size, len(payloads[topic]))
+        assert row["complete"]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_failure_in_the_middle_is_found_where_it_is(tmp_path):
+    payloads = [b'{"n": %d}' % n for n in range(20)]
+    payloads[13] = b"\xff"
+    others = {f"t{i}": (0, [b"{}"]) for i in range(9)}
+    file = write(tmp_path / "lake", "a", {"t": (0, payloads), **others})
+    row = aggregated(tmp_path, [file], "merge", Topics(pattern=".*"))["t"]
+    assert (row["ordinal"], row["messages"], row["state"]) == (13, 13, b'{"n":12}')
+    assert row["offset"] == sum(4 + len(one) for one in payloads[:13])
+    assert row["error"].startswith("message 14 of 't' cannot be folded")
