@@ -130,8 +130,8 @@ def test_the_numbers_of_the_report_are_in_the_page():
     assert "3 records were gone" in text
     assert "7 duplicates came" in text
     assert (
-        "3 channels are known. Of 1 of them messages are trimmed that everyone has, and the log of 1 "
-        "is destroyed." in text
+        "3 channels are known: 1 with a log of which the beginning is trimmed, as everyone has it, "
+        "1 whose log is destroyed." in text
     )
     assert "lake:start" not in text
 
@@ -171,7 +171,7 @@ def test_an_axis_has_a_few_round_numbers_up_to_the_top(top, binary):
 @pytest.mark.parametrize(
     ("ms", "expected"),
     [
-        *((0, "0 ms"), (999, "999 ms"), (1000, "1 s"), (61_000, "1 min 1 s")),
+        *((0, "0 ms"), (999, "999 ms"), (1000, "1 s"), (1340, "1.3 s"), (61_000, "1 min 1 s")),
         *((600_000, "10 min"), (3_660_000, "1 h 1 min"), (90_000_000, "1 d 1 h")),
         (40 * 86_400_000, "40 d"),
     ],

@@ -194,6 +194,8 @@ def _topic_cell(line: Line, report: Report) -> str:
 
 def _share(part: int, whole: int) -> str:
     percent = 100 * part / whole if whole else 0
+    if 0 < percent < 0.05:
+        return "&lt; 0.1 %"
     return f"{percent:.0f} %" if percent >= 10 or not percent else f"{percent:.1f} %"
 
 
@@ -336,7 +338,7 @@ def _readers(server: ServerSeen) -> str:
             f"{words.number(reader.lag_records)}{svg.bar(reader.lag_records, most)}",
             words.size(reader.lag_bytes),
             words.number(reader.topics),
-            words.name(reader.slowest_topic),
+            words.name(reader.slowest_topic) if reader.lag_records else "",
             words.number(reader.gone_records),
             words.moment(reader.moved_ms),
         ]
@@ -352,8 +354,8 @@ def _readers(server: ServerSeen) -> str:
 
 def _channels(seen: ChannelsSeen, server: ServerSeen) -> str:
     tiles = [
-        ("channels trimmed", server.channels_trimmed, "since the server's start"),
-        ("channels destroyed", server.channels_destroyed, "since the server's start"),
+        ("times trimmed", server.channels_trimmed, "since the server's start"),
+        ("logs destroyed", server.channels_destroyed, "since the server's start"),
         ("channels now", seen.channels, f"{words.number(seen.with_log)} of them have a log"),
         ("to be destroyed", seen.scheduled, "nobody is there any more"),
     ]
@@ -366,13 +368,16 @@ def _channels(seen: ChannelsSeen, server: ServerSeen) -> str:
         return _section("Channels", f"<p>There are no channels now.</p>{body}")
     sentence = (
         f"{words.counted(seen.channels, 'channel')} {'is' if seen.channels == 1 else 'are'} known"
-        f"{', and others that were not looked at' if seen.more else ''}. "
-        f"Of {words.number(seen.trimmed)} of them messages are trimmed that everyone has, and the log of "
-        f"{words.number(seen.destroyed)} is destroyed. What is left are "
+        f"{', and others that were not looked at' if seen.more else ''}: "
+        f"{words.number(seen.trimmed)} with a log of which the beginning is trimmed, as everyone has it, "
+        f"{words.number(seen.destroyed)} whose log is destroyed. What is left are "
         f"{words.counted(seen.messages, 'message')} ({words.size(seen.bytes)})."
     )
-    if seen.members:
-        most = max(member.lag_messages for member in seen.members)
+    slow = [member for member in seen.members if member.lag_messages or member.missed_messages]
+    if seen.members and not slow:
+        sentence += f" {words.counted(seen.members_in_all, 'processor')} have everything."
+    if slow:
+        most = max(member.lag_messages for member in slow)
         rows = [
             [
                 words.name(member.processor),
@@ -381,7 +386,7 @@ def _channels(seen: ChannelsSeen, server: ServerSeen) -> str:
                 f"{words.number(member.lag_messages)}{svg.bar(member.lag_messages, most)}",
                 words.number(member.missed_messages),
             ]
-            for member in seen.members
+            for member in slow
         ]
         heads = ("processor", "channel", "", ">messages behind", ">missed")
         body += f"<h3>The slowest processors</h3>{_table(heads, rows)}"
@@ -395,8 +400,8 @@ def _duplicates(server: ServerSeen) -> str:
     else:
         text = (
             f"Since the server's start {words.counted(server.duplicates_refused, 'duplicate')} came and "
-            "were not stored again: publishes, events, messages and batches that were sent again because "
-            "their sender could not know that they had arrived."
+            f"{'was' if server.duplicates_refused == 1 else 'were'} not stored again: publishes, events, "
+            "messages and batches that were sent again because their sender could not know that they had arrived."
         )
     return _section("Duplicates refused", f"<p>{text}</p>")
 

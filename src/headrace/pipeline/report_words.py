@@ -52,6 +52,8 @@ def span(ms: float) -> str:
     """In its largest unit and, where that has few of it, the next one."""
     if ms < 1000:
         return f"{ms:.0f} ms"
+    if ms < 10_000:
+        return f"{ms / 1000:.1f} s".replace(".0", "")
     for place, (unit, length) in enumerate(_SPANS_MS):
         if ms >= length:
             count, rest = divmod(ms, length)
