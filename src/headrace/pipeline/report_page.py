@@ -401,7 +401,8 @@ def _duplicates(server: ServerSeen) -> str:
         text = (
             f"Since the server's start {words.counted(server.duplicates_refused, 'duplicate')} came and "
             f"{'was' if server.duplicates_refused == 1 else 'were'} not stored again: publishes, events, "
-            "messages and batches that were sent again because their sender could not know that they had arrived."
+            "messages and batches that were sent again because their sender could not know that they had "
+            "arrived."
         )
     return _section("Duplicates refused", f"<p>{text}</p>")
 
