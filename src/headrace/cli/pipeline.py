@@ -2,13 +2,20 @@
 
 import typer
 
-from headrace.cli import pipeline_aggregate, pipeline_compact, pipeline_export, pipeline_report
+from headrace.cli import (
+    pipeline_aggregate,
+    pipeline_compact,
+    pipeline_export,
+    pipeline_replay,
+    pipeline_report,
+)
 
 app = typer.Typer(rich_markup_mode=None)
 
 app.command("export")(pipeline_export.export)
 app.command("aggregate")(pipeline_aggregate.aggregate)
 app.command("compact")(pipeline_compact.compact)
+app.command("replay")(pipeline_replay.replay)
 app.command("report")(pipeline_report.report)
 
 
@@ -21,6 +28,7 @@ def _jobs(context: typer.Context) -> None:
     \b
     headrace pipeline export --lake /lake --once     what the log has, into a table
     headrace pipeline compact --lake /lake           its small files into large ones
+    headrace pipeline replay orders --to test --lake /lake     back from it into a topic
     headrace pipeline report --out report.html       a page with plots of what the log has seen
     headrace pipeline aggregate --lake /lake --reducer last --into /states     a state for each topic
     """

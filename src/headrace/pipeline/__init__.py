@@ -6,6 +6,8 @@ from headrace.pipeline.compact import Summary as CompactSummary
 from headrace.pipeline.compact import compact
 from headrace.pipeline.export import Summary as ExportSummary
 from headrace.pipeline.export import export
+from headrace.pipeline.replay import Summary as ReplaySummary
+from headrace.pipeline.replay import replay
 from headrace.pipeline.report import Summary as ReportSummary
 from headrace.pipeline.report import report
 
@@ -13,9 +15,11 @@ __all__ = [
     "AggregateSummary",
     "CompactSummary",
     "ExportSummary",
+    "ReplaySummary",
     "ReportSummary",
     "aggregate",
     "compact",
     "export",
+    "replay",
     "report",
 ]
