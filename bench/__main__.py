@@ -28,6 +28,7 @@ from bench import (
     part_footprint,
     part_ingest,
     part_logux,
+    part_pipeline,
     part_spark,
     part_spread,
     process,
@@ -47,6 +48,7 @@ PARTS = (
     part_logux.NAME,
     part_channels.NAME,
     part_spark.NAME,
+    part_pipeline.NAME,
 )
 MESSAGES, MESSAGES_QUICK = 1_000_000, 200_000
 REPEAT, REPEAT_QUICK = 3, 1
@@ -126,6 +128,7 @@ def _part(name: str, done: list[Part]) -> Callable[[Options, Callable[[str], Non
         part_logux.NAME: part_logux.run,
         part_channels.NAME: part_channels.run,
         part_spark.NAME: part_spark.run,
+        part_pipeline.NAME: part_pipeline.run,
     }
     return runs[name]
 

@@ -45,6 +45,7 @@ def assert_one_line(done, code: int, text: str) -> None:
         (["config", "--set", "durability=memory", "--durability", "synced"], "given twice"),
         (["pipeline", "exprot"], "Did you mean 'export'?"),
         (["pipeline", "export", "--onec"], "No such option: --onec"),
+        (["pipeline", "audit", "--http", "x", "--data-dir", "y"], "exclude each other"),
         (["pipeline", "export", "--once"], "say where the lake is: --lake DIR"),
         (["pipeline", "export", "--lake", "x", "--every", "soon"], "(flag --every)"),
         (["pipeline", "export", "t", "--lake", "x", "--pattern", "t"], "exclude each other"),
@@ -126,6 +127,7 @@ def test_without_arguments_the_help_is_shown(headrace):
         *(
             "pipeline",
             "pipeline export",
+            "pipeline audit",
             "pipeline aggregate",
             "pipeline compact",
             "pipeline replay",

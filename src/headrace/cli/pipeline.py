@@ -4,6 +4,7 @@ import typer
 
 from headrace.cli import (
     pipeline_aggregate,
+    pipeline_audit,
     pipeline_compact,
     pipeline_export,
     pipeline_replay,
@@ -17,6 +18,7 @@ app.command("aggregate")(pipeline_aggregate.aggregate)
 app.command("compact")(pipeline_compact.compact)
 app.command("replay")(pipeline_replay.replay)
 app.command("report")(pipeline_report.report)
+app.command("audit")(pipeline_audit.audit)
 
 
 @app.callback(invoke_without_command=True)
@@ -31,6 +33,7 @@ def _jobs(context: typer.Context) -> None:
     headrace pipeline replay orders --to test --lake /lake     back from it into a topic
     headrace pipeline report --out report.html       a page with plots of what the log has seen
     headrace pipeline aggregate --lake /lake --reducer last --into /states     a state for each topic
+    headrace pipeline audit --lake /lake             whether anything was lost
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

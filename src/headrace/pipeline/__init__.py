@@ -2,6 +2,8 @@
 
 from headrace.pipeline.aggregate import Summary as AggregateSummary
 from headrace.pipeline.aggregate import aggregate
+from headrace.pipeline.audit import audit
+from headrace.pipeline.audit_plan import AuditReport
 from headrace.pipeline.compact import Summary as CompactSummary
 from headrace.pipeline.compact import compact
 from headrace.pipeline.export import Summary as ExportSummary
@@ -13,11 +15,13 @@ from headrace.pipeline.report import report
 
 __all__ = [
     "AggregateSummary",
+    "AuditReport",
     "CompactSummary",
     "ExportSummary",
     "ReplaySummary",
     "ReportSummary",
     "aggregate",
+    "audit",
     "compact",
     "export",
     "replay",

@@ -1,0 +1,111 @@
+"""The pipeline: an audit of the log against `cat`, which reads the same files and looks at nothing.
+
+What is timed is the whole job in a session that runs already: planning, starting tasks, the report. Files
+are warm. Spark has one core, so that rates are those of a core.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench import load, load_figg
+from bench.load import BLOCK, TOPIC, VerificationError
+from bench.measure import Check, Part, Run, wait_for_quiet
+from bench.options import Options
+from bench.process import Headrace
+
+if TYPE_CHECKING:
+    from headrace.pipeline.audit_plan import AuditReport
+
+NAME = "pipeline"
+RECORDS = 2_000_000 // BLOCK * BLOCK
+TIMES, TIMES_QUICK = 8, 2
+RECORD_BYTES = 4 + 128
+WARM_UPS = 3
+
+AUDIT, CAT = "audit of the log", "cat of its segments"
+GB_PER_S, OF_CAT = 1.0, 0.5
+
+
+def run(options: Options, say: Callable[[str], None]) -> Part:
+    from headrace.spark import session
+
+    times = TIMES_QUICK if options.quick else TIMES
+    records = RECORDS * times
+    title = f"Pipeline: {records:,} records of 128 B, local[1], warm files"
+    part = Part(NAME, title)
+    with Headrace(options.dir, "written") as server:
+        server.start()
+        for turn in range(times):
+            say(f"publishing, {turn + 1} of {times}")
+            publisher = load_figg.publisher(
+                (server.host, server.port), load_figg.publish_stream(RECORDS)
+            )
+            load.pump(publisher, None, RECORDS // BLOCK)
+            publisher.sock.close()
+        server.settle()
+        data = server.dir / "data"
+        spark = session("headrace-bench", master="local[1]")
+        try:
+            for turn in range(WARM_UPS):
+                say(f"warming up, {turn + 1} of {WARM_UPS}")
+                _cat(data)
+                _verify(_audit(data), records)
+            for turn in range(options.repeat):
+                say(f"{AUDIT}, {turn + 1} of {options.repeat}")
+                part.add(_timed(CAT, records, lambda: _cat(data)))
+                part.add(_timed(AUDIT, records, lambda: _audit(data)))
+        finally:
+            spark.stop()
+    _check(part)
+    return part
+
+
+def _audit(data: Path) -> AuditReport:
+    from headrace.pipeline.audit import audit
+
+    return audit(data_dir=data)
+
+
+def _verify(report: AuditReport, records: int) -> None:
+    found = {topic.name: topic.records for topic in report.topics}
+    if report.lost or found != {TOPIC.decode(): records}:
+        raise VerificationError(f"the audit found {found}: {[*report.lines()][-1]}")
+
+
+def _cat(data: Path) -> None:
+    files = sorted(data.glob("segments/*/*.log"))
+    subprocess.run(["cat", *files], stdout=subprocess.DEVNULL, check=True)
+
+
+def _timed(label: str, records: int, action: Callable[[], object]) -> Run:
+    result = Run(label, records)
+    result.waited_s = wait_for_quiet()
+    began = time.perf_counter()
+    action()
+    result.seconds = time.perf_counter() - began
+    return result
+
+
+def _check(part: Part) -> None:
+    def rates(label: str) -> list[float]:
+        return sorted(run.rate * RECORD_BYTES / 1e9 for run in part.runs[label])
+
+    ours, cats = rates(AUDIT), rates(CAT)
+    limit = min(GB_PER_S, OF_CAT * cats[len(cats) // 2])
+    part.checks.append(
+        Check(
+            NAME,
+            f"{AUDIT}: {GB_PER_S:g} GB/s and core, or {OF_CAT:g} × cat",
+            ours[len(ours) // 2],
+            limit,
+            at_least=True,
+            unit="GB/s",
+            spread=(ours[0], ours[-1]),
+        )
+    )
+    part.facts["cat_gb_per_s"] = cats

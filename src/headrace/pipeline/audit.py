@@ -1,0 +1,287 @@
+"""Whether anything was lost: log and lake are read whole and held against each other. Changes nothing.
+
+    lake listed ─▶ log checked ─▶ files checked, and compared with the log ─▶ who has which records
+
+The lake is listed before the log is looked at: so the log has what the lake has, unless retention took it.
+When records seem to be in neither, the lake is listed again, as an export may have gone on meanwhile.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from headrace.errors import UnknownTopicError
+from headrace.lake.checksums import joined
+from headrace.lake.format import Lost
+from headrace.log.report import Range
+from headrace.model import check_topic_name
+from headrace.pipeline import tasks
+from headrace.pipeline.audit_files import FileCheck, check_files, range_of
+from headrace.pipeline.audit_lake import Listing, file_works, list_lake, open_lake
+from headrace.pipeline.audit_log import LogAccount, audit_directory, audit_server, groups
+from headrace.pipeline.audit_plan import (
+    AuditReport,
+    Finding,
+    Held,
+    Span,
+    TopicAudit,
+    common_bytes,
+    compare,
+    cover,
+    covers,
+    joined_ranges,
+    overlaps,
+)
+from headrace.pipeline.tasks import Runner, SparkRunner
+from headrace.spark.options import OptionError, Place, parse_place
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes of log and lake are read, of how many."""
+
+
+def audit(
+    lake: str | Path = "",
+    topics: Iterable[str] = (),
+    *,
+    data_dir: str | Path = "",
+    url: str = "",
+    token: str = "",
+    master: str = "local[*]",
+    progress: Progress | None = None,
+    runner: Runner | None = None,
+) -> AuditReport:
+    """Check a log in `data_dir` or behind `url`, a lake, or both against each other; all topics or some."""
+    wanted = tuple(dict.fromkeys(topics))
+    for name in wanted:
+        check_topic_name(name)
+    if data_dir and url:
+        raise OptionError("the log is in a data directory or behind an address: give one of them")
+    if not data_dir and not url and not lake:
+        raise OptionError("say what to audit: give a data directory, a server's address, or a lake")
+    place = parse_place(url, token) if url else Place(str(data_dir))
+    runner = runner or SparkRunner("headrace audit", master)
+    with closing(runner):
+        return _Audit(
+            Path(lake).absolute() if lake else None, place, wanted, runner, progress
+        ).run()
+
+
+class _Audit:
+    def __init__(
+        self,
+        lake: Path | None,
+        place: Place,
+        topics: Sequence[str],
+        runner: Runner,
+        progress: Progress | None,
+    ) -> None:
+        self._lake, self._place, self._topics = lake, place, topics
+        self._runner, self._progress = runner, progress
+        self._done = self._expected = 0
+        self._table = open_lake(lake) if lake is not None else None
+        self._checks: dict[str, FileCheck] = {}
+
+    def run(self) -> AuditReport:
+        listing = self._list()
+        log = self._check_log(listing)
+        for name in self._topics:
+            if name not in listing.topics and (log is None or name not in log.topics):
+                raise UnknownTopicError(
+                    f"there is no topic {name!r} in {log.name if log else self._lake}"
+                )
+        self._check_files(listing, log)
+        report = self._report(listing, log)
+        if any(one.kind == "missing" for one in report.all_findings()):
+            again = self._list()
+            if again.files != listing.files:
+                self._check_files(again, log)
+                report = self._report(again, log, is_later=True)
+        return report
+
+    def _list(self) -> Listing:
+        if self._lake is None or self._table is None:
+            return Listing({}, [], [], [], True)
+        return list_lake(self._lake, self._table)
+
+    def _check_log(self, listing: Listing) -> LogAccount | None:
+        self._expected = sum(listing.files.values())
+        asked = (self._topics, listing.topics, self._runner, self._phase)
+        if self._place.urls:
+            return audit_server(self._place, *asked)
+        if self._place.path:
+            return audit_directory(Path(self._place.path).absolute(), *asked)
+        return None
+
+    def _check_files(self, listing: Listing, log: LogAccount | None) -> None:
+        if self._lake is None:
+            return
+        paths = [path for path in sorted(listing.files) if path not in self._checks]
+        place, kept = (log.place, log.kept) if log is not None else (Place(), {})
+        works = file_works(self._lake, listing, paths, self._topics, place, kept)
+        total = sum(work.bytes for work in works)
+        works_of_tasks = list(groups(works, lambda work: work.bytes, total))
+        self._expected = 0
+        for found in self._runner.run(works_of_tasks, check_files, self._phase(total)):
+            self._checks |= {check.path: check for check in found}
+
+    def _phase(self, size: int) -> tasks.Progress | None:
+        if self._progress is None:
+            return None
+        begin, self._done = self._done, self._done + size
+        return partial(_tell, self._progress, begin, size, self._done + self._expected)
+
+    def _report(
+        self, listing: Listing, log: LogAccount | None, *, is_later: bool = False
+    ) -> AuditReport:
+        checks = [self._checks[path] for path in listing.files if path in self._checks]
+        lake = _Lake(listing, checks)
+        names = {*lake.held, *lake.noted, *(log.topics if log is not None else ())}
+        notes = list(log.notes) if log is not None else []
+        topics = []
+        for name in sorted(names):
+            if not self._topics or name in self._topics:
+                topic, more = _audit_topic(name, lake, log, is_later=is_later)
+                topics.append(topic)
+                notes += more
+        notes += _not_compared(topics)
+        findings = [*(log.findings if log is not None else ()), *lake.findings]
+        return AuditReport(
+            log=log.name if log is not None else None,
+            lake=str(self._lake) if self._lake is not None else None,
+            topics=topics,
+            findings=findings,
+            notes=notes,
+            segments=log.segments if log is not None else 0,
+            files=len(checks),
+            lost=bool(findings) or any(topic.findings for topic in topics),
+        )
+
+
+def _tell(progress: Progress, begin: int, size: int, total: int, part: float) -> None:
+    progress(begin + int(size * part), total)
+
+
+def _not_compared(topics: Sequence[TopicAudit]) -> Iterator[str]:
+    left = sum(
+        common_bytes(topic.lake, topic.log) - topic.compared_bytes
+        for topic in topics
+        if not topic.findings
+    )
+    if left > 0:
+        yield (
+            f"{left:,} bytes that log and lake both have were not compared with each other: they are in the "
+            "journal still, or were deleted meanwhile"
+        )
+
+
+class _Lake:
+    """What was found of a lake, by topic."""
+
+    def __init__(self, listing: Listing, checks: Sequence[FileCheck]) -> None:
+        self.all_noted = listing.all_noted
+        self.findings = list(listing.findings)
+        """What is of no topic."""
+        self.of_topics: dict[str, list[Finding]] = {}
+        self.differing: dict[str, list[Finding]] = {}
+        self.held: dict[str, list[Held]] = {}
+        self.noted: dict[str, list[Held]] = {}
+        self.lost: dict[str, list[Lost]] = {}
+        self.compared: dict[str, int] = {}
+        unreadable = {one.path: one.unreadable for one in checks if one.unreadable is not None}
+        self._unnamed = dict(unreadable)
+        for path, one in listing.noted:
+            held = Held(path, one.epoch, range_of(one), one.crc)
+            self.noted.setdefault(one.topic, []).append(held)
+            if path in unreadable:
+                finding = unreadable[path]
+                self._add(
+                    Finding(finding.kind, finding.reason, path, one.topic, one.epoch, held.range)
+                )
+                self._unnamed.pop(path, None)
+        self.unreadable = frozenset(unreadable)
+        self.findings += self._unnamed.values()
+        for lost in listing.lost:
+            self.lost.setdefault(lost.topic, []).append(lost)
+        for check in checks:
+            for one in check.ranges:
+                held = Held(check.path, one.epoch, range_of(one), one.crc)
+                self.held.setdefault(one.topic, []).append(held)
+            for finding in check.findings:
+                self._add(finding)
+            for finding in check.differing:
+                self.differing.setdefault(finding.topic or "", []).append(finding)
+            for name, count in check.compared.items():
+                self.compared[name] = self.compared.get(name, 0) + count
+
+    def _add(self, finding: Finding) -> None:
+        if finding.topic is None:
+            self.findings.append(finding)
+        else:
+            self.of_topics.setdefault(finding.topic, []).append(finding)
+
+
+def _audit_topic(
+    name: str, lake: _Lake, log: LogAccount | None, *, is_later: bool
+) -> tuple[TopicAudit, list[str]]:
+    of_lake = lake.of_topics.get(name, [])
+    noted, held = lake.noted.get(name, []), lake.held.get(name, [])
+    readable = [one for one in noted if one.file not in lake.unreadable]
+    findings = [*of_lake, *compare(name, readable, held, joined, all_noted=lake.all_noted)]
+    damaged = [one.range for one in findings if one.range is not None]
+    sound = joined_ranges(one.range for one in held if not overlaps(one.range, damaged))
+    topic = log.topics.get(name) if log is not None else None
+    spans: list[Span] | None = None if log is None else []
+    if topic is not None:
+        spans = [Span(topic.epoch, one) for one in joined_ranges(topic.whole)]
+        bad = [one.range for one in topic.findings if one.range is not None]
+        findings += [
+            one
+            for one in lake.differing.get(name, ())
+            if one.range and not overlaps(one.range, bad)
+        ]
+        findings += [_told_of_lake(one, sound) for one in topic.findings]
+    whole = [Span(one.epoch, one.range) for one in (*noted, *held)]
+    coverage = cover(name, whole, spans, is_later=is_later)
+    findings += _with_lost(name, coverage.findings, lake.lost.get(name, ()))
+    log_sound = joined_ranges(topic.sound) if topic is not None else []
+    epochs = [span.epoch for span in whole] + ([topic.epoch] if topic is not None else [])
+    return (
+        TopicAudit(
+            name=name,
+            epoch=max(epochs, default=0),
+            log=log_sound,
+            lake=sound,
+            records=sum(
+                one.end_ordinal - one.ordinal for one in joined_ranges([*sound, *log_sound])
+            ),
+            compared_bytes=lake.compared.get(name, 0),
+            findings=findings,
+        ),
+        coverage.notes,
+    )
+
+
+def _told_of_lake(finding: Finding, sound: Sequence[Range]) -> Finding:
+    """Whoever has lost records wants to know that they are elsewhere."""
+    if finding.range is None or not covers(sound, finding.range):
+        return finding
+    reason = f"{finding.reason}; the lake has these records"
+    return Finding(
+        *(finding.kind, reason, finding.file, finding.topic, finding.epoch, finding.range)
+    )
+
+
+def _with_lost(name: str, found: Sequence[Finding], lost: Sequence[Lost]) -> Iterator[Finding]:
+    """What the export could not write is known to be missing, and the others are told apart from it."""
+    yield from found
+    gaps = [one.range for one in found if one.range is not None]
+    for one in lost:
+        if not any(
+            gap.ordinal <= one.ordinal and one.end_ordinal <= gap.end_ordinal for gap in gaps
+        ):
+            reason = (
+                f"records with ordinals {one.ordinal} to {one.end_ordinal} were gone before they could be "
+                "exported"
+            )
+            yield Finding("missing", reason, None, name)

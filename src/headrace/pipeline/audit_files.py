@@ -1,0 +1,325 @@
+"""What tasks of an audit do with files of a lake: whether the rows are those of the log, byte for byte.
+
+Each range that a file's footer names is read, put into the log's form and compared with its checksum; and
+with the log itself, as far as that still has these records.
+"""
+
+import datetime
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from crc32c import crc32c
+
+from headrace.lake.checksums import records_of
+from headrace.lake.format import SCHEMA, decode_ranges
+from headrace.lake.format import Range as LakeRange
+from headrace.lake.reading import RANGES_KEY
+from headrace.log.report import Range
+from headrace.model import RECORD_HEADER_BYTES
+from headrace.pipeline.audit_plan import Finding
+from headrace.spark.http_client import HttpClient, ServerError
+from headrace.spark.options import Place
+
+_DAY_US = 86_400_000_000
+_1970 = datetime.date(1970, 1, 1)
+_NOT_FOUND, _GONE = 404, 410
+
+_Numbers = npt.NDArray[np.int64]
+
+
+class Kept(NamedTuple):
+    """Offsets of a topic that the log has, and in which file; in none when a server has to be asked."""
+
+    topic: str
+    offset: int
+    end: int
+    file: str = ""
+
+
+class FileWork(NamedTuple):
+    lake: str
+    path: str
+    bytes: int
+    """As the table says."""
+    place: Place
+    kept: tuple[Kept, ...]
+    """Of the topics that are in the file."""
+
+
+class FileCheck(NamedTuple):
+    path: str
+    ranges: list[LakeRange]
+    """What it says that it holds; nothing when it cannot be read."""
+    findings: list[Finding]
+    differing: list[Finding]
+    """Where the log has other bytes, which may be the log's fault."""
+    compared: dict[str, int]
+    """Bytes of each topic that the log has too, and that are the same there."""
+    unreadable: Finding | None
+    """Why it cannot even be said what it holds."""
+
+
+def check_files(works: Sequence[FileWork]) -> list[FileCheck]:
+    return [_Check(work).run() for work in works]
+
+
+def read_ranges(path: Path) -> list[LakeRange]:
+    """What a file's footer says that it holds; raises one of `UNREADABLE`."""
+    return _ranges(pq.read_metadata(path))
+
+
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, pa.ArrowException)
+"""What reading a damaged file may raise."""
+
+
+def _ranges(footer: pq.FileMetaData) -> list[LakeRange]:
+    text = (footer.metadata or {}).get(RANGES_KEY.encode())
+    if text is None:
+        raise ValueError("its footer does not say what it holds")
+    return decode_ranges(text)
+
+
+class _Check:
+    """One file."""
+
+    def __init__(self, work: FileWork) -> None:
+        self._work = work
+        self._path = Path(work.lake) / work.path
+        self._ranges: list[LakeRange] = []
+        self._done = 0
+        """How many of the ranges are checked."""
+        self._findings: list[Finding] = []
+        self._differing: list[Finding] = []
+        self._compared: dict[str, int] = {}
+
+    def run(self) -> FileCheck:
+        unreadable = None
+        try:
+            self._check()
+        except FileNotFoundError:
+            unreadable = Finding("missing", "the file is gone", self._work.path)
+        except UNREADABLE as error:
+            reason = f"it cannot be read: {' '.join(str(error).split())}"
+            unreadable = Finding("damaged", reason, self._work.path)
+            if self._ranges:
+                # Its footer is sound, so it is known which rows these are.
+                self._findings += [
+                    _found(self._work.path, one, reason) for one in self._unchecked()
+                ]
+                unreadable = None
+        return FileCheck(
+            *(self._work.path, self._ranges, self._findings, self._differing, self._compared),
+            unreadable,
+        )
+
+    def _check(self) -> None:
+        size = self._path.stat().st_size
+        if size != self._work.bytes:
+            reason = f"it has {size:,} bytes, the table says {self._work.bytes:,}"
+            self._findings.append(Finding("damaged", reason, self._work.path))
+        with (
+            pq.ParquetFile(self._path, page_checksum_verification=True) as file,
+            _Log(self._work.place, self._work.kept) as log,
+        ):
+            self._ranges = _ranges(file.metadata)
+            if sorted(self._ranges, key=lambda one: (one.topic, one.offset)) != self._ranges:
+                reason = "its ranges are not in the order of topics and offsets"
+                self._findings.append(Finding("damaged", reason, self._work.path))
+            rows = sum(one.rows for one in self._ranges)
+            if file.metadata.num_rows != rows:
+                reason = f"it has {file.metadata.num_rows:,} rows, its footer names {rows:,}"
+                self._findings.append(Finding("damaged", reason, self._work.path))
+            for field in _fields(file.schema_arrow):
+                if field != SCHEMA.field(field.name):
+                    reason = f"its column {field.name} is of another type, {field.type}"
+                    self._findings.append(Finding("damaged", reason, self._work.path))
+            self._check_rows(file, log)
+
+    def _check_rows(self, file: pq.ParquetFile, log: "_Log") -> None:
+        names = [field.name for field in _fields(file.schema_arrow)]
+        day = _day_of(self._work.path)
+        check: _RangeCheck | None = None
+        for number in range(file.metadata.num_row_groups):
+            group = file.read_row_group(number, columns=names, use_threads=False).combine_chunks()
+            for batch in group.to_batches():
+                at = 0
+                while at < batch.num_rows and self._done < len(self._ranges):
+                    check = check or _RangeCheck(self._ranges[self._done], day, log)
+                    count = min(check.left, batch.num_rows - at)
+                    check.add(batch.slice(at, count))
+                    at += count
+                    if not check.left:
+                        self._finish(check)
+                        check = None
+        self._findings += [
+            _found(self._work.path, one, "the file ends before these rows")
+            for one in self._unchecked()
+        ]
+
+    def _finish(self, check: "_RangeCheck") -> None:
+        one = self._ranges[self._done]
+        self._done += 1
+        reason = check.finish()
+        if reason is not None:
+            self._findings.append(_found(self._work.path, one, reason, check.differing))
+        elif check.differing is not None:
+            reason = "log and lake have different bytes here, and both checksums are right"
+            self._differing.append(_found(self._work.path, one, reason, check.differing))
+        self._compared[one.topic] = self._compared.get(one.topic, 0) + check.compared
+
+    def _unchecked(self) -> Sequence[LakeRange]:
+        return self._ranges[self._done :]
+
+
+def _fields(schema: pa.Schema) -> list[pa.Field]:
+    """The columns that all lakes have; what a table is partitioned by is in no file."""
+    return [schema.field(name) for name in SCHEMA.names if name in schema.names]
+
+
+def _found(path: str, one: LakeRange, reason: str, part: Range | None = None) -> Finding:
+    return Finding("damaged", reason, path, one.topic, one.epoch, part or range_of(one))
+
+
+def range_of(one: LakeRange) -> Range:
+    return Range(one.offset, one.end, one.ordinal, one.end_ordinal)
+
+
+def _day_of(path: str) -> int | None:
+    """The partition that a file is in, in days since 1970."""
+    for name in path.split("/"):
+        if name.startswith("date="):
+            return (datetime.date.fromisoformat(name.removeprefix("date=")) - _1970).days
+    return None
+
+
+class _RangeCheck:
+    """Rows against the range that they are to be, and against the log."""
+
+    def __init__(self, expected: LakeRange, day: int | None, log: "_Log") -> None:
+        self._expected, self._day, self._log = expected, day, log
+        self._offset, self._ordinal = expected.offset, expected.ordinal
+        self._us = 0
+        self._crc = 0
+        self._reason: str | None = None
+        self.left = expected.rows
+        self.compared = 0
+        self.differing: Range | None = None
+        """The records from the first to the last of which the log has other bytes."""
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self.left -= rows.num_rows
+        payloads = rows["payload"]
+        lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False).astype(np.int64)
+        places = self._offset + np.concatenate(([0], np.cumsum(lengths + RECORD_HEADER_BYTES)))
+        self._reason = self._reason or self._wrong(rows, places)
+        data = records_of(payloads)
+        self._crc = crc32c(data, self._crc)
+        if self._reason is None:
+            self._compare(data, places)
+        self._offset, self._ordinal = int(places[-1]), self._ordinal + rows.num_rows
+
+    def finish(self) -> str | None:
+        """What is wrong with the range, if anything."""
+        if self._reason is None and (self._offset, self._crc) != (
+            self._expected.end,
+            self._expected.crc,
+        ):
+            return "the checksum is wrong"
+        return self._reason
+
+    def _wrong(self, rows: pa.RecordBatch, places: _Numbers) -> str | None:
+        ordinals = np.arange(self._ordinal, self._ordinal + rows.num_rows)
+        if not np.array_equal(rows["offset"].to_numpy(), places[:-1]):
+            return "the rows are not at their offsets"
+        if not np.array_equal(rows["ordinal"].to_numpy(), ordinals):
+            return "the ordinals do not follow each other"
+        for name, value in (("topic", self._expected.topic), ("epoch", self._expected.epoch)):
+            # What a table is partitioned by is in no file.
+            if name in rows.schema.names and pc.any(pc.not_equal(rows[name], value)).as_py():
+                return f"the rows are of another {name}"
+        us = rows["timestamp"].cast(pa.int64()).to_numpy()
+        if us[0] < self._us or (np.diff(us) < 0).any():
+            return "the time goes back"
+        self._us = int(us[-1])
+        if self._day is not None and {int(us[0]) // _DAY_US, self._us // _DAY_US} != {self._day}:
+            return "the rows are of another date"
+        return None
+
+    def _compare(self, data: memoryview, places: _Numbers) -> None:
+        ours = np.frombuffer(data, np.uint8)
+        for at, piece in self._log.read(self._expected.topic, int(places[0]), int(places[-1])):
+            theirs = np.frombuffer(piece, np.uint8)
+            here = ours[at - int(places[0]) :][: len(theirs)]
+            if np.array_equal(here, theirs):
+                self.compared += len(theirs)
+                continue
+            wrong = at + np.flatnonzero(here != theirs)[[0, -1]]
+            first, last = (np.searchsorted(places, wrong, "right") - 1).tolist()
+            part = Range(
+                *(int(places[first]), int(places[last + 1])),
+                *(self._ordinal + first, self._ordinal + last + 1),
+            )
+            before = self.differing
+            self.differing = (
+                Range(before.offset, part.end, before.ordinal, part.end_ordinal) if before else part
+            )
+
+
+class _Log:
+    """The bytes that the log has, wherever it lies."""
+
+    def __init__(self, place: Place, kept: Sequence[Kept]) -> None:
+        self._kept: dict[str, list[Kept]] = {}
+        for one in kept:
+            self._kept.setdefault(one.topic, []).append(one)
+        self._http = HttpClient(place) if place.urls else None
+        self._open: tuple[str, int] | None = None
+
+    def __enter__(self) -> "_Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._open is not None:
+            os.close(self._open[1])
+        if self._http is not None:
+            self._http.close()
+
+    def read(self, topic: str, offset: int, end: int) -> Iterator[tuple[int, bytes]]:
+        """What there is between two offsets; what is gone or cannot be read is left out."""
+        for one in self._kept.get(topic, ()):
+            at, stop = max(offset, one.offset), min(end, one.end)
+            while at < stop:
+                data = self._piece(one, at, stop)
+                if not data:
+                    break
+                yield at, data
+                at += len(data)
+
+    def _piece(self, one: Kept, at: int, stop: int) -> bytes:
+        # Retention may have been faster. What else is wrong with the log, those know who check it.
+        try:
+            if self._http is None:
+                return os.pread(self._file(one.file), stop - at, at - one.offset)
+            asked = {"topic": one.topic, "from": at, "to": stop}
+            return self._http.send("GET", "/v1/range", asked)
+        except ServerError as error:
+            if error.status not in (_NOT_FOUND, _GONE):
+                raise
+        except OSError:
+            pass
+        return b""
+
+    def _file(self, path: str) -> int:
+        if self._open is None or self._open[0] != path:
+            if self._open is not None:
+                os.close(self._open[1])
+            self._open = None
+            self._open = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._open[1]

@@ -1,0 +1,333 @@
+"""What tasks of an audit do with the log: check segments in a directory, or the records that a server gives.
+
+A segment is checked with few calls per megabyte. Only where that finds anything, the check of
+`headrace verify` reads it again, so damage has the same words in both.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from headrace.errors import HeadraceError
+from headrace.log.catalogue import SegmentRow, TopicRow
+from headrace.log.index import (
+    HEADER_BYTES,
+    ROW_BYTES,
+    RUN_BYTES_MAX,
+    decode_header,
+    row_position,
+)
+from headrace.log.layout import Layout
+from headrace.log.records import holds
+from headrace.log.report import Found, Range
+from headrace.log.verify_segments import SegmentCheck, SegmentWork
+from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES
+from headrace.spark.decode import boundaries
+from headrace.spark.index_rows import Rows, is_gap, parse
+from headrace.spark.log_server import ServerLog
+from headrace.spark.log_view import Block, Damage, DataLossError
+from headrace.spark.log_view import Range as Part
+from headrace.spark.options import Place
+
+_BLOCK_BYTES = 16 << 20
+"""Read together: where sizes have to be followed, that is done in all runs of a block at once."""
+_EVEN_BLOCK_BYTES = 2 << 20
+"""Where all records have one size, they are looked at while they are still in the processor's cache."""
+_READ_BYTES = RUN_BYTES_MAX
+_ROWS_AT_ONCE = 65_536
+
+_Numbers = npt.NDArray[np.int64]
+
+
+# Segments
+
+
+class Piece(NamedTuple):
+    """Some rows of a segment's index, and what they cover."""
+
+    topic: TopicRow
+    segment: SegmentRow
+    first: int
+    last: int
+
+
+class PiecesWork(NamedTuple):
+    root: str
+    pieces: tuple[Piece, ...]
+
+
+class Chain(NamedTuple):
+    """A piece in which everything is right: where it begins and ends."""
+
+    epoch: int
+    offset: int
+    ordinal: int
+    ms: int
+    end: int
+    end_ordinal: int
+    end_ms: int
+
+
+class SegmentsWork(NamedTuple):
+    root: str
+    works: tuple[SegmentWork, ...]
+
+
+class NotThereError(HeadraceError):
+    """Executors see another directory than the driver: name one on storage that all of them share."""
+
+
+def check_pieces(work: PiecesWork) -> list[Chain | None]:
+    """None where anything may be wrong."""
+    layout = _layout(work.root)
+    # Used again and again: memory that is new to a process costs it a third of the reading.
+    largest = max((one.segment.end - one.segment.base for one in work.pieces), default=0)
+    space = memoryview(bytearray(min(_BLOCK_BYTES, largest)))
+    return [_chain(layout, piece, space) for piece in work.pieces]
+
+
+def check_segments(work: SegmentsWork) -> list[SegmentCheck]:
+    """What is wrong, as `headrace verify` says it."""
+    layout = _layout(work.root)
+    checks = [SegmentCheck(layout, *one) for one in work.works]
+    for check in checks:
+        check.run(lambda _: None)
+    return checks
+
+
+def sound_segment(
+    layout: Layout, work: SegmentWork, found: Sequence[Chain | None]
+) -> SegmentCheck | None:
+    """A segment whose pieces are all right and follow each other, as if it had been checked as a whole."""
+    topic, segment = work
+    chains = [one for one in found if one is not None]
+    if not chains or len(chains) < len(found):
+        return None
+    for one, other in pairwise(chains):
+        if (one.end, one.end_ordinal) != (other.offset, other.ordinal) or one.end_ms > other.ms:
+            return None
+    first, last = chains[0], chains[-1]
+    begins = (first.offset, first.ordinal) == (segment.base, segment.first_ordinal)
+    ends = last[-3:] == (segment.end, segment.end_ordinal, segment.last_ms)
+    if not begins or not ends or first.ms < segment.first_ms:
+        return None
+    check = SegmentCheck(layout, topic, segment)
+    check.epoch = first.epoch
+    check.good(Range(segment.base, segment.end, segment.first_ordinal, segment.end_ordinal))
+    return check
+
+
+def _layout(root: str) -> Layout:
+    layout = Layout(Path(root))
+    if not layout.segments.is_dir():
+        raise NotThereError(
+            f"{root} is no data directory for Spark's executors: mount it there at the same place, or give "
+            "the server's address"
+        )
+    return layout
+
+
+def _chain(layout: Layout, piece: Piece, space: memoryview) -> Chain | None:
+    topic, segment = piece.topic, piece.segment
+    try:
+        with ExitStack() as stack:
+            index = _open(stack, layout.index(segment.topic_id, segment.base))
+            header = decode_header(os.pread(index, HEADER_BYTES, 0))
+            if header is None or header.epoch > topic.epoch:
+                return None
+            said = header.topic_id, header.base, header.first_ordinal, header.name.encode()
+            if said != (topic.id, segment.base, segment.first_ordinal, topic.name):
+                return None
+            log = _open(stack, layout.segment(segment.topic_id, segment.base))
+            return _Rows(index, log, piece, space).chain(header.epoch)
+    except (OSError, ValueError):
+        return None  # whatever it is: it is looked at again, and named then
+
+
+def _open(stack: ExitStack, path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    stack.callback(os.close, fd)
+    return fd
+
+
+class _Place(NamedTuple):
+    offset: int
+    ordinal: int
+    ms: int
+
+
+class _Rows:
+    """The questions that `SegmentCheck` asks of each row, asked of many rows and records at once."""
+
+    def __init__(self, index: int, log: int, piece: Piece, space: memoryview) -> None:
+        self._index, self._log, self._space = index, log, space
+        self._piece = piece
+
+    def chain(self, epoch: int) -> Chain | None:
+        first: _Place | None = None
+        at: _Place | None = None
+        for number in range(self._piece.first, self._piece.last, _ROWS_AT_ONCE):
+            wanted = min(_ROWS_AT_ONCE, self._piece.last - number) * ROW_BYTES
+            data = os.pread(self._index, wanted, row_position(number))
+            if len(data) < wanted:
+                return None
+            index = parse(data)
+            if index.gaps:
+                return None
+            rows = index.rows
+            if at is None:
+                at = first = _Place(*(int(rows[name][0]) for name in ("offset", "ordinal", "ms")))
+            at = self._followed(rows, at)
+            if at is None or not all(map(self._holds, _blocks(rows))):
+                return None
+        return Chain(epoch, *first, *at) if first is not None and at is not None else None
+
+    def _followed(self, rows: Rows, at: _Place) -> _Place | None:
+        """Where rows end of which each begins where the one before it ends."""
+        lengths, counts = rows["length"].astype(np.int64), rows["count"].astype(np.int64)
+        offsets, ordinals = _sums(at.offset, lengths), _sums(at.ordinal, counts)
+        ms = rows["ms"].astype(np.int64)
+        sound = (
+            bool(lengths.all() and counts.all())
+            and np.array_equal(rows["offset"], offsets[:-1])
+            and np.array_equal(rows["ordinal"], ordinals[:-1])
+            and int(ms[0]) >= at.ms
+            and bool((np.diff(ms) >= 0).all())
+            and self._piece.segment.base <= at.offset
+            and int(offsets[-1]) <= self._piece.segment.end
+        )
+        return _Place(int(offsets[-1]), int(ordinals[-1]), int(ms[-1])) if sound else None
+
+    def _holds(self, rows: Rows) -> bool:
+        """Whether some megabytes of runs are the records that their rows say."""
+        lengths = rows["length"].astype(np.int64)
+        offset = int(rows["offset"][0])
+        size = int(lengths.sum())
+        data = self._space[:size] if size <= len(self._space) else memoryview(bytearray(size))
+        position = filled = 0
+        for end, crc in zip(np.cumsum(lengths).tolist(), rows["crc"].tolist(), strict=True):
+            if end > filled:
+                wanted = data[filled : max(end, filled + _READ_BYTES)]
+                at = offset - self._piece.segment.base + filled
+                if os.preadv(self._log, [wanted], at) < len(wanted):
+                    return False
+                filled += len(wanted)
+            if crc32c(data[position:end]) != crc:
+                return False
+            position = end
+        found = boundaries(data, lengths, rows["count"].astype(np.int64))
+        if found is None:
+            return False
+        if int(lengths.max()) > PAYLOAD_BYTES_MAX and _largest(found) > PAYLOAD_BYTES_MAX:
+            return False
+        return self._starts_at_a_record(found, offset, int(rows["ordinal"][0]))
+
+    def _starts_at_a_record(self, places: _Numbers, offset: int, ordinal: int) -> bool:
+        topic = self._piece.topic
+        start = topic.start_offset - offset
+        if not 0 < start < int(places[-1]):
+            return True
+        number = int(np.searchsorted(places, start))
+        return (int(places[number]), ordinal + number) == (start, topic.start_ordinal)
+
+
+def _sums(first: int, lengths: _Numbers) -> _Numbers:
+    return np.concatenate(([first], first + np.cumsum(lengths)))
+
+
+def _largest(places: _Numbers) -> int:
+    return int(np.diff(places).max()) - RECORD_HEADER_BYTES
+
+
+def _blocks(rows: Rows) -> Iterator[Rows]:
+    """Rows of runs that are read together."""
+    lengths, counts = rows["length"].astype(np.int64), rows["count"].astype(np.int64)
+    is_even = np.array_equal(lengths * counts[0], counts * lengths[0])
+    size = _EVEN_BLOCK_BYTES if is_even else _BLOCK_BYTES
+    ends = np.cumsum(lengths)
+    first = done = 0
+    while first < len(rows):
+        last = max(first + 1, int(np.searchsorted(ends, done + size, "right")))
+        yield rows[first:last]
+        first, done = last, int(ends[last - 1])
+
+
+# The log of a server
+
+
+class ServedWork(NamedTuple):
+    place: Place
+    parts: tuple[Part, ...]
+
+
+def check_served(work: ServedWork) -> list[Found]:
+    """What a server gives of each part: rows and bytes as it has them, segments and journal as one."""
+    with closing(ServerLog(work.place)) as log:
+        return [_Served(part).check(log) for part in work.parts]
+
+
+class _Served(Found):
+    """One part of a topic."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part.topic)
+        self._part = part
+        self._offset, self._ordinal = part.start.offset, part.start.ordinal
+        self._damaged_rows = False
+
+    def check(self, log: ServerLog) -> Found:
+        end = self._part.end
+        try:
+            for block in log.read(self._part):
+                if isinstance(block, Damage):
+                    self._damaged_rows = True
+                else:
+                    self._check_block(block)
+        except DataLossError:
+            pass  # retention was faster: what it took is not there to be right or wrong
+        else:
+            self._go_on_at(end.offset, end.ordinal)
+        return self
+
+    def _check_block(self, block: Block) -> None:
+        start, end = self._part.start, self._part.end
+        begin, view = int(block.rows["offset"][0]), memoryview(block.data)
+        for row in block.rows:
+            offset, ordinal, count = int(row["offset"]), int(row["ordinal"]), int(row["count"])
+            stop = offset + int(row["length"])
+            # Rows reach over both ends of a part, and overlap where a tail became part of a segment.
+            here = Range(
+                *(max(offset, start.offset), min(stop, end.offset)),
+                *(max(ordinal, start.ordinal), min(ordinal + count, end.ordinal)),
+            )
+            if here.end <= self._offset:
+                continue
+            if here.offset > self._offset:
+                self._go_on_at(here.offset, here.ordinal)
+            else:
+                here = Range(self._offset, here.end, self._ordinal, here.end_ordinal)
+            data = bytes(view[offset - begin : stop - begin])
+            if len(data) < stop - offset or crc32c(data) != int(row["crc"]):
+                self.bad(_SERVED, "the checksum is wrong", here)
+            elif not holds(data, count):
+                self.bad(_SERVED, "the records do not fill their run", here)
+            else:
+                self.good(here)
+            self._offset, self._ordinal = here.end, here.end_ordinal
+
+    def _go_on_at(self, offset: int, ordinal: int) -> None:
+        if self._damaged_rows or is_gap(self._offset, offset):
+            gap = Range(self._offset, offset, self._ordinal, ordinal)
+            self.bad(_SERVED, "the index rows are damaged or missing", gap)
+        self._damaged_rows = False
+        self._offset, self._ordinal = offset, ordinal
+
+
+_SERVED = "the server's log"
