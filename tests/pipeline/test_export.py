@@ -436,7 +436,7 @@ def test_a_driver_killed_with_all_its_processes_while_tasks_write(published, tmp
     )
     driver = subprocess.Popen(
         [sys.executable, "-c", script],
-        env=environment() | {"JDK_JAVA_OPTIONS": JAVA_OPTIONS},
+        env=environment() | {"JDK_JAVA_OPTIONS": JAVA_OPTIONS, "TMPDIR": str(tmp_path)},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

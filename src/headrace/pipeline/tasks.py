@@ -6,6 +6,7 @@ where they are read. Works go through `parallelize` and not through frames: less
 
 import contextlib
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -104,18 +105,22 @@ class SparkRunner:
     @contextlib.contextmanager
     def _sentences(self) -> Iterator[None]:
         from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
 
         try:
             yield
-        except Py4JError as error:
-            # The last line of Python's traceback, where there is one, is what went wrong.
-            lines = [line.strip() for line in str(error).splitlines()]
-            told = [line for line in lines if "Error" in line and not line.startswith("at ")]
+        except (Py4JError, PySparkException) as error:
             where = ""
             if self._said is not None:
                 where = f"; what Spark said is in {self._said}"
                 self._said = None
-            raise JobError(f"a task failed: {(told or lines)[-1]}{where}") from error
+            raise JobError(f"a task failed: {_reason(str(error))}{where}") from error
+
+
+def _reason(text: str) -> str:
+    """The last line of Python's traceback in what Spark says, where there is one."""
+    told = re.findall(r"^(?!org\.|java)[\w.]*(?:Error|Exception|Exit)\b.*$", text, re.MULTILINE)
+    return str(told[-1] if told else text.strip().partition("\n")[0])
 
 
 class LocalRunner:
