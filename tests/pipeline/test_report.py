@@ -10,6 +10,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.errors import HeadraceError
+from headrace.pipeline.compact import compact
 from headrace.pipeline.export import export
 from headrace.pipeline.report import report
 from headrace.pipeline.report_data import Report
@@ -148,9 +149,20 @@ def test_what_the_lake_has_is_counted_once_and_outlives_the_log(
         16: 16,
         32: 18,
     }
-    publish(server.figg_url, "lake/a", [b"more"] * 3)
-    topics["lake/a"] += [b"more"] * 3
-    check_topics(made(tmp_path, **asked), topics)
+    for more in ([b"more"] * 3, [b"", b"and more"]):
+        publish(server.figg_url, "lake/a", more)
+        topics["lake/a"] += more
+        check_topics(made(tmp_path, **asked), topics)
+        export(lake, url=server.http_url, pattern="lake/.*", once=True, runner=LocalRunner())
+    before = made(tmp_path, **asked)
+    compacted = compact(lake, runner=LocalRunner())
+    assert compacted.merged > 1
+    after = made(tmp_path, **asked)
+    assert (after.topics, after.sizes, after.pauses_ms) == (
+        before.topics,
+        before.sizes,
+        before.pauses_ms,
+    )
     httpx.delete(f"{server.http_url}/v1/topic", params={"name": "lake/b"}).raise_for_status()
     check_topics(made(tmp_path, **asked), topics)
     only = made(tmp_path, url=server.http_url, lake=lake, topics=["lake/b"])

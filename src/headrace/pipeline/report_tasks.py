@@ -1,4 +1,4 @@
-"""What tasks of a report do: index rows of the log, or three columns of lake files, → counts."""
+"""What tasks of a report do: index rows of the log, or offsets and times of lake files, → counts."""
 
 import logging
 from collections.abc import Iterator
