@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from crc32c import crc32c
@@ -19,6 +20,7 @@ from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN, Manifests
 from headrace.lake.reading import check_file, read_ranges, read_topic
 from headrace.log.records import pack_record
+from headrace.pipeline.audit import audit
 from headrace.pipeline.compact import compact
 from headrace.pipeline.export import export
 from headrace.pipeline.tasks import LocalRunner
@@ -283,7 +285,7 @@ def test_bad_input_is_refused_and_nothing_is_written(made, tmp_path):
 
 def test_exports_of_a_real_server_go_on_after_every_compaction(server, tmp_path):
     lake = tmp_path / "lake"
-    payloads = {topic: [] for topic in ("in/a", "in/b")}
+    payloads = {topic: [] for topic in ("compacted/a", "compacted/b")}
     chance = random.Random(3)
     for turn in range(3):
         with connect_blocking(server.figg_url) as client:
@@ -292,10 +294,27 @@ def test_exports_of_a_real_server_go_on_after_every_compaction(server, tmp_path)
                     known.append(chance.randbytes(chance.choice([0, 1, 300])))
                     client.publish_nowait(topic, known[-1])
             client.flush(60)
-        export(lake, url=server.http_url, runner=LocalRunner(), batch_bytes=2000, part_bytes=700)
+        given = {"url": server.http_url, "runner": LocalRunner()}
+        export(lake, payloads, **given, batch_bytes=2000, part_bytes=700)
         done = run(lake)
         assert (done.made, done.folded > 0) == (1, True), turn
         assert rows_of(lake) == expected(server, payloads)
+        found = audit(lake, payloads, **given)
+        assert (found.lost, found.files, [one.records for one in found.topics]) == (
+            *(False, 1),
+            [20 * turn + 20] * 2,
+        )
+    # It still knows what exports have noted, and that files must hold it.
+    folded = Manifests(lake).folded()
+    wrong = [one._replace(crc=one.crc ^ 1) for one in folded.ranges]
+    path = Manifests(lake).folded_path(folded.batches)
+    path.write_bytes(msgspec.structs.replace(folded, ranges=tuple(wrong)).encode())
+    found = audit(lake, payloads, **given)
+    reasons = {one.reason for one in found.all_findings()}
+    assert reasons == {"the file says another checksum than the batch has noted"}
+    path.write_bytes(path.read_bytes()[:-9])
+    (finding,) = (one for one in audit(lake, **given).all_findings() if one.file)
+    assert (finding.kind, finding.file) == ("damaged", f"{HIDDEN}/folded/{path.name}")
 
 
 def test_the_command_runs_it_on_spark(made, shared_spark, capsys):
