@@ -7,8 +7,6 @@ next start finds the last committed batch in the table, looks at it once more, a
 attempts that were not committed are named by nobody.
 """
 
-import json
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -20,18 +18,18 @@ from typing import NamedTuple
 from headrace.lake.format import File, LakeError, Manifest, Positions
 from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN, Manifests, Reach
-from headrace.lake.syncing import make_directory
 from headrace.lake.table import Table, find_table, make_table
 from headrace.lake.writing import Written
 from headrace.pipeline import export_plan
 from headrace.pipeline.cursors import LAKE, LAKE_START, Cursors
+from headrace.pipeline.export_input import make_writable, source_options
 from headrace.pipeline.export_plan import Begin, Plan
 from headrace.pipeline.export_task import ExportWork, Probe, probe, write_part
 from headrace.pipeline.points import Points
 from headrace.pipeline.tasks import JobError, Runner, SparkRunner
 from headrace.spark.log_view import LogView, TopicState
 from headrace.spark.open_log import open_log
-from headrace.spark.options import OptionError, Place, SourceOptions, parse_place, parse_source
+from headrace.spark.options import Place, SourceOptions, parse_place
 from headrace.spark.planning import find_topics
 
 APP = "headrace-export"
@@ -88,7 +86,14 @@ def export(
     told how far the lake is. Without topics and a pattern it is all topics.
     """
     wanted = tuple(topics)
-    source = _source(wanted, pattern, url, token, data_dir, batch_bytes, part_bytes, skip_lost)
+    source = source_options(
+        wanted,
+        pattern,
+        {"path": data_dir} if data_dir else {"url": url, "token": token},
+        batch_bytes=batch_bytes,
+        part_bytes=part_bytes,
+        skip_lost=skip_lost,
+    )
     told = parse_place(url, token) if url else None
     directory = Path(lake).absolute()
     table = find_table(directory, format, by_topic=by_topic)
@@ -100,7 +105,7 @@ def export(
         for name in wanted:
             if name not in states and name not in reach.ends:
                 raise JobError(f"there is no topic {name!r} to export")
-        _make_writable(directory)
+        make_writable(directory)
         with Lock(directory / HIDDEN, "export"):
             # Whoever held the lock until now may have gone on.
             table = find_table(directory, format, by_topic=by_topic)
@@ -114,51 +119,6 @@ def export(
                 number = 0 if last is None else last + 1
                 job.run(number, states if once else None, every_s, progress, stop)
                 return job.summary
-
-
-def _source(
-    topics: tuple[str, ...],
-    pattern: str,
-    url: str,
-    token: str,
-    data_dir: str,
-    batch_bytes: int,
-    part_bytes: int,
-    skip_lost: bool,
-) -> SourceOptions:
-    if topics and pattern:
-        raise OptionError("topics and a pattern exclude each other: give one of them")
-    if not url and not data_dir:
-        raise OptionError("say where the log is: give a server's address or a data directory")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise OptionError(f"the pattern is no regular expression: {error}") from None
-    which = (
-        {"subscribe": json.dumps(topics)} if topics else {"subscribePattern": pattern or "(?s:.*)"}
-    )
-    place = {"path": data_dir} if data_dir else {"url": url, "token": token}
-    return parse_source(
-        {
-            **place,
-            **which,
-            "maxBytesPerTrigger": str(batch_bytes),
-            "maxBytesPerPartition": str(part_bytes),
-            "failOnDataLoss": "true",
-            "verifyChecksums": "false" if skip_lost else "true",
-        },
-        streaming=True,
-    )
-
-
-def _make_writable(lake: Path) -> None:
-    try:
-        make_directory(lake / HIDDEN)
-        made = lake / HIDDEN / f"probe-{uuid.uuid4().hex}"
-        made.touch()
-        made.unlink()
-    except OSError as error:
-        raise LakeError(f"{lake} cannot be written to: {error.strerror}") from None
 
 
 class _Export:

@@ -1,0 +1,57 @@
+"""What an export is told: which topics, where they are, and where they go. Refuses what makes no sense."""
+
+import json
+import re
+import uuid
+from pathlib import Path
+
+from headrace.lake.format import LakeError
+from headrace.lake.manifests import HIDDEN
+from headrace.lake.syncing import make_directory
+from headrace.spark.options import OptionError, SourceOptions, parse_source
+
+
+def source_options(
+    topics: tuple[str, ...],
+    pattern: str,
+    place: dict[str, str],
+    *,
+    batch_bytes: int,
+    part_bytes: int,
+    skip_lost: bool,
+) -> SourceOptions:
+    """As a streaming query would have them: `place` is its `path`, or its `url` and `token`."""
+    if topics and pattern:
+        raise OptionError("topics and a pattern exclude each other: give one of them")
+    if not any(place.values()):
+        raise OptionError("say where the log is: give a server's address or a data directory")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise OptionError(f"the pattern is no regular expression: {error}") from None
+    which = (
+        {"subscribe": json.dumps(topics)} if topics else {"subscribePattern": pattern or "(?s:.*)"}
+    )
+    return parse_source(
+        {
+            **place,
+            **which,
+            "maxBytesPerTrigger": str(batch_bytes),
+            "maxBytesPerPartition": str(part_bytes),
+            "failOnDataLoss": "true",
+            # Where damage is no error it is left out, and found missing afterwards.
+            "verifyChecksums": "false" if skip_lost else "true",
+        },
+        streaming=True,
+    )
+
+
+def make_writable(lake: Path) -> None:
+    """The directory is there, and something can be written to it."""
+    try:
+        make_directory(lake / HIDDEN)
+        made = lake / HIDDEN / f"probe-{uuid.uuid4().hex}"
+        made.touch()
+        made.unlink()
+    except OSError as error:
+        raise LakeError(f"{lake} cannot be written to: {error.strerror}") from None
