@@ -1,5 +1,7 @@
 """The pipeline: an audit of the log against `cat`, which reads the same files and looks at nothing.
 
+The aggregation of a lake is in `pipeline_aggregate.py`.
+
 What is timed is the whole job in a session that runs already: planning, starting tasks, the report. Files
 are warm. Spark has one core, so that rates are those of a core.
 """
@@ -12,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import load, load_figg
+from bench import load, load_figg, pipeline_aggregate
 from bench.load import BLOCK, TOPIC, VerificationError
 from bench.measure import Check, Part, Run, wait_for_quiet
 from bench.options import Options
@@ -62,6 +64,7 @@ def run(options: Options, say: Callable[[str], None]) -> Part:
         finally:
             spark.stop()
     _check(part)
+    pipeline_aggregate.measure(part, options, say)
     return part
 
 

@@ -1,0 +1,169 @@
+"""The last message of each channel: the job against `groupBy.agg(max_by)` over the very same Parquet files.
+
+Both are timed whole, in one session and in turns, with warm files. The job writes and commits its table, the
+query gives its rows to nobody. The lake is made here, as an export would make it: a server and its processors
+would need longer for so many messages than all the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.load import VerificationError
+from bench.measure import Part, Run, wait_for_quiet
+from bench.options import Options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.lake.writing import Rows, Written
+
+CHANNELS, CHANNELS_QUICK = 10_000, 1_000
+EACH = 1000
+CONTENT_BYTES = 100
+FILES = 20
+WARM_UPS = 3
+EPOCH = 1_794_782_595_071
+
+LAST, MAX_BY = "aggregate --reducer last", "Spark: groupBy.agg(max_by)"
+OF_MAX_BY = 0.8
+
+
+def measure(part: Part, options: Options, say: Callable[[str], None]) -> None:
+    from headrace.spark import session
+
+    channels = CHANNELS_QUICK if options.quick else CHANNELS
+    messages = channels * EACH
+    root = options.dir / "aggregate"
+    shutil.rmtree(root, ignore_errors=True)
+    try:
+        say(f"making a lake of {messages:,} messages of {channels:,} channels")
+        _make_lake(root / "lake", channels)
+        spark = session("headrace-bench", master="local[2]")
+        try:
+            actions = {MAX_BY: lambda: _max_by(spark, root), LAST: lambda: _last(root)}
+            for turn in range(WARM_UPS):
+                say(f"{LAST}: warming up, {turn + 1} of {WARM_UPS}")
+                for action in actions.values():
+                    action()
+            for turn in range(options.repeat):
+                for label, action in actions.items():
+                    say(f"{label}, {turn + 1} of {options.repeat}")
+                    part.add(_timed(label, messages, action))
+            _verify(root, channels)
+        finally:
+            spark.stop()
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    claim = f"{LAST}: {messages:,} channel messages over the lake, against max_by"
+    part.compare(claim, LAST, MAX_BY, lambda run: run.rate, OF_MAX_BY, at_least=True)
+
+
+def _last(root: Path) -> None:
+    from headrace.pipeline.aggregate import aggregate
+
+    aggregate(root / "lake", root / "states", reducer="last")
+
+
+def _max_by(spark: SparkSession, root: Path) -> None:
+    from pyspark.sql import functions as f
+
+    files = [str(path) for path in (root / "lake").glob("date=*/*.parquet")]
+    rows = spark.read.parquet(*files).groupBy("topic").agg(f.max_by("payload", "offset"))
+    rows.write.format("noop").mode("overwrite").save()
+
+
+def _timed(label: str, messages: int, action: Callable[[], object]) -> Run:
+    result = Run(label, messages)
+    result.waited_s = wait_for_quiet()
+    began = time.perf_counter()
+    action()
+    result.seconds = time.perf_counter() - began
+    return result
+
+
+def _verify(root: Path, channels: int) -> None:
+    import pyarrow.parquet as pq
+
+    from headrace.lake.states import StatesTable
+
+    table = StatesTable.open(root / "states")
+    assert table is not None
+    found = [pq.read_table(root / "states" / name) for name in table.files()]
+    states = {state for one in found for state in one["state"].to_pylist()}
+    count = sum(one.num_rows for one in found)
+    if (count, states) != (channels, {_content(EACH)}):
+        raise VerificationError(f"{count} states of {channels} channels, {len(states)} different")
+
+
+# The lake
+
+
+def _content(number: int) -> bytes:
+    return json.dumps({"insert": f"{number:0{CONTENT_BYTES - 14}}"}).encode()
+
+
+def _make_lake(lake: Path, channels: int) -> None:
+    from headrace.lake.delta import DeltaLake
+    from headrace.lake.format import File, Manifest
+    from headrace.lake.manifests import Manifests
+    from headrace.lake.writing import Writer
+    from headrace.model import Position
+    from headrace.pipeline.export import APP
+
+    table = DeltaLake.make(lake, by_topic=False)
+    files: list[Written] = []
+    writer = Writer(lake, "", by_topic=False)
+    for number, rows in enumerate(_rows(channels)):
+        if number % (channels // FILES) == 0:
+            files += writer.finish()
+            writer = Writer(lake, f"{number:08}", by_topic=False)
+        writer.add(rows)
+    files += writer.finish()
+    ranges = tuple(
+        one._replace(file=place) for place, file in enumerate(files) for one in file.ranges
+    )
+    manifest = Manifest(
+        number=0,
+        start={one.topic: Position(EPOCH, 0, 0) for one in ranges},
+        end={one.topic: Position(EPOCH, one.end, one.end_ordinal) for one in ranges},
+        files=tuple(File(one.path, one.bytes, one.rows) for one in files),
+        ranges=ranges,
+    )
+    Manifests(lake).write(manifest)
+    table.commit(APP, 0, files, {})
+
+
+def _rows(channels: int) -> Iterator[Rows]:
+    """The same messages in each channel."""
+    import numpy as np
+    import pyarrow as pa
+
+    from headrace.channel_envelope import Content, Message, encode_message
+    from headrace.lake.format import SCHEMA
+    from headrace.lake.writing import Rows
+
+    payloads = [
+        encode_message(Message("bench", number, Content(_content(number), is_json=True)))
+        for number in range(1, EACH + 1)
+    ]
+    data = memoryview(b"".join(len(one).to_bytes(4, "big") + one for one in payloads))
+    boundaries = np.cumsum([0, *(4 + len(one) for one in payloads)], dtype=np.int64)
+    ms = np.full(EACH, EPOCH, np.int64)
+    columns = [
+        pa.array(np.full(EACH, EPOCH, np.int64)),
+        pa.array(boundaries[:-1]),
+        pa.array(np.arange(EACH, dtype=np.int64)),
+        pa.array(ms * 1000, SCHEMA.field("timestamp").type),
+        pa.array(payloads, pa.binary()),
+    ]
+    for number in range(channels):
+        topic = f"channel/doc/{number:08}"
+        arrays = [pa.array([topic] * EACH), *columns]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+        yield Rows(topic, EPOCH, 0, boundaries, ms, data, batch)
