@@ -1,7 +1,8 @@
 """Exports in processes of their own, without Spark, to be killed: `python -m tests.pipeline.exporter`.
 
-It reads one JSON object per line, the arguments of an export, and forks a process for each, which prints its
-number and does it: so what is imported is imported once. Nothing that has threads is used before the fork.
+It reads one JSON object per line, the arguments of an export, or of another `job`, and forks a process for
+each, which prints its number and does it: so what is imported is imported once. Nothing that has threads is
+used before the fork.
 """
 
 import json
@@ -87,7 +88,7 @@ def exporters(root: Path) -> Iterator[Exporters]:
 
 def main() -> None:
     # Here: what the tests import of this module is the other side.
-    from headrace.pipeline import export
+    from headrace import pipeline
     from headrace.pipeline.points import Points
     from headrace.pipeline.tasks import LocalRunner
 
@@ -100,7 +101,8 @@ def main() -> None:
         ended = Path(given["points"], ENDED)
         try:
             given["points"] = Points(given["points"])
-            said = json.dumps(export(**given, runner=LocalRunner())._asdict())
+            job = getattr(pipeline, given.pop("job", "export"))
+            said = json.dumps(job(**given, runner=LocalRunner())._asdict())
         except BaseException as error:
             said = json.dumps({"error": str(error)})
         made = ended.with_suffix(".tmp")

@@ -1,8 +1,6 @@
 """Aggregations of what a real server has: the same states as the server's own, whatever is killed when."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -16,6 +14,7 @@ from hypothesis import strategies as st
 
 from headrace import connect_blocking
 from headrace.lake.format import LakeError
+from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN
 from headrace.pipeline import export
 from headrace.pipeline.aggregate import APP, Summary, aggregate
@@ -23,7 +22,7 @@ from headrace.pipeline.tasks import JobError, LocalRunner
 from headrace.reducers import UnknownReducerError
 from headrace.spark.options import OptionError
 from headrace.testing import ServerProcess, wait_until
-from tests.spark.lives import REPOSITORY, environment
+from tests.pipeline.exporter import exporters
 from tests.spark.support import SMALL, wait_applied
 
 JSON = "application/json"
@@ -341,32 +340,24 @@ def test_states_are_published_where_they_are_uploaded(server, prefix, channels, 
 # Killed
 
 
-@pytest.mark.parametrize("point", ["staging", "staged", "folding", "folded", "committed"])
-def test_a_run_that_was_killed_leaves_the_table_as_it_was(server, prefix, tmp_path, point):
-    lake, into, points = tmp_path / "lake", tmp_path / "into", tmp_path / "points"
-    points.mkdir()
-    fill(server, {f"{prefix}/{i}": [b"%d" % i] for i in range(5)})
+def test_a_run_that_was_killed_leaves_the_table_as_it_was(server, prefix, tmp_path):
+    lake, into = tmp_path / "lake", tmp_path / "into"
+    topics = [f"{prefix}/{i}" for i in range(5)]
+    fill(server, {name: [b"1"] for name in topics})
     to_lake(server, lake, prefix)
     run(server, lake, into, "last", url="")
-    before = rows_of(into)
-    fill(server, {f"{prefix}/{i}": [b"{}"] for i in range(5)})
-    given = {"lake": str(lake), "into": str(into), "reducer": "merge", "url": server.http_url}
-    given |= {"pattern": f"{prefix}/.*"}
-    (points / f"stop-{point}").touch()
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.pipeline.aggregator", str(points), json.dumps(given)],
-        cwd=REPOSITORY,
-        env=environment(),
-    ) as process:
-        reached = points / f"reached-{point}"
-        wait_until(lambda: reached.exists() or process.poll() is not None, 60, point)
-        process.kill()
-    assert reached.exists()
-    assert (rows_of(into) == before) == (point != "committed")
-    told = run(server, lake, into, "merge", pattern=f"{prefix}/.*")
-    assert (told.topics, told.messages) == (5, 10)
-    assert {row["state"] for row in rows_of(into).values()} == {b"{}"}
-    assert not list((into / HIDDEN / "staging").iterdir())
+    given = {"lake": str(lake), "into": str(into), "pattern": f"{prefix}/.*"}
+    given |= {"job": "aggregate", "reducer": "merge", "url": server.http_url}
+    with exporters(tmp_path) as made:
+        for number, point in enumerate(("staging", "staged", "folding", "folded", "committed")):
+            before = rows_of(into)
+            fill(server, {name: [b"%d" % number] for name in topics})
+            made.kill_at(point, **given)
+            assert (rows_of(into) == before) == (point != "committed"), point
+            told = made.finish(**given)
+            assert (told["topics"], told["messages"]) == (5, 5 * (2 + number))
+            assert {row["state"] for row in rows_of(into).values()} == {b"%d" % number}
+            assert not list((into / HIDDEN / "staging").iterdir())
 
 
 # What is refused
@@ -403,6 +394,8 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
     refused(LakeError, "cannot be read", lake, into, "last")
     file.unlink()
     refused(LakeError, "is missing, which the table names", lake, into, "last")
+    with Lock(into / HIDDEN, "aggregate"):
+        refused(LakeError, "another aggregate writes to .* \\(process", lake, into, "last")
     assert rows_of(into) == {}
 
 
@@ -417,7 +410,7 @@ def test_with_spark_it_is_the_same(shared_spark, server, prefix, tmp_path):
     fill(server, {f"{prefix}/{i}": [b'{"a": 1}'] for i in range(7)})
     found = []
     for runner in (LocalRunner(), None):
-        reducer = "tests.pipeline.aggregator:gather"
+        reducer = "tests.pipeline.app:gather"
         told = run(
             server, lake, into, reducer, runner=runner, pattern=f"{prefix}/.*", task_bytes=1000
         )
