@@ -338,6 +338,7 @@ KILLED = """
 import sys
 from headrace.pipeline.compact import compact
 from headrace.pipeline.tasks import LocalRunner
+print("ready", flush=True)
 compact(sys.argv[1], runner=LocalRunner())
 """
 
@@ -349,9 +350,14 @@ def test_compactions_killed_at_random_beside_an_export_lose_and_double_nothing(m
     for number in range(TORTURE):
         command = [sys.executable, "-c", KILLED, str(made.path)]
         with subprocess.Popen(
-            command, cwd=REPOSITORY, env=environment(), stderr=subprocess.DEVNULL
+            command,
+            cwd=REPOSITORY,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         ) as driver:
-            until = time.monotonic() + chance.uniform(0.3, 1.5)
+            assert driver.stdout.readline() == b"ready\n"
+            until = time.monotonic() + chance.uniform(0, 0.8)
             while time.monotonic() < until:
                 made.batch("a", "b", day=number % 3 + 1, count=2)
             driver.send_signal(signal.SIGKILL)

@@ -1,6 +1,9 @@
 """Replays to a real server: every record once and in its order, however often and whatever is killed when."""
 
 import datetime
+import os
+import random
+import subprocess
 import sys
 import time
 from contextlib import closing
@@ -20,7 +23,10 @@ from headrace.testing import ServerProcess
 from tests.lake.rows import NOON_MS
 from tests.pipeline.made import MadeLake
 from tests.pipeline.test_compact import Killed, Meddling, kill, tree
+from tests.spark.lives import REPOSITORY, environment
 from tests.spark.support import SMALL
+
+TORTURE = int(os.environ.get("HEADRACE_TORTURE", "0"))
 
 _numbers = count()
 
@@ -239,6 +245,46 @@ def test_a_damaged_note_is_named(server, made, target):
     path.write_text("{")
     with pytest.raises(LakeError, match=f"{path.name} is damaged .*replay under another name"):
         run(server, made, target)
+
+
+KILLED = """
+import sys
+from headrace.pipeline import replay_plan
+from headrace.pipeline.replay import replay
+from headrace.pipeline.tasks import LocalRunner
+replay_plan.CUT_BYTES = int(sys.argv[4])
+print("ready", flush=True)
+replay(sys.argv[1], "a", sys.argv[2], url=sys.argv[3], runner=LocalRunner())
+"""
+
+
+@pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
+@pytest.mark.timeout(3600)
+def test_replays_killed_at_random_lose_and_double_nothing(server, made, target, small_cuts):
+    chance = random.Random(TORTURE)
+    payloads = list(made.payloads["a"])
+    with pytest.raises(Killed):
+        run(server, made, target, points=Meddling(uploaded=kill))
+    for number in range(TORTURE):
+        # What the first has noted counts, also for those that would cut otherwise.
+        arguments = [str(made.path), target, server.http_url, str(chance.randint(30, 300))]
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, *arguments],
+            cwd=REPOSITORY,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as driver:
+            assert driver.stdout.readline() == b"ready\n"
+            time.sleep(chance.uniform(0, 0.5))
+            if number % 5 == 4:
+                server.kill()
+                server.start()
+            driver.kill()
+        made.batch("a", day=number % 3 + 2)
+        compact(made.path, runner=LocalRunner())
+    run(server, made, target)
+    assert payloads_of(server, target) == payloads
 
 
 def test_the_command_runs_it_on_spark(server, made, target, shared_spark, capsys):

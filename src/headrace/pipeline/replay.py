@@ -205,23 +205,20 @@ class _Replay:
         begun_s = time.monotonic()
         at_once = 1 if rate is not None else _CUTS_AT_ONCE
         for some in _chunks(cuts(files, found, first), at_once):
+            if rate is not None:
+                # Before the upload: the server does not keep for ever what nobody decides.
+                time.sleep(max(0.0, begun_s + self._passed / rate - time.monotonic()))
             told = None
             if progress is not None:
                 done = some[0].offset - found.start
                 told = partial(_tell, progress, done, some[-1].end - found.start, found)
-            self._replay(some, rate, begun_s, told)
+            self._replay(some, told)
         return Summary(
             *(self._lake, self._wanted.topic, self._wanted.target, found.start, found.end),
             *(resumed, self._batches, self._records, self._bytes),
         )
 
-    def _replay(
-        self,
-        some: list[Cut],
-        rate: float | None,
-        begun_s: float,
-        progress: Callable[[float], None] | None,
-    ) -> None:
+    def _replay(self, some: list[Cut], progress: Callable[[float], None] | None) -> None:
         works = [
             ReplayWork(
                 *(self._place, self._lake, cut.files, self._wanted.topic, self._wanted.target),
@@ -232,8 +229,6 @@ class _Replay:
         results = self._runner.run(works, upload_part, progress)
         self._points.here("uploaded")
         for cut, uploaded in zip(some, results, strict=True):
-            if rate is not None:
-                time.sleep(max(0.0, begun_s + self._passed / rate - time.monotonic()))
             self._passed += uploaded.records
             if not uploaded.ids:
                 continue  # a record reaches over the whole of it
