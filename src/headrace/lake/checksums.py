@@ -1,6 +1,7 @@
 """Rows of a table as the log has their records, and checksums of those; of two stretches from theirs too."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ from crc32c import crc32c
 from headrace.lake.format import Range
 from headrace.model import RECORD_HEADER_BYTES
 
+_READ_BYTES = 1 << 20
 _POLYNOMIAL = 0x82F63B78
 """CRC-32C, with the lowest bit first."""
 
@@ -32,6 +34,15 @@ def records_of(payloads: pa.BinaryArray) -> memoryview:
     records = pc.binary_join_element_wise(sizes, payloads, b"")
     total = int(lengths.sum(dtype=np.int64)) + count * RECORD_HEADER_BYTES
     return memoryview(records.buffers()[2])[:total]
+
+
+def crc_of_file(path: Path) -> int:
+    """Of all its bytes."""
+    crc = 0
+    with path.open("rb", buffering=0) as file:
+        while some := file.read(_READ_BYTES):
+            crc = crc32c(some, crc)
+    return crc
 
 
 def joined(first: int, second: int, second_bytes: int) -> int:

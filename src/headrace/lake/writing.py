@@ -5,6 +5,7 @@ Whoever feeds it keeps the order of topics and offsets; so each file is sorted w
 
 import datetime
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
+from headrace.lake.checksums import crc_of_file
 from headrace.lake.format import SCHEMA, Range, encode_ranges
 from headrace.lake.reading import RANGES_KEY, check_file
 from headrace.lake.syncing import make_directory, sync
@@ -24,6 +26,7 @@ ROW_GROUP_BYTES = 64 << 20
 """A row group is written when either is reached: readers take in a whole one at a time."""
 
 _NUMBERS = ("epoch", "offset", "ordinal", "timestamp")
+_NAMED = re.compile(r"-([0-9a-f]{8})\.parquet$")
 _DAY_MS = 86_400_000
 _1970 = datetime.date(1970, 1, 1)
 
@@ -153,6 +156,9 @@ class _File:
         self._writer.close()
         path = self._lake / self._path
         sync(path)
+        # So every byte can be checked, of the footer too, wherever the file has come to.
+        self._path = named_after(self._path, crc_of_file(path))
+        path = path.rename(self._lake / self._path)
         sync(path.parent)
         check_file(path, self._ranges)
         assert self._least is not None and self._most is not None
@@ -195,6 +201,16 @@ class _File:
 
 def _each(choose: Any, one: Values, other: Values) -> Any:
     return (choose(pair) for pair in zip(one, other, strict=True))
+
+
+def named_after(path: str, crc: int) -> str:
+    return f"{path.removesuffix('.parquet')}-{crc:08x}.parquet"
+
+
+def crc_in_name(path: str) -> int | None:
+    """The checksum that a file was written with; None where its name has none."""
+    found = _NAMED.search(path)
+    return int(found[1], 16) if found else None
 
 
 def _slice(rows: Rows, first: int, last: int) -> Rows:

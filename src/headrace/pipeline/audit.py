@@ -14,11 +14,12 @@ from pathlib import Path
 from headrace.errors import UnknownTopicError
 from headrace.lake.checksums import joined
 from headrace.lake.format import Lost
+from headrace.lake.table import open_table
 from headrace.log.report import Range
 from headrace.model import check_topic_name
 from headrace.pipeline import tasks
 from headrace.pipeline.audit_files import FileCheck, check_files, range_of
-from headrace.pipeline.audit_lake import Listing, file_works, list_lake, open_lake
+from headrace.pipeline.audit_lake import Listing, file_works, list_lake
 from headrace.pipeline.audit_log import LogAccount, audit_directory, audit_server, groups
 from headrace.pipeline.audit_plan import (
     AuditReport,
@@ -79,7 +80,7 @@ class _Audit:
         self._lake, self._place, self._topics = lake, place, topics
         self._runner, self._progress = runner, progress
         self._done = self._expected = 0
-        self._table = open_lake(lake) if lake is not None else None
+        self._table = open_table(lake) if lake is not None else None
         self._checks: dict[str, FileCheck] = {}
 
     def run(self) -> AuditReport:

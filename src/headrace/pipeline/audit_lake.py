@@ -7,7 +7,7 @@ from typing import NamedTuple
 from headrace.lake.format import Folded, LakeError, Lost, Manifest
 from headrace.lake.format import Range as LakeRange
 from headrace.lake.manifests import HIDDEN, Manifests
-from headrace.lake.table import Table, not_ours
+from headrace.lake.table import Table
 from headrace.pipeline.audit_files import UNREADABLE, FileWork, Kept, read_ranges
 from headrace.pipeline.audit_plan import Finding
 from headrace.pipeline.export import _CRC_KEY as CRC_KEY
@@ -35,21 +35,6 @@ class Listing(NamedTuple):
     @property
     def topics(self) -> frozenset[str]:
         return frozenset(one.range.topic for one in self.noted)
-
-
-def open_lake(lake: Path) -> Table:
-    if not lake.is_dir():
-        what = "it is no directory" if lake.exists() else "there is no such directory"
-        raise LakeError(f"{lake} is no lake of Headrace: {what}")
-    from headrace.lake.delta import DeltaLake
-
-    found = DeltaLake.open(lake)
-    if found is None:
-        others = sorted(path.name for path in lake.iterdir())
-        if others and HIDDEN not in others:
-            raise not_ours(lake, others[0])
-        raise LakeError(f"{lake} is no lake of Headrace: there is no table in it")
-    return found
 
 
 def list_lake(lake: Path, table: Table) -> Listing:

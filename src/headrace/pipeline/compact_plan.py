@@ -7,7 +7,7 @@ from typing import NamedTuple
 FILES_MAX = 500
 """Files that one task reads: all of them are open at a time."""
 
-_NAME = re.compile(r"c?([0-9]{8})-[0-9a-f]{12}-([0-9]{4,})\.parquet")
+_NAME = re.compile(r"c?([0-9]{8})-[0-9a-f]{12}-([0-9]{4,})(?:-[0-9a-f]{8})?\.parquet")
 
 
 class Bin(NamedTuple):
