@@ -14,7 +14,6 @@ from crc32c import crc32c
 from deltalake import DeltaTable
 
 from headrace import connect_blocking
-from headrace.cli.main import app
 from headrace.lake.format import LakeError
 from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN, Manifests
@@ -27,6 +26,7 @@ from headrace.pipeline.tasks import LocalRunner
 from headrace.spark.options import OptionError
 from tests.pipeline.lakes import expected, rows_of
 from tests.pipeline.made import MadeLake
+from tests.pipeline.meddling import Killed, Meddling, kill, tree
 from tests.spark.lives import REPOSITORY, environment
 
 TORTURE = int(os.environ.get("HEADRACE_TORTURE", "0"))
@@ -37,27 +37,7 @@ def run(lake, **given):
     return compact(lake, **{"runner": LocalRunner(), **given})
 
 
-class Killed(BaseException):
-    """What a kill is to a job in the process of the test: nothing of it goes on."""
-
-
-class Meddling:
-    """Points at which something else happens, each once."""
-
-    directory = ""
-
-    def __init__(self, **actions):
-        self._actions = actions
-
-    def here(self, name):
-        self._actions.pop(name, lambda: None)()
-
-
-def kill():
-    raise Killed
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def template(tmp_path_factory):
     lake = MadeLake(tmp_path_factory.mktemp("made") / "lake")
     for number in range(6):
@@ -68,10 +48,6 @@ def template(tmp_path_factory):
 @pytest.fixture
 def made(template, tmp_path):
     return template.copy(tmp_path / "a lake")
-
-
-def tree(root):
-    return {str(path): path.stat().st_mtime_ns for path in sorted(root.rglob("*"))}
 
 
 @pytest.mark.parametrize("by_topic", [False, True])
@@ -315,23 +291,6 @@ def test_exports_of_a_real_server_go_on_after_every_compaction(server, tmp_path)
     path.write_bytes(path.read_bytes()[:-9])
     (finding,) = (one for one in audit(lake, **given).all_findings() if one.file)
     assert (finding.kind, finding.file) == ("damaged", f"{HIDDEN}/folded/{path.name}")
-
-
-def test_the_command_runs_it_on_spark(made, shared_spark, capsys):
-    assert shared_spark
-    before = rows_of(made.path)
-    command = ["pipeline", "compact", "--lake", str(made.path)]
-    app([*command, "--dry-run"], standalone_mode=False)
-    assert f"of {made.path} into 2\n" in capsys.readouterr().out
-    app(command, standalone_mode=False)
-    said = capsys.readouterr()
-    assert said.out.startswith("merged 6 files (")
-    assert said.out.endswith(
-        f") with 75 records of {made.path} into 2; put together the notes of 5 batches\n"
-    )
-    assert rows_of(made.path) == before
-    app(command, standalone_mode=False)
-    assert capsys.readouterr().out == f"nothing to merge in {made.path}\n"
 
 
 KILLED = """

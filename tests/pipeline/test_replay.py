@@ -6,43 +6,29 @@ import random
 import subprocess
 import sys
 import time
-from contextlib import closing
 from itertools import count
 
 import pytest
 
-from headrace.cli.main import app
 from headrace.errors import BadTopicNameError
 from headrace.lake.format import LakeError
 from headrace.pipeline.compact import compact
 from headrace.pipeline.replay import replay
 from headrace.pipeline.tasks import JobError, LocalRunner
 from headrace.spark.http_client import HttpClient, ServerError
-from headrace.spark.options import OptionError, parse_place
-from headrace.testing import ServerProcess
+from headrace.spark.options import OptionError
 from tests.lake.rows import NOON_MS
 from tests.pipeline.made import MadeLake
-from tests.pipeline.test_compact import Killed, Meddling, kill, tree
+from tests.pipeline.meddling import Killed, Meddling, kill, tree
+from tests.pipeline.replayed import payloads_of
 from tests.spark.lives import REPOSITORY, environment
-from tests.spark.support import SMALL
 
 TORTURE = int(os.environ.get("HEADRACE_TORTURE", "0"))
 
 _numbers = count()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """One for all: each test replays to topics of its own."""
-    root = tmp_path_factory.mktemp("replay")
-    (root / "config.toml").write_text(SMALL)
-    flags = (f"--config={root / 'config.toml'}", "--durability=written")
-    with ServerProcess(root / "data", *flags) as process:
-        yield process
-        assert "Traceback" not in process.stderr, process.stderr
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def template(tmp_path_factory):
     lake = MadeLake(tmp_path_factory.mktemp("made") / "lake")
     for number in range(6):
@@ -57,7 +43,7 @@ def made(template, tmp_path):
 
 @pytest.fixture
 def target():
-    return f"again{next(_numbers)}"
+    return f"replayed/{next(_numbers)}"
 
 
 @pytest.fixture
@@ -70,21 +56,6 @@ def small_cuts(monkeypatch):
 def run(server, lake, target, topic="a", **given):
     given = {"runner": LocalRunner(), "url": server.http_url, **given}
     return replay(lake.path, topic, target, **given)
-
-
-def payloads_of(server, topic):
-    with closing(HttpClient(parse_place(server.http_url, ""))) as http:
-        end = http.json("GET", "/v1/topic", {"name": topic})["end"]["offset"]
-        data = b""
-        while len(data) < end:
-            asked = {"topic": topic, "from": len(data), "to": end}
-            data += http.send("GET", "/v1/range", asked)
-    found = []
-    while data:
-        size = int.from_bytes(data[:4])
-        found.append(data[4 : 4 + size])
-        data = data[4 + size :]
-    return found
 
 
 def offsets_of(payloads):
@@ -170,14 +141,14 @@ def test_of_two_at_once_each_batch_is_written_by_one(server, made, target, point
     assert payloads_of(server, target) == made.payloads["a"]
 
 
-def test_a_server_that_was_killed_is_replayed_to_once(server, made, target, small_cuts):
+def test_a_server_that_was_killed_is_replayed_to_once(own_server, made, target, small_cuts):
     def restart():
-        server.kill()
-        server.start()
+        own_server.kill()
+        own_server.start()
 
-    run(server, made, target, points=Meddling(decided=restart))
-    assert run(server, made, target).records == 0
-    assert payloads_of(server, target) == made.payloads["a"]
+    run(own_server, made, target, points=Meddling(decided=restart))
+    assert run(own_server, made, target).records == 0
+    assert payloads_of(own_server, target) == made.payloads["a"]
 
 
 def test_a_rate_is_kept(server, made, target, monkeypatch):
@@ -260,7 +231,8 @@ replay(sys.argv[1], "a", sys.argv[2], url=sys.argv[3], runner=LocalRunner())
 
 @pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
 @pytest.mark.timeout(3600)
-def test_replays_killed_at_random_lose_and_double_nothing(server, made, target, small_cuts):
+def test_replays_killed_at_random_lose_and_double_nothing(own_server, made, target, small_cuts):
+    server = own_server
     chance = random.Random(TORTURE)
     payloads = list(made.payloads["a"])
     with pytest.raises(Killed):
@@ -285,20 +257,3 @@ def test_replays_killed_at_random_lose_and_double_nothing(server, made, target, 
         compact(made.path, runner=LocalRunner())
     run(server, made, target)
     assert payloads_of(server, target) == payloads
-
-
-def test_the_command_runs_it_on_spark(server, made, target, shared_spark, capsys):
-    assert shared_spark
-    command = ["pipeline", "replay", "a", "--to", target, "--lake", str(made.path)]
-    command += ["--http", server.http_url]
-    end = offsets_of(made.payloads["a"])[-1]
-    app(command, standalone_mode=False)
-    assert capsys.readouterr().out == (
-        f"replayed 30 records ({end} B) of a (offsets 0 to {end}) to {target} in 1 batch\n"
-    )
-    assert payloads_of(server, target) == made.payloads["a"]
-    app(command, standalone_mode=False)
-    assert capsys.readouterr().out == (
-        f"nothing to replay of a (offsets 0 to {end}) to {target}; offsets 0 to {end} were replayed "
-        "before\n"
-    )
