@@ -6,11 +6,12 @@ ARGS ?=
 # Most tests wait more than they compute. WORKERS=0 runs them in one process, as a debugger wants it.
 WORKERS ?= 3
 
-.PHONY: help run test setup java style types format bench torture docs clean
+.PHONY: help run demo test setup java style types format bench torture docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run      start a server on loopback (ARGS='--durability written' passes flags on)"
+	@echo "make demo     from nothing to a picture: a live stream, a killed server, a lake, a report, an audit"
 	@echo "make test     run every test (ARGS='-k figg' passes flags on)"
 	@echo "make setup    only make the virtual environment, with all that tests need, and see to Java"
 	@echo "make style    check format and lint        make types    check types"
@@ -29,6 +30,9 @@ run: $(VENV)/.run-installed
 	   echo "  $(VENV)/bin/headrace topics"; \
 	   echo; } >&2
 	@exec $(PY) -m headrace serve $(ARGS)
+
+demo: setup
+	@$(PY) examples/demo.py $(ARGS)
 
 test: setup
 	$(PY) -m pytest -n $(WORKERS) $(ARGS)
