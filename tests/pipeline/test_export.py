@@ -208,6 +208,20 @@ def test_an_export_killed_at_any_point_leaves_no_trace_in_the_lake(published, tm
     assert len(list(lake.rglob("*.parquet"))) > len(live)
 
 
+def test_a_server_killed_in_the_middle_of_batches_is_waited_for(own_server, tmp_path):
+    published = Published(own_server)
+    published.more(20)
+
+    def restart() -> None:
+        own_server.kill()
+        own_server.start()
+
+    times = Meddling(writing=restart, verified=restart)
+    published.export(tmp_path / "lake", batch_bytes=2000, points=times)
+    assert rows_of(tmp_path / "lake") == published.rows
+    assert published.cursors() == published.ends
+
+
 @pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
 @pytest.mark.timeout(3600)
 def test_exports_killed_at_random_lose_and_double_nothing(own_server, tmp_path):

@@ -1,5 +1,5 @@
 """A small job as users write it: topics are read, copied in a batch and copied in a stream, all over `url`.
-The stream's progress is kept on the server.
+The stream's progress is kept on the server. On a cluster they are also exported to a lake.
 
 `python -m tests.spark.copy_job cluster|connect ADDRESS URL CHECKPOINT`: as the driver of a
 standalone cluster, or as a client of Spark Connect. Prints what it found as JSON.
@@ -8,8 +8,10 @@ standalone cluster, or as a client of Spark Connect. Prints what it found as JSO
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+from headrace.pipeline import export
 from headrace.spark import register, session, track
 
 EXECUTORS = 2
@@ -23,6 +25,10 @@ def main(kind: str, address: str, url: str, checkpoint: str) -> None:
     if kind == "cluster":
         # Each executor has a process of its own that starts its Python workers.
         found["executors"] = len(set(frame.rdd.mapPartitions(lambda _: [os.getppid()]).collect()))
+        # Into a lake beside the checkpoint: the session that runs is used.
+        lake = Path(checkpoint).parent / "lake"
+        exported = export(lake, pattern="in/.*", url=url, part_bytes=300_000)
+        found["exported"] = exported.records
     copy(frame, "batch").write.format("headrace").mode("append").option("url", url).save()
     track(spark, url)
     stream = spark.readStream.format("headrace").option("url", url).option("minPartitions", 4)

@@ -1,4 +1,4 @@
-"""Source and sink on a real standalone cluster and over Spark Connect, both started from the pip package."""
+"""Source, sink and export on a real standalone cluster, and over Spark Connect; both from the pip package."""
 
 import importlib.util
 import json
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from headrace.testing import ServerProcess, wait_until
+from tests.pipeline.lakes import expected, rows_of
 from tests.spark.copy_job import EXECUTORS
 from tests.spark.lives import REPOSITORY, environment, session_members
 from tests.spark.support import (
@@ -106,9 +107,9 @@ def run_job(
     )
     assert done.returncode == 0, done.stderr[-10_000:]
     for topic, payloads in topics.items():
-        expected = [(end, payload) for _, _, end, _, payload in expected_rows(topic, payloads)]
+        copied = [(end, payload) for _, _, end, _, payload in expected_rows(topic, payloads)]
         for prefix, url in (("batch", server.figg_url), ("stream", server.wombat_url)):
-            assert receive(url, f"{prefix}/{topic}", len(payloads)) == expected
+            assert receive(url, f"{prefix}/{topic}", len(payloads)) == copied
     cursors = ask(server, "/v1/cursors", reader="group:copy")["cursors"]
     assert {one["topic"]: one["ordinal"] for one in cursors} == dict.fromkeys(topics, 500)
     return json.loads(done.stdout.splitlines()[-1])
@@ -138,8 +139,10 @@ def test_a_standalone_cluster_reads_and_writes_over_url(
         "rows": 1500,
         "class": "pyspark.sql.session",
         "executors": EXECUTORS,
+        "exported": 1500,
         "ended": True,
     }
+    assert rows_of(tmp_path / "lake") == expected(server, topics)
 
 
 @pytest.mark.timeout(300)
