@@ -62,6 +62,7 @@ class _Input:
         if self.ranges != sorted(self.ranges):
             raise LakeError(f"{path} is not sorted by topic and offset")
         self._rows = read_checked(path, self.ranges, SCHEMA.names)
+        self._ranges_left = len(self.ranges)
 
     def take(self, wanted: Range) -> Iterator[Checked]:
         left = wanted.rows
@@ -70,6 +71,9 @@ class _Input:
             assert found.range == wanted
             left -= found.rows.num_rows
             yield found
+        self._ranges_left -= 1
+        if not self._ranges_left:
+            self.close()  # what was read of it last is let go
 
     def close(self) -> None:
         self._rows.close()
