@@ -220,6 +220,16 @@ def test_readers_are_told_what_lies_where(lake):
     assert lake.files_of("c", 0) == []
 
 
+def three_batches(lake):
+    """Committed; their files, in their order."""
+    paths = []
+    for number in range(3):
+        (made,) = batch(lake, number)
+        assert lake.commit(APP, number, [made], {"more": f"of {number}"})
+        paths.append(made.path)
+    return paths
+
+
 def merged(lake, *numbers):
     """What the batches of these numbers held, in one file."""
     some = [rows("a", [b"%d" % number], offset=5 * number, ordinal=number) for number in numbers]
@@ -227,20 +237,16 @@ def merged(lake, *numbers):
 
 
 def test_files_are_replaced_in_one_step_and_only_if_all_are_there(lake):
-    for number in range(3):
-        lake.commit(APP, number, batch(lake, number), {"more": f"of {number}"})
-    one, two, three = lake.files()
-    assert lake.commit("merge", 0, merged(lake, 0, 1), {}, replaced=sorted(lake.files())[:2])
+    paths = three_batches(lake)
+    assert lake.commit("merge", 0, merged(lake, 0, 1), {}, replaced=paths[:2])
     assert payloads(lake) == [b"0", b"1", b"2"]
     assert len(lake.files()) == 2
     # Its number is none of a batch's.
     assert lake.notes(0)["more"] == "of 0"
     assert [number for number, _ in lake.all_notes()] == [2, 1, 0]
     before = lake.files()
-    assert not lake.commit(
-        "merge", 1, merged(lake, 1, 2), {}, replaced=sorted([one, two, three])[1:]
-    )
-    assert not lake.commit("merge", 0, merged(lake, 2), {}, replaced=sorted([one, two, three])[2:])
+    assert not lake.commit("merge", 1, merged(lake, 1, 2), {}, replaced=paths[1:])
+    assert not lake.commit("merge", 0, merged(lake, 2), {}, replaced=paths[2:])
     assert lake.files() == before
     assert payloads(lake) == [b"0", b"1", b"2"]
     commits = max((lake._lake / LOG).glob("*.json")).read_text().splitlines()
@@ -268,23 +274,32 @@ def test_the_library_takes_the_same_files_out_twice(lake):
 
 
 def test_what_was_not_named_for_so_long_is_swept(lake):
-    for number in range(3):
-        lake.commit(APP, number, batch(lake, number), {})
-    lake.commit("merge", 0, merged(lake, 0, 1), {}, replaced=sorted(lake.files())[:2])
+    paths = three_batches(lake)
+    assert lake.commit("merge", 0, merged(lake, 0, 1), {}, replaced=paths[:2])
     (orphan,) = batch(lake, 9)
-    hidden = lake._lake / "_headrace" / "batches" / "x.parquet"
-    hidden.parent.mkdir(parents=True)
-    hidden.touch()
+    kept = [
+        lake._lake / name
+        for name in (
+            "_headrace/batches/x.parquet",
+            "notes.txt",
+            "sub/x.parquet",
+            "date=x/y.parquet",
+        )
+    ]
+    for path in kept:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
     assert lake.sweep(7200, dry_run=False) == 0
     old = 1_600_000_000
-    os.utime(lake._lake / orphan.path, (old, old))
+    for path in (lake._lake / orphan.path, *kept):
+        os.utime(path, (old, old))
     assert lake.sweep(7200, dry_run=True) == 1
     assert (lake._lake / orphan.path).exists()
     assert lake.sweep(7200, dry_run=False) == 1
     assert not (lake._lake / orphan.path).exists()
     assert lake.sweep(0, dry_run=False) == 2
-    assert hidden.exists()
+    assert all(path.exists() for path in kept)
     assert payloads(lake) == [b"0", b"1", b"2"]
-    assert {str(path.relative_to(lake._lake)) for path in lake._lake.glob("date=*/*")} == set(
+    assert {str(path.relative_to(lake._lake)) for path in lake._lake.glob("date=2*/*")} == set(
         lake.files()
     )

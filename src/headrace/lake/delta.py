@@ -6,6 +6,7 @@ itself: a commit of someone else in between fails ours, and we look again.
 """
 
 import json
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,9 @@ _BATCH_KEY = "headrace.batch"
 
 _NOTES_LOOKED_AT = (10, 1000)
 """How many commits are searched for a batch's notes: it is nearly always one of the last."""
+
+_OURS = re.compile(r"(t-[0-9a-f]{16}/)?date=[0-9]{4}-[0-9]{2}-[0-9]{2}/[^/]+\.parquet")
+"""Paths of files that are written here."""
 
 _SYNCED = 100
 """Commits that a job has synced when it starts: some of them may be of one that was killed."""
@@ -146,13 +150,16 @@ class DeltaLake:
         return ["/".join(uri.split("/")[-depth:]) for uri in found]
 
     def sweep(self, after_s: float, *, dry_run: bool) -> int:
-        swept = DeltaTable(str(self._lake)).vacuum(
+        unnamed = DeltaTable(str(self._lake)).vacuum(
             -int(-after_s // 3600),
-            dry_run=dry_run,
+            dry_run=True,  # it would delete whatever else lies in the directory, too
             enforce_retention_duration=False,
             full=True,  # also what no commit has ever named
         )
-        return len(swept)
+        ours = [path for path in unnamed if _OURS.fullmatch(path)]
+        for path in ours if not dry_run else ():
+            (self._lake / path).unlink(missing_ok=True)
+        return len(ours)
 
     def sync(self) -> None:
         self._sync(*sorted(path.name for path in (self._lake / LOG).glob("*.json"))[-_SYNCED:])

@@ -50,7 +50,7 @@ class Table(Protocol):
         """Those that may hold records of a topic at or behind an offset, and some others."""
 
     def sweep(self, after_s: float, *, dry_run: bool) -> int:
-        """Delete files that the table has not named for so long, or only count them."""
+        """Delete files of ours that the table has not named for so long, or only count them."""
 
     def sync(self) -> None:
         """All that is committed is on disk when this returns."""
