@@ -73,17 +73,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregate_tasks, "_FOLDED_AT_ONCE", 3)
 
 
-def aggregated(root: Path, files: list[str], reducer: str, topics: Topics) -> dict[str, Any]:
+def aggregated(root: Path, tasks: list[list[str]], reducer: str, topics: Topics) -> dict[str, Any]:
     staging = root / "staging"
     staging.mkdir(exist_ok=True)
     staged = [
         stage(
             StageWork(
-                *(str(staging), task, reducer, BUCKETS, topics, str(root / "lake"), [file]),
+                *(str(staging), task, reducer, BUCKETS, topics, str(root / "lake"), files),
                 *(Place(), [], Points()),
             )
         )
-        for task, file in enumerate(files)
+        for task, files in enumerate(tasks)
     ]
     found = {}
     for bucket in range(BUCKETS):
@@ -97,17 +97,21 @@ def aggregated(root: Path, files: list[str], reducer: str, topics: Topics) -> di
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("reducer", ["last", "count", "map"])
-def test_files_become_the_states_of_their_topics(tmp_path, reducer):
+def test_files_become_the_states_of_their_topics(tmp_path, reducer, together):
     payloads = {f"channel/c{i}": [message(n) for n in range(i + 20)] for i in range(9)}
     payloads["channel/c3"][-7:] = [NO_MESSAGE] * 7
     payloads["channel/c4"] = [NO_MESSAGE] * 9
     first = {topic: (0, some[:-5]) for topic, some in payloads.items()}
-    # Records that are in both, as when an export goes on while the lake is listed.
-    second = {topic: (len(some) - 6, some) for topic, some in payloads.items()}
+    # Apart with a record that is in both, as when an export goes on while the lake is listed.
+    overlap = 5 if together else 6
+    second = {topic: (len(some) - overlap, some) for topic, some in payloads.items()}
     lake = tmp_path / "lake"
-    files = [write(lake, "b", second), write(lake, "a", first)]
-    found = aggregated(tmp_path, files, reducer, Topics(pattern="channel/c[0-7]"))
+    a, b = write(lake, "a", first), write(lake, "b", second)
+    found = aggregated(
+        tmp_path, [[a, b]] if together else [[b], [a]], reducer, Topics(pattern="channel/c[0-7]")
+    )
     assert sorted(found) == [f"channel/c{i}" for i in range(8)]
     for topic, row in found.items():
         if reducer == "count" and topic in ("channel/c3", "channel/c4"):
@@ -126,7 +130,7 @@ def test_a_failure_in_the_middle_is_found_where_it_is(tmp_path):
     payloads[13] = b"\xff"
     others = {f"t{i}": (0, [b"{}"]) for i in range(9)}
     file = write(tmp_path / "lake", "a", {"t": (0, payloads), **others})
-    row = aggregated(tmp_path, [file], "merge", Topics(pattern=".*"))["t"]
+    row = aggregated(tmp_path, [[file]], "merge", Topics(pattern=".*"))["t"]
     assert (row["ordinal"], row["messages"], row["state"]) == (13, 13, b'{"n":12}')
     assert row["offset"] == sum(4 + len(one) for one in payloads[:13])
     assert row["error"].startswith("message 14 of 't' cannot be folded")

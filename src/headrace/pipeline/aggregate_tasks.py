@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,7 +94,7 @@ def stage(work: StageWork) -> Staged:
         )
     path = Path(work.staging, f"{work.task:06}-{uuid.uuid4().hex[:12]}.arrow")
     needs = needs_of(work.reducer)
-    with _Stage(path, work.buckets) as staged:
+    with _Stage(path, work.buckets, needs) as staged:
         for name in work.files:
             for found in _of_file(Path(work.lake, name), work.topics, needs):
                 staged.add(found)
@@ -107,8 +108,10 @@ def stage(work: StageWork) -> Staged:
 
 
 class _Stage:
-    def __init__(self, path: Path, buckets: int) -> None:
-        self._path, self._buckets = path, buckets
+    def __init__(self, path: Path, buckets: int, needs: Needs) -> None:
+        self._path, self._buckets, self._needs = path, buckets, needs
+        self._open: dict[str, _Found] = {}
+        """What may go on, where not all payloads are needed: a topic of many short ranges is one piece."""
         self._gathered: dict[int, list[_Found]] = {}
         self._bytes = self._written = 0
         self.batches: dict[int, list[int]] = {}
@@ -125,13 +128,30 @@ class _Stage:
         self._stack.close()
 
     def add(self, found: _Found) -> None:
-        self._gathered.setdefault(bucket_of(found.topic, self._buckets), []).append(found)
-        if len(found.payloads):
+        if self._needs is Needs.ALL:
             self._bytes += found.end - found.offset
+            self._gather(found)
+        else:
+            self._bytes += found.payloads.nbytes
+            before = self._open.get(found.topic)
+            if before is not None and before.end_ordinal == found.ordinal:
+                payloads = found.payloads if len(found.payloads) else before.payloads
+                found = found._replace(
+                    offset=before.offset, ordinal=before.ordinal, payloads=payloads
+                )
+            elif before is not None:
+                self._gather(before)
+            self._open[found.topic] = found
         if self._bytes >= _STAGED_BYTES:
             self._write()
 
+    def _gather(self, found: _Found) -> None:
+        self._gathered.setdefault(bucket_of(found.topic, self._buckets), []).append(found)
+
     def _write(self) -> None:
+        for found in self._open.values():
+            self._gather(found)
+        self._open.clear()
         for bucket, pieces in self._gathered.items():
             counts = np.fromiter((len(one.payloads) for one in pieces), np.int32, len(pieces))
             places = np.zeros(len(pieces) + 1, np.int32)
@@ -346,8 +366,8 @@ def fold_bucket(work: FoldWork) -> Folded:
         writer = StatesWriter(Path(work.into), name)
         topics = messages = incomplete = failed = 0
         first = ""
-        for topic, rows in groupby(_in_order(batches), key=lambda row: row[0]):
-            pieces = (piece for row in rows for piece in _pieces(batches[row[2]], row[3]))
+        for topic, rows in groupby(_in_order(batches), key=itemgetter(0)):
+            pieces = (piece for _, _, batch, row in rows for piece in _pieces(batches[batch], row))
             state = fold(topic, pieces, wanted)
             row = state._asdict()
             content = row.pop("content")
@@ -364,38 +384,47 @@ def fold_bucket(work: FoldWork) -> Folded:
         return Folded(writer.finish(), topics, messages, incomplete, failed, first)
 
 
-def _batches(stack: ExitStack, path: str, numbers: Sequence[int]) -> list[pa.RecordBatch]:
+class _Batch(NamedTuple):
+    """Pieces that were staged together; their payloads stay where they are."""
+
+    topics: list[str]
+    places: list[tuple[int, ...]]
+    firsts: list[int]
+    """The first payload of each among all of them, and the one behind the last."""
+    payloads: pa.BinaryArray
+
+
+def _batches(stack: ExitStack, path: str, numbers: Sequence[int]) -> Iterator[_Batch]:
     """Mapped into memory: what is folded is read when its turn comes."""
     reader = pa.ipc.open_file(stack.enter_context(pa.memory_map(path)))
-    return [reader.get_batch(number) for number in numbers]
+    for number in numbers:
+        batch = reader.get_batch(number)
+        places = zip(*(batch[name].to_pylist() for name in _NUMBERS), strict=True)
+        lists = batch["payloads"]
+        yield _Batch(
+            *(batch["topic"].to_pylist(), list(places)),
+            *(lists.offsets.to_pylist(), lists.values),
+        )
 
 
-def _in_order(batches: Sequence[pa.RecordBatch]) -> list[tuple[str, int, int, int]]:
+def _in_order(batches: Sequence[_Batch]) -> list[tuple[str, int, int, int]]:
     """Topic, offset, batch and row of every piece."""
-    found = [
-        (topic, offset, number, row)
+    return sorted(
+        (topic, place[1], number, row)
         for number, batch in enumerate(batches)
-        for row, (topic, offset) in enumerate(
-            zip(batch["topic"].to_pylist(), batch["offset"].to_pylist(), strict=True)
-        )
-    ]
-    return sorted(found)
+        for row, (topic, place) in enumerate(zip(batch.topics, batch.places, strict=True))
+    )
 
 
-def _pieces(batch: pa.RecordBatch, row: int) -> Iterator[Piece]:
-    epoch, offset, end, ordinal, end_ordinal = (batch[name][row].as_py() for name in _NUMBERS)
-    lists = batch["payloads"]
-    first, last = lists.offsets[row].as_py(), lists.offsets[row + 1].as_py()
+def _pieces(batch: _Batch, row: int) -> Iterator[Piece]:
+    epoch, offset, end, ordinal, end_ordinal = batch.places[row]
+    first, last = batch.firsts[row : row + 2]
     if last - first < end_ordinal - ordinal or last - first <= _FOLDED_AT_ONCE:
-        yield Piece(
-            *(epoch, offset, end, ordinal, end_ordinal),
-            lists.values.slice(first, last - first).to_pylist(),
-        )
+        payloads: list[Any] = batch.payloads.slice(first, last - first).to_pylist()
+        yield Piece(epoch, offset, end, ordinal, end_ordinal, payloads)
         return
     while first < last:
-        payloads: list[Any] = lists.values.slice(
-            first, min(_FOLDED_AT_ONCE, last - first)
-        ).to_pylist()
+        payloads = batch.payloads.slice(first, min(_FOLDED_AT_ONCE, last - first)).to_pylist()
         end = offset + sum(map(len, payloads)) + len(payloads) * RECORD_HEADER_BYTES
         yield Piece(epoch, offset, end, ordinal, ordinal + len(payloads), payloads)
         first, offset, ordinal = first + len(payloads), end, ordinal + len(payloads)
