@@ -402,19 +402,21 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
 # With Spark
 
 
-def test_with_spark_it_is_the_same(shared_spark, server, prefix, tmp_path):
+def test_with_spark_it_is_the_same(shared_spark, server, prefix, channels, tmp_path):
     assert shared_spark
     lake, into = tmp_path / "lake", tmp_path / "into"
+    up = f"up/{prefix}/1"
+    channels.send(up, b"[1]", is_json=True)
     fill(server, {f"{prefix}/{i}": [b"%d" % n for n in range(i + 3)] for i in range(7)})
     to_lake(server, lake, prefix, part_bytes=100)
     fill(server, {f"{prefix}/{i}": [b'{"a": 1}'] for i in range(7)})
-    found = []
-    for runner in (LocalRunner(), None):
-        reducer = "tests.pipeline.app:gather"
-        told = run(
-            server, lake, into, reducer, runner=runner, pattern=f"{prefix}/.*", task_bytes=1000
-        )
-        found.append((told, rows_of(into)))
-    assert found[0] == found[1]
-    assert (told.topics, told.failed) == (7, 0)
-    assert json.loads(found[0][1][f"{prefix}/1"]["state"]) == [0, 1, 2, 3, {"a": 1}]
+    given = {"pattern": f".*{prefix}/.*", "task_bytes": 1000}
+    reducer = "tests.pipeline.app:gather"
+    alone = run(server, lake, into, reducer, **given)
+    expected = rows_of(into)
+    told = run(server, lake, into, reducer, runner=None, publish=True, **given)
+    assert told == alone._replace(published=1)
+    assert rows_of(into) == expected
+    assert (told.topics, told.failed) == (8, 0)
+    assert json.loads(expected[f"{prefix}/1"]["state"]) == [0, 1, 2, 3, {"a": 1}]
+    assert channels.kept(up).state == b"[[1]]"
