@@ -1,5 +1,6 @@
 """A small job as users write it: topics are read, copied in a batch and copied in a stream, all over `url`.
-The stream's progress is kept on the server. On a cluster they are also exported to a lake.
+The stream's progress is kept on the server. On a cluster they are also exported to a lake,
+whose files are merged, and one is replayed from it.
 
 `python -m tests.spark.copy_job cluster|connect ADDRESS URL CHECKPOINT`: as the driver of a
 standalone cluster, or as a client of Spark Connect. Prints what it found as JSON.
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headrace.pipeline import export
+from headrace.pipeline import compact, export, replay
 from headrace.spark import register, session, track
 
 EXECUTORS = 2
@@ -29,6 +30,8 @@ def main(kind: str, address: str, url: str, checkpoint: str) -> None:
         lake = Path(checkpoint).parent / "lake"
         exported = export(lake, pattern="in/.*", url=url, part_bytes=300_000)
         found["exported"] = exported.records
+        found["merged"] = compact(lake).merged == exported.files > 1
+        found["replayed"] = replay(lake, "in/a", "replayed/a", url=url).records
     copy(frame, "batch").write.format("headrace").mode("append").option("url", url).save()
     track(spark, url)
     stream = spark.readStream.format("headrace").option("url", url).option("minPartitions", 4)

@@ -1,4 +1,4 @@
-"""Source, sink and export on a real standalone cluster, and over Spark Connect; both from the pip package."""
+"""Source, sink and jobs on a real standalone cluster, and over Spark Connect; both from the pip package."""
 
 import importlib.util
 import json
@@ -140,9 +140,13 @@ def test_a_standalone_cluster_reads_and_writes_over_url(
         "class": "pyspark.sql.session",
         "executors": EXECUTORS,
         "exported": 1500,
+        "merged": True,
+        "replayed": 500,
         "ended": True,
     }
     assert rows_of(tmp_path / "lake") == expected(server, topics)
+    replayed = [(row[2], row[4]) for row in expected_rows("replayed/a", topics["in/a"])]
+    assert receive(server.figg_url, "replayed/a", 500) == replayed
 
 
 @pytest.mark.timeout(300)
