@@ -9,6 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+from tests.tools import EXAMPLES
+
+settings.register_profile("tests", deadline=None, max_examples=EXAMPLES)
+settings.load_profile("tests")
 
 SPARK_TIMEOUT_S = 300
 """Rather late than early: a call to the JVM that is broken off takes the whole session with it."""

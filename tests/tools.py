@@ -11,6 +11,9 @@ from typing import NoReturn
 
 import pytest
 
+EXAMPLES = 200 if "HEADRACE_TORTURE" in os.environ else 40
+"""Of a property that hypothesis tries to refute, unless a test says otherwise."""
+
 NODE_MAJOR_MIN = 20
 
 

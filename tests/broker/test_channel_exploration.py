@@ -160,6 +160,8 @@ DEPTHS = dict.fromkeys(STARTS, 4) | {"nothing": 6, "destroyed": 5, "about to be 
 @pytest.mark.parametrize("names", ["ab", "abc"])
 def test_every_interleaving(names: str, start: str, slow: bool) -> None:
     """Each step is settled before the next in what comes before the start, and none behind it."""
+    if len(names) > 2 and slow and not DEEPER:
+        pytest.skip("takes long: see `make torture`")
     depth = DEPTHS[start] + DEEPER - 2 * (len(names) - 2)
     seen: set[object] = set()
     began = replay(STARTS[start], (), names, slow=slow)

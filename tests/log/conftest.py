@@ -12,9 +12,12 @@ from headrace.config import Config, Journal, Limits, PrefixRule, Segment
 from headrace.log import layout
 from headrace.model import Durability
 from headrace.testing.store import StepStore
+from tests.tools import EXAMPLES
 
 # The same examples every time: what fails here fails everywhere, and a slow machine is no failure.
-settings.register_profile("log", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile(
+    "log", deadline=None, max_examples=EXAMPLES, derandomize=True, print_blob=True
+)
 settings.load_profile("log")
 
 Open = Callable[..., StepStore]

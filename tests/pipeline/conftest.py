@@ -9,9 +9,10 @@ from hypothesis import settings
 
 from headrace.testing import ServerProcess
 from tests.spark.support import SMALL
+from tests.tools import EXAMPLES
 
 # The machine that runs tests is shared: how long an example takes says nothing.
-settings.register_profile("pipeline", deadline=None)
+settings.register_profile("pipeline", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("pipeline")
 
 

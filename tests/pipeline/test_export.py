@@ -437,6 +437,7 @@ def test_an_export_that_goes_on_ends_after_its_batch(
     assert published.cursors() == published.ends
 
 
+@pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
 @pytest.mark.timeout(200)
 def test_a_driver_killed_with_all_its_processes_while_tasks_write(published, tmp_path):
     require_java()

@@ -29,6 +29,10 @@ from tests.spark.support import (
 )
 from tests.tools import without
 
+pytestmark = pytest.mark.skipif(
+    "HEADRACE_TORTURE" not in os.environ, reason="takes long: see `make torture`"
+)
+
 START_TIMEOUT_S = 90.0
 
 Daemon = Callable[..., Path]

@@ -190,6 +190,7 @@ SERVER_POINTS = [
 ]
 
 
+@pytest.mark.skipif("HEADRACE_TORTURE" not in os.environ, reason="takes long: see `make torture`")
 @pytest.mark.timeout(300)
 def test_a_server_killed_at_any_point_loses_and_doubles_no_row(
     driver: tuple[Driver, ServerProcess], shared_spark: Any

@@ -18,9 +18,10 @@ from headrace.spark.open_log import open_log
 from headrace.spark.options import Place
 from headrace.testing import ServerProcess, wait_until
 from tests.system.support import destroy, get_json
+from tests.tools import EXAMPLES
 
 # The machine that runs tests is shared: how long an example takes says nothing.
-settings.register_profile("shared", deadline=None)
+settings.register_profile("shared", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("shared")
 
 CONFIG = """
