@@ -18,7 +18,7 @@ from headrace.broker.logux_log import LoguxLog, NewEvent
 from headrace.config import Config, Journal, Limits, PrefixRule, Segment
 from headrace.errors import BadBlockError
 from headrace.log import layout
-from headrace.log.batches import BatchAnswer
+from headrace.log.batch_parts import BatchAnswer
 from headrace.log.blocks import Block
 from headrace.log.catalogue import Catalogue
 from headrace.log.event_ids import FILE_NAME, EventIds

@@ -21,7 +21,7 @@ from headrace.channel_envelope import Content, Message, decode_message
 from headrace.config import Config, Journal, Segment
 from headrace.errors import BadBlockError
 from headrace.log import layout
-from headrace.log.batches import BatchAnswer, BatchRefusedError
+from headrace.log.batch_parts import BatchAnswer, BatchRefusedError
 from headrace.log.message_rows import decode_row, encode_row
 from headrace.log.store import Appended
 from headrace.model import PAYLOAD_BYTES_MAX

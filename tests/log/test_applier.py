@@ -13,7 +13,8 @@ from headrace.config import TopicRule
 from headrace.log import applier as applier_module
 from headrace.log import journal
 from headrace.log.applier import Applier
-from headrace.log.catalogue import Catalogue, Meta
+from headrace.log.catalogue import Catalogue
+from headrace.log.catalogue_rows import Meta
 from headrace.log.disk import Disk
 from headrace.log.entries import Create, Destroy, Producer, Recent
 from headrace.log.gathered import Damage

@@ -14,15 +14,10 @@ import pytest
 
 from headrace.errors import BatchNumberError, StagedClaimedError, UnknownStagedError
 from headrace.log import journal
-from headrace.log.batches import BatchAnswer
+from headrace.log.batch_parts import BatchAnswer
 from headrace.log.blocks import Block
-from headrace.log.catalogue import (
-    _SCHEMA_1,
-    BACKUP_NAME,
-    FILE_NAME,
-    Catalogue,
-    DamagedCatalogueError,
-)
+from headrace.log.catalogue import BACKUP_NAME, FILE_NAME, Catalogue, DamagedCatalogueError
+from headrace.log.catalogue_rows import _SCHEMA_1
 from headrace.log.entries import RECENT_MAX
 from headrace.log.verify import verify
 from headrace.testing.disk import DiskModel, RecordingDisk

@@ -8,11 +8,9 @@ import msgspec
 import pytest
 
 from headrace.errors import DataDirectoryError
-from headrace.log.catalogue import (
-    FILE_NAME,
-    Catalogue,
+from headrace.log.catalogue import FILE_NAME, Catalogue, DamagedCatalogueError
+from headrace.log.catalogue_rows import (
     CursorRow,
-    DamagedCatalogueError,
     Meta,
     MetaRow,
     NoteRow,

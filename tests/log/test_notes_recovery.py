@@ -10,17 +10,10 @@ import pytest
 from headrace.log import journal
 from headrace.log.applier import Applier
 from headrace.log.applier_child import apply_file
-from headrace.log.batches import Part
+from headrace.log.batch_parts import Part
 from headrace.log.blocks import Block
-from headrace.log.catalogue import (
-    _ADDED,
-    BACKUP_NAME,
-    FILE_NAME,
-    Catalogue,
-    Meta,
-    NoteRow,
-    _sound_schema,
-)
+from headrace.log.catalogue import BACKUP_NAME, FILE_NAME, Catalogue, _sound_schema
+from headrace.log.catalogue_rows import ADDED, Meta, NoteRow
 from headrace.log.commit import Commit, Encoder
 from headrace.log.disk import Disk
 from headrace.log.entries import Progress
@@ -495,7 +488,7 @@ def test_a_catalogue_made_anew_is_what_migrating_makes(tmp_path):
         old.check()
         old.migrate()
         old.check()
-        assert old._schema() == _sound_schema(max(_ADDED))
+        assert old._schema() == _sound_schema(max(ADDED))
         old.put([NoteRow(b"k", b"v", 1, 1)])
         assert list(old.notes()) == [NoteRow(b"k", b"v", 1, 1)]
         old.close()

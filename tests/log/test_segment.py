@@ -6,7 +6,7 @@ import os
 import pytest
 
 from headrace.log import segment
-from headrace.log.catalogue import SegmentRow
+from headrace.log.catalogue_rows import SegmentRow
 from headrace.log.index import Header, Piece, encode_header, encode_row, join_runs, row_position
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record

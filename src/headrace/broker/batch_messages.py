@@ -18,7 +18,7 @@ from headrace.broker.channel_errors import ChannelError
 from headrace.broker.channels import Channels
 from headrace.channel_envelope import BadMessageError, Message
 from headrace.errors import StoreFailedError
-from headrace.log.batches import BatchRefusedError, Part
+from headrace.log.batch_parts import BatchRefusedError, Part
 from headrace.log.blocks import Block
 from headrace.log.message_rows import UNNUMBERED, decode_row
 from headrace.log.runner import Runner

@@ -23,13 +23,8 @@ import msgspec
 
 from headrace.config import TopicRule
 from headrace.log import journal
-from headrace.log.catalogue import (
-    TOMBSTONES_MAX,
-    Catalogue,
-    Meta,
-    SegmentRow,
-    TopicRow,
-)
+from headrace.log.catalogue import TOMBSTONES_MAX, Catalogue
+from headrace.log.catalogue_rows import Meta, SegmentRow, TopicRow
 from headrace.log.disk import Disk
 from headrace.log.entries import (
     StagedFiles,

@@ -8,12 +8,27 @@ import sqlite3
 from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Self
 
 import msgspec
 from crc32c import crc32c
 
 from headrace.errors import DataDirectoryError
+from headrace.log.catalogue_rows import (
+    ADDED,
+    FORMAT,
+    TABLES,
+    BatchRow,
+    CursorRow,
+    Meta,
+    MetaRow,
+    NoteRow,
+    ProducerRow,
+    R,
+    SegmentRow,
+    TombstoneRow,
+    TopicRow,
+)
 from headrace.log.disk import Disk
 from headrace.log.store import NOTE_KEY_BYTES_MAX
 from headrace.model import TOPIC_BYTES_MAX, Position
@@ -30,173 +45,7 @@ TOMBSTONES_MAX = 10_000
 BATCHES_NAME = b""
 """Stands in `producers` where others have a topic: the numbers of batches. No topic is called so."""
 
-_FORMAT = 3
-
-_SCHEMA_1 = """
-CREATE TABLE meta (key BLOB PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE topics (
-  id INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, epoch INTEGER NOT NULL, durability BLOB NOT NULL,
-  start_offset INTEGER NOT NULL, start_ordinal INTEGER NOT NULL,
-  end_offset INTEGER NOT NULL, end_ordinal INTEGER NOT NULL, last_ms INTEGER NOT NULL,
-  crc INTEGER NOT NULL);
-CREATE TABLE segments (
-  topic_id INTEGER NOT NULL, base INTEGER NOT NULL, end INTEGER NOT NULL, rows INTEGER NOT NULL,
-  first_ordinal INTEGER NOT NULL, end_ordinal INTEGER NOT NULL,
-  first_ms INTEGER NOT NULL, last_ms INTEGER NOT NULL,
-  crc INTEGER NOT NULL, PRIMARY KEY (topic_id, base)) WITHOUT ROWID;
-CREATE INDEX segments_by_age ON segments (last_ms);
-CREATE TABLE tombstones (
-  name BLOB PRIMARY KEY, epoch INTEGER NOT NULL, end_offset INTEGER NOT NULL,
-  end_ordinal INTEGER NOT NULL, ms INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE cursors (
-  name BLOB NOT NULL, reader BLOB NOT NULL, epoch INTEGER NOT NULL, offset INTEGER NOT NULL,
-  ordinal INTEGER NOT NULL, ms INTEGER NOT NULL, crc INTEGER NOT NULL,
-  PRIMARY KEY (name, reader)) WITHOUT ROWID;
-CREATE TABLE producers (
-  name BLOB NOT NULL, producer BLOB NOT NULL, last INTEGER NOT NULL, recent BLOB NOT NULL,
-  ms INTEGER NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (name, producer)) WITHOUT ROWID;
-CREATE INDEX producers_by_age ON producers (ms);
-"""
-
-_SCHEMA_2 = """
-CREATE TABLE batches (
-  producer BLOB NOT NULL, number INTEGER NOT NULL, staged BLOB NOT NULL, files INTEGER NOT NULL,
-  file INTEGER NOT NULL, position INTEGER NOT NULL, ms INTEGER NOT NULL, crc INTEGER NOT NULL,
-  PRIMARY KEY (producer, number)) WITHOUT ROWID;
-"""
-
-_SCHEMA_3 = """
-CREATE TABLE notes (
-  key BLOB PRIMARY KEY, value BLOB NOT NULL, due_ms INTEGER NOT NULL, ms INTEGER NOT NULL,
-  crc INTEGER NOT NULL) WITHOUT ROWID;
-CREATE INDEX notes_by_due ON notes (due_ms) WHERE due_ms > 0;
-"""
-
-_ADDED = {1: _SCHEMA_1, 2: _SCHEMA_2, 3: _SCHEMA_3}
-"""What each format has that the one before it has not."""
-
-
-class TopicRow(NamedTuple):
-    id: int
-    name: bytes
-    epoch: int
-    durability: bytes
-    start_offset: int
-    start_ordinal: int
-    end_offset: int
-    end_ordinal: int
-    last_ms: int
-
-
-class SegmentRow(NamedTuple):
-    topic_id: int
-    base: int
-    end: int
-    rows: int
-    first_ordinal: int
-    end_ordinal: int
-    first_ms: int
-    last_ms: int
-
-
-class TombstoneRow(NamedTuple):
-    name: bytes
-    epoch: int
-    end_offset: int
-    end_ordinal: int
-    ms: int
-
-
-class CursorRow(NamedTuple):
-    name: bytes
-    reader: bytes
-    epoch: int
-    offset: int
-    ordinal: int
-    ms: int
-
-
-class ProducerRow(NamedTuple):
-    """The last number of a producer, and where its last few went: MessagePack of (number, offset)."""
-
-    name: bytes
-    producer: bytes
-    last: int
-    recent: bytes
-    ms: int
-
-
-class BatchRow(NamedTuple):
-    """A batch that is decided, and how far it is appended: up to a place in one of its staged files."""
-
-    producer: bytes
-    number: int
-    staged: bytes
-    """MessagePack of (id, size) of its staged files."""
-    files: int
-    """How many they are."""
-    file: int
-    """`files` when all of it is appended."""
-    position: int
-    ms: int
-
-
-class NoteRow(NamedTuple):
-    key: bytes
-    value: bytes
-    due_ms: int
-    ms: int
-
-
-class MetaRow(NamedTuple):
-    key: bytes
-    value: bytes
-
-
-class Meta(msgspec.Struct, frozen=True):
-    """What is known of the whole directory."""
-
-    applied: int = 0
-    """The last commit of the journal that segments and catalogue hold."""
-    next_topic_id: int = 1
-    floor_offset: int = 0
-    floor_ordinal: int = 0
-    floor_epoch: int = 0
-    """Where a name nobody remembers starts."""
-    clean: bool = True
-    """Whether the last server stopped with everything applied."""
-    boot_id: bytes = b""
-    """On which start of the machine the last server ran."""
-    jump_due: bool = False
-    """Whether something was lost that nobody can name: before anything is served, topics jump ahead."""
-    rebuilt_from: int = 0
-    """The last commit that the catalogue knew from which this one is being rebuilt; 0 when that is done."""
-    format: int = _FORMAT
-
-
-_TABLES: dict[type[Any], str] = {
-    TopicRow: "topics",
-    SegmentRow: "segments",
-    TombstoneRow: "tombstones",
-    CursorRow: "cursors",
-    ProducerRow: "producers",
-    MetaRow: "meta",
-    BatchRow: "batches",
-    NoteRow: "notes",
-}
 _encode = msgspec.msgpack.encode
-
-R = TypeVar(
-    "R",
-    TopicRow,
-    SegmentRow,
-    TombstoneRow,
-    CursorRow,
-    ProducerRow,
-    MetaRow,
-    BatchRow,
-    NoteRow,
-)
 
 
 class DamagedCatalogueError(DataDirectoryError):
@@ -259,19 +108,19 @@ class Catalogue:
     def make(self) -> None:
         """Make the tables, and say that there is nothing yet."""
         with self.transaction():
-            self._add(*_ADDED)
+            self._add(*ADDED)
             self.put_meta(Meta())
 
     def migrate(self) -> None:
         """Bring a catalogue of an earlier format to this one, in place and losing nothing."""
         meta = self.meta()
-        if meta.format < _FORMAT:
+        if meta.format < FORMAT:
             with self.transaction():
-                self._add(*(version for version in _ADDED if version > meta.format))
-                self.put_meta(msgspec.structs.replace(meta, format=_FORMAT))
+                self._add(*(version for version in ADDED if version > meta.format))
+                self.put_meta(msgspec.structs.replace(meta, format=FORMAT))
 
     def _add(self, *versions: int) -> None:
-        for statement in "".join(_ADDED[version] for version in versions).split(";"):
+        for statement in "".join(ADDED[version] for version in versions).split(";"):
             self._db.execute(statement)
 
     def transaction(self) -> "_Transaction":
@@ -282,9 +131,9 @@ class Catalogue:
         if row is None:
             raise DamagedCatalogueError(f"{self.path}: the row of the whole is missing")
         meta = msgspec.msgpack.decode(row.value, type=Meta)
-        if meta.format not in _ADDED:
+        if meta.format not in ADDED:
             raise DataDirectoryError(
-                f"{self.path} has format {meta.format}, this version reads up to {_FORMAT}"
+                f"{self.path} has format {meta.format}, this version reads up to {FORMAT}"
             )
         return meta
 
@@ -296,7 +145,7 @@ class Catalogue:
         values: list[tuple[object, ...]] = [row + (_checksum(row),) for row in rows]  # noqa: RUF005
         if values:
             marks = ",".join("?" * len(values[0]))
-            table = _TABLES[type(next(iter(rows)))]
+            table = TABLES[type(next(iter(rows)))]
             self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)
 
     def topic(self, name: bytes) -> TopicRow | None:
@@ -420,12 +269,12 @@ class Catalogue:
             if verdict != "ok":
                 raise DamagedCatalogueError(f"{self.path}: {verdict}")
             schema = self._schema()
-            if schema not in map(_sound_schema, _ADDED):
+            if schema not in map(_sound_schema, ADDED):
                 raise DamagedCatalogueError(f"{self.path}: its tables are not what they should be")
             if schema != _sound_schema(self.meta().format):
                 raise DamagedCatalogueError(f"{self.path}: its tables are not those of its format")
             names = {name for _, name, _, _ in schema}
-            for kind, table in _TABLES.items():
+            for kind, table in TABLES.items():
                 for _ in self._all(kind, "") if table in names else ():
                     pass
         except sqlite3.DatabaseError as error:
@@ -437,7 +286,7 @@ class Catalogue:
         """The rows of a kind whose checksum holds, as far as the file can be read."""
         rows: list[R] = []
         try:
-            for values in self._db.execute(f"SELECT * FROM {_TABLES[kind]}"):
+            for values in self._db.execute(f"SELECT * FROM {TABLES[kind]}"):
                 row = kind(*values[:-1])
                 if _checksum(row) == values[-1]:
                     rows.append(row)
@@ -473,7 +322,7 @@ class Catalogue:
         return None
 
     def _all(self, kind: type[R], where: str, *values: object) -> Iterator[R]:
-        table = _TABLES[kind]
+        table = TABLES[kind]
         for found in self._db.execute(f"SELECT * FROM {table} {where}", values):
             row = kind(*found[:-1])
             if _checksum(row) != found[-1]:
@@ -507,7 +356,7 @@ class _Transaction:
 def _sound_schema(version: int) -> list[tuple[object, ...]]:
     db = sqlite3.connect(":memory:")
     try:
-        db.executescript("".join(_ADDED[one] for one in range(1, version + 1)))
+        db.executescript("".join(ADDED[one] for one in range(1, version + 1)))
         return list(db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
     finally:
         db.close()

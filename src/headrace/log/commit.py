@@ -6,7 +6,7 @@ from typing import NamedTuple, overload
 import msgspec
 
 from headrace.log import journal
-from headrace.log.batches import Decision, Part
+from headrace.log.batch_parts import Decision, Part
 from headrace.log.blocks import Block
 from headrace.log.entries import Create, Cursor, Destroy, Noted, Producer
 from headrace.log.index import RUN_BYTES_MAX, RUN_MS_MAX, RUN_RECORDS_MAX

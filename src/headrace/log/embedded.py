@@ -22,7 +22,8 @@ from pathlib import Path
 
 from headrace.config import Config
 from headrace.errors import StoreFailedError
-from headrace.log.batches import Batches, Decision, Part
+from headrace.log.batch_parts import Decision, Part
+from headrace.log.batches import Batches
 from headrace.log.catalogue import Catalogue
 from headrace.log.commit import Commit, CursorChange, Encoded, Encoder, Once
 from headrace.log.cursors import Cursors, check_position

@@ -11,10 +11,9 @@ from typing import NamedTuple, Self
 import msgspec
 
 from headrace.log import journal
-from headrace.log.catalogue import (
-    BATCHES_NAME,
+from headrace.log.catalogue import BATCHES_NAME, Catalogue
+from headrace.log.catalogue_rows import (
     BatchRow,
-    Catalogue,
     CursorRow,
     NoteRow,
     ProducerRow,

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from headrace.log.batches import Decision, Part
+from headrace.log.batch_parts import Decision, Part
 from headrace.log.commit import Commit, CursorChange, Once, Trim
 from headrace.log.entries import Producer
 from headrace.log.journal import ENTRY_HEADER_BYTES

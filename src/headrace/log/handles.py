@@ -8,7 +8,8 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from headrace.config import TopicRule
-from headrace.log.catalogue import Catalogue, TopicRow
+from headrace.log.catalogue import Catalogue
+from headrace.log.catalogue_rows import TopicRow
 from headrace.log.store import Topic
 from headrace.model import Durability
 

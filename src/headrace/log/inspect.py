@@ -13,14 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import DataDirectoryError, UnknownTopicError
-from headrace.log.catalogue import (
-    FILE_NAME,
-    Catalogue,
-    CursorRow,
-    SegmentRow,
-    TopicRow,
-    unreadable,
-)
+from headrace.log.catalogue import FILE_NAME, Catalogue, unreadable
+from headrace.log.catalogue_rows import CursorRow, SegmentRow, TopicRow
 from headrace.log.cursors import Lag
 from headrace.log.index import HEADER_BYTES, Header, decode_header
 from headrace.log.layout import Layout

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.log import journal
-from headrace.log.catalogue import Meta
+from headrace.log.catalogue_rows import Meta
 from headrace.log.entries import Cursor, Producer
 from headrace.log.layout import Layout
 

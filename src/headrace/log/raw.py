@@ -13,7 +13,7 @@ from io import FileIO
 from operator import attrgetter
 from typing import NamedTuple
 
-from headrace.log.catalogue import SegmentRow
+from headrace.log.catalogue_rows import SegmentRow
 from headrace.log.index import ROW_BYTES, Piece, Row, encode_row, join_runs
 from headrace.log.journal import decode_entry, entry_end
 from headrace.log.layout import Layout

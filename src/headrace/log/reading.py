@@ -11,7 +11,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import cast
 
-from headrace.log.catalogue import INTEGER_MAX, Catalogue, SegmentRow
+from headrace.log.catalogue import INTEGER_MAX, Catalogue
+from headrace.log.catalogue_rows import SegmentRow
 from headrace.log.segment import DamagedRun, Segments
 from headrace.log.store import Chunk, Run, SegmentInfo, Topic
 from headrace.log.tails import locate_ordinal, locate_time, position_in, read_tail, tail_start

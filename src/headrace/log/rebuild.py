@@ -13,13 +13,10 @@ from typing import NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from headrace.log.catalogue import (
-    BACKUP_NAME,
-    FILE_NAME,
+from headrace.log.catalogue import BACKUP_NAME, FILE_NAME, Catalogue, DamagedCatalogueError
+from headrace.log.catalogue_rows import (
     BatchRow,
-    Catalogue,
     CursorRow,
-    DamagedCatalogueError,
     Meta,
     MetaRow,
     NoteRow,

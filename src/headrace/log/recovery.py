@@ -15,7 +15,8 @@ import msgspec
 from headrace.config import TopicRule
 from headrace.log import journal
 from headrace.log.applier import Applier
-from headrace.log.catalogue import FILE_NAME, Catalogue, DamagedCatalogueError, TopicRow
+from headrace.log.catalogue import FILE_NAME, Catalogue, DamagedCatalogueError
+from headrace.log.catalogue_rows import TopicRow
 from headrace.log.disk import Disk
 from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout

@@ -38,6 +38,9 @@ class TopicReport(Struct):
     epoch: int
     ranges: list[Range]
     """Every record in them was read and is right."""
+    end: int
+    end_ordinal: int
+    """Where it ends, also when it has no records any more."""
     records: int
     bytes: int
     segments: int

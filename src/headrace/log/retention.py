@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from headrace.config import Config
 from headrace.errors import StoreFailedError
-from headrace.log.catalogue import Catalogue, SegmentRow, TopicRow
+from headrace.log.catalogue import Catalogue
+from headrace.log.catalogue_rows import SegmentRow, TopicRow
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.holds import Place, trimming, waited_for
 from headrace.log.layout import Layout

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from headrace.log.catalogue import SegmentRow
+from headrace.log.catalogue_rows import SegmentRow
 from headrace.log.index import ROW_BYTES, Row, decode_row, row_position
 from headrace.log.layout import Layout
 from headrace.log.store import ColdError, Run

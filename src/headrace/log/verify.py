@@ -11,14 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from headrace.errors import DataDirectoryError, UnknownTopicError
-from headrace.log.catalogue import (
-    BACKUP_NAME,
-    FILE_NAME,
-    BatchRow,
-    DamagedCatalogueError,
-    SegmentRow,
-    TopicRow,
-)
+from headrace.log.catalogue import BACKUP_NAME, FILE_NAME, DamagedCatalogueError
+from headrace.log.catalogue_rows import BatchRow, SegmentRow, TopicRow
 from headrace.log.inspect import CatalogueView, open_unchanged
 from headrace.log.layout import Layout
 from headrace.log.report import Damage, Found, Range, Report, TopicReport
@@ -222,20 +216,31 @@ def _topic_report(row: TopicRow, checks: list[SegmentCheck], life: Life | None) 
                     else part
                 )
         found.damages += life.damages
-    return _report(found, row.name.decode(), row.epoch, len(checks), found.records - before)
+    end = row.end_offset, row.end_ordinal
+    return _report(found, row.name.decode(), row.epoch, end, len(checks), found.records - before)
 
 
 def _only_in_journal(life: Life) -> TopicReport:
-    return _report(life, life.name, life.epoch, 0, life.records)
+    return _report(life, life.name, life.epoch, (0, 0), 0, life.records)
 
 
 def _report(
-    found: Found, name: str, epoch: int, segments: int, journal_records: int
+    found: Found,
+    name: str,
+    epoch: int,
+    end: tuple[int, int],
+    segments: int,
+    journal_records: int,
 ) -> TopicReport:
+    """`end` is what the catalogue says, which may be behind."""
+    if found.ranges:
+        end = max(end, (found.ranges[-1].end, found.ranges[-1].end_ordinal))
     return TopicReport(
         name=name,
         epoch=epoch,
         ranges=found.ranges,
+        end=end[0],
+        end_ordinal=end[1],
         records=found.records,
         bytes=found.bytes,
         segments=segments,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from headrace.log.catalogue import SegmentRow, TopicRow
+from headrace.log.catalogue_rows import SegmentRow, TopicRow
 from headrace.log.index import HEADER_BYTES, ROW_BYTES, Row, decode_header, decode_rows
 from headrace.log.layout import Layout
 from headrace.log.records import boundary, holds

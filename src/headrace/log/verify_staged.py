@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from headrace.log.blocks import Damaged, read_staged
-from headrace.log.catalogue import BatchRow
+from headrace.log.catalogue_rows import BatchRow
 from headrace.log.entries import StagedFiles
 from headrace.log.layout import Layout
 from headrace.log.report import Damage

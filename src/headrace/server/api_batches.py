@@ -21,12 +21,8 @@ from headrace.errors import (
     StoreFailedError,
     UnknownStagedError,
 )
-from headrace.log.batches import (
-    BATCH_FILES_MAX,
-    PRODUCER_BYTES_MAX,
-    BatchAnswer,
-    BatchRefusedError,
-)
+from headrace.log.batch_parts import BatchAnswer, BatchRefusedError
+from headrace.log.batches import BATCH_FILES_MAX, PRODUCER_BYTES_MAX
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.staging import STAGED_FILE_BYTES_MAX, Upload
 from headrace.server.api_shared import body

@@ -9,7 +9,7 @@ from headrace.errors import StoreFailedError
 from headrace.log import journal
 from headrace.log.applier import Applier
 from headrace.log.applier_child import apply_file
-from headrace.log.batches import BatchAnswer, BatchRefusedError
+from headrace.log.batch_parts import BatchAnswer, BatchRefusedError
 from headrace.log.blocks import encode_block
 from headrace.log.catalogue import Catalogue
 from headrace.log.disk import Disk

@@ -1,0 +1,171 @@
+"""The rows of the catalogue, and the tables that they are in, format by format."""
+
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+FORMAT = 3
+
+_SCHEMA_1 = """
+CREATE TABLE meta (key BLOB PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE topics (
+  id INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, epoch INTEGER NOT NULL, durability BLOB NOT NULL,
+  start_offset INTEGER NOT NULL, start_ordinal INTEGER NOT NULL,
+  end_offset INTEGER NOT NULL, end_ordinal INTEGER NOT NULL, last_ms INTEGER NOT NULL,
+  crc INTEGER NOT NULL);
+CREATE TABLE segments (
+  topic_id INTEGER NOT NULL, base INTEGER NOT NULL, end INTEGER NOT NULL, rows INTEGER NOT NULL,
+  first_ordinal INTEGER NOT NULL, end_ordinal INTEGER NOT NULL,
+  first_ms INTEGER NOT NULL, last_ms INTEGER NOT NULL,
+  crc INTEGER NOT NULL, PRIMARY KEY (topic_id, base)) WITHOUT ROWID;
+CREATE INDEX segments_by_age ON segments (last_ms);
+CREATE TABLE tombstones (
+  name BLOB PRIMARY KEY, epoch INTEGER NOT NULL, end_offset INTEGER NOT NULL,
+  end_ordinal INTEGER NOT NULL, ms INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE cursors (
+  name BLOB NOT NULL, reader BLOB NOT NULL, epoch INTEGER NOT NULL, offset INTEGER NOT NULL,
+  ordinal INTEGER NOT NULL, ms INTEGER NOT NULL, crc INTEGER NOT NULL,
+  PRIMARY KEY (name, reader)) WITHOUT ROWID;
+CREATE TABLE producers (
+  name BLOB NOT NULL, producer BLOB NOT NULL, last INTEGER NOT NULL, recent BLOB NOT NULL,
+  ms INTEGER NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (name, producer)) WITHOUT ROWID;
+CREATE INDEX producers_by_age ON producers (ms);
+"""
+
+_SCHEMA_2 = """
+CREATE TABLE batches (
+  producer BLOB NOT NULL, number INTEGER NOT NULL, staged BLOB NOT NULL, files INTEGER NOT NULL,
+  file INTEGER NOT NULL, position INTEGER NOT NULL, ms INTEGER NOT NULL, crc INTEGER NOT NULL,
+  PRIMARY KEY (producer, number)) WITHOUT ROWID;
+"""
+
+_SCHEMA_3 = """
+CREATE TABLE notes (
+  key BLOB PRIMARY KEY, value BLOB NOT NULL, due_ms INTEGER NOT NULL, ms INTEGER NOT NULL,
+  crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX notes_by_due ON notes (due_ms) WHERE due_ms > 0;
+"""
+
+ADDED = {1: _SCHEMA_1, 2: _SCHEMA_2, 3: _SCHEMA_3}
+"""What each format has that the one before it has not."""
+
+
+class TopicRow(NamedTuple):
+    id: int
+    name: bytes
+    epoch: int
+    durability: bytes
+    start_offset: int
+    start_ordinal: int
+    end_offset: int
+    end_ordinal: int
+    last_ms: int
+
+
+class SegmentRow(NamedTuple):
+    topic_id: int
+    base: int
+    end: int
+    rows: int
+    first_ordinal: int
+    end_ordinal: int
+    first_ms: int
+    last_ms: int
+
+
+class TombstoneRow(NamedTuple):
+    name: bytes
+    epoch: int
+    end_offset: int
+    end_ordinal: int
+    ms: int
+
+
+class CursorRow(NamedTuple):
+    name: bytes
+    reader: bytes
+    epoch: int
+    offset: int
+    ordinal: int
+    ms: int
+
+
+class ProducerRow(NamedTuple):
+    """The last number of a producer, and where its last few went: MessagePack of (number, offset)."""
+
+    name: bytes
+    producer: bytes
+    last: int
+    recent: bytes
+    ms: int
+
+
+class BatchRow(NamedTuple):
+    """A batch that is decided, and how far it is appended: up to a place in one of its staged files."""
+
+    producer: bytes
+    number: int
+    staged: bytes
+    """MessagePack of (id, size) of its staged files."""
+    files: int
+    """How many they are."""
+    file: int
+    """`files` when all of it is appended."""
+    position: int
+    ms: int
+
+
+class NoteRow(NamedTuple):
+    key: bytes
+    value: bytes
+    due_ms: int
+    ms: int
+
+
+class MetaRow(NamedTuple):
+    key: bytes
+    value: bytes
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """What is known of the whole directory."""
+
+    applied: int = 0
+    """The last commit of the journal that segments and catalogue hold."""
+    next_topic_id: int = 1
+    floor_offset: int = 0
+    floor_ordinal: int = 0
+    floor_epoch: int = 0
+    """Where a name nobody remembers starts."""
+    clean: bool = True
+    """Whether the last server stopped with everything applied."""
+    boot_id: bytes = b""
+    """On which start of the machine the last server ran."""
+    jump_due: bool = False
+    """Whether something was lost that nobody can name: before anything is served, topics jump ahead."""
+    rebuilt_from: int = 0
+    """The last commit that the catalogue knew from which this one is being rebuilt; 0 when that is done."""
+    format: int = FORMAT
+
+
+TABLES: dict[type[Any], str] = {
+    TopicRow: "topics",
+    SegmentRow: "segments",
+    TombstoneRow: "tombstones",
+    CursorRow: "cursors",
+    ProducerRow: "producers",
+    MetaRow: "meta",
+    BatchRow: "batches",
+    NoteRow: "notes",
+}
+R = TypeVar(
+    "R",
+    TopicRow,
+    SegmentRow,
+    TombstoneRow,
+    CursorRow,
+    ProducerRow,
+    MetaRow,
+    BatchRow,
+    NoteRow,
+)
