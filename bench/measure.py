@@ -168,6 +168,16 @@ def wait_for_quiet() -> float:
     return now - began
 
 
+def timed(label: str, count: int, action: Callable[[], object]) -> Run:
+    """One run of an action, of which only its time is measured."""
+    result = Run(label, count)
+    result.waited_s = wait_for_quiet()
+    began = time.perf_counter()
+    action()
+    result.seconds = time.perf_counter() - began
+    return result
+
+
 def percentile_ms(seconds: Sequence[float], share: float) -> float:
     ordered = sorted(seconds)
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1e3 if ordered else 0.0

@@ -1,6 +1,6 @@
 """The pipeline: an audit of the log against `cat`, which reads the same files and looks at nothing.
 
-The aggregation of a lake is in `pipeline_aggregate.py`.
+The export is in `pipeline_export.py`, the aggregation of a lake in `pipeline_aggregate.py`.
 
 What is timed is the whole job in a session that runs already: planning, starting tasks, the report. Files
 are warm. Spark has one core, so that rates are those of a core.
@@ -9,14 +9,13 @@ are warm. Spark has one core, so that rates are those of a core.
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import load, load_figg, pipeline_aggregate
+from bench import load, load_figg, pipeline_aggregate, pipeline_export
 from bench.load import BLOCK, TOPIC, VerificationError
-from bench.measure import Check, Part, Run, wait_for_quiet
+from bench.measure import Check, Part, timed
 from bench.options import Options
 from bench.process import Headrace
 
@@ -59,11 +58,14 @@ def run(options: Options, say: Callable[[str], None]) -> Part:
                 _verify(_audit(data), records)
             for turn in range(options.repeat):
                 say(f"{AUDIT}, {turn + 1} of {options.repeat}")
-                part.add(_timed(CAT, records, lambda: _cat(data)))
-                part.add(_timed(AUDIT, records, lambda: _audit(data)))
+                part.add(timed(CAT, records, lambda: _cat(data)))
+                part.add(timed(AUDIT, records, lambda: _audit(data)))
         finally:
             spark.stop()
-    _check(part)
+        _check(part)
+        pipeline_export.measure(
+            part, options, say, f"http://{server.host}:{server.http_port}", records
+        )
     pipeline_aggregate.measure(part, options, say)
     return part
 
@@ -83,15 +85,6 @@ def _verify(report: AuditReport, records: int) -> None:
 def _cat(data: Path) -> None:
     files = sorted(data.glob("segments/*/*.log"))
     subprocess.run(["cat", *files], stdout=subprocess.DEVNULL, check=True)
-
-
-def _timed(label: str, records: int, action: Callable[[], object]) -> Run:
-    result = Run(label, records)
-    result.waited_s = wait_for_quiet()
-    began = time.perf_counter()
-    action()
-    result.seconds = time.perf_counter() - began
-    return result
 
 
 def _check(part: Part) -> None:

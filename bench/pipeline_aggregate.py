@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.load import VerificationError
-from bench.measure import Part, Run, wait_for_quiet
+from bench.measure import Part, timed
 from bench.options import Options
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def measure(part: Part, options: Options, say: Callable[[str], None]) -> None:
             for turn in range(options.repeat):
                 for label, action in actions.items():
                     say(f"{label}, {turn + 1} of {options.repeat}")
-                    part.add(_timed(label, messages, action))
+                    part.add(timed(label, messages, action))
             _verify(root, channels)
         finally:
             spark.stop()
@@ -76,15 +75,6 @@ def _max_by(spark: SparkSession, root: Path) -> None:
     files = [str(path) for path in (root / "lake").glob("date=*/*.parquet")]
     rows = spark.read.parquet(*files).groupBy("topic").agg(f.max_by("payload", "offset"))
     rows.write.format("noop").mode("overwrite").save()
-
-
-def _timed(label: str, messages: int, action: Callable[[], object]) -> Run:
-    result = Run(label, messages)
-    result.waited_s = wait_for_quiet()
-    began = time.perf_counter()
-    action()
-    result.seconds = time.perf_counter() - began
-    return result
 
 
 def _verify(root: Path, channels: int) -> None:
@@ -110,19 +100,19 @@ def _content(number: int) -> bytes:
 
 def _make_lake(lake: Path, channels: int) -> None:
     from headrace.lake.delta import DeltaLake
-    from headrace.lake.format import File, Manifest
+    from headrace.lake.format import File, Manifest, Shape
     from headrace.lake.manifests import Manifests
     from headrace.lake.writing import Writer
     from headrace.model import Position
     from headrace.pipeline.export import APP
 
-    table = DeltaLake.make(lake, by_topic=False)
+    table = DeltaLake.make(lake, Shape())
     files: list[Written] = []
-    writer = Writer(lake, "", by_topic=False)
+    writer = Writer(lake, "", Shape())
     for number, rows in enumerate(_rows(channels)):
         if number % (channels // FILES) == 0:
             files += writer.finish()
-            writer = Writer(lake, f"{number:08}", by_topic=False)
+            writer = Writer(lake, f"{number:08}", Shape())
         writer.add(rows)
     files += writer.finish()
     ranges = tuple(
