@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-EXAMPLES = 200 if "HEADRACE_TORTURE" in os.environ else 40
+EXAMPLES = 200 if "HEADRACE_TORTURE" in os.environ else 25
 """Of a property that hypothesis tries to refute, unless a test says otherwise."""
 
 NODE_MAJOR_MIN = 20

@@ -1,6 +1,6 @@
 """A server killed again and again under load: what was acknowledged is there, in one order.
 
-10 times; HEADRACE_TORTURE=N makes it N, and does the same without waiting for the disk (`written`).
+6 times; HEADRACE_TORTURE=N makes it N, and does the same without waiting for the disk (`written`).
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tests.system.lives import TINY, end_one_life
 from tests.system.support import verify
 
 TORTURE = os.environ.get("HEADRACE_TORTURE")
-KILLS = int(TORTURE or 10)
+KILLS = int(TORTURE or 6)
 
 TOPICS = [b"t0", b"t1", b"t2"]
 

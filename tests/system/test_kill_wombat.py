@@ -1,6 +1,6 @@
 """A server killed again and again under the load of Wombat clients: they miss nothing and are not misled.
 
-10 times; HEADRACE_TORTURE=N makes it N, and does the same without waiting for the disk (`written`).
+6 times; HEADRACE_TORTURE=N makes it N, and does the same without waiting for the disk (`written`).
 """
 
 import itertools
@@ -28,7 +28,7 @@ from tests.system.lives import TINY, end_one_life
 from tests.system.support import verify
 
 TORTURE = os.environ.get("HEADRACE_TORTURE")
-KILLS = int(TORTURE or 10)
+KILLS = int(TORTURE or 6)
 TOPICS = ["t0", "t1", "t2"]
 
 PUBLISHERS: dict[str, dict[str, object]] = {
