@@ -143,7 +143,7 @@ def flip_a_byte(data: Path, copy: Path) -> None:
         byte = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte[0] ^ 1]))
-    print(f"  one bit of {segment}")
+    print(f"  one byte of {segment}")
 
 
 def made_anew(root: Path) -> Path:

@@ -59,6 +59,8 @@ OF_EXTRAS = {
     "pyarrow": {"spark", "pipeline", "lake"},
     "numpy": {"spark", "pipeline", "lake"},
     "deltalake": {"lake"},
+    "pyiceberg": {"lake"},
+    "sqlalchemy": {"lake"},
 }
 """What extras install, and who may rely on it: everything else works without."""
 

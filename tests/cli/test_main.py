@@ -56,6 +56,22 @@ def assert_one_line(done, code: int, text: str) -> None:
         (["pipeline", "compact", "--lake", "x", "--file-bytes", "0"], "(flag --file-bytes)"),
         (["pipeline", "compact", "--lake", "x", "--sweep-after", "soon"], "an age such as 12h"),
         (["pipeline", "compact", "--lake", "x", "--sweep-after", "5m"], "3600"),
+        (["pipeline", "dedupe", "--lake", "x", "--payload"], "--into DIR"),
+        (["pipeline", "dedupe", "--into", "x", "--payload"], "say where the lake is: --lake DIR"),
+        (["pipeline", "dedupe", "--lake", "x", "--into", "y"], "--key, --json-path and --payload"),
+        (
+            ["pipeline", "dedupe", "--into", "y", "--payload", "--key", "id"],
+            "known by: one of --key",
+        ),
+        (["pipeline", "dedupe", "--into", "y", "--payload", "--window", "0d"], "above 0, or all"),
+        (
+            ["pipeline", "dedupe", "--into", "y", "--payload", "--window", "now"],
+            "such as 12h or 7d",
+        ),
+        (
+            ["pipeline", "dedupe", "--lake", "x", "--into", "y", "--json-path", "id"],
+            "begins with $",
+        ),
         (["pipeline", "replay", "t", "--lake", "x"], "--to"),
         (["pipeline", "replay", "t", "--to", "u"], "say where the lake is: --lake DIR"),
         (["pipeline", "replay", "t", "--to", "logux/u", "--lake", "x"], "its own protocol only"),

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from headrace.lake.format import SCHEMA
-from headrace.lake.writing import Rows, Writer, Written
+from headrace.lake.format import SCHEMA, Shape
+from headrace.lake.writing import Layout, Rows, Writer, Written
 from headrace.log.records import pack_record
 
 DAY_MS = 86_400_000
 NOON_MS = 20_000 * DAY_MS + DAY_MS // 2  # 2024-10-04
-_names = itertools.count()
+_numbers = itertools.count()
 
 
 def rows(
@@ -44,8 +44,11 @@ def rows(
     return Rows(topic, epoch, ordinal, boundaries, times, memoryview(data), columns)
 
 
-def write(lake: Path, *some: Rows, by_topic: bool = False) -> list[Written]:
-    writer = Writer(lake, f"file{next(_names)}", by_topic=by_topic)
+def write(
+    lake: Path, *some: Rows, by_topic: bool = False, layout: Layout | None = None
+) -> list[Written]:
+    name = f"{next(_numbers):08}-{0:012x}-0000"
+    writer = Writer(lake, name, Shape(by_topic), layout or Layout())
     for one in some:
         writer.add(one)
     return writer.finish()

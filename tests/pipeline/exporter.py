@@ -94,10 +94,12 @@ def main() -> None:
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     for line in sys.stdin:
+        given = json.loads(line)
+        if given.get("format") == "iceberg":
+            import headrace.lake.iceberg  # noqa: F401 - it takes seconds
         if pid := os.fork():
             print(pid, flush=True)
             continue
-        given = json.loads(line)
         ended = Path(given["points"], ENDED)
         try:
             given["points"] = Points(given["points"])

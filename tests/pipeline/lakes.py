@@ -4,13 +4,12 @@ import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deltalake import DeltaTable
-
-from headrace.lake.delta import DeltaLake
 from headrace.lake.format import Manifest
 from headrace.lake.manifests import Manifests
+from headrace.lake.table import open_table
 from headrace.pipeline.export import APP
 from headrace.testing import ServerProcess
+from tests.lake.others import seen_by_others
 from tests.spark.support import ask
 
 
@@ -24,12 +23,8 @@ class Row(NamedTuple):
 
 def rows_of(lake: Path) -> list[Row]:
     """All of them, in the order of topic, epoch and offset; each must be of its day."""
-    if not DeltaTable.is_deltatable(str(lake)):
-        return []
-    names = [*Row._fields, "timestamp", "date"]
-    table = DeltaTable(str(lake)).to_pyarrow_table(columns=names)
     found = []
-    for row in table.to_pylist():
+    for row in seen_by_others(lake).select([*Row._fields, "timestamp", "date"]).to_pylist():
         assert row.pop("timestamp").astimezone(datetime.UTC).date() == row.pop("date")
         found.append(Row(**row))
     return sorted(found)
@@ -49,9 +44,7 @@ def expected(server: ServerProcess, payloads: dict[str, list[bytes]]) -> list[Ro
 
 def manifests_of(lake: Path) -> list[Manifest]:
     """Of the batches that count."""
-    table = DeltaLake.open(lake)
-    assert table is not None
-    last = table.last(APP)
+    last = open_table(lake).last(APP)
     return [Manifests(lake).read(number) for number in range(0 if last is None else last + 1)]
 
 

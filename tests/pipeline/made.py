@@ -2,13 +2,13 @@
 
 import random
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headrace.lake.delta import DeltaLake
-from headrace.lake.format import File, Manifest
+from headrace.lake.format import CRC_KEY, File, Manifest, Shape
 from headrace.lake.manifests import Manifests
+from headrace.lake.table import make_table
 from headrace.model import Position
-from headrace.pipeline.export import _CRC_KEY as CRC_KEY
 from headrace.pipeline.export import APP
 from tests.lake.rows import DAY_MS, NOON_MS, rows, write
 
@@ -18,37 +18,46 @@ EPOCH = 1
 class MadeLake:
     """Of topics whose records get offsets, ordinals and times as the log gives them."""
 
-    def __init__(self, path: Path, *, by_topic: bool = False) -> None:
+    def __init__(self, path: Path, *, by_topic: bool = False, kind: str = "delta") -> None:
         self.path = path
-        self.table = DeltaLake.make(path, by_topic=by_topic)
+        self.table = make_table(path, kind, Shape(by_topic))
         self.payloads: dict[str, list[bytes]] = {}
         self._number = 0
         self._chance = random.Random(7)
 
     def copy(self, path: Path) -> "MadeLake":
         shutil.copytree(self.path, path)
-        made = MadeLake(path, by_topic=self.table.by_topic)
+        made = MadeLake(path, by_topic=self.table.shape.by_topic)
         made.payloads = {topic: list(known) for topic, known in self.payloads.items()}
         made._number = self._number
         return made
 
     def batch(self, *topics: str, count: int = 5, day: int = 0) -> list[str]:
         """Another one, with so many records for each topic; its files."""
-        start, end, some = {}, {}, []
+        payloads = {}
         for topic in sorted(topics):
-            known = self.payloads.setdefault(topic, [])
-            offset = sum(4 + len(payload) for payload in known)
-            new = [
-                b"%s %d " % (topic.encode(), len(known) + n) + self._chance.randbytes(n * 10)
+            known = len(self.payloads.get(topic, ()))
+            payloads[topic] = [
+                b"%s %d " % (topic.encode(), known + n) + self._chance.randbytes(n * 10)
                 for n in range(count)
             ]
-            ms = [NOON_MS + day * DAY_MS + self._number] * count
-            some.append(rows(topic, new, offset=offset, ordinal=len(known), epoch=EPOCH, ms=ms))
+        return self.add(payloads, NOON_MS + day * DAY_MS + self._number)
+
+    def add(self, payloads: Mapping[str, Sequence[bytes]], ms: int) -> list[str]:
+        """A batch of these records, of one time; its files."""
+        start, end, some = {}, {}, []
+        for topic, new in sorted(payloads.items()):
+            known = self.payloads.setdefault(topic, [])
+            offset = sum(4 + len(payload) for payload in known)
+            times = [ms] * len(new)
+            some.append(rows(topic, new, offset=offset, ordinal=len(known), epoch=EPOCH, ms=times))
             start[topic] = Position(EPOCH, offset, len(known))
             known += new
             size = sum(4 + len(payload) for payload in new)
             end[topic] = Position(EPOCH, offset + size, len(known))
-        files = write(self.path, *some, by_topic=self.table.by_topic)
+        files = write(
+            self.path, *some, by_topic=self.table.shape.by_topic, layout=self.table.layout
+        )
         manifest = Manifest(
             number=self._number,
             start=start,

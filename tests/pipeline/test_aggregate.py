@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
@@ -12,27 +12,17 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from headrace import connect_blocking
 from headrace.lake.format import LakeError
 from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN
 from headrace.pipeline import export
 from headrace.pipeline.aggregate import APP, Summary, aggregate
 from headrace.pipeline.tasks import JobError, LocalRunner
-from headrace.reducers import UnknownReducerError
 from headrace.spark.options import OptionError
-from headrace.testing import ServerProcess, wait_until
+from headrace.testing import ServerProcess
+from tests.pipeline.aggregates import CONFIG, REDUCERS, Channels, State, fill, rows_of
 from tests.pipeline.exporter import exporters
-from tests.spark.support import SMALL, wait_applied
-
-JSON = "application/json"
-REDUCERS = {"last": "last", "count": "count", "merge": "merge", "map": "map", "eq": "operator:eq"}
-"""By what the names of channels begin with."""
-
-CONFIG = SMALL + "".join(
-    f'[[topics]]\nprefix = "channel/{prefix}/"\nreducer = "{name}"\n'
-    for prefix, name in {**REDUCERS, "up": "uploaded"}.items()
-)
+from tests.spark.support import wait_applied
 
 HISTORIES = 3
 """Of each reducer, in each example."""
@@ -56,73 +46,6 @@ def prefix() -> str:
     return f"t{next(_numbers)}"
 
 
-class State(NamedTuple):
-    """What a table of states and a server say."""
-
-    epoch: int
-    offset: int
-    state: bytes
-    is_json: bool
-
-
-class Channels:
-    """Sends as `a`, and holds the logs as `k` until it acknowledges."""
-
-    def __init__(self, server: ServerProcess) -> None:
-        self._http = httpx.Client(base_url=server.http_url)
-        self._numbers: dict[str, int] = {}
-        self._ends: dict[str, int] = {}
-
-    def close(self) -> None:
-        self._http.close()
-
-    def send(self, name: str, data: bytes, *, is_json: bool) -> None:
-        if name not in self._numbers:
-            self._numbers[name] = 0
-            for processor in "ak":
-                self._ask("POST", "/join", name=name, processor=processor)
-        self._numbers[name] += 1
-        query = {"name": name, "processor": "a", "number": self._numbers[name]}
-        headers = {"Content-Type": JSON} if is_json else {}
-        told = self._ask("POST", "/messages", data, headers, **query).json()
-        self._ends[name] = told["offset"]
-
-    def leave(self, name: str) -> None:
-        """Nobody needs its log any more: the server folds it."""
-        for processor in "ak":
-            self._ask("POST", "/leave", name=name, processor=processor)
-
-    def snapshot(self, name: str) -> State:
-        """What the server makes of a channel that was left."""
-
-        def is_folded() -> bool:
-            told = self._ask("GET", "", name=name).json()["snapshot"]
-            return bool(told) and told["offset"] == self._ends[name]
-
-        wait_until(is_folded, 20, "the server to fold")
-        return self.kept(name)
-
-    def kept(self, name: str) -> State:
-        raw = {"Accept": "application/octet-stream"}
-        answer = self._ask("GET", "/snapshot", None, raw, name=name)
-        place = (int(answer.headers[f"Headrace-{one}"]) for one in ("Epoch", "Offset"))
-        return State(*place, answer.content, answer.headers["Content-Type"] == JSON)
-
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        data: bytes | None = None,
-        headers: dict[str, str] | None = None,
-        **query: Any,
-    ) -> httpx.Response:
-        answer = self._http.request(
-            method, f"/v1/channel{path}", params=query, content=data, headers=headers
-        )
-        assert answer.is_success, answer.text
-        return answer
-
-
 @pytest.fixture
 def channels(server: ServerProcess) -> Iterator[Channels]:
     made = Channels(server)
@@ -130,27 +53,20 @@ def channels(server: ServerProcess) -> Iterator[Channels]:
     made.close()
 
 
-def fill(server: ServerProcess, payloads: dict[str, list[bytes]]) -> None:
-    with connect_blocking(server.figg_url) as client:
-        for topic, some in payloads.items():
-            for payload in some:
-                client.publish_nowait(topic, payload)
-        client.flush(60)
-
-
 def to_lake(server: ServerProcess, lake: Path, prefix: str, **given: Any) -> None:
-    export(lake, pattern=f".*{prefix}/.*", url=server.http_url, runner=LocalRunner(), **given)
+    export(
+        lake,
+        pattern=f".*{prefix}/.*",
+        url=server.http_url,
+        runner=LocalRunner(),
+        take_over=True,
+        **given,
+    )
 
 
 def run(server: ServerProcess, lake: Path, into: Path, reducer: str, **given: Any) -> Summary:
     place = {} if given.keys() & {"url", "data_dir"} else {"url": server.http_url}
     return aggregate(lake, into, reducer=reducer, **{"runner": LocalRunner(), **place, **given})
-
-
-def rows_of(into: Path) -> dict[str, dict[str, Any]]:
-    found = DeltaTable(str(into)).to_pyarrow_table().to_pylist()
-    assert len({row["topic"] for row in found}) == len(found)
-    return {row["topic"]: row for row in found}
 
 
 # The same as the server
@@ -376,14 +292,15 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
             run(server, *args, **given)
 
     refused(LakeError, r"something else than states of Headrace \(notes.txt\)", lake, other, "last")
+    refused(LakeError, "lie in each other: name another directory", lake, lake / "states", "last")
     refused(
         LakeError, r"something else than states of Headrace \(a Delta table", lake, lake, "last"
     )
     refused(LakeError, r"than a lake of Headrace \(notes.txt\)", other, into, "last")
     refused(LakeError, "no lake of Headrace", tmp_path / "none", into, "last")
     refused(JobError, "no topic 'nope' to aggregate", lake, into, "last", topics=["nope"])
-    refused(UnknownReducerError, "no reducer 'lsat'", lake, into, "lsat")
-    refused(UnknownReducerError, "folds nothing", lake, into, "uploaded")
+    refused(OptionError, "no reducer 'lsat'", lake, into, "lsat")
+    refused(OptionError, "folds nothing", lake, into, "uploaded")
     refused(OptionError, "no regular expression", lake, into, "last", pattern="[")
     refused(OptionError, "exclude each other", lake, into, "last", pattern="a", topics=["b"])
     assert not into.exists()

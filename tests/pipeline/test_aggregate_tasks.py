@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.channel_envelope import Content, Message, encode_message
-from headrace.lake import writing
-from headrace.lake.format import SCHEMA
+from headrace.lake import sorted_file
+from headrace.lake.format import SCHEMA, Shape
 from headrace.lake.states import read_states
 from headrace.lake.writing import Rows, Writer
 from headrace.pipeline import aggregate_tasks
@@ -51,7 +51,7 @@ def rows(topic: str, offset: int, ordinal: int, payloads: list[bytes]) -> Rows:
 def write(lake: Path, name: str, topics: dict[str, tuple[int, list[bytes]]]) -> str:
     """A file that has records of topics from an ordinal on; row groups end anywhere in them."""
     chance = random.Random(name)
-    writer = Writer(lake, name, by_topic=False)
+    writer = Writer(lake, name, Shape())
     for topic, (ordinal, payloads) in sorted(topics.items()):
         last = len(payloads)
         offset = sum(4 + len(one) for one in payloads[:ordinal])
@@ -68,7 +68,7 @@ def write(lake: Path, name: str, topics: dict[str, tuple[int, list[bytes]]]) -> 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups, staged batches and folds of a few records each."""
-    monkeypatch.setattr(writing, "ROW_GROUP_ROWS", 5)
+    monkeypatch.setattr(sorted_file, "ROW_GROUP_ROWS", 5)
     monkeypatch.setattr(aggregate_tasks, "_STAGED_BYTES", 300)
     monkeypatch.setattr(aggregate_tasks, "_FOLDED_AT_ONCE", 3)
 
@@ -88,11 +88,10 @@ def aggregated(root: Path, tasks: list[list[str]], reducer: str, topics: Topics)
     found = {}
     for bucket in range(BUCKETS):
         pieces = [(one.path, one.batches[bucket]) for one in staged if bucket in one.batches]
-        work = FoldWork(str(root), f"{reducer}-{bucket}", reducer, ".", pieces, Points())
+        work = FoldWork(str(root), 0, bucket, BUCKETS, reducer, ".", pieces, Points())
         file = fold_bucket(work).file
         assert file is not None
-        for some in read_states(root / file.path, COLUMNS):
-            found.update((row["topic"], row) for row in some)
+        found.update((row["topic"], row) for row in read_states(root / file.path, COLUMNS))
     return found
 
 

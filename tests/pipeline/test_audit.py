@@ -17,7 +17,7 @@ import pytest
 from headrace.config import Config, Journal, Segment
 from headrace.errors import BadTopicNameError, DataDirectoryError, UnknownTopicError
 from headrace.lake.delta import DeltaLake
-from headrace.lake.format import File, LakeError, Manifest, decode_manifest
+from headrace.lake.format import CRC_KEY, File, LakeError, Manifest, Shape, decode_manifest
 from headrace.lake.manifests import Manifests
 from headrace.lake.writing import Rows
 from headrace.log import layout
@@ -27,7 +27,6 @@ from headrace.model import JUMP, Durability
 from headrace.pipeline import audit_files, audit_log, audit_tasks, compact, export
 from headrace.pipeline.audit import audit
 from headrace.pipeline.audit_plan import AuditReport, Finding, TopicAudit
-from headrace.pipeline.export import _CRC_KEY as CRC_KEY
 from headrace.pipeline.export import APP
 from headrace.pipeline.tasks import LocalRunner
 from headrace.spark.options import OptionError
@@ -243,16 +242,17 @@ def test_what_the_log_has_forgotten_is_in_the_lake(data, lake):
     assert (many.lake[0].offset, many.log[0].offset) == (0, start.offset)
     assert many.compared_bytes == many.lake[0].end - start.offset
     assert (of(report, "ü").log, look(lake, "ü", data_dir=data).lost) == ([], False)
-    # But not what was never exported.
-    end = StepStore(config(data))
-    end.trim("many", end.store.topic("many").end)
-    fill(end, "many", random.Random(2), 1)
-    end.close()
-    (one,) = found(look(lake, data_dir=data))
-    assert (one.kind, one.topic) == ("missing", "many")
-    assert one.reason == "neither the log nor the lake has these records"
-    assert one.range is not None
-    assert (one.range.offset, one.range.end) == (many.lake[0].end, many.log[0].end)
+    # But not what was never exported, whether or not the log has anything behind it.
+    for portions in (0, 1):
+        end = StepStore(config(data))
+        end.trim("many", end.store.topic("many").end)
+        fill(end, "many", random.Random(2), portions)
+        end.close()
+        (one,) = found(look(lake, data_dir=data))
+        assert (one.kind, one.topic) == ("missing", "many")
+        assert one.reason == "neither the log nor the lake has these records"
+        assert one.range is not None
+        assert (one.range.offset, one.range.end) == (many.lake[0].end, many.log[0].end)
 
 
 def test_what_is_in_the_journal_only_is_not_compared_and_that_is_said(tmp_path):
@@ -402,12 +402,49 @@ def _live(lake: Path) -> dict[str, int]:
     return {path: size for path, size in table.files().items() if (lake / path).exists()}
 
 
+def test_a_table_that_cannot_be_read_is_damage_and_the_log_is_still_looked_at(data, lake):
+    for path in (lake / "_delta_log").glob("*.json"):
+        path.write_bytes(path.read_bytes()[:-5])
+    flip(files(data, ".log")[1], 0)
+    named = {one.file: one.reason for one in found(look(lake, data_dir=data))}
+    assert named.pop("_delta_log").startswith("it cannot be read: ")
+    assert list(named.values()) == ["the checksum is wrong"]
+    assert look(lake, "many").lost
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ('minValues\\": {\\"topic\\": \\"', 'minValues\\": {\\"topic\\": \\"é'),
+        ('"numRecords\\": ', '"numRecords\\": 1'),
+        ('"partitionValues":{"date":"2', '"partitionValues":{"date":"3'),
+    ],
+)
+def test_what_a_table_says_of_a_file_is_held_against_it(lake, wrong):
+    last = max((lake / "_delta_log").glob("*.json"))
+    text = last.read_text()
+    assert wrong[0] in text
+    last.write_text(text.replace(*wrong, 1))
+    (one,) = found(look(lake))
+    assert one.kind == "damaged"
+    assert one.file in _live(lake)
+    assert one.reason.startswith("the table says that its ")
+
+
+def test_a_column_by_another_name_is_damage(lake):
+    first = min((lake / "_delta_log").glob("*.json"))
+    first.write_text(first.read_text().replace('name\\":\\"payload', 'name\\":\\"qayload', 1))
+    (one,) = found(look(lake))
+    assert (one.kind, one.file) == ("damaged", "_delta_log")
+    assert "qayload" in one.reason
+
+
 # Lakes made by hand
 
 
 def commit(lake: Path, number: int, *some: Rows, noted: bool = True) -> None:
     """A batch as an export commits it; or one of which nobody notes what it holds."""
-    table = DeltaLake.open(lake) or DeltaLake.make(lake, by_topic=False)
+    table = DeltaLake.open(lake) or DeltaLake.make(lake, Shape())
     written = write(lake, *some)
     manifest = Manifest(
         number=number,

@@ -125,6 +125,13 @@ def test_a_gap_between_lake_and_log_is_missing():
     ]
 
 
+def test_what_a_log_has_forgotten_to_its_end_is_missing():
+    empty = Range(300, 300, 30, 30)
+    [(_, gone)] = missing([Span(1, Range(0, 100, 0, 10))], spans(empty))
+    assert gone == Range(100, 300, 10, 30)
+    assert missing([Span(1, Range(0, 300, 0, 30))], spans(empty)) == []
+
+
 def test_a_gap_in_the_lake_is_missing_and_it_is_said_whether_the_log_has_it():
     lake = spans(part(0, 100), part(200, 300))
     neither, only_log = (

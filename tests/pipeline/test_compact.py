@@ -24,6 +24,7 @@ from headrace.pipeline.compact import compact
 from headrace.pipeline.export import export
 from headrace.pipeline.tasks import LocalRunner
 from headrace.spark.options import OptionError
+from tests.lake.others import KINDS
 from tests.pipeline.lakes import expected, rows_of
 from tests.pipeline.made import MadeLake
 from tests.pipeline.meddling import Killed, Meddling, kill, tree
@@ -295,6 +296,7 @@ def test_exports_of_a_real_server_go_on_after_every_compaction(server, tmp_path)
 
 KILLED = """
 import sys
+import headrace.lake.delta, headrace.lake.iceberg, headrace.lake.parquet
 from headrace.pipeline.compact import compact
 from headrace.pipeline.tasks import LocalRunner
 print("ready", flush=True)
@@ -304,7 +306,9 @@ compact(sys.argv[1], runner=LocalRunner())
 
 @pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
 @pytest.mark.timeout(3600)
-def test_compactions_killed_at_random_beside_an_export_lose_and_double_nothing(made):
+@pytest.mark.parametrize("kind", KINDS)
+def test_compactions_killed_at_random_beside_an_export_lose_and_double_nothing(tmp_path, kind):
+    made = MadeLake(tmp_path / "lake", kind=kind)
     chance = random.Random(TORTURE)
     for number in range(TORTURE):
         command = [sys.executable, "-c", KILLED, str(made.path)]
@@ -321,7 +325,12 @@ def test_compactions_killed_at_random_beside_an_export_lose_and_double_nothing(m
                 made.batch("a", "b", day=number % 3 + 1, count=2)
             driver.send_signal(signal.SIGKILL)
         found = rows_of(made.path)
-        assert len(found) == len(set(found)) == sum(map(len, made.payloads.values()))
+        assert len(found) == len(set(found))
+        if kind == "parquet":
+            # The file with some of the rows may not be in sight yet.
+            made.table.sync()
+            found = rows_of(made.path)
+        assert len(found) == sum(map(len, made.payloads.values()))
     run(made.path)
     assert len(rows_of(made.path)) == sum(map(len, made.payloads.values()))
     assert len(made.table.files()) <= 4

@@ -16,6 +16,7 @@ def test_the_guide_does_what_it_says(server, shared_spark, tmp_path, capfd):
     with connect_blocking(server.figg_url) as client:
         for payload in (b"one", b"two", b"three"):
             client.publish("orders", payload)
+        client.publish("events", b'{"id": 1, "tags": ["new", "large"]}')
     names: dict[str, Any] = {}
     for code in examples(GUIDE):
         run(code, server, tmp_path / "lake", names)

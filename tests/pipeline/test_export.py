@@ -23,7 +23,7 @@ from deltalake import DeltaTable
 from headrace import connect_blocking
 from headrace.cli.main import main
 from headrace.lake.delta import DeltaLake
-from headrace.lake.format import LakeError, Lost
+from headrace.lake.format import LakeError, Lost, Shape
 from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN
 from headrace.lake.reading import check_file, read_topic
@@ -35,6 +35,7 @@ from headrace.spark.decode import DamageError
 from headrace.spark.http_client import HttpClient
 from headrace.spark.options import parse_place
 from headrace.testing import ServerProcess, wait_until
+from tests.lake.others import KINDS
 from tests.pipeline.exporter import exporters
 from tests.pipeline.lakes import Row, cursors_of, ends_of, expected, manifests_of, rows_of
 from tests.spark.lives import environment, session_members
@@ -200,7 +201,7 @@ def test_an_export_killed_at_any_point_leaves_no_trace_in_the_lake(published, tm
         assert done.get("records"), done
     check_manifests(published.server, lake)
     undisturbed = tmp_path / "undisturbed"
-    published.export(undisturbed)
+    published.export(undisturbed, take_over=True)
     assert rows_of(lake) == rows_of(undisturbed) == published.rows
     assert published.cursors() == published.ends
     # What was written in vain is still there, and nobody reads it.
@@ -224,11 +225,12 @@ def test_a_server_killed_in_the_middle_of_batches_is_waited_for(own_server, tmp_
 
 @pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
 @pytest.mark.timeout(3600)
-def test_exports_killed_at_random_lose_and_double_nothing(own_server, tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_exports_killed_at_random_lose_and_double_nothing(own_server, tmp_path, kind):
     published = Published(own_server)
     chance = random.Random(TORTURE)
     lake = tmp_path / "lake"
-    given = {"lake": str(lake), "url": own_server.http_url}
+    given = {"lake": str(lake), "url": own_server.http_url, "format": kind}
     with exporters(tmp_path) as made:
         for number in range(TORTURE):
             published.more(5)
@@ -237,6 +239,8 @@ def test_exports_killed_at_random_lose_and_double_nothing(own_server, tmp_path):
                 "part_bytes": chance.randint(200, 3000),
             }
             made.kill_after(chance.uniform(0, 0.5), **given, **sizes)
+            found = rows_of(lake)
+            assert len(found) == len(set(found))
             if number % 7 == 3:
                 own_server.kill()
                 own_server.start()
@@ -266,7 +270,7 @@ def test_of_two_exports_one_is_refused(published, tmp_path):
     assert str(refused.value) == f"another export writes to {lake} (process {os.getpid()})"
     # One elsewhere, where the lock does not reach, loses at the commit.
     published.more(1)
-    theirs = partial(DeltaLake(lake, by_topic=False).commit, APP, 1, [], {})
+    theirs = partial(DeltaLake(lake, Shape()).commit, APP, 1, [], {})
     with pytest.raises(LakeError, match=r"another export writes to .*: it has committed batch 1"):
         published.export(lake, points=Meddling(noted=theirs))
     assert published.cursors() == before
@@ -430,11 +434,79 @@ def test_an_export_that_goes_on_ends_after_its_batch(
         main(["pipeline", "export", *given])
     asking.join()
     said, error = capsys.readouterr()
-    assert (ended.value.code, error) == (0, "")
+    assert ended.value.code == 0
+    assert error == f"headrace: keeping {lake} up to date, a batch every 0.1 s\n"
     assert said.startswith(f"exported {published.records:,} records (")
     assert said.endswith(f" of 3 topics to {lake} in 2 batches and 2 files\n")
     assert rows_of(lake) == published.rows
     assert published.cursors() == published.ends
+
+
+def test_a_second_lake_takes_nothing_from_the_first_by_mistake(published, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    published.export(first)
+    before = published.cursors()
+    with pytest.raises(LakeError, match="the server was told of a lake that has topic"):
+        published.export(second)
+    assert published.cursors() == before
+    assert not second.exists()
+    published.more(3)
+    published.export(second, take_over=True)
+    assert rows_of(second) == published.rows
+    # Now it is the first one that lacks what the server was told of.
+    with pytest.raises(LakeError, match="with --take-over"):
+        published.export(first)
+    published.export(first, take_over=True)
+    assert rows_of(first) == published.rows
+    # They are for different topics, or tell nobody.
+    one, *_ = published.payloads
+    wait_applied(published.server, *published.payloads)
+    published.export(tmp_path / "third", topics=[one], data_dir=str(published.server.data_dir))
+
+
+def test_topics_that_begin_anew_with_their_server_are_left_out(tmp_path):
+    (tmp_path / "config.toml").write_text('[[topics]]\nprefix = "m/"\ndurability = "memory"\n')
+    with ServerProcess(tmp_path / "data", f"--config={tmp_path / 'config.toml'}") as server:
+        given = {"url": server.http_url, "runner": LocalRunner()}
+        for records in (1, 1):
+            with connect_blocking(server.figg_url) as client:
+                client.publish("m/gone", b"one")
+                client.publish("kept", b"one")
+            assert export(tmp_path / "lake", **given).records == records
+            with pytest.raises(JobError, match="topic 'm/gone' is kept in memory only"):
+                export(tmp_path / "lake", ["m/gone"], **given)
+            server.kill()
+            server.start()
+    assert {row.topic for row in rows_of(tmp_path / "lake")} == {"kept"}
+
+
+def test_an_export_that_goes_on_waits_for_a_server_that_is_away(
+    own_server, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setitem(HttpClient.__init__.__kwdefaults__, "retry_s", 0.1)
+    published, lake = Published(own_server), tmp_path / "lake"
+    published.more()
+    enough = threading.Event()
+    done = []
+
+    def go_on() -> None:
+        done.append(published.export(lake, once=False, every_s=0.05, stop=enough.is_set))
+
+    exporting = threading.Thread(target=go_on)
+    exporting.start()
+    wait_until(lambda: len(rows_of(lake)) == published.records, 30, "the first batch")
+    for _ in range(2):
+        own_server.kill()
+        wait_until(lambda: "is tried again until it answers" in caplog.text, 30, "a warning")
+        own_server.start()
+        published.more(5)
+        wait_until(lambda: len(rows_of(lake)) == published.records, 30, "another batch")
+        wait_until(lambda: published.cursors() == published.ends, 30, "the cursor")
+        caplog.clear()
+    enough.set()
+    exporting.join()
+    assert rows_of(lake) == published.rows
+    assert done[0].records == published.records
 
 
 @pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace.channel_envelope import Content, Message, encode_message
 from headrace.model import JUMP
 from headrace.pipeline.fold import NOTHING, Needs, Piece, fold, load_reducer, needs_of
-from headrace.reducers import UnknownReducerError
+from headrace.spark.options import OptionError
 
 CHANGES = [
     *({"key": key, "value": value} for key in "ab" for value in (1, [2.50], None)),
@@ -55,6 +55,42 @@ def test_however_records_are_cut_and_overlap_the_state_is_the_same(contents, som
     size = sum(map(len, payloads)) + 4 * count
     expected = reducer.fold(None, messages)
     assert found == ("channel/c", 7, size, count, count, expected, True, None)
+
+
+PAYLOADS = [*payloads_of(CONTENTS), *payloads_of([Content(b"x", is_json=False)]), b"no message"]
+
+
+@given(
+    st.lists(st.sampled_from(PAYLOADS), min_size=1, max_size=9),
+    st.lists(st.integers(1, 8)),
+    st.lists(st.integers(1, 9)),
+    st.sampled_from([0, 1, JUMP]),
+    st.sampled_from(REDUCERS),
+)
+def test_a_state_goes_on_as_if_it_had_been_folded_at_once(payloads, places, splits, gap, name):
+    reducer, count = load_reducer(name, "."), len(payloads)
+    pieces = cut(name, payloads, sorted({0, count, *(i for i in places if i < count)}))
+    if needs_of(name) is Needs.LAST:
+        # As tasks give them: the last that is a message, if any is.
+        reads = [one for one in pieces if one.payloads != [b"no message"]]
+        pieces = [one if one in reads else one._replace(payloads=[]) for one in pieces]
+    last = pieces[-1]
+    pieces[-1] = last._replace(ordinal=last.ordinal + gap, end_ordinal=last.end_ordinal + gap)
+    found = None
+    for first, end in pairwise(sorted({0, len(pieces), *(i for i in splits if i < len(pieces))})):
+        # Repeats do no harm.
+        found = fold("channel/c", [*pieces[:first], *pieces[first:end]], reducer, found)
+    assert found == fold("channel/c", pieces, reducer)
+
+
+def test_a_topic_that_begins_anew_with_its_server_has_a_state_that_does():
+    [piece] = cut("count", [b"1"] * 5, [0, 5])
+    counting = load_reducer("count", ".")
+    state = fold("memory", [piece], counting)
+    again = piece._replace(epoch=piece.epoch + 1, end=piece.offset + 5, end_ordinal=1)
+    found = fold("memory", [again], counting, state)
+    assert (found.epoch, found.messages, found.content.data) == (again.epoch, 1, b"1")
+    assert found.complete
 
 
 @given(st.lists(st.integers(0, 8)), st.integers(0, 7))
@@ -104,5 +140,5 @@ def test_a_state_is_complete_when_no_record_is_missing(first, second, complete):
 
 @pytest.mark.parametrize("name", ["uploaded", "lsat", "no.such:module", "json:nothing"])
 def test_a_reducer_that_folds_nothing_is_refused(name):
-    with pytest.raises(UnknownReducerError):
+    with pytest.raises(OptionError):
         load_reducer(name, ".")

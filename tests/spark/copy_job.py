@@ -1,6 +1,5 @@
 """A small job as users write it: topics are read, copied in a batch and copied in a stream, all over `url`.
-The stream's progress is kept on the server. On a cluster they are also exported to a lake,
-whose files are merged, and one is replayed from it.
+The stream's progress is kept on the server.
 
 `python -m tests.spark.copy_job cluster|connect ADDRESS URL CHECKPOINT`: as the driver of a
 standalone cluster, or as a client of Spark Connect. Prints what it found as JSON.
@@ -9,13 +8,10 @@ standalone cluster, or as a client of Spark Connect. Prints what it found as JSO
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
-from headrace.pipeline import compact, export, replay
 from headrace.spark import register, session, track
-
-EXECUTORS = 2
+from tests.spark.cluster import CLUSTER
 
 
 def main(kind: str, address: str, url: str, checkpoint: str) -> None:
@@ -26,12 +22,6 @@ def main(kind: str, address: str, url: str, checkpoint: str) -> None:
     if kind == "cluster":
         # Each executor has a process of its own that starts its Python workers.
         found["executors"] = len(set(frame.rdd.mapPartitions(lambda _: [os.getppid()]).collect()))
-        # Into a lake beside the checkpoint: the session that runs is used.
-        lake = Path(checkpoint).parent / "lake"
-        exported = export(lake, pattern="in/.*", url=url, part_bytes=300_000)
-        found["exported"] = exported.records
-        found["merged"] = compact(lake).merged == exported.files > 1
-        found["replayed"] = replay(lake, "in/a", "replayed/a", url=url).records
     copy(frame, "batch").write.format("headrace").mode("append").option("url", url).save()
     track(spark, url)
     stream = spark.readStream.format("headrace").option("url", url).option("minPartitions", 4)
@@ -52,16 +42,7 @@ def copy(frame: Any, prefix: str) -> Any:
 
 
 def on_cluster(master: str) -> Any:
-    settings = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.executor.cores": "1",
-        "spark.executor.memory": "512m",
-        # Both, or one of them would have done everything before the other has come.
-        "spark.cores.max": str(EXECUTORS),
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
-    }
-    return session("cluster", master=master, settings=settings)
+    return session("cluster", master=master, settings=CLUSTER)
 
 
 def over_connect(address: str) -> Any:

@@ -73,6 +73,7 @@ def test_a_pattern_matches_whole_names():
         (" Latest ", Where(LATEST)),
         ('{"a": 5}', Where(topics={"a": 5})),
         ('{"a": "earliest"}', Where(topics={"a": EARLIEST})),
+        ('{"a": 1, "": -2}', Where(EARLIEST, {"a": 1})),
         ('{"a": -1}', Where(topics={"a": LATEST})),
     ],
 )

@@ -96,7 +96,8 @@ class ProgressBar:
         if self._progress:
             self._progress.stop()
 
-    def advance_to(self, done: int) -> None:
+    def advance_to(self, done: int, total: int | None = None) -> None:
+        """With a total where it has become another."""
         if not self._wanted:
             return
         if self._progress is None:
@@ -112,7 +113,7 @@ class ProgressBar:
             )
             self._progress.add_task("", total=self._total)
             self._progress.start()
-        self._progress.update(self._progress.task_ids[0], completed=done)
+        self._progress.update(self._progress.task_ids[0], completed=done, total=total)
 
 
 class _Speed(ProgressColumn):

@@ -6,6 +6,7 @@ from headrace.cli import (
     pipeline_aggregate,
     pipeline_audit,
     pipeline_compact,
+    pipeline_dedupe,
     pipeline_export,
     pipeline_replay,
     pipeline_report,
@@ -14,10 +15,17 @@ from headrace.cli import (
 app = typer.Typer(rich_markup_mode=None)
 
 app.command("export")(pipeline_export.export)
-app.command("aggregate")(pipeline_aggregate.aggregate)
-app.command("compact")(pipeline_compact.compact)
-app.command("replay")(pipeline_replay.replay)
-app.command("report")(pipeline_report.report)
+app.command("aggregate", short_help="Fold all records of each topic into one state.")(
+    pipeline_aggregate.aggregate
+)
+app.command("compact", short_help="Make few large files of many small ones.")(
+    pipeline_compact.compact
+)
+app.command("dedupe", short_help="Copy rows without those whose key came before.")(
+    pipeline_dedupe.dedupe
+)
+app.command("replay", short_help="Publish what a lake has of a topic.")(pipeline_replay.replay)
+app.command("report", short_help="Draw what the log has seen.")(pipeline_report.report)
 app.command("audit")(pipeline_audit.audit)
 
 
@@ -25,11 +33,12 @@ app.command("audit")(pipeline_audit.audit)
 def _jobs(context: typer.Context) -> None:
     """Run a job between the log and a lake, on Spark.
 
-    Needs `pip install 'headrace[pipeline]'` and Java 17.
+    Needs `pip install 'headrace[pipeline]'` and Java 17 or newer.
 
     \b
     headrace pipeline export --lake /lake --once     what the log has, into a table
     headrace pipeline compact --lake /lake           its small files into large ones
+    headrace pipeline dedupe --lake /lake --into /rows --json-path '$.id'     every key once
     headrace pipeline replay orders --to test --lake /lake     back from it into a topic
     headrace pipeline report --out report.html       a page with plots of what the log has seen
     headrace pipeline aggregate --lake /lake --reducer last --into /states     a state for each topic

@@ -1,45 +1,53 @@
 """`headrace pipeline aggregate`: a state for each topic. The job is in `pipeline/aggregate.py`."""
 
-import json
-from contextlib import ExitStack
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from headrace.cli import jobs, options
 from headrace.cli.failure import UsageError
-from headrace.cli.output import ProgressBar, counted
+from headrace.cli.output import counted
 
 
 def aggregate(
-    topics: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.")
-    ] = None,
+    topics: jobs.Topics = None,
     reducer: Annotated[
         str | None,
         typer.Option(
-            "--reducer", metavar="NAME", help="last, count, merge, map, or module:function."
+            "--reducer",
+            metavar="NAME",
+            help="last, count, merge, map, or module:function.  [pipeline.reducer]",
         ),
     ] = None,
     into: Annotated[
         str | None,
-        typer.Option("--into", metavar="DIR", help="The table of states; made when missing."),
-    ] = None,
-    lake: jobs.Lake = None,
-    pattern: Annotated[
-        str | None,
         typer.Option(
-            "--pattern",
-            metavar="RE",
-            help="Only topics whose whole name matches.  [pipeline.pattern]",
+            "--into",
+            metavar="DIR",
+            help="The table of states; made when missing.  [pipeline.aggregate_into]",
         ),
     ] = None,
+    lake: jobs.Lake = None,
+    pattern: jobs.Pattern = None,
     publish: Annotated[
         bool,
         typer.Option(
             "--publish", help="Give states to the server, for channels with the reducer uploaded."
         ),
     ] = False,
+    stream: Annotated[
+        bool,
+        typer.Option("--stream", help="Go on: keep the states up to date until Ctrl-C or SIGTERM."),
+    ] = False,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--every",
+            metavar="SECONDS",
+            help="With --stream, a commit so often.  [pipeline.every_s, else 5]",
+        ),
+    ] = None,
     http: options.Http = None,
     token: options.Token = None,
     data_dir: Annotated[
@@ -56,55 +64,54 @@ def aggregate(
 ) -> None:
     """Fold all records of each topic in lake and log into one state, as the server folds channels.
 
-    The states become a Delta table, which is replaced as a whole, in one step. Without topics and a pattern,
-    all topics.
+    The states become a Delta table, which is replaced as a whole, in one step. With --stream it goes on, and
+    states that have changed are replaced; no lake is needed for that. Without topics and a pattern, it is all
+    topics.
 
     \b
     headrace pipeline aggregate --lake /lake --reducer last --into /states
     headrace pipeline aggregate --lake /lake --reducer count --into /counts --pattern 'channel/.*'
     headrace pipeline aggregate --lake /lake --reducer app:apply --into /documents --publish
+    headrace pipeline aggregate --stream --reducer last --into /states
     """
-    found = jobs.settings(config_file, lake=lake, pattern=pattern, master=master)
-    if not reducer:
+    found = jobs.settings(
+        config_file,
+        lake=lake,
+        pattern=pattern,
+        reducer=reducer,
+        aggregate_into=into,
+        every_s=every,
+        master=master,
+    )
+    if not found.reducer:
         raise UsageError("say how records are folded: --reducer NAME")
-    if not into:
+    if not found.aggregate_into:
         raise UsageError("say where the states go: --into DIR")
-    directory = jobs.lake_of(found)
-    job = jobs.job("aggregate")
-    from headrace.spark.options import OptionError
-
-    url, secret = "", ""
-    if http or publish or not data_dir:
-        api = options.http_api(http, token)
-        url, secret = api.base, api.token or ""
-    with ExitStack() as stack:
-        bars: list[ProgressBar] = []
-
-        def progress(done: int, total: int) -> None:
-            if not bars and total:
-                bars.append(stack.enter_context(ProgressBar(total)))
-            for bar in bars:
-                bar.advance_to(done)
-
-        try:
-            summary = job.aggregate(
-                directory,
-                into,
-                topics or (),
-                reducer=reducer,
-                # Topics on the command line go over a pattern in the file.
-                pattern=(pattern or "") if topics else found.pattern,
-                url=url,
-                token=secret,
-                data_dir=data_dir or "",
-                publish=publish,
-                master=found.master,
-                task_bytes=found.part_bytes,
-                progress=progress,
+    if every is not None and not stream:
+        raise UsageError("--every goes with --stream: else it is done once")
+    server = jobs.server_of(http, token, None if publish else data_dir, config_file=config_file)
+    given = {
+        "topics": topics or (),
+        "reducer": found.reducer,
+        "pattern": jobs.pattern_of(found, topics, pattern),
+        "url": server.url,
+        "token": server.token,
+        "data_dir": data_dir or "",
+        "publish": publish,
+        "master": found.master,
+        "task_bytes": found.part_bytes,
+    }
+    if stream:
+        going_on = {"every_s": found.every_s, "batch_bytes": found.batch_bytes}
+        with jobs.Ending(goes_on=True) as ending, jobs.running("aggregate_stream") as job:
+            summary = job.run(
+                found.aggregate_into, lake=found.lake, stop=ending.asked, **going_on, **given
             )
-        except OptionError as error:
-            raise UsageError(str(error)) from None
-    typer.echo(json.dumps(summary._asdict()) if as_json else _words(summary, publish=publish))
+    else:
+        directory = jobs.lake_of(found)
+        with jobs.running("aggregate") as job:
+            summary = job.run(directory, found.aggregate_into, progress=job.progress, **given)
+    jobs.print_summary(summary, partial(_words, publish=publish), as_json=as_json)
 
 
 def _words(summary: Any, *, publish: bool) -> str:

@@ -1,21 +1,16 @@
 """`headrace pipeline audit`: whether anything was lost. The job is in `pipeline/audit.py`."""
 
 import sys
-from contextlib import ExitStack
 from typing import Annotated
 
 import msgspec
 import typer
 
 from headrace.cli import jobs, options
-from headrace.cli.failure import UsageError
-from headrace.cli.output import ProgressBar
 
 
 def audit(
-    topics: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.")
-    ] = None,
+    topics: jobs.Topics = None,
     lake: jobs.Lake = None,
     data_dir: options.ReadDataDir = None,
     http: Annotated[
@@ -26,6 +21,9 @@ def audit(
             help="Read the log through a server, not in its data directory.",
         ),
     ] = None,
+    no_log: Annotated[
+        bool, typer.Option("--no-log", help="Read the lake alone, wherever the log is.")
+    ] = False,
     token: options.Token = None,
     master: jobs.Master = None,
     config_file: options.ConfigFile = None,
@@ -40,36 +38,25 @@ def audit(
     \b
     headrace pipeline audit
     headrace pipeline audit --lake /lake --data-dir /var/lib/headrace
+    headrace pipeline audit --lake /lake --no-log
     headrace pipeline audit orders --lake /lake --http 127.0.0.1:8121 --json
     """
-    if http and data_dir:
-        raise UsageError("--http and --data-dir exclude each other: the log is read in one place")
+    options.only_one(http=bool(http), data_dir=bool(data_dir), no_log=no_log)
     found = jobs.settings(config_file, lake=lake, master=master)
+    if no_log:
+        jobs.lake_of(found)
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
-    job = jobs.job("audit")
-    from headrace.spark.options import OptionError
-
-    api = options.http_api(http, token) if http else None
-    with ExitStack() as stack:
-        bars: list[ProgressBar] = []
-
-        def progress(done: int, total: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(ProgressBar(total)))
-            bars[0].advance_to(done)
-
-        try:
-            report = job.audit(
-                found.lake,
-                topics or (),
-                data_dir="" if api is not None else directory,
-                url=api.base if api is not None else "",
-                token=(api.token or "") if api is not None else "",
-                master=found.master,
-                progress=progress,
-            )
-        except OptionError as error:
-            raise UsageError(str(error)) from None
+    server = jobs.server_of(http, token) if http else jobs.Server()
+    with jobs.running("audit") as job:
+        report = job.run(
+            found.lake,
+            topics or (),
+            data_dir="" if http or no_log else directory,
+            url=server.url,
+            token=server.token,
+            master=found.master,
+            progress=job.progress,
+        )
     if as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     else:

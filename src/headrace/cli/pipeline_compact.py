@@ -1,17 +1,11 @@
 """`headrace pipeline compact`: small files of a lake into large ones. The job is in `pipeline/compact.py`."""
 
-import json
-import re
-from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
 
 from headrace.cli import jobs, options
-from headrace.cli.failure import UsageError
-from headrace.cli.output import ProgressBar, counted, size
-
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+from headrace.cli.output import counted, size
 
 
 def compact(
@@ -54,40 +48,20 @@ def compact(
         config_file,
         lake=lake,
         file_bytes=file_bytes,
-        sweep_after_s=_seconds(sweep_after) if sweep_after is not None else None,
+        sweep_after_s=jobs.seconds("--sweep-after", sweep_after),
         master=master,
     )
     directory = jobs.lake_of(found)
-    job = jobs.job("compact")
-    from headrace.spark.options import OptionError
-
-    with ExitStack() as stack:
-        bars: list[ProgressBar] = []
-
-        def progress(done: int, total: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(ProgressBar(total)))
-            bars[0].advance_to(done)
-
-        try:
-            summary = job.compact(
-                directory,
-                file_bytes=found.file_bytes,
-                sweep_after_s=found.sweep_after_s,
-                dry_run=dry_run,
-                master=found.master,
-                progress=progress,
-            )
-        except OptionError as error:
-            raise UsageError(str(error)) from None
-    typer.echo(json.dumps(summary._asdict()) if as_json else _words(summary))
-
-
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw]?)", text)
-    if not found:
-        raise UsageError(f"--sweep-after takes an age such as 12h or 7d, not {text[:40]!r}")
-    return float(found[1]) * _SECONDS[found[2] or "s"]
+    with jobs.running("compact") as job:
+        summary = job.run(
+            directory,
+            file_bytes=found.file_bytes,
+            sweep_after_s=found.sweep_after_s,
+            dry_run=dry_run,
+            master=found.master,
+            progress=job.progress,
+        )
+    jobs.print_summary(summary, _words, as_json=as_json)
 
 
 def _words(summary: Any) -> str:

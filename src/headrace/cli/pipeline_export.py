@@ -1,38 +1,48 @@
 """`headrace pipeline export`: topics into a lake, once or on and on. The job is in `pipeline/export.py`."""
 
-import json
-from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
 
 from headrace.cli import jobs, options
-from headrace.cli.failure import UsageError
-from headrace.cli.output import ProgressBar, counted, size
+from headrace.cli.output import counted, size
 from headrace.config_pipeline import LakePartition
+
+_BY_TOPIC = {LakePartition.AUTO: None, LakePartition.DATE: False, LakePartition.TOPIC: True}
 
 
 def export(
-    topics: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.")
-    ] = None,
+    topics: jobs.Topics = None,
     lake: jobs.Lake = None,
-    pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--pattern",
-            metavar="RE",
-            help="Only topics whose whole name matches.  [pipeline.pattern]",
-        ),
-    ] = None,
+    pattern: jobs.Pattern = None,
     lake_format: Annotated[
         str | None,
-        typer.Option("--format", metavar="NAME", help="delta.  [pipeline.format]"),
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="What kind of table: delta, parquet or iceberg.  [pipeline.format, else delta]",
+        ),
     ] = None,
     by_topic: Annotated[
         bool,
         typer.Option("--by-topic", help="Keep the files of topics apart, not only those of dates."),
     ] = False,
+    decode: Annotated[
+        str | None,
+        typer.Option(
+            "--decode",
+            metavar="NAME",
+            help="What payloads are, for further columns: json, logux or channel.  [pipeline.decode]",
+        ),
+    ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            "--schema",
+            metavar="COLUMNS",
+            help="These columns, such as 'id bigint, name string'.  [pipeline.schema]",
+        ),
+    ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="End when what the log has now is in the lake.")
     ] = False,
@@ -51,6 +61,12 @@ def export(
     skip_lost: Annotated[
         bool,
         typer.Option("--skip-lost", help="Go on without records that are gone or damaged."),
+    ] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over", help="Be the lake that retention waits for, in place of another one."
+        ),
     ] = False,
     http: options.Http = None,
     token: options.Token = None,
@@ -74,6 +90,7 @@ def export(
     \b
     headrace pipeline export --lake /lake --once
     headrace pipeline export orders returns --lake /lake --every 60
+    headrace pipeline export events --lake /lake --decode json --schema 'id bigint, name string'
     headrace pipeline export --config headrace.toml --master spark://host:7077
     """
     found = jobs.settings(
@@ -82,51 +99,37 @@ def export(
         pattern=pattern,
         format=lake_format,
         partition=LakePartition.TOPIC.value if by_topic else None,
+        decode=decode,
+        schema=schema,
         every_s=every,
         batch_bytes=batch_bytes,
         master=master,
     )
     directory = jobs.lake_of(found)
-    job = jobs.job("export")
-    from headrace.spark.options import OptionError
-
-    url, secret = "", ""
-    if http or not data_dir:
-        api = options.http_api(http, token)
-        url, secret = api.base, api.token or ""
-    with ExitStack() as stack:
-        ending = None if once else stack.enter_context(jobs.Ending())
-        bars: list[ProgressBar] = []
-
-        def progress(done: int, total: int) -> None:
-            if not bars and total:
-                bars.append(stack.enter_context(ProgressBar(total)))
-            for bar in bars:
-                bar.advance_to(done)
-
-        try:
-            summary = job.export(
-                directory,
-                topics or (),
-                # Topics on the command line go over a pattern in the file.
-                pattern=(pattern or "") if topics else found.pattern,
-                url=url,
-                token=secret,
-                data_dir=data_dir or "",
-                by_topic=found.partition is LakePartition.TOPIC,
-                format=found.format.value,
-                once=once,
-                every_s=found.every_s,
-                batch_bytes=found.batch_bytes,
-                part_bytes=found.part_bytes,
-                skip_lost=skip_lost,
-                master=found.master,
-                progress=progress if once else None,
-                stop=ending.asked if ending is not None else lambda: False,
-            )
-        except OptionError as error:
-            raise UsageError(str(error)) from None
-    typer.echo(json.dumps(summary._asdict()) if as_json else _words(summary))
+    server = jobs.server_of(http, token, data_dir, config_file=config_file)
+    with jobs.Ending(goes_on=not once) as ending, jobs.running("export") as job:
+        summary = job.run(
+            directory,
+            topics or (),
+            pattern=jobs.pattern_of(found, topics, pattern),
+            url=server.url,
+            token=server.token,
+            data_dir=data_dir or "",
+            by_topic=_BY_TOPIC[found.partition],
+            format=found.format.value,
+            decode=found.decode,
+            schema=found.schema,
+            once=once,
+            every_s=found.every_s,
+            batch_bytes=found.batch_bytes,
+            part_bytes=found.part_bytes,
+            skip_lost=skip_lost,
+            take_over=take_over,
+            master=found.master,
+            progress=job.progress,
+            stop=ending.asked,
+        )
+    jobs.print_summary(summary, _words, as_json=as_json)
 
 
 def _words(summary: Any) -> str:

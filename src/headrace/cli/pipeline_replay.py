@@ -1,8 +1,6 @@
 """`headrace pipeline replay`: records of a lake into a topic. The job is in `pipeline/replay.py`."""
 
-import json
 import re
-from contextlib import ExitStack
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -11,7 +9,7 @@ import typer
 from headrace.cli import jobs, options
 from headrace.cli.failure import UsageError
 from headrace.cli.moment import parse_moment
-from headrace.cli.output import ProgressBar, counted, size
+from headrace.cli.output import counted, size
 
 _TIME_HELP = "an ISO 8601 time, or milliseconds since 1970"
 
@@ -66,38 +64,25 @@ def replay(
     """
     found = jobs.settings(config_file, lake=lake, master=master)
     directory = jobs.lake_of(found)
-    job = jobs.job("replay")
-    from headrace.spark.options import OptionError
-
-    api = options.http_api(http, token)
+    server = jobs.server_of(http, token, config_file=config_file)
     now = datetime.now().astimezone()
-    with ExitStack() as stack:
-        bars: list[ProgressBar] = []
-
-        def progress(done: int, total: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(ProgressBar(total)))
-            bars[0].advance_to(done)
-
-        try:
-            summary = job.replay(
-                directory,
-                topic,
-                to,
-                url=api.base,
-                token=api.token or "",
-                from_offset=from_offset,
-                to_offset=to_offset,
-                since=_moment("--since", since, now),
-                until=_moment("--until", until, now),
-                rate=rate,
-                name=name,
-                master=found.master,
-                progress=progress,
-            )
-        except OptionError as error:
-            raise UsageError(str(error)) from None
-    typer.echo(json.dumps(summary._asdict()) if as_json else _words(summary))
+    with jobs.running("replay") as job:
+        summary = job.run(
+            directory,
+            topic,
+            to,
+            url=server.url,
+            token=server.token,
+            from_offset=from_offset,
+            to_offset=to_offset,
+            since=_moment("--since", since, now),
+            until=_moment("--until", until, now),
+            rate=rate,
+            name=name,
+            master=found.master,
+            progress=job.progress,
+        )
+    jobs.print_summary(summary, _words, as_json=as_json)
 
 
 def _moment(option: str, text: str | None, now: datetime) -> int | None:

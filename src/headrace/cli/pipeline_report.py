@@ -1,33 +1,25 @@
 """`headrace pipeline report`: a page to look at. The job is in `pipeline/report.py`."""
 
-from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
 
 from headrace.cli import jobs, options
-from headrace.cli.failure import UsageError
-from headrace.cli.output import ProgressBar, counted, moment, size
+from headrace.cli.output import counted, moment, size
 
 
 def report(
-    topics: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.")
-    ] = None,
+    topics: jobs.Topics = None,
     out: Annotated[
-        str, typer.Option("--out", metavar="FILE", help="The page.  [default report.html]")
-    ] = "report.html",
+        str | None,
+        typer.Option(
+            "--out", metavar="FILE", help="The page.  [pipeline.report_out, else report.html]"
+        ),
+    ] = None,
     as_json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="The same as JSON.")
     ] = None,
-    pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--pattern",
-            metavar="RE",
-            help="Only topics whose whole name matches.  [pipeline.pattern]",
-        ),
-    ] = None,
+    pattern: jobs.Pattern = None,
     lake: jobs.Lake = None,
     http: options.Http = None,
     token: options.Token = None,
@@ -52,38 +44,21 @@ def report(
     headrace pipeline report --lake /lake --out week.html --json week.json
     headrace pipeline report orders returns --data-dir /var/lib/headrace
     """
-    found = jobs.settings(config_file, lake=lake, pattern=pattern, master=master)
-    job = jobs.job("report")
-    from headrace.spark.options import OptionError
-
-    url, secret = "", ""
-    if http or not data_dir:
-        api = options.http_api(http, token)
-        url, secret = api.base, api.token or ""
-    with ExitStack() as stack:
-        bars: list[ProgressBar] = []
-
-        def progress(done: int, total: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(ProgressBar(total)))
-            bars[0].advance_to(done)
-
-        try:
-            summary = job.report(
-                out,
-                topics or (),
-                json=as_json or "",
-                # Topics on the command line go over a pattern in the file.
-                pattern=(pattern or "") if topics else found.pattern,
-                url=url,
-                token=secret,
-                data_dir=data_dir or "",
-                lake=found.lake,
-                master=found.master,
-                progress=progress,
-            )
-        except OptionError as error:
-            raise UsageError(str(error)) from None
+    found = jobs.settings(config_file, lake=lake, pattern=pattern, report_out=out, master=master)
+    server = jobs.server_of(http, token, data_dir, config_file=config_file)
+    with jobs.running("report") as job:
+        summary = job.run(
+            found.report_out,
+            topics or (),
+            json=as_json or "",
+            pattern=jobs.pattern_of(found, topics, pattern),
+            url=server.url,
+            token=server.token,
+            data_dir=data_dir or "",
+            lake=found.lake,
+            master=found.master,
+            progress=job.progress,
+        )
     typer.echo(_words(summary))
 
 

@@ -63,7 +63,7 @@ def subscribe(
         typer.Option(
             "--lake",
             metavar="DIR",
-            envvar="HEADRACE_LAKE",
+            envvar="HEADRACE_PIPELINE_LAKE",
             help="A lake that the topic is exported to: what the log has no more is read there.",
         ),
     ] = None,

@@ -11,7 +11,7 @@ from rich.table import Table
 from headrace.cli import options
 from headrace.cli.http_api import HttpApi, request
 from headrace.cli.output import moment, print_table, size
-from headrace.model import LAKE_READER, LAKE_START_READER
+from headrace.model import LAKE_READER, LAKE_START_READER, Durability
 
 _PAGE = 1000
 _OF_LAKE = ("log", "lake", "lag")
@@ -92,6 +92,8 @@ def _row(topic: dict[str, Any]) -> dict[str, str]:
         "lake": "",
         "lag": "",
     }
+    if topic["durability"] != Durability.MEMORY:
+        row["lag"] = f"{topic['records']:,}"  # unless it was told of some of them
     if lake is not None:
         begin = lake_start["offset"] if lake_start is not None else "…"
         row["lake"] = f"{begin}–{lake['offset']}"

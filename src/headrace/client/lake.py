@@ -25,36 +25,33 @@ class Lake(Protocol):
         """The records from an offset on, in order, each with the offset just past it."""
 
 
-class _DeltaLake:
+class _Lake:
     """Opened for each gap: exports go on meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self, topic: str, offset: int) -> Iterator[Batch]:
-        from headrace.lake.delta import DeltaLake
         from headrace.lake.reading import read_topic
+        from headrace.lake.table import open_table
 
-        table = DeltaLake.open(self._path)
-        return read_topic(self._path, table, topic, offset) if table is not None else iter(())
+        return read_topic(self._path, open_table(self._path), topic, offset)
 
 
 def open_lake(path: str | PathLike[str]) -> Lake:
     """Raises ConfigError where nothing can be read from."""
+    place = Path(path)
     try:
-        from headrace.lake.delta import DeltaLake
+        from headrace.lake.table import open_table
+
+        open_table(place)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"reading from a lake needs: pip install 'headrace[lake]' ({error})"
         ) from None
-    place = Path(path)
-    try:
-        found = DeltaLake.open(place)
     except HeadraceError as error:
         raise ConfigError(str(error)) from None
-    if found is None:
-        raise ConfigError(f"there is no lake in {place}: has anything been exported yet?")
-    return _DeltaLake(place)
+    return _Lake(place)
 
 
 class Gap:

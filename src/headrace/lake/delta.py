@@ -14,21 +14,27 @@ from typing import Any, Self
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.table import Metadata
 from deltalake.transaction import AddAction, RemoveAction
 
-from headrace.lake.format import DATE, FORMAT, SCHEMA, LakeError, check_format
+from headrace.lake.columns import columns_text, parse_columns
+from headrace.lake.format import DATE, FORMAT, LakeError, Oddity, Shape, check_format
+from headrace.lake.sorted_file import DATED
 from headrace.lake.syncing import make_directory, sync
-from headrace.lake.writing import Statistics, Written
+from headrace.lake.trouble import in_a_sentence, reads, writes
+from headrace.lake.writing import Bounds, Layout, Statistics, Values, Written
 
 LOG = "_delta_log"
 _FORMAT_KEY = "headrace.format"
+_DECODE_KEY = "headrace.decode"
+_DECODED_KEY = "headrace.decoded"
 _BATCH_KEY = "headrace.batch"
 
 _NOTES_LOOKED_AT = (10, 1000)
 """How many commits are searched for a batch's notes: it is nearly always one of the last."""
 
-_OURS = re.compile(r"(t-[0-9a-f]{16}/)?date=[0-9]{4}-[0-9]{2}-[0-9]{2}/[^/]+\.parquet")
+_OURS = re.compile(rf"(t-[0-9a-f]{{16}}/)?{DATED}")
 """Paths of files that are written here."""
 
 _SYNCED = 100
@@ -38,52 +44,62 @@ _SYNCED = 100
 class DeltaLake:
     """Implements `table.Table`."""
 
-    def __init__(self, lake: Path, *, by_topic: bool) -> None:
+    kind = "delta"
+    layout = Layout()
+    _where = LOG
+
+    def __init__(self, lake: Path, shape: Shape) -> None:
         self._lake = lake
-        self.by_topic = by_topic
+        self.shape = shape
 
     @classmethod
     def open(cls, lake: Path) -> Self | None:
         """None where there is no Delta table; one that we have not made is refused."""
-        try:
-            table = DeltaTable(str(lake))
-        except TableNotFoundError:
-            return None
-        except DeltaError as error:
-            raise LakeError(f"{lake} cannot be read as a Delta table: {error}") from None
-        metadata = table.metadata()
-        number = metadata.configuration.get(_FORMAT_KEY)
-        if number is None or not number.isdigit():
-            raise LakeError(
-                f"{lake} holds something else than a lake of Headrace (a Delta table of others): name a "
-                "new or an empty directory"
-            )
-        check_format(int(number), str(lake))
-        return cls(lake, by_topic="topic" in metadata.partition_columns)
+        with in_a_sentence(lake, LOG):
+            try:
+                metadata = DeltaTable(str(lake)).metadata()
+            except TableNotFoundError:
+                return None
+            number = metadata.configuration.get(_FORMAT_KEY)
+            if number is None or not number.isdigit():
+                raise LakeError(
+                    f"{lake} holds something else than a lake of Headrace (a Delta table of others): name "
+                    "a new or an empty directory"
+                )
+            check_format(int(number), str(lake))
+            return cls(lake, _shape(metadata))
 
     @classmethod
-    def make(cls, lake: Path, *, by_topic: bool) -> Self:
+    def make(cls, lake: Path, shape: Shape) -> Self:
         make_directory(lake)
-        DeltaTable.create(
-            str(lake),
-            SCHEMA.append(DATE),
-            mode="ignore",  # someone may have been faster
-            partition_by=_partition(by_topic=by_topic),
-            name="headrace",
-            configuration={_FORMAT_KEY: str(FORMAT)},
-            raise_if_key_not_exists=False,
-        )
-        made = cls(lake, by_topic=by_topic)
+        with in_a_sentence(lake, LOG, writing=True):
+            DeltaTable.create(
+                str(lake),
+                shape.columns.append(DATE),
+                mode="ignore",  # someone may have been faster
+                partition_by=_partition(shape),
+                name="headrace",
+                configuration={
+                    _FORMAT_KEY: str(FORMAT),
+                    _DECODE_KEY: shape.decode,
+                    _DECODED_KEY: columns_text(shape.decoded),
+                },
+                raise_if_key_not_exists=False,
+            )
+        made = cls(lake, shape)
         made.sync()
         return made
 
     @property
+    @reads
     def id(self) -> str:
         return str(DeltaTable(str(self._lake)).metadata().id)
 
+    @reads
     def last(self, app: str) -> int | None:
         return DeltaTable(str(self._lake)).transaction_version(app)
 
+    @writes
     def commit(
         self,
         app: str,
@@ -113,7 +129,7 @@ class DeltaLake:
                     [*removed, *added],
                     "append",
                     table.schema(),
-                    _partition(by_topic=self.by_topic),
+                    _partition(self.shape),
                     commit_properties=properties,
                 )
             except CommitFailedError:
@@ -121,6 +137,7 @@ class DeltaLake:
             self._sync(f"{table.version():020}.json")
             return True
 
+    @reads
     def notes(self, number: int) -> Mapping[str, str] | None:
         table = DeltaTable(str(self._lake))
         for limit in _NOTES_LOOKED_AT:
@@ -129,6 +146,7 @@ class DeltaLake:
                     return {key: str(value) for key, value in entry.items()}
         return None
 
+    @reads
     def all_notes(self) -> list[tuple[int, Mapping[str, str]]]:
         return [
             (int(entry[_BATCH_KEY]), {key: str(value) for key, value in entry.items()})
@@ -136,19 +154,48 @@ class DeltaLake:
             if str(entry.get(_BATCH_KEY)).isdigit()
         ]
 
+    @reads
     def files(self) -> dict[str, int]:
         added = pa.table(DeltaTable(str(self._lake)).get_add_actions(flatten=True))
         return dict(zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True))
 
+    @reads
     def files_of(self, topic: str, offset: int) -> list[str]:
         quoted = topic.replace("'", "''")
         found = DeltaTable(str(self._lake)).file_uris(
             file_pruning_predicate=f"topic = '{quoted}' and offset >= {offset}"
         )
         # Addresses of files, however the library writes them: their ends are ours.
-        depth = len(_partition(by_topic=self.by_topic)) + 1
+        depth = len(_partition(self.shape)) + 1
         return ["/".join(uri.split("/")[-depth:]) for uri in found]
 
+    @reads
+    def bounds(self) -> dict[str, Bounds]:
+        added = pa.table(DeltaTable(str(self._lake)).get_add_actions(flatten=True))
+        found = {name: _as_numbers(added[name]) for name in added.column_names}
+        names = {"rows": ("num_records",) * 2}
+        names |= {name: (f"min.{name}", f"max.{name}") for name in Values._fields}
+        names |= {name: (f"partition.{name}",) * 2 for name in _partition(self.shape)}
+        nothing = [None] * len(added)
+        return {
+            path: {
+                name: (found.get(least, nothing)[row], found.get(most, nothing)[row])
+                for name, (least, most) in names.items()
+            }
+            for row, path in enumerate(found["path"])
+        }
+
+    @reads
+    def oddities(self) -> list[Oddity]:
+        found = pa.schema(DeltaTable(str(self._lake)).schema().to_arrow())
+        if found.equals(self.shape.columns.append(DATE)):
+            return []
+        return [Oddity("damaged", LOG, f"the table has other columns: {', '.join(found.names)}")]
+
+    def shown(self, path: str) -> str:
+        return path
+
+    @writes
     def sweep(self, after_s: float, *, dry_run: bool) -> int:
         unnamed = DeltaTable(str(self._lake)).vacuum(
             -int(-after_s // 3600),
@@ -161,6 +208,7 @@ class DeltaLake:
             (self._lake / path).unlink(missing_ok=True)
         return len(ours)
 
+    @writes
     def sync(self) -> None:
         self._sync(*sorted(path.name for path in (self._lake / LOG).glob("*.json"))[-_SYNCED:])
 
@@ -171,8 +219,26 @@ class DeltaLake:
         sync(self._lake)
 
 
-def _partition(*, by_topic: bool) -> list[str]:
-    return ["topic", "date"] if by_topic else ["date"]
+def _shape(found: Metadata) -> Shape:
+    text = found.configuration.get(_DECODED_KEY)
+    return Shape(
+        "topic" in found.partition_columns,
+        found.configuration.get(_DECODE_KEY) or "",
+        parse_columns(text) if text else pa.schema([]),
+    )
+
+
+def _partition(shape: Shape) -> list[str]:
+    return ["topic", "date"] if shape.by_topic else ["date"]
+
+
+def _as_numbers(column: pa.ChunkedArray) -> list[Any]:
+    """Times in microseconds and dates in days."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    elif pa.types.is_date32(column.type):
+        column = column.cast(pa.int32())
+    return list(column.to_pylist())
 
 
 def _removed(table: DeltaTable, paths: Collection[str]) -> list[Any] | None:

@@ -1,6 +1,8 @@
 """What a lake holds: the columns of its rows, and what each batch notes of itself. Opens nothing."""
 
-from typing import NamedTuple
+import re
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -19,6 +21,57 @@ class LakeError(HeadraceError):
     """The lake cannot be used as it is: the message says why and what to change."""
 
 
+class DamagedTableError(LakeError):
+    """What says which files of a lake count cannot be read: `file` has it, or is above it, below the lake."""
+
+    def __init__(self, lake: Path, file: str, reason: object) -> None:
+        self.file, self.reason = file, plain(reason)
+        super().__init__(f"{lake / file} cannot be read: {self.reason}")
+
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
+"""With which an address begins: its slashes are one when it is taken for a path."""
+
+
+def check_path(path: Path) -> None:
+    """Libraries of tables take addresses of files, and would take such a path for another one."""
+    if any(map(_SCHEME.fullmatch, path.parts)):
+        raise LakeError(
+            f"{path} is an address: a lake is a directory, where an object store is mounted"
+        )
+    found = _NO_PATH.search(str(path.absolute()))
+    if found:
+        raise LakeError(
+            f"{str(path)!r} has {found[0]!r} in it, which means something else in addresses of tables: name "
+            "another directory"
+        )
+
+
+class Oddity(NamedTuple):
+    """What is wrong with a table beside its files."""
+
+    kind: Literal["damaged", "missing", "note"]
+    """`missing` is what a job may be about to put right, `note` what is no loss."""
+    file: str
+    """Below the lake."""
+    reason: str
+
+
+_WORDS_MAX = 300
+_NOT_PLAIN = re.compile(r"\x1b\[[0-9;]*m|↳|\n *0: .*", re.DOTALL)
+"""Colours and arrows for a terminal, and where a library was when it failed."""
+
+
+def plain(reason: object) -> str:
+    """What a library has said, in one line of bearable length."""
+    said = " ".join(_NOT_PLAIN.sub("", str(reason)).split())
+    if isinstance(reason, LookupError) or not said:
+        said = f"{type(reason).__name__} {said}".strip()  # a mere name says nothing
+    return said if len(said) <= _WORDS_MAX else f"{said[:_WORDS_MAX]} …"
+
+
+_NO_PATH = re.compile(r"[%#?\\\x00-\x1f\x7f\ud800-\udfff]")
+
 SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string(), False),
@@ -30,6 +83,22 @@ SCHEMA = pa.schema(
     ]
 )
 """Rows are sorted by topic and offset within a file. Where a record ends is its offset + 4 + its length."""
+
+
+class Shape(NamedTuple):
+    """What is decided of a lake when it is made."""
+
+    by_topic: bool = False
+    """Partitioned by topic and date, not by date alone."""
+    decode: str = ""
+    """What payloads are, if some of their content has columns of its own."""
+    decoded: pa.Schema = pa.schema([])
+    """These columns. They lie behind those of every lake, and are null where a payload has no such thing."""
+
+    @property
+    def columns(self) -> pa.Schema:
+        return pa.schema([*SCHEMA, *self.decoded])
+
 
 DATE = pa.field("date", pa.date32(), False)
 """The day of the timestamp in UTC: what tables are partitioned by, and in no file."""
@@ -67,6 +136,10 @@ class File(msgspec.Struct, frozen=True):
     """Below the lake."""
     bytes: int
     rows: int
+
+
+CRC_KEY = "headrace.manifest"
+"""Under which a commit notes the checksum of its manifest."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

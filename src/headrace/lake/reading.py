@@ -1,11 +1,12 @@
 """Records out of a lake: whether a file holds what it says, and one topic in its order, without Spark."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -21,6 +22,9 @@ _COLUMNS = ("topic", "epoch", "offset", "ordinal", "payload")
 
 Record = tuple[int, bytes]
 """The offset just past it, as clients know it, and its payload."""
+
+
+_Places = npt.NDArray[np.int64]
 
 
 class FilesOf(Protocol):
@@ -83,6 +87,71 @@ def _said(path: Path, footer: pq.FileMetaData) -> list[Range]:
         raise LakeError(f"{path} does not say what it holds: it is damaged, or not one of ours")
     with _sentences(path):
         return decode_ranges(text)
+
+
+def read_groups(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """All rows of a file, a row group at a time."""
+    with _open(path) as file:
+        yield from _row_groups(path, file, columns, range(file.metadata.num_row_groups))
+
+
+class Chosen(NamedTuple):
+    """Rows of a row group that were asked for."""
+
+    places: _Places
+    """Which rows of the file they are."""
+    topics: Sequence[str]
+    which: _Places
+    """The place of each row's topic in `topics`."""
+    columns: pa.RecordBatch
+
+
+def read_chosen(
+    path: Path, columns: Collection[str], starts: Callable[[str], int | None]
+) -> Iterator[Chosen]:
+    """Rows of topics from an offset on, which `starts` says of each, or None where there is none wanted.
+
+    The footer says which rows are of which topic: row groups without any are not read.
+    """
+    with _open(path) as file:
+        ranges = _said(path, file.metadata)
+        ends = np.cumsum([one.rows for one in ranges], dtype=np.int64)
+        if file.metadata.num_rows != (ends[-1] if len(ends) else 0):
+            raise LakeError(f"{path} has not the rows that it says it has")
+        wanted = [
+            (place, one.topic, start)
+            for place, one in enumerate(ranges)
+            if (start := starts(one.topic)) is not None and start < one.end
+        ]
+        if not wanted:
+            return
+        places, topics, starting = (list(some) for some in zip(*wanted, strict=True))
+        lasts, least = ends[places], np.array(starting, np.int64)
+        firsts = lasts - [ranges[place].rows for place in places]
+        begin = 0
+        for number in range(file.metadata.num_row_groups):
+            stop = begin + file.metadata.row_group(number).num_rows
+            rows, which = _between(firsts, lasts, begin, stop)
+            if len(rows):
+                (batch,) = _row_groups(path, file, {"offset", *columns}, [number])
+                offsets = batch["offset"].to_numpy()[rows - begin]
+                is_behind = offsets >= least[which]
+                rows, which = rows[is_behind], which[is_behind]
+            if len(rows):
+                is_all = len(rows) == batch.num_rows
+                taken = batch if is_all else batch.take(pa.array(rows - begin))
+                first, last = int(which[0]), int(which[-1])
+                yield Chosen(rows, topics[first : last + 1], which - first, taken)
+            begin = stop
+
+
+def _between(firsts: _Places, lasts: _Places, begin: int, stop: int) -> tuple[_Places, _Places]:
+    """The rows of stretches that lie between two, and which stretch each is of."""
+    left, right = np.searchsorted(lasts, begin, "right"), np.searchsorted(firsts, stop)
+    some = np.maximum(firsts[left:right], begin)
+    counts = np.minimum(lasts[left:right], stop) - some
+    rows = np.repeat(some - (np.cumsum(counts) - counts), counts)
+    return rows + np.arange(len(rows)), np.repeat(np.arange(left, right), counts)
 
 
 class _Check:
@@ -201,7 +270,7 @@ def _may_have(file: pq.ParquetFile, number: int, offset: int, end: int | None) -
 
 
 def _row_groups(
-    path: Path, file: pq.ParquetFile, columns: Sequence[str], numbers: Sequence[int]
+    path: Path, file: pq.ParquetFile, columns: Collection[str], numbers: Sequence[int]
 ) -> Iterator[pa.RecordBatch]:
     """Each as one batch: their size is bounded when they are written."""
     names = [name for name in columns if name in file.schema_arrow.names]

@@ -1,20 +1,28 @@
-"""A Delta table of states, one for each topic: replaced as a whole by every commit, which counts once."""
+"""A Delta table of states, one for each topic: every commit counts once, of all states or of some buckets.
 
+Topics are divided into buckets, and each bucket is one file, whose name says which of how many it is. So
+states change by a new file for each of their buckets, in one commit that takes the old ones out.
+"""
+
+import re
 import time
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
 
 from headrace.lake.delta import LOG
-from headrace.lake.format import LakeError, check_format
-from headrace.lake.manifests import HIDDEN
+from headrace.lake.format import LakeError, Positions
+from headrace.lake.ours import open_ours
 from headrace.lake.syncing import make_directory, sync
+from headrace.model import Position
 
 STATES_FORMAT = 1
 _FORMAT_KEY = "headrace.states"
@@ -39,6 +47,17 @@ _KEPT_HOURS = 7 * 24
 """How long files stay that the table no longer names: someone may still read them."""
 
 
+_LOG_KEPT = "interval 1 days"
+"""How long commits stay that nobody needs to open the table: there may be one every second."""
+
+_NAME = re.compile(r"\d{8}-(?P<bucket>\d{4})-of-(?P<count>\d{4})-[0-9a-f]{12}\.parquet")
+
+
+def name_of(number: int, bucket: int, count: int) -> str:
+    """Of a file of states, in the form that says of which bucket it is; never the same again."""
+    return f"{number:08}-{bucket:04}-of-{count:04}-{uuid.uuid4().hex[:12]}.parquet"
+
+
 class StatesFile(NamedTuple):
     """A file that is on disk, and that nobody knows of yet."""
 
@@ -52,15 +71,20 @@ class StatesWriter:
 
     def __init__(self, directory: Path, name: str) -> None:
         self._path = directory / name
-        self._writer = pq.ParquetWriter(self._path, SCHEMA, store_schema=False)
+        self._writer = pq.ParquetWriter(
+            self._path, SCHEMA, store_schema=False, write_page_checksum=True
+        )
         self._rows: list[dict[str, Any]] = []
+        self._tables: list[pa.Table] = []
         self._bytes = self._count = 0
 
     def add(self, row: dict[str, Any]) -> None:
         self._rows.append(row)
-        self._bytes += len(row["state"])
-        if self._bytes >= _GROUP_BYTES:
-            self._write()
+        self._added(len(row["state"]))
+
+    def add_table(self, table: pa.Table) -> None:
+        self._tables.append(table)
+        self._added(table.nbytes)
 
     def finish(self) -> StatesFile:
         self._write()
@@ -69,18 +93,77 @@ class StatesWriter:
         sync(self._path.parent)
         return StatesFile(self._path.name, self._path.stat().st_size, self._count)
 
+    def _added(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes >= _GROUP_BYTES:
+            self._write()
+
     def _write(self) -> None:
-        if self._rows:
-            self._writer.write_table(pa.Table.from_pylist(self._rows, SCHEMA))
-            self._count += len(self._rows)
-            self._rows, self._bytes = [], 0
+        table = pa.concat_tables([*self._tables, pa.Table.from_pylist(self._rows, SCHEMA)])
+        if table.num_rows:
+            self._writer.write_table(table)
+            self._count += table.num_rows
+        self._rows, self._tables, self._bytes = [], [], 0
 
 
-def read_states(path: Path, columns: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-    """The rows of a file, a row group at a time."""
-    with pq.ParquetFile(path) as file:
-        for number in range(file.metadata.num_row_groups):
-            yield file.read_row_group(number, columns=list(columns)).to_pylist()
+def merge_states(
+    directory: Path, name: str, old: Iterable[str], changed: Iterable[pa.RecordBatch]
+) -> tuple[StatesFile, int]:
+    """A file of states that have changed, and behind them what old files have of other topics.
+
+    Gives how many have changed, too: these are its first rows.
+    """
+    writer = StatesWriter(directory, name)
+    topics = []
+    for batch in changed:
+        table = pa.Table.from_batches([batch]).select(SCHEMA.names).cast(SCHEMA)
+        topics.append(table["topic"].combine_chunks())
+        writer.add_table(table)
+    known = pa.concat_arrays([pa.array([], pa.string()), *topics])
+    for path in old:
+        for table in _row_groups(directory / path, SCHEMA.names):
+            writer.add_table(table.filter(pc.invert(pc.is_in(table["topic"], value_set=known))))
+    return writer.finish(), len(known)
+
+
+def read_states(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a file, a row group at a time in memory."""
+    for table in _row_groups(path, columns):
+        yield from table.to_pylist()
+
+
+def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """The same, all columns, in Arrow's form."""
+    for table in _row_groups(path, SCHEMA.names):
+        yield from table.to_batches()
+
+
+def _row_groups(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for number in range(file.metadata.num_row_groups):
+                yield file.read_row_group(number, columns=list(columns))
+    except (pa.ArrowException, OSError) as error:
+        raise LakeError(
+            f"{path} cannot be read: {error}; an aggregate over lake and log makes the table anew"
+        ) from None
+
+
+class Covered(NamedTuple):
+    """What a table of states covers."""
+
+    reducers: set[str]
+    ends: Positions
+
+
+class Totals(NamedTuple):
+    """What the states of a table are, in numbers."""
+
+    topics: int
+    messages: int
+    incomplete: int
+    failed: int
+    first_failure: str
 
 
 class StatesTable:
@@ -90,25 +173,8 @@ class StatesTable:
     @classmethod
     def open(cls, directory: Path) -> Self | None:
         """None where one can be made; a directory of something else is refused. Changes nothing."""
-        if not directory.exists():
-            return None
-        if not directory.is_dir():
-            raise LakeError(f"{directory} is no directory: name a new or an empty one")
-        try:
-            table = DeltaTable(str(directory))
-        except TableNotFoundError:
-            # One that was left while it was made has a part of these.
-            others = sorted({path.name for path in directory.iterdir()} - {HIDDEN, LOG})
-            if others:
-                raise _not_ours(directory, others[0]) from None
-            return None
-        except DeltaError as error:
-            raise LakeError(f"{directory} cannot be read as a Delta table: {error}") from None
-        number = table.metadata().configuration.get(_FORMAT_KEY)
-        if number is None or not number.isdigit():
-            raise _not_ours(directory, "a Delta table of something else")
-        check_format(int(number), str(directory))
-        return cls(directory)
+        found = open_ours(directory, _FORMAT_KEY, "states of Headrace")
+        return cls(directory) if found else None
 
     @classmethod
     def make(cls, directory: Path) -> Self:
@@ -118,7 +184,10 @@ class StatesTable:
             SCHEMA,
             mode="ignore",  # someone may have been faster
             name="headrace states",
-            configuration={_FORMAT_KEY: str(STATES_FORMAT)},
+            configuration={
+                _FORMAT_KEY: str(STATES_FORMAT),
+                "delta.logRetentionDuration": _LOG_KEPT,
+            },
             raise_if_key_not_exists=False,
         )
         made = cls(directory)
@@ -130,11 +199,24 @@ class StatesTable:
         return DeltaTable(str(self._directory)).transaction_version(app)
 
     def replace(self, app: str, number: int, files: Sequence[StatesFile]) -> bool:
-        """Make these files the table; False when the number was committed before: nothing has changed then.
+        """Make these files the table; False when the number was committed before: nothing has changed."""
+        return self._commit(app, number, "overwrite", files, ())
 
-        As in `delta.py`, the number is asked of the very object that commits.
-        """
-        actions: list[Any] = [_add(one) for one in files]
+    def update(
+        self, app: str, number: int, files: Sequence[StatesFile], replaced: Collection[str]
+    ) -> bool:
+        """Put these files in the place of others; False also when these are not in the table any more."""
+        return self._commit(app, number, "append", files, replaced)
+
+    def _commit(
+        self,
+        app: str,
+        number: int,
+        mode: str,
+        files: Sequence[StatesFile],
+        replaced: Collection[str],
+    ) -> bool:
+        # As in `delta.py`, the number is asked of the very object that commits.
         properties = CommitProperties(
             app_transactions=[Transaction(app, number)], max_commit_retries=0
         )
@@ -143,9 +225,14 @@ class StatesTable:
             last = table.transaction_version(app)
             if last is not None and last >= number:
                 return False
+            live = _live(table)
+            if not live.keys() >= set(replaced):
+                return False
+            actions: list[Any] = [*(_remove(path, live[path]) for path in replaced)]
+            actions += [_add(one) for one in files]
             try:
                 table.create_write_transaction(
-                    actions, "overwrite", table.schema(), [], commit_properties=properties
+                    actions, mode, table.schema(), [], commit_properties=properties
                 )
             except CommitFailedError:
                 continue  # someone was faster: whether we are still to do it has to be looked at again
@@ -153,15 +240,59 @@ class StatesTable:
             return True
 
     def files(self) -> list[str]:
+        return list(_live(DeltaTable(str(self._directory))))
+
+    def rows(self) -> list[tuple[str, int]]:
+        """Its files, and how many states are in each."""
         added = pa.table(DeltaTable(str(self._directory)).get_add_actions(flatten=True))
-        found: list[str] = added["path"].to_pylist()
+        return list(zip(added["path"].to_pylist(), added["num_records"].to_pylist(), strict=True))
+
+    def buckets(self) -> tuple[int, dict[int, list[str]]]:
+        """Into how many buckets topics are divided, and the files of each; 0 where there is no file."""
+        count, found = 0, dict[int, list[str]]()
+        for path in self.files():
+            named = _NAME.fullmatch(path)
+            if named is None or count not in (0, int(named["count"])):
+                raise LakeError(
+                    f"{self._directory} was not written by this version ({path}): an aggregate over lake "
+                    "and log makes it anew"
+                )
+            count = int(named["count"])
+            found.setdefault(int(named["bucket"]), []).append(path)
+        return count, found
+
+    def covered(self) -> Covered:
+        found = Covered(set(), {})
+        for table in self._columns("topic", "epoch", "offset", "ordinal", "reducer"):
+            *places, reducers = (column.to_pylist() for column in table.columns)
+            found.reducers.update(reducers)
+            for topic, *place in zip(*places, strict=True):
+                found.ends[topic] = Position(*place)
         return found
+
+    def totals(self) -> Totals:
+        topics = messages = incomplete = failed = 0
+        first = ""
+        for table in self._columns("topic", "messages", "complete", "error"):
+            topics += table.num_rows
+            messages += pc.sum(table["messages"]).as_py() or 0
+            incomplete += pc.sum(pc.invert(table["complete"])).as_py() or 0
+            bad = table.filter(pc.is_valid(table["error"])).select(["topic", "error"]).to_pylist()
+            failed += len(bad)
+            if bad and not first:
+                first = f"topic {bad[0]['topic']!r}: {bad[0]['error']}"
+        return Totals(topics, messages, incomplete, failed, first)
+
+    def _columns(self, *names: str) -> Iterator[pa.Table]:
+        for path in self.files():
+            yield from _row_groups(self._directory / path, names)
 
     def sweep(self) -> None:
         """Delete what the table has not named for a week, also what killed jobs have left."""
-        table = DeltaTable(str(self._directory))
-        if table.vacuum(_KEPT_HOURS, full=True):
-            table.vacuum(_KEPT_HOURS, dry_run=False, full=True)
+        # It would delete whatever else lies in the directory, too.
+        unnamed = DeltaTable(str(self._directory)).vacuum(_KEPT_HOURS, full=True)
+        for path in filter(_NAME.fullmatch, unnamed):
+            (self._directory / path).unlink(missing_ok=True)
 
     def _sync(self) -> None:
         newest = sorted((self._directory / LOG).glob("*.json"))[-1:]
@@ -169,10 +300,19 @@ class StatesTable:
             sync(path)
 
 
-def _not_ours(directory: Path, what: str) -> LakeError:
-    return LakeError(
-        f"{directory} holds something else than states of Headrace ({what}): name a new or an empty "
-        "directory"
+def _live(table: DeltaTable) -> dict[str, int]:
+    """The files of a table, and their bytes."""
+    added = pa.table(table.get_add_actions(flatten=True))
+    return dict(zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True))
+
+
+def _remove(path: str, size: int) -> RemoveAction:
+    return RemoveAction(
+        path,
+        data_change=True,
+        deletion_timestamp=int(time.time() * 1000),
+        size=size,
+        partition_values={},
     )
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import uuid
 from pathlib import Path
 
 
@@ -16,11 +17,23 @@ def sync(path: Path) -> None:
 
 def replace(path: Path, data: bytes) -> None:
     """The whole new content or the whole old one, whatever happens."""
-    made = path.with_suffix(".tmp")
-    made.write_bytes(data)
-    sync(made)
-    made.rename(path)
+    made = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.tmp")  # others may do the same
+    try:
+        made.write_bytes(data)
+        sync(made)
+        made.rename(path)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
     sync(path.parent)
+
+
+def is_older(path: Path, moment: float) -> bool:
+    """Whether it has not changed since; False for one that is gone meanwhile."""
+    try:
+        return path.stat().st_mtime < moment
+    except FileNotFoundError:
+        return False
 
 
 def make_directory(path: Path) -> None:

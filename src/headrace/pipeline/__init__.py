@@ -2,10 +2,13 @@
 
 from headrace.pipeline.aggregate import Summary as AggregateSummary
 from headrace.pipeline.aggregate import aggregate
+from headrace.pipeline.aggregate_stream import aggregate_stream
 from headrace.pipeline.audit import audit
 from headrace.pipeline.audit_plan import AuditReport
 from headrace.pipeline.compact import Summary as CompactSummary
 from headrace.pipeline.compact import compact
+from headrace.pipeline.dedupe import Summary as DedupeSummary
+from headrace.pipeline.dedupe import dedupe
 from headrace.pipeline.export import Summary as ExportSummary
 from headrace.pipeline.export import export
 from headrace.pipeline.replay import Summary as ReplaySummary
@@ -17,12 +20,15 @@ __all__ = [
     "AggregateSummary",
     "AuditReport",
     "CompactSummary",
+    "DedupeSummary",
     "ExportSummary",
     "ReplaySummary",
     "ReportSummary",
     "aggregate",
+    "aggregate_stream",
     "audit",
     "compact",
+    "dedupe",
     "export",
     "replay",
     "report",

@@ -6,10 +6,7 @@ Until the commit nothing has changed: what a killed run has staged is removed by
 those that the server itself would come to, to the byte.
 """
 
-import re
-import shutil
-import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +15,6 @@ from headrace.lake.format import LakeError, Positions
 from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN, Manifests
 from headrace.lake.states import StatesFile, StatesTable
-from headrace.lake.syncing import make_directory
 from headrace.lake.table import open_table
 from headrace.pipeline import export_plan
 from headrace.pipeline.aggregate_publish import Published, PublishWork, publish
@@ -32,7 +28,9 @@ from headrace.pipeline.aggregate_tasks import (
 )
 from headrace.pipeline.export import APP as EXPORT
 from headrace.pipeline.fold import here, load_reducer
+from headrace.pipeline.job_input import check_apart, make_writable, topics_of
 from headrace.pipeline.points import Points
+from headrace.pipeline.staging import by_number, staging, together
 from headrace.pipeline.tasks import JobError, Runner, SparkRunner
 from headrace.spark.log_view import LogView, Range, TopicState
 from headrace.spark.open_log import open_log
@@ -49,9 +47,8 @@ from headrace.spark.planning import find_topics, parts_of
 APP = "headrace-aggregate"
 """The application whose numbers are those of runs."""
 
-_STAGING = "staging"
 _TASK_BYTES = 64 << 20
-_BUCKETS_MIN, _BUCKETS_MAX = 4, 256
+BUCKETS_MIN, BUCKETS_MAX = 16, 256
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of log and lake are done, of how many."""
@@ -98,55 +95,42 @@ def aggregate(
     lake is read. With `publish`, states of channels go to the server at `url` as snapshots.
     """
     load_reducer(reducer, here())
-    wanted = _topics(tuple(dict.fromkeys(topics)), pattern)
+    wanted = topics_of(topics, pattern)
     if publish and not url:
         raise OptionError("say where states are published: give a server's address")
-    log = _source(wanted, url, token, data_dir, task_bytes) if url or data_dir else None
+    log = source_of(wanted, url, token, data_dir, task_bytes) if url or data_dir else None
     told = parse_place(url, token) if publish else None
     directory = Path(into).absolute()
     StatesTable.open(directory)
-    plan = _plan(Path(lake).absolute(), wanted, log, task_bytes)
-    for name in wanted.names or ():
-        if name not in plan.topics:
-            raise JobError(f"there is no topic {name!r} to aggregate")
-    _make_writable(directory)
+    check_apart(Path(lake), directory)
+    plan = plan_of(Path(lake).absolute(), wanted, log, task_bytes)
+    check_named(wanted, plan.topics)
+    make_writable(directory)
     with Lock(directory / HIDDEN, "aggregate"):
-        job = _Aggregate(directory, plan, wanted, reducer, points, progress)
+        job = Aggregate(directory, plan, wanted, reducer, points, progress)
         with closing(runner or SparkRunner("headrace aggregate", master)) as by:
             return job.run(by, told)
 
 
-def _topics(names: tuple[str, ...], pattern: str) -> Topics:
-    if names and pattern:
-        raise OptionError("topics and a pattern exclude each other: give one of them")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise OptionError(f"the pattern is no regular expression: {error}") from None
-    return Topics(names) if names else Topics(pattern=pattern or "(?s:.*)")
+def check_named(topics: Topics, known: Collection[str]) -> None:
+    for name in topics.names or ():
+        if name not in known:
+            raise JobError(f"there is no topic {name!r} to aggregate")
 
 
-def _source(topics: Topics, url: str, token: str, data_dir: str, task_bytes: int) -> SourceOptions:
+def source_of(
+    topics: Topics, url: str, token: str, data_dir: str, task_bytes: int
+) -> SourceOptions:
     place = {"path": str(Path(data_dir).absolute())} if data_dir else {"url": url, "token": token}
     given = {"maxBytesPerPartition": str(task_bytes), "failOnDataLoss": "false"}
     options = parse_source({**place, **given, "subscribePattern": ".*"}, streaming=False)
     return options._replace(topics=topics)
 
 
-def _make_writable(directory: Path) -> None:
-    try:
-        make_directory(directory / HIDDEN / _STAGING)
-        made = directory / HIDDEN / f"probe-{uuid.uuid4().hex}"
-        made.touch()
-        made.unlink()
-    except OSError as error:
-        raise LakeError(f"{directory} cannot be written to: {error.strerror}") from None
-
-
 # What is read
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     lake: str
     files: dict[str, int]
     place: Place
@@ -160,18 +144,20 @@ class _Plan(NamedTuple):
         return sum(self.files.values()) + sum(one.bytes for part in self.parts for one in part)
 
 
-def _plan(lake: Path, topics: Topics, source: SourceOptions | None, task_bytes: int) -> _Plan:
-    files, ends = _list_lake(lake)
+def plan_of(
+    lake: Path | None, topics: Topics, source: SourceOptions | None, task_bytes: int
+) -> Plan:
+    files, ends = list_lake(lake) if lake is not None else ({}, {})
     names = {name for name in ends if topics.matches(name)}
     if source is None:
-        return _Plan(str(lake), files, Place(), [], names, task_bytes)
+        return Plan(str(lake), files, Place(), [], names, task_bytes)
     with closing(open_log(source.place)) as log:
         states = find_topics(log, topics)
         parts = parts_of(log, _behind(log, states, ends), source)
-    return _Plan(str(lake), files, source.place, parts, names | states.keys(), task_bytes)
+    return Plan(str(lake), files, source.place, parts, names | states.keys(), task_bytes)
 
 
-def _list_lake(lake: Path) -> tuple[dict[str, int], Positions]:
+def list_lake(lake: Path) -> tuple[dict[str, int], Positions]:
     """Its files, and how far it has each topic: files may have more than that, never less."""
     table = open_table(lake)
     ends = Manifests(lake).reach(table.last(EXPORT)).ends
@@ -188,28 +174,14 @@ def _behind(log: LogView, states: dict[str, TopicState], ends: Positions) -> lis
     ]
 
 
-def _together(files: dict[str, int], bytes_max: int) -> Iterator[list[str]]:
-    """Small files in one task."""
-    some: list[str] = []
-    size = 0
-    for name, length in sorted(files.items()):
-        if some and size + length > bytes_max:
-            yield some
-            some, size = [], 0
-        some.append(name)
-        size += length
-    if some:
-        yield some
-
-
 # What is done
 
 
-class _Aggregate:
+class Aggregate:
     def __init__(
         self,
         into: Path,
-        plan: _Plan,
+        plan: Plan,
         topics: Topics,
         reducer: str,
         points: Points,
@@ -217,15 +189,14 @@ class _Aggregate:
     ) -> None:
         self._into, self._plan, self._topics = into, plan, topics
         self._reducer, self._points, self._progress = reducer, points, progress
+        self._buckets = min(BUCKETS_MAX, max(BUCKETS_MIN, plan.bytes // plan.task_bytes))
 
     def run(self, runner: Runner, told: Place | None) -> Summary:
         table = StatesTable.open(self._into) or StatesTable.make(self._into)
         last = table.last(APP)
         number = 0 if last is None else last + 1
-        staging = self._into / HIDDEN / _STAGING
-        _empty(staging)  # of runs that were killed: nobody else is here
-        try:
-            staged = self._stage(runner, staging)
+        with staging(self._into) as place:
+            staged = self._stage(runner, place)
             self._points.here("staged")
             folded = self._fold(runner, staged, number)
             self._points.here("folded")
@@ -235,21 +206,18 @@ class _Aggregate:
                     f"another aggregate writes to {self._into}: it has committed run {number}"
                 )
             self._points.here("committed")
-        finally:
-            _empty(staging)
         table.sweep()
-        return self._summary(folded, self._publish(runner, told, files))
+        return self._summary(folded, publish_all(runner, told, self._into, files))
 
-    def _stage(self, runner: Runner, staging: Path) -> list[Staged]:
+    def _stage(self, runner: Runner, place: Path) -> list[Staged]:
         plan, size = self._plan, self._plan.task_bytes
-        buckets = min(_BUCKETS_MAX, max(_BUCKETS_MIN, plan.bytes // size))
         inputs: list[tuple[list[str], list[Range]]] = [
-            *((files, []) for files in _together(plan.files, size)),
+            *((files, []) for files in together(sorted(plan.files.items()), size)),
             *(([], part) for part in plan.parts),
         ]
         works = [
             StageWork(
-                *(str(staging), task, self._reducer, buckets, self._topics),
+                *(str(place), task, self._reducer, self._buckets, self._topics),
                 *(plan.lake, files, plan.place, ranges, self._points),
             )
             for task, (files, ranges) in enumerate(inputs)
@@ -257,26 +225,14 @@ class _Aggregate:
         return runner.run(works, stage, self._part(0.0, 0.5))
 
     def _fold(self, runner: Runner, staged: list[Staged], number: int) -> list[Folded]:
-        by_bucket: dict[int, list[tuple[str, list[int]]]] = {}
-        for one in staged:
-            for bucket, batches in one.batches.items():
-                by_bucket.setdefault(bucket, []).append((one.path, batches))
         works = [
             FoldWork(
-                *(str(self._into), f"{number:08}-{bucket:04}", self._reducer, here()),
+                *(str(self._into), number, bucket, self._buckets, self._reducer, here()),
                 *(found, self._points),
             )
-            for bucket, found in sorted(by_bucket.items())
+            for bucket, found in by_number((one.path, one.batches) for one in staged).items()
         ]
         return runner.run(works, fold_bucket, self._part(0.5, 1.0))
-
-    def _publish(
-        self, runner: Runner, told: Place | None, files: list[StatesFile]
-    ) -> list[Published]:
-        if told is None:
-            return []
-        works = [PublishWork(told, str(self._into), one.path) for one in files]
-        return runner.run(works, publish)
 
     def _part(self, first: float, last: float) -> Callable[[float], None] | None:
         progress, total = self._progress, self._plan.bytes
@@ -299,9 +255,9 @@ class _Aggregate:
         )
 
 
-def _empty(directory: Path) -> None:
-    for path in directory.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+def publish_all(
+    runner: Runner, told: Place | None, into: Path, files: Iterable[StatesFile]
+) -> list[Published]:
+    if told is None:
+        return []
+    return runner.run([PublishWork(told, str(into), one.path, one.rows) for one in files], publish)

@@ -1,6 +1,7 @@
 """States → the server, as snapshots of channels with the offset that they cover. A task for each file."""
 
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ class PublishWork(NamedTuple):
     place: Place
     into: str
     file: str
+    rows: int
+    """How many there are to publish: the first ones of the file."""
 
 
 class Published(NamedTuple):
@@ -31,19 +34,18 @@ def publish(work: PublishWork) -> Published:
     published = refused = 0
     first = ""
     with closing(HttpClient(work.place)) as http:
-        for rows in read_states(Path(work.into, work.file), _COLUMNS):
-            for row in rows:
-                if not row["topic"].startswith(CHANNEL_PREFIX):
-                    continue
-                name = row["topic"].removeprefix(CHANNEL_PREFIX)
-                reason = _unfit(row["complete"], row["error"])
-                if not reason:
-                    reason = _upload(http, name, row["offset"], row["state"], row["is_json"])
-                if reason:
-                    refused += 1
-                    first = first or f"channel {name!r}: {reason}"
-                else:
-                    published += 1
+        for row in islice(read_states(Path(work.into, work.file), _COLUMNS), work.rows):
+            if not row["topic"].startswith(CHANNEL_PREFIX):
+                continue
+            name = row["topic"].removeprefix(CHANNEL_PREFIX)
+            reason = _unfit(row["complete"], row["error"])
+            if not reason:
+                reason = _upload(http, name, row["offset"], row["state"], row["is_json"])
+            if reason:
+                refused += 1
+                first = first or f"channel {name!r}: {reason}"
+            else:
+                published += 1
     return Published(published, refused, first)
 
 

@@ -5,7 +5,6 @@ a piece. They count for nobody but the run that they are of.
 """
 
 import logging
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -21,11 +20,20 @@ import pyarrow.parquet as pq
 
 from headrace.lake.format import LakeError, Range, decode_ranges
 from headrace.lake.reading import RANGES_KEY
-from headrace.lake.states import StatesFile, StatesWriter
+from headrace.lake.states import StatesFile, StatesWriter, name_of
 from headrace.model import CHANNEL_PREFIX, RECORD_HEADER_BYTES
-from headrace.pipeline.export_task import NotTheSameError
-from headrace.pipeline.fold import Needs, Piece, bucket_of, fold, load_reducer, needs_of, reads
+from headrace.pipeline.fold import (
+    Needs,
+    Piece,
+    State,
+    bucket_of,
+    fold,
+    load_reducer,
+    needs_of,
+    reads,
+)
 from headrace.pipeline.points import Points
+from headrace.pipeline.staging import Batches, Places, StagedFile, read_staged
 from headrace.spark.decode import Records, decode
 from headrace.spark.log_view import DataLossError, LogView
 from headrace.spark.log_view import Range as LogRange
@@ -41,14 +49,14 @@ _FOLDED_AT_ONCE = 8192
 """Messages that are objects of Python at the same time."""
 
 _NUMBERS = ("epoch", "offset", "end", "ordinal", "end_ordinal")
-_SCHEMA = pa.schema(
+PIECES = pa.schema(
     [
         pa.field("topic", pa.string(), False),
         *(pa.field(name, pa.int64(), False) for name in _NUMBERS),
         pa.field("payloads", pa.list_(pa.binary()), False),
     ]
 )
-_NO_PAYLOADS = pa.array([], pa.binary())
+NO_PAYLOADS = pa.array([], pa.binary())
 
 
 # From lake and log to staged pieces
@@ -70,8 +78,8 @@ class StageWork(NamedTuple):
 
 class Staged(NamedTuple):
     path: str
-    batches: dict[int, list[int]]
-    """The numbers of the batches in it, by bucket."""
+    batches: Batches
+    """By bucket."""
 
 
 class _Found(NamedTuple):
@@ -87,14 +95,9 @@ class _Found(NamedTuple):
 
 
 def stage(work: StageWork) -> Staged:
-    # A task that Spark repeats writes a file of its own: only those that the driver is told of count.
-    if not Path(work.staging).is_dir():
-        raise NotTheSameError(
-            f"{work.staging} is not there for Spark's executors: name a directory that all share"
-        )
-    path = Path(work.staging, f"{work.task:06}-{uuid.uuid4().hex[:12]}.arrow")
     needs = needs_of(work.reducer)
-    with _Stage(path, work.buckets, needs) as staged:
+    with StagedFile(work.staging, f"{work.task:06}", PIECES) as file:
+        staged = _Stage(file, work.buckets, needs)
         for name in work.files:
             for found in _of_file(Path(work.lake, name), work.topics, needs):
                 staged.add(found)
@@ -103,29 +106,18 @@ def stage(work: StageWork) -> Staged:
                 for part in work.ranges:
                     for found in _of_log(log, part, needs):
                         staged.add(found)
+        staged.finish()
         work.points.here("staging")
-    return Staged(str(path), staged.batches)
+    return Staged(file.path, file.batches)
 
 
 class _Stage:
-    def __init__(self, path: Path, buckets: int, needs: Needs) -> None:
-        self._path, self._buckets, self._needs = path, buckets, needs
+    def __init__(self, file: StagedFile, buckets: int, needs: Needs) -> None:
+        self._file, self._buckets, self._needs = file, buckets, needs
         self._open: dict[str, _Found] = {}
         """What may go on, where not all payloads are needed: a topic of many short ranges is one piece."""
         self._gathered: dict[int, list[_Found]] = {}
-        self._bytes = self._written = 0
-        self.batches: dict[int, list[int]] = {}
-
-    def __enter__(self) -> "_Stage":
-        self._stack = ExitStack()
-        file = self._stack.enter_context(pa.OSFile(str(self._path), "wb"))
-        self._writer = self._stack.enter_context(pa.ipc.new_file(file, _SCHEMA))
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self._write()
-        self._stack.close()
+        self._bytes = 0
 
     def add(self, found: _Found) -> None:
         if self._needs is Needs.ALL:
@@ -143,12 +135,13 @@ class _Stage:
                 self._gather(before)
             self._open[found.topic] = found
         if self._bytes >= _STAGED_BYTES:
-            self._write()
+            self.finish()
 
     def _gather(self, found: _Found) -> None:
         self._gathered.setdefault(bucket_of(found.topic, self._buckets), []).append(found)
 
-    def _write(self) -> None:
+    def finish(self) -> None:
+        """Have all written that was added."""
         for found in self._open.values():
             self._gather(found)
         self._open.clear()
@@ -161,12 +154,9 @@ class _Stage:
             )
             columns = list(zip(*(one[:-1] for one in pieces), strict=True))
             arrays = [
-                pa.array(values, field.type)
-                for values, field in zip(columns, _SCHEMA, strict=False)
+                pa.array(values, field.type) for values, field in zip(columns, PIECES, strict=False)
             ]
-            self._writer.write_batch(pa.RecordBatch.from_arrays([*arrays, lists], schema=_SCHEMA))
-            self.batches.setdefault(bucket, []).append(self._written)
-            self._written += 1
+            self._file.add(bucket, pa.RecordBatch.from_arrays([*arrays, lists], schema=PIECES))
         self._gathered, self._bytes = {}, 0
 
 
@@ -184,7 +174,7 @@ def _of_file(path: Path, topics: Topics, needs: Needs) -> Iterator[_Found]:
             row += one.rows
         if needs is Needs.NONE:
             for one, _ in chosen:
-                yield _whole(one, _NO_PAYLOADS)
+                yield _whole(one, NO_PAYLOADS)
         elif needs is Needs.LAST:
             yield from _lasts(file, chosen)
         else:
@@ -231,7 +221,7 @@ def _lasts(file: pq.ParquetFile, chosen: Sequence[tuple[Range, int]]) -> Iterato
         found = payloads.take(pa.array(wanted[first:last] - begin))
         for place, (one, row) in enumerate(chosen[first:last]):
             payload = found.slice(place, 1)
-            if not _is_message(one.topic, payload):
+            if not is_message(one.topic, payload):
                 payload = _last_before(file, one, row)
             yield _whole(one, payload)
 
@@ -242,10 +232,10 @@ def _last_before(file: pq.ParquetFile, one: Range, row: int) -> pa.BinaryArray:
         if begin < row + one.rows and row < end:
             payloads = _payloads(file, number)
             some = payloads.slice(max(row - begin, 0), min(row + one.rows, end) - max(row, begin))
-            found = _last_message(one.topic, len(some), partial(_slice, some))
+            found = last_message(one.topic, len(some), partial(_slice, some))
             if len(found):
                 return found
-    return _NO_PAYLOADS
+    return NO_PAYLOADS
 
 
 def _slice(payloads: pa.BinaryArray, index: int) -> pa.BinaryArray:
@@ -307,27 +297,27 @@ def _of_log(log: LogView, part: LogRange, needs: Needs) -> Iterator[_Found]:
 
 def _needed(records: Records, needs: Needs) -> pa.BinaryArray:
     if needs is Needs.NONE:
-        return _NO_PAYLOADS
+        return NO_PAYLOADS
     if needs is Needs.ALL:
         return records.payloads()
-    return _last_message(records.topic, records.record_count, partial(_one, records))
+    return last_message(records.topic, records.record_count, partial(_one, records))
 
 
 def _one(records: Records, index: int) -> pa.BinaryArray:
     return records._replace(boundaries=records.boundaries[index : index + 2]).payloads()
 
 
-def _last_message(
+def last_message(
     topic: str, count: int, payload: Callable[[int], pa.BinaryArray]
 ) -> pa.BinaryArray:
     for index in reversed(range(count)):
         one = payload(index)
-        if _is_message(topic, one):
+        if is_message(topic, one):
             return one
-    return _NO_PAYLOADS
+    return NO_PAYLOADS
 
 
-def _is_message(topic: str, payload: pa.BinaryArray) -> bool:
+def is_message(topic: str, payload: pa.BinaryArray) -> bool:
     if not topic.startswith(CHANNEL_PREFIX):
         return True
     return reads(topic)(payload[0].as_py(), 0) is not None
@@ -338,12 +328,13 @@ def _is_message(topic: str, payload: pa.BinaryArray) -> bool:
 
 class FoldWork(NamedTuple):
     into: str
-    name: str
-    """Of the file of states, to which the task adds what makes it its own."""
+    number: int
+    bucket: int
+    buckets: int
     reducer: str
     directory: str
     """Where functions of the application are looked for."""
-    staged: list[tuple[str, list[int]]]
+    staged: Places
     points: Points
 
 
@@ -358,22 +349,16 @@ class Folded(NamedTuple):
 
 def fold_bucket(work: FoldWork) -> Folded:
     wanted = load_reducer(work.reducer, work.directory)
-    name = f"{work.name}-{uuid.uuid4().hex[:12]}.parquet"
+    name = name_of(work.number, work.bucket, work.buckets)
     with ExitStack() as stack:
-        batches = [
-            batch for path, numbers in work.staged for batch in _batches(stack, path, numbers)
-        ]
+        batches = [_batch(one) for one in read_staged(stack, work.staged)]
         writer = StatesWriter(Path(work.into), name)
         topics = messages = incomplete = failed = 0
         first = ""
         for topic, rows in groupby(_in_order(batches), key=itemgetter(0)):
             pieces = (piece for _, _, batch, row in rows for piece in _pieces(batches[batch], row))
             state = fold(topic, pieces, wanted)
-            row = state._asdict()
-            content = row.pop("content")
-            writer.add(
-                row | {"reducer": wanted.name, "state": content.data, "is_json": content.is_json}
-            )
+            writer.add(row_of(state, wanted.name))
             topics += 1
             messages += state.messages
             incomplete += not state.complete
@@ -382,6 +367,13 @@ def fold_bucket(work: FoldWork) -> Folded:
                 first = first or f"topic {topic!r}: {state.error}"
         work.points.here("folding")
         return Folded(writer.finish(), topics, messages, incomplete, failed, first)
+
+
+def row_of(state: State, reducer: str) -> dict[str, Any]:
+    """As a table of states has it."""
+    row = state._asdict()
+    content = row.pop("content")
+    return row | {"reducer": reducer, "state": content.data, "is_json": content.is_json}
 
 
 class _Batch(NamedTuple):
@@ -394,17 +386,13 @@ class _Batch(NamedTuple):
     payloads: pa.BinaryArray
 
 
-def _batches(stack: ExitStack, path: str, numbers: Sequence[int]) -> Iterator[_Batch]:
-    """Mapped into memory: what is folded is read when its turn comes."""
-    reader = pa.ipc.open_file(stack.enter_context(pa.memory_map(path)))
-    for number in numbers:
-        batch = reader.get_batch(number)
-        places = zip(*(batch[name].to_pylist() for name in _NUMBERS), strict=True)
-        lists = batch["payloads"]
-        yield _Batch(
-            *(batch["topic"].to_pylist(), list(places)),
-            *(lists.offsets.to_pylist(), lists.values),
-        )
+def _batch(staged: pa.RecordBatch) -> _Batch:
+    places = zip(*(staged[name].to_pylist() for name in _NUMBERS), strict=True)
+    lists = staged["payloads"]
+    return _Batch(
+        *(staged["topic"].to_pylist(), list(places)),
+        *(lists.offsets.to_pylist(), lists.values),
+    )
 
 
 def _in_order(batches: Sequence[_Batch]) -> list[tuple[str, int, int, int]]:

@@ -3,9 +3,10 @@
     lake listed ─▶ log checked ─▶ files checked, and compared with the log ─▶ who has which records
 
 The lake is listed before the log is looked at: so the log has what the lake has, unless retention took it.
-When records seem to be in neither, the lake is listed again, as an export may have gone on meanwhile.
+When something seems to be missing, it is looked for again, as an export may have gone on meanwhile.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -13,8 +14,8 @@ from pathlib import Path
 
 from headrace.errors import UnknownTopicError
 from headrace.lake.checksums import joined
-from headrace.lake.format import Lost
-from headrace.lake.table import open_table
+from headrace.lake.format import DamagedTableError, Lost
+from headrace.lake.table import Table, open_table
 from headrace.log.report import Range
 from headrace.model import check_topic_name
 from headrace.pipeline import tasks
@@ -36,6 +37,9 @@ from headrace.pipeline.audit_plan import (
 )
 from headrace.pipeline.tasks import Runner, SparkRunner
 from headrace.spark.options import OptionError, Place, parse_place
+
+_AGAIN_S = 1.0
+"""After so long a name is there that a job was about to give to a file."""
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of log and lake are read, of how many."""
@@ -80,30 +84,46 @@ class _Audit:
         self._lake, self._place, self._topics = lake, place, topics
         self._runner, self._progress = runner, progress
         self._done = self._expected = 0
-        self._table = open_table(lake) if lake is not None else None
+        self._table: Table | None = None
+        self._broken: Finding | None = None
+        """Why nobody can say which files the lake is made of."""
+        try:
+            self._table = open_table(lake) if lake is not None else None
+        except DamagedTableError as error:
+            self._broken = _broken(error)
         self._checks: dict[str, FileCheck] = {}
 
     def run(self) -> AuditReport:
         listing = self._list()
         log = self._check_log(listing)
         for name in self._topics:
-            if name not in listing.topics and (log is None or name not in log.topics):
+            known = {*listing.topics, *(log.topics if log is not None else ())}
+            if name not in known and self._broken is None:
                 raise UnknownTopicError(
                     f"there is no topic {name!r} in {log.name if log else self._lake}"
                 )
         self._check_files(listing, log)
         report = self._report(listing, log)
         if any(one.kind == "missing" for one in report.all_findings()):
+            time.sleep(_AGAIN_S)
             again = self._list()
-            if again.files != listing.files:
-                self._check_files(again, log)
-                report = self._report(again, log, is_later=True)
+            # A table that changes on and on may have something to put right at every moment.
+            again = again._replace(odd=[one for one in again.odd if one in listing.odd])
+            self._checks = {path: one for path, one in self._checks.items() if not one.is_missing}
+            self._check_files(again, log)
+            report = self._report(again, log, is_later=again.files != listing.files)
         return report
 
     def _list(self) -> Listing:
         if self._lake is None or self._table is None:
-            return Listing({}, [], [], [], True)
-        return list_lake(self._lake, self._table)
+            broken = [self._broken] if self._broken is not None else []
+            return Listing({}, [], [], broken, not broken, {})
+        try:
+            return list_lake(self._lake, self._table)
+        except DamagedTableError as error:
+            self._table = None
+            self._broken = _broken(error)
+            return self._list()
 
     def _check_log(self, listing: Listing) -> LogAccount | None:
         self._expected = sum(listing.files.values())
@@ -138,7 +158,7 @@ class _Audit:
         checks = [self._checks[path] for path in listing.files if path in self._checks]
         lake = _Lake(listing, checks)
         names = {*lake.held, *lake.noted, *(log.topics if log is not None else ())}
-        notes = list(log.notes) if log is not None else []
+        notes = [*(log.notes if log is not None else ()), *listing.notes]
         topics = []
         for name in sorted(names):
             if not self._topics or name in self._topics:
@@ -157,6 +177,10 @@ class _Audit:
             files=len(checks),
             lost=bool(findings) or any(topic.findings for topic in topics),
         )
+
+
+def _broken(error: DamagedTableError) -> Finding:
+    return Finding("damaged", f"it cannot be read: {error.reason}", error.file)
 
 
 def _tell(progress: Progress, begin: int, size: int, total: int, part: float) -> None:
@@ -181,7 +205,7 @@ class _Lake:
 
     def __init__(self, listing: Listing, checks: Sequence[FileCheck]) -> None:
         self.all_noted = listing.all_noted
-        self.findings = list(listing.findings)
+        self.findings = [*listing.findings, *listing.odd]
         """What is of no topic."""
         self.of_topics: dict[str, list[Finding]] = {}
         self.differing: dict[str, list[Finding]] = {}

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,8 @@ from headrace.lake.checksums import crc_of_file, records_of
 from headrace.lake.format import SCHEMA, decode_ranges
 from headrace.lake.format import Range as LakeRange
 from headrace.lake.reading import RANGES_KEY
-from headrace.lake.writing import crc_in_name
+from headrace.lake.sorted_file import crc_in_name
+from headrace.lake.writing import Bounds
 from headrace.log.report import Range
 from headrace.model import RECORD_HEADER_BYTES
 from headrace.pipeline.audit_plan import Finding
@@ -34,6 +35,9 @@ from headrace.spark.options import Place
 _DAY_US = 86_400_000_000
 _1970 = datetime.date(1970, 1, 1)
 _NOT_FOUND, _GONE = 404, 410
+_WRONG_BYTES = "its bytes have another checksum than its name says"
+
+_BOUNDED = ("epoch", "offset", "ordinal", "timestamp")
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -50,8 +54,12 @@ class Kept(NamedTuple):
 class FileWork(NamedTuple):
     lake: str
     path: str
+    shown: str
+    """By which name others know it, if not by its own."""
     bytes: int
     """As the table says."""
+    bounds: Bounds
+    """And this, too."""
     place: Place
     kept: tuple[Kept, ...]
     """Of the topics that are in the file."""
@@ -69,9 +77,37 @@ class FileCheck(NamedTuple):
     unreadable: Finding | None
     """Why it cannot even be said what it holds."""
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether it, or the name by which others know it, is not there."""
+        found = [*self.findings, *([self.unreadable] if self.unreadable is not None else [])]
+        return any(one.kind == "missing" for one in found)
+
 
 def check_files(works: Sequence[FileWork]) -> list[FileCheck]:
-    return [_check_file(work) for work in works]
+    checks = []
+    for work in works:
+        found = _check_file(work)
+        checks.append(found._replace(findings=[*found.findings, *_check_shown(work)]))
+    return checks
+
+
+def _check_shown(work: FileWork) -> Iterator[Finding]:
+    """Whether others see the same."""
+    if not work.shown:
+        return
+    path, shown = Path(work.lake) / work.path, Path(work.lake) / work.shown
+    try:
+        # A copy of the lake may have made two files of one.
+        if path.exists() and shown.samefile(path):
+            return
+        if crc_of_file(shown) != crc_in_name(work.shown):
+            yield Finding("damaged", _WRONG_BYTES, work.shown)
+    except FileNotFoundError:
+        reason = "others do not see these rows; the next export or compaction puts the file there"
+        yield Finding("missing", reason, work.shown)
+    except OSError as error:
+        yield Finding("damaged", f"it cannot be read: {error.strerror}", work.shown)
 
 
 def _check_file(work: FileWork) -> FileCheck:
@@ -83,7 +119,7 @@ def _check_file(work: FileWork) -> FileCheck:
         is_right = True  # it is gone, or cannot be read, and that is said below
     if is_right:
         return _Check(work).run()
-    wrong = Finding("damaged", "its bytes have another checksum than its name says", work.path)
+    wrong = Finding("damaged", _WRONG_BYTES, work.path)
     found = _in_another_process(work)
     if found is None:
         return FileCheck(work.path, [], [], [], {}, wrong)
@@ -177,7 +213,19 @@ class _Check:
                 if field != SCHEMA.field(field.name):
                     reason = f"its column {field.name} is of another type, {field.type}"
                     self._findings.append(Finding("damaged", reason, self._work.path))
+            self._check_bounds(file.metadata)
             self._check_rows(file, log)
+
+    def _check_bounds(self, footer: pq.FileMetaData) -> None:
+        """Those who look for something pass over the file where the table says that it has no such thing."""
+        for name, (first, last) in _held(footer, self._ranges, _day_of(self._work.path)).items():
+            least, most = self._work.bounds.get(name, (None, None))
+            if (least is not None and first < least) or (most is not None and last > most):
+                reason = (
+                    f"the table says that its {name} is between {least!r} and {most!r}, but it is between "
+                    f"{first!r} and {last!r}"
+                )
+                self._findings.append(Finding("damaged", reason, self._work.path))
 
     def _check_rows(self, file: pq.ParquetFile, log: "_Log") -> None:
         names = [field.name for field in _fields(file.schema_arrow)]
@@ -218,6 +266,24 @@ class _Check:
 def _fields(schema: pa.Schema) -> list[pa.Field]:
     """The columns that all lakes have; what a table is partitioned by is in no file."""
     return [schema.field(name) for name in SCHEMA.names if name in schema.names]
+
+
+def _held(
+    footer: pq.FileMetaData, ranges: Sequence[LakeRange], day: int | None
+) -> dict[str, tuple[Any, Any]]:
+    """The least and the greatest that a file has, as tables know it."""
+    held: dict[str, tuple[Any, Any]] = {"rows": (footer.num_rows, footer.num_rows)}
+    if ranges:
+        held["topic"] = (min(one.topic for one in ranges), max(one.topic for one in ranges))
+    if day is not None:
+        held["date"] = (day, day)
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            name, found = column.path_in_schema, column.statistics
+            if name in _BOUNDED and found is not None and found.has_min_max:
+                least, most = held.get(name, (found.min_raw, found.max_raw))
+                held[name] = (min(least, found.min_raw), max(most, found.max_raw))
+    return held
 
 
 def _found(path: str, one: LakeRange, reason: str, part: Range | None = None) -> Finding:

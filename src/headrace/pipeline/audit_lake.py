@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.lake.format import Folded, LakeError, Lost, Manifest
+from headrace.lake.format import CRC_KEY, Folded, LakeError, Lost, Manifest
 from headrace.lake.format import Range as LakeRange
 from headrace.lake.manifests import HIDDEN, Manifests
 from headrace.lake.table import Table
+from headrace.lake.writing import Bounds
 from headrace.pipeline.audit_files import UNREADABLE, FileWork, Kept, read_ranges
 from headrace.pipeline.audit_plan import Finding
-from headrace.pipeline.export import _CRC_KEY as CRC_KEY
 from headrace.pipeline.export import APP
 from headrace.spark.options import Place
 
@@ -31,6 +31,14 @@ class Listing(NamedTuple):
     """What is wrong with the notes."""
     all_noted: bool
     """Whether all of them could be read."""
+    shown: dict[str, str]
+    """Names by which others know files, where these are not their own."""
+    bounds: Mapping[str, Bounds] = {}
+    """What the table says of its files."""
+    odd: Sequence[Finding] = ()
+    """What is wrong with the table itself."""
+    notes: Sequence[str] = ()
+    """What is odd and no loss."""
 
     @property
     def topics(self) -> frozenset[str]:
@@ -40,7 +48,7 @@ class Listing(NamedTuple):
 def list_lake(lake: Path, table: Table) -> Listing:
     while True:
         last = table.last(APP)
-        files = table.files()
+        files, bounds = table.files(), table.bounds()
         if table.last(APP) == last:
             break  # else a batch came in between: files and notes would not be of one moment
     findings: list[Finding] = []
@@ -57,7 +65,11 @@ def list_lake(lake: Path, table: Table) -> Listing:
             lost += manifest.lost
     if findings and _folded(lake, manifests, []).batches != folded.batches:
         return list_lake(lake, table)  # a compaction has folded them meanwhile
-    return Listing(files, noted, lost, findings, not findings)
+    shown = {path: name for path in files if (name := table.shown(path)) != path}
+    oddities = list(table.oddities())
+    odd = [Finding(one.kind, one.reason, one.file) for one in oddities if one.kind != "note"]
+    notes = [f"{one.file}: {one.reason}" for one in oddities if one.kind == "note"]
+    return Listing(files, noted, lost, findings, not findings, shown, bounds, odd, notes)
 
 
 def _folded(lake: Path, manifests: Manifests, findings: list[Finding]) -> Folded:
@@ -121,7 +133,9 @@ def file_works(
             for place in kept.get(one.topic, ())
             if place.offset < one.end and one.offset < place.end
         }
-        works.append(FileWork(str(lake), path, listing.files[path], place, tuple(wanted)))
+        shown = listing.shown.get(path, "")
+        size, bounds = listing.files[path], listing.bounds.get(path, {})
+        works.append(FileWork(str(lake), path, shown, size, bounds, place, tuple(wanted)))
     return works
 
 

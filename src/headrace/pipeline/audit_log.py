@@ -47,7 +47,7 @@ class LogTopic(NamedTuple):
     sound: list[Range]
     """What was read, and is right."""
     whole: list[Range]
-    """What it has, damaged or not."""
+    """What it has, damaged or not; where it ends, for one that has nothing."""
     findings: list[Finding]
 
 
@@ -99,12 +99,17 @@ def audit_directory(
     for topic in report.topics:
         damaged = [one.range for one in topic.damages if one.range is not None]
         found[topic.name] = LogTopic(
-            *(topic.epoch, topic.ranges, [*topic.ranges, *damaged]),
+            *(topic.epoch, topic.ranges),
+            [*topic.ranges, *damaged] or [_nothing_at(topic.end, topic.end_ordinal)],
             [_finding(one, topic.epoch) for one in topic.damages],
         )
     account.findings.extend(_finding(one) for one in report.damages)
     account.notes.extend(report.notes)
     return account._replace(segments=sum(topic.segments for topic in report.topics))
+
+
+def _nothing_at(offset: int, ordinal: int) -> Range:
+    return Range(offset, offset, ordinal, ordinal)
 
 
 def _still_there(directory: Path, topics: Sequence[str], in_lake: frozenset[str]) -> Sequence[str]:
@@ -208,6 +213,10 @@ def audit_server(
         topic.findings.extend(_finding(damage, topic.epoch) for damage in one.damages)
         start, end = part.start, part.end
         topic.whole.append(Range(start.offset, end.offset, start.ordinal, end.ordinal))
+    for name, topic in found.items():
+        if not topic.whole:
+            end = states[name].end
+            topic.whole.append(_nothing_at(end.offset, end.ordinal))
     kept = {
         name: [Kept(name, state.start.offset, state.end.offset)] for name, state in states.items()
     }

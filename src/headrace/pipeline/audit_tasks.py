@@ -16,7 +16,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from headrace.errors import HeadraceError
-from headrace.log.catalogue import SegmentRow, TopicRow
+from headrace.log.catalogue_rows import SegmentRow, TopicRow
 from headrace.log.index import (
     HEADER_BYTES,
     ROW_BYTES,

@@ -14,14 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.lake.format import LakeError, Manifest
+from headrace.lake.format import CRC_KEY, LakeError, Manifest
 from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN, Manifests
 from headrace.lake.table import Table, open_table
 from headrace.lake.writing import Written
 from headrace.pipeline.compact_plan import Bin, bins
 from headrace.pipeline.compact_task import CompactWork, merge
-from headrace.pipeline.export import _CRC_KEY as CRC_KEY
 from headrace.pipeline.export import APP as EXPORT
 from headrace.pipeline.points import Points
 from headrace.pipeline.tasks import Runner, SparkRunner
@@ -94,6 +93,7 @@ def compact(
         swept = table.sweep(sweep_after_s, dry_run=True)
         return Summary(str(directory), merged, len(planned), 0, size, 0, 0, swept, True)
     with _alone(directory):
+        table.sync()  # what a killed one has left
         job = _Compact(directory, table, points, runner or SparkRunner("headrace compact", master))
         with closing(job.runner):
             job.merge(bins(table.files(), file_bytes), progress)
@@ -134,7 +134,9 @@ class _Compact:
             size = sum(one.bytes for one in some)
             told = partial(_tell, progress, done, size, total) if progress is not None else None
             works = [
-                CompactWork(str(self._lake), one, self._table.by_topic, self._points)
+                CompactWork(
+                    str(self._lake), one, self._table.shape, self._table.layout, self._points
+                )
                 for one in some
             ]
             results = self.runner.run(works, merge, told)

@@ -4,10 +4,12 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from headrace.lake.sorted_file import NAME
+
 FILES_MAX = 500
 """Files that one task reads: all of them are open at a time."""
 
-_NAME = re.compile(r"c?([0-9]{8})-[0-9a-f]{12}-([0-9]{4,})(?:-[0-9a-f]{8})?\.parquet")
+_NAME = re.compile(NAME)
 
 
 class Bin(NamedTuple):

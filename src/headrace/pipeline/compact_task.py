@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.lake.checksums import joined_ranges
-from headrace.lake.format import SCHEMA, LakeError, Range
+from headrace.lake.format import LakeError, Range, Shape
 from headrace.lake.reading import Checked, read_checked, read_ranges
-from headrace.lake.writing import Rows, Writer, Written
+from headrace.lake.writing import Layout, Rows, Writer, Written
 from headrace.pipeline.compact_plan import Bin, name_after
 from headrace.pipeline.points import Points
 
@@ -20,7 +20,8 @@ from headrace.pipeline.points import Points
 class CompactWork(NamedTuple):
     lake: str
     bin: Bin
-    by_topic: bool
+    shape: Shape
+    layout: Layout
     points: Points
 
 
@@ -29,15 +30,18 @@ def merge(work: CompactWork) -> Written:
     lake = Path(work.lake)
     # A task that Spark repeats writes a file of its own: only the one that the driver is told of counts.
     name = name_after(work.bin.files[0], uuid.uuid4().hex[:12])
-    writer = Writer(lake, name, by_topic=work.by_topic)
+    writer = Writer(lake, name, work.shape, work.layout)
     with ExitStack() as stack:
-        inputs = [stack.enter_context(closing(_Input(lake / path))) for path in work.bin.files]
+        inputs = [
+            stack.enter_context(closing(_Input(lake / path, work.shape.columns)))
+            for path in work.bin.files
+        ]
         # Each range lies in one file and is contiguous, so the order of rows is that of ranges.
         order = sorted((one, place) for place, file in enumerate(inputs) for one in file.ranges)
         expected = _together(lake, [one for one, _ in order])
         for one, place in order:
             for some in inputs[place].take(one):
-                writer.add(_rows(some))
+                writer.add(_rows(some, work.shape.columns))
                 work.points.here("merging")
     written = writer.finish()
     if len(written) != 1 or Bin((written[0].path,), 0).directory != work.bin.directory:
@@ -57,11 +61,11 @@ def _together(lake: Path, ranges: list[Range]) -> list[Range]:
 class _Input:
     """A file whose ranges are taken one after the other."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, columns: pa.Schema) -> None:
         self.ranges = read_ranges(path)
         if self.ranges != sorted(self.ranges):
             raise LakeError(f"{path} is not sorted by topic and offset")
-        self._rows = read_checked(path, self.ranges, SCHEMA.names)
+        self._rows = read_checked(path, self.ranges, columns.names)
         self._ranges_left = len(self.ranges)
 
     def take(self, wanted: Range) -> Iterator[Checked]:
@@ -79,14 +83,14 @@ class _Input:
         self._rows.close()
 
 
-def _rows(found: Checked) -> Rows:
+def _rows(found: Checked, schema: pa.Schema) -> Rows:
     one, columns = found.range, found.rows
     offsets = columns["offset"].to_numpy()
     boundaries = np.append(offsets, offsets[0] + len(found.records))
     ms = columns["timestamp"].cast(pa.int64()).to_numpy() // 1000
     names = columns.schema.names
     typed = pa.RecordBatch.from_arrays(
-        [columns[name] for name in names], schema=pa.schema([SCHEMA.field(name) for name in names])
+        [columns[name] for name in names], schema=pa.schema([schema.field(name) for name in names])
     )
     ordinal = columns["ordinal"][0].as_py()
     return Rows(one.topic, one.epoch, ordinal, boundaries, ms, found.records, typed)

@@ -1,6 +1,7 @@
 """Tells the server how far a job has come, as cursors of named readers: what its retention waits for."""
 
 from headrace.lake.format import Positions
+from headrace.model import Position
 from headrace.spark.http_client import HttpClient
 from headrace.spark.options import Place
 
@@ -29,6 +30,19 @@ class Cursors:
             places = [{"topic": name, **at._asdict()} for name, at in some]
             self._http.json("POST", "/v1/cursors", {}, {"reader": reader, "positions": places})
             told.update(some)
+
+    def read(self, reader: str) -> Positions:
+        """What the server was told last, by whomever."""
+        found: Positions = {}
+        after = ""
+        while True:
+            asked = {"reader": reader, "after": after, "limit": _POSITIONS_AT_ONCE}
+            page = self._http.json("GET", "/v1/cursors", asked)
+            for one in page["cursors"]:
+                found[one["topic"]] = Position(one["epoch"], one["offset"], one["ordinal"])
+                after = one["topic"]
+            if not page["more"]:
+                return found
 
     def close(self) -> None:
         self._http.close()

@@ -7,37 +7,42 @@ next start finds the last committed batch in the table, looks at it once more, a
 attempts that were not committed are named by nobody.
 """
 
+import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.lake.format import File, LakeError, Manifest, Positions
+from headrace.lake.format import CRC_KEY, File, LakeError, Manifest, Positions
 from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN, Manifests, Reach
-from headrace.lake.table import Table, find_table, make_table
+from headrace.lake.table import AUTO, Table, find_table, make_table
 from headrace.lake.writing import Written
-from headrace.pipeline import export_plan
+from headrace.pipeline import export_plan, tasks
 from headrace.pipeline.cursors import LAKE, LAKE_START, Cursors
-from headrace.pipeline.export_input import make_writable, source_options
+from headrace.pipeline.decoding import shape_of
+from headrace.pipeline.export_input import source_options
 from headrace.pipeline.export_plan import Begin, Plan
 from headrace.pipeline.export_task import ExportWork, Probe, probe, write_part
+from headrace.pipeline.job_input import make_writable
 from headrace.pipeline.points import Points
-from headrace.pipeline.tasks import JobError, Runner, SparkRunner
+from headrace.pipeline.tasks import JobError, Runner, ServerAwayError, SparkRunner
+from headrace.spark.http_client import ServerError
 from headrace.spark.log_view import LogView, TopicState
 from headrace.spark.open_log import open_log
 from headrace.spark.options import Place, SourceOptions, parse_place
-from headrace.spark.planning import find_topics
 
 APP = "headrace-export"
 """The application whose numbers are those of batches."""
 
-_CRC_KEY = "headrace.manifest"
+logger = logging.getLogger(__name__)
+
 _WAIT_S = 0.5
 _POLL_S = 0.1
+_SAID_EVERY_S = 60.0
 
 
 class Summary(NamedTuple):
@@ -67,13 +72,16 @@ def export(
     url: str = "",
     token: str = "",
     data_dir: str = "",
-    by_topic: bool = False,
-    format: str = "delta",  # noqa: A002 - what users call it
+    by_topic: bool | None = None,
+    decode: str = "",
+    schema: str = "",
+    format: str = AUTO,  # noqa: A002 - what users call it
     once: bool = True,
     every_s: float = 5.0,
     batch_bytes: int = 1 << 30,
     part_bytes: int = 64 << 20,
     skip_lost: bool = False,
+    take_over: bool = False,
     master: str = "local[*]",
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -83,7 +91,10 @@ def export(
     """Bring a lake up to date with topics, or keep it so: then until `stop` says that it is enough.
 
     The log is asked at `url`, or read in `data_dir`; with both it is read there, and the server at `url` is
-    told how far the lake is. Without topics and a pattern it is all topics.
+    told how far the lake is. Without topics and a pattern it is all topics. Where `decode` says what payloads
+    are (json, logux, channel), columns of the `schema` are taken out of them; what a lake has been made with
+    stays so, as do its `format` and its partitions. The server knows one lake for each topic: `take_over`
+    makes it this one.
     """
     wanted = tuple(topics)
     source = source_options(
@@ -94,31 +105,59 @@ def export(
         part_bytes=part_bytes,
         skip_lost=skip_lost,
     )
+    shape = shape_of(decode, schema, by_topic=bool(by_topic))
     told = parse_place(url, token) if url else None
     directory = Path(lake).absolute()
-    table = find_table(directory, format, by_topic=by_topic)
+    find = partial(find_table, directory, format, shape, any_partition=by_topic is None)
+    table = find()
     manifests = Manifests(directory)
     with closing(open_log(source.place)) as log:
-        states = find_topics(log, source.topics)
+        states = export_plan.find_kept(log, source.topics)
         last = table.last(APP) if table is not None else None
         reach = manifests.reach(last)
         for name in wanted:
             if name not in states and name not in reach.ends:
                 raise JobError(f"there is no topic {name!r} to export")
+        if once and pattern and not states and not any(map(source.topics.matches, reach.ends)):
+            raise JobError(f"no topic matches {pattern!r}")
+        check = partial(_check_cursors, None if take_over else told, directory, states.keys())
+        if table is None:
+            check(reach.ends)  # before anything is made
         make_writable(directory)
         with Lock(directory / HIDDEN, "export"):
             # Whoever held the lock until now may have gone on.
-            table = find_table(directory, format, by_topic=by_topic)
-            table = table or make_table(directory, format, by_topic=by_topic)
+            table = find() or make_table(directory, format, shape)
             if (now := table.last(APP)) != last:
                 last, reach = now, manifests.reach(now)
             runner = runner or SparkRunner("headrace export", master)
-            job = _Export(directory, source, log, table, manifests, reach, told, runner, points)
+            job = _Export(
+                *(directory, source, log, table, manifests, reach, told, runner, progress, points)
+            )
             with closing(job), closing(runner):
                 job.check_last(last)
-                number = 0 if last is None else last + 1
-                job.run(number, states if once else None, every_s, progress, stop)
+                check(reach.ends)
+                if once:
+                    job.run_once(states, stop)
+                else:
+                    job.run_on(every_s, stop)
                 return job.summary
+
+
+def _check_cursors(told: Place | None, lake: Path, names: Collection[str], ends: Positions) -> None:
+    """Two lakes would move one cursor, and the log forget what only one of them has."""
+    if told is None:
+        return
+    with closing(Cursors(told)) as cursors:
+        starts = cursors.read(LAKE_START)
+        for name, at in cursors.read(LAKE).items():
+            known = ends.get(name, starts.get(name, at))
+            if at.offset > known.offset and name in names:
+                has = f"up to {known.offset}" if name in ends else "not at all"
+                raise LakeError(
+                    f"the server was told of a lake that has topic {name!r} up to offset {at.offset}; {lake} "
+                    f"has it {has}: it is another one, or an older copy. Keep one lake for a topic, or let "
+                    "retention wait for this one from now on with --take-over"
+                )
 
 
 class _Export:
@@ -132,17 +171,24 @@ class _Export:
         reach: Reach,
         told: Place | None,
         runner: Runner,
+        progress: Progress | None,
         points: Points,
     ) -> None:
         self._lake, self._source, self._log = lake, source, log
         self._table, self._manifests = table, manifests
-        self._runner, self._points = runner, points
+        self._runner, self._progress, self._points = runner, progress, points
         self._starts, self._ends = reach
         self._skip_lost = not source.verify
         self._cursors = Cursors(told) if told is not None else None
         self._over: set[str] = set()
         """Topics that are gone, and about which there is nothing more to say."""
+        self._gone: set[str] = set()
+        """Those that were found gone in this round."""
         self._probed = False
+        self._number = 0
+        """Of the next batch."""
+        self._total = 0
+        """Bytes of the log that are done, and known to be there."""
         self._batches = self._records = self._bytes = self._files = self._lost = 0
         self._topics: set[str] = set()
 
@@ -159,38 +205,50 @@ class _Export:
 
     # The loop
 
-    def run(
-        self,
-        number: int,
-        until: dict[str, TopicState] | None,
-        every_s: float,
-        progress: Progress | None,
-        stop: Callable[[], bool],
-    ) -> None:
-        total = 0
+    def run_once(self, until: dict[str, TopicState], stop: Callable[[], bool]) -> None:
+        """Up to there, in as many batches as it takes."""
+        while not stop() and self._round(until):
+            pass
+
+    def run_on(self, every_s: float, stop: Callable[[], bool]) -> None:
+        """Until it is enough. A server that is away is waited for, as one that restarts is."""
+        logger.info("keeping %s up to date, a batch every %g s", self._lake, every_s)
+        is_away, said_s = False, time.monotonic()
         while not stop():
             begun_s = time.monotonic()
-            states = find_topics(self._log, self._source.topics)
-            if until is not None:
-                states = export_plan.until(states, until)
-            found = self._begin(states)
-            if until is not None and not total:
-                left = (state.end.offset - found.at[name].offset for name, state in states.items())
-                total = sum(max(0, one) for one in left)
-            plan = export_plan.plan_batch(self._log, states, found, self._ends, self._source)
-            if plan.end:
-                told = (
-                    partial(_tell, progress, self._bytes, plan.bytes, total) if progress else None
-                )
-                self._batch(number, plan, told)
-                number += 1
-            elif until is not None:
-                return
-            else:
-                self._log.wait(_WAIT_S)
-                continue
-            while until is None and time.monotonic() < begun_s + every_s and not stop():
+            try:
+                has_more = self._round()
+                if is_away:
+                    logger.warning("the server is back")
+                is_away = False
+                if begun_s > said_s + _SAID_EVERY_S:
+                    logger.info("%d records in %d batches so far", self._records, self._batches)
+                    said_s = begun_s
+                if not has_more:
+                    self._log.wait(_WAIT_S)
+                    continue
+            except (ServerError, ServerAwayError) as error:
+                if isinstance(error, ServerError) and not error.is_away:
+                    raise
+                if not is_away:
+                    logger.warning("the server is tried again until it answers: %s", error)
+                is_away = True
+            while time.monotonic() < begun_s + every_s and not stop():
                 time.sleep(_POLL_S)
+
+    def _round(self, until: dict[str, TopicState] | None = None) -> bool:
+        """The next batch; False when there is nothing for it."""
+        states = export_plan.find_kept(self._log, self._source.topics)
+        if until is not None:
+            states = export_plan.until(states, until)
+        found = self._begin(states)
+        left = (state.end.offset - found.at[name].offset for name, state in states.items())
+        self._total = max(self._total, self._bytes + sum(max(0, one) for one in left))
+        plan = export_plan.plan_batch(self._log, states, found, self._ends, self._source)
+        if plan.end:
+            self._batch(plan)
+        self._over |= self._gone
+        return bool(plan.end)
 
     def _begin(self, states: dict[str, TopicState]) -> Begin:
         self._over -= states.keys()
@@ -200,7 +258,7 @@ class _Export:
             if name not in states and name not in self._over and self._source.topics.matches(name)
         ]
         found = export_plan.begin(self._log, states, self._ends, gone)
-        self._over |= set(gone)
+        self._gone = set(gone)
         if found.lost and not self._skip_lost:
             raise LakeError(export_plan.lost_sentence(found.lost))
         # Before anything else for a topic that is new to the lake: from now on retention waits for it.
@@ -215,35 +273,42 @@ class _Export:
 
     # One batch
 
-    def _batch(
-        self, number: int, plan: Plan, progress: Callable[[float], None] | None = None
-    ) -> None:
+    def _batch(self, plan: Plan) -> None:
+        number = self._number
         self._points.here("planned")
         self._probe()
         works = [
             ExportWork(
                 *(self._source.place, str(self._lake), number, task, part),
-                *(self._table.by_topic, self._source.verify, self._points),
+                *(self._table.shape, self._table.layout, self._source.verify, self._points),
             )
             for task, part in enumerate(plan.parts)
         ]
-        results = self._runner.run(works, write_part, progress)
+        results = self._runner.run(works, write_part, self._told(plan))
         files = [one for some in results for one in some]
         self._points.here("written")
         manifest = self._manifest(number, plan, files)
         self._manifests.write(manifest)
         self._points.here("noted")
-        if not self._table.commit(APP, number, files, {_CRC_KEY: str(manifest.crc)}):
+        if not self._table.commit(APP, number, files, {CRC_KEY: str(manifest.crc)}):
             raise LakeError(
                 f"another export writes to {self._lake}: it has committed batch {number}"
             )
         self._points.here("committed")
         self._verify(manifest, files)
         self._points.here("verified")
+        # From here on it counts, whether or not the server can be told now.
+        self._number += 1
         self._ends |= plan.end
-        self._tell({name: at for name, at in plan.end.items() if name not in self._over})
-        self._points.here("moved")
         self._count(plan, manifest)
+        gone = self._over | self._gone
+        self._tell({name: at for name, at in plan.end.items() if name not in gone})
+        self._points.here("moved")
+
+    def _told(self, plan: Plan) -> tasks.Progress | None:
+        if self._progress is None:
+            return None
+        return partial(_tell, self._progress, self._bytes, plan.bytes, self._total)
 
     def _probe(self) -> None:
         """Executors may be on other machines: they must see the lake before anything is written."""
@@ -285,7 +350,7 @@ class _Export:
                 )
             if one.path in live:
                 _check_size(self._lake / one.path, one.bytes)
-        noted = (self._table.notes(manifest.number) or {}).get(_CRC_KEY)
+        noted = (self._table.notes(manifest.number) or {}).get(CRC_KEY)
         if noted != str(manifest.crc):
             raise LakeError(
                 f"batch {manifest.number} of {self._lake} was committed by someone else"
@@ -298,8 +363,9 @@ class _Export:
         """The last batch once more: whoever committed it may have been killed before it looked."""
         if last is None:
             return
+        self._number = last + 1
         manifest = self._manifests.read(last)
-        noted = (self._table.notes(last) or {}).get(_CRC_KEY)
+        noted = (self._table.notes(last) or {}).get(CRC_KEY)
         if noted is not None and noted != str(manifest.crc):
             raise LakeError(
                 f"{self._lake}: what is noted of batch {last} is not what was committed; two exports wrote "

@@ -1,13 +1,8 @@
-"""What an export is told: which topics, where they are, and where they go. Refuses what makes no sense."""
+"""What an export is told: which topics, and where they are. Refuses what makes no sense."""
 
 import json
 import re
-import uuid
-from pathlib import Path
 
-from headrace.lake.format import LakeError
-from headrace.lake.manifests import HIDDEN
-from headrace.lake.syncing import make_directory
 from headrace.spark.options import OptionError, SourceOptions, parse_source
 
 
@@ -44,14 +39,3 @@ def source_options(
         },
         streaming=True,
     )
-
-
-def make_writable(lake: Path) -> None:
-    """The directory is there, and something can be written to it."""
-    try:
-        make_directory(lake / HIDDEN)
-        made = lake / HIDDEN / f"probe-{uuid.uuid4().hex}"
-        made.touch()
-        made.unlink()
-    except OSError as error:
-        raise LakeError(f"{lake} cannot be written to: {error.strerror}") from None

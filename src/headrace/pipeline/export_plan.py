@@ -10,9 +10,10 @@ from typing import NamedTuple
 from headrace.lake.format import LakeError, Lost, Positions
 from headrace.lake.format import Range as LakeRange
 from headrace.model import JUMP, Position
+from headrace.pipeline.tasks import JobError
 from headrace.spark.log_view import LogView, Range, TopicState
-from headrace.spark.options import SourceOptions
-from headrace.spark.planning import earlier, limit_bytes, parts_of, ranges_between
+from headrace.spark.options import SourceOptions, Topics
+from headrace.spark.planning import earlier, find_topics, limit_bytes, parts_of, ranges_between
 
 States = Mapping[str, TopicState]
 
@@ -39,15 +40,32 @@ class Plan(NamedTuple):
         return sum(one.bytes for one in self.ranges)
 
 
-def begin(log: LogView, states: States, known: Positions, gone: Iterable[str]) -> Begin:
-    """`known` is how far the lake has topics; `gone` names those of them that are not there any more."""
+def find_kept(log: LogView, topics: Topics) -> dict[str, TopicState]:
+    """Without topics that begin anew with their server: a table could not go on with them.
+
+    Raises JobError where one of them was named.
+    """
+    found = find_topics(log, topics)
+    for name in topics.names or ():
+        if name in found and not found[name].is_kept:
+            raise JobError(
+                f"topic {name!r} is kept in memory only, and begins anew with the server: no table can go on "
+                "with it"
+            )
+    return {name: state for name, state in found.items() if state.is_kept}
+
+
+def begin(
+    log: LogView, states: States, known: Positions, gone: Iterable[str], table: str = "the lake"
+) -> Begin:
+    """`known` is how far a table has topics; `gone` names those of them that are not there any more."""
     at: Positions = {}
     lost = []
     for name, state in states.items():
         if name not in known:
             at[name] = state.start
             continue
-        at[name] = _go_on(log, state, known[name])
+        at[name] = _go_on(log, state, known[name], table)
         if state.start.ordinal > known[name].ordinal:
             lost += _between(name, known[name], state.start)
     over = log.ended([name for name in gone if name not in states])
@@ -56,23 +74,23 @@ def begin(log: LogView, states: States, known: Positions, gone: Iterable[str]) -
     return Begin(at, lost, over)
 
 
-def _go_on(log: LogView, state: TopicState, at: Position) -> Position:
+def _go_on(log: LogView, state: TopicState, at: Position, table: str) -> Position:
     if at.ordinal <= state.start.ordinal:
         return state.start
     if at.ordinal > state.end.ordinal or at.epoch > state.end.epoch:
-        raise _another_log(state, at)
+        raise _another_log(state, at, table)
     if at.epoch == state.end.epoch:
         return at
     # A crash that lost records gives a topic a new epoch and has it jump: that is the same log still, even
     # where the lake has records that the log has lost. In any other log there is no such jump ahead of us.
     if state.end.ordinal - at.ordinal < JUMP // 2:
-        raise _another_log(state, at)
+        raise _another_log(state, at, table)
     return log.at_offset(state, at.offset)
 
 
-def _another_log(state: TopicState, at: Position) -> LakeError:
+def _another_log(state: TopicState, at: Position, table: str) -> LakeError:
     return LakeError(
-        f"topic {state.name!r} is not the one that the lake has: the lake has it up to ordinal {at.ordinal} "
+        f"topic {state.name!r} is not the one that {table} has: {table} has it up to ordinal {at.ordinal} "
         f"of epoch {at.epoch}, and it ends at {state.end.ordinal} of epoch {state.end.epoch}. This is "
         "another log, or an older copy of it: name another directory"
     )

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import HeadraceError
-from headrace.lake.format import SCHEMA
+from headrace.lake.format import Shape
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.writing import Rows, Writer, Written
+from headrace.lake.writing import Layout, Rows, Writer, Written
+from headrace.pipeline.decoding import Decoding
 from headrace.pipeline.points import Points
 from headrace.spark.decode import DamageError, Records, decode, to_batch
 from headrace.spark.log_view import LogView, Range
@@ -24,7 +25,8 @@ class ExportWork(NamedTuple):
     """Of the batch."""
     task: int
     ranges: list[Range]
-    by_topic: bool
+    shape: Shape
+    layout: Layout
     verify: bool
     """Whether damage is an error; else it is left out, and the driver finds out what is missing."""
     points: Points
@@ -33,11 +35,12 @@ class ExportWork(NamedTuple):
 def write_part(work: ExportWork) -> list[Written]:
     # A task that Spark repeats writes files of its own: only those that the driver is told of count.
     name = f"{work.number:08}-{uuid.uuid4().hex[:12]}-{work.task:04}"
-    writer = Writer(Path(work.lake), name, by_topic=work.by_topic)
+    writer = Writer(Path(work.lake), name, work.shape, work.layout)
+    decoding = Decoding(work.shape)
     with closing(open_log(work.place)) as log:
         for part in work.ranges:
             for records in _records(log, part, verify=work.verify):
-                writer.add(_rows(records))
+                writer.add(_rows(records, work.shape, decoding))
                 work.points.here("writing")
     return writer.finish()
 
@@ -53,10 +56,11 @@ def _records(log: LogView, part: Range, *, verify: bool) -> Iterator[Records]:
         ) from None
 
 
-def _rows(records: Records) -> Rows:
+def _rows(records: Records, shape: Shape, decoding: Decoding) -> Rows:
     first, last = int(records.boundaries[0]), int(records.boundaries[-1])
     data = memoryview(records.data)[first - records.data_offset : last - records.data_offset]
-    columns = to_batch(records, SCHEMA.names, {}, SCHEMA)
+    schema = shape.columns
+    columns = to_batch(records, schema.names, decoding.columns(records), schema)
     return Rows(
         *(records.topic, records.epoch, records.ordinal, records.boundaries, records.ms, data),
         columns,

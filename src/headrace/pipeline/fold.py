@@ -16,6 +16,7 @@ from headrace.channel_envelope import BadMessageError, Content, Message, decode_
 from headrace.json_limits import BadJSONError, decode_json
 from headrace.model import CHANNEL_PREFIX, JUMP, RECORD_HEADER_BYTES
 from headrace.reducers import CannotFoldError, Reducer, UnknownReducerError, reducer
+from headrace.spark.options import OptionError
 
 NOTHING = Content(b"null", is_json=True)
 """The state without any message, as the server has it too."""
@@ -37,9 +38,12 @@ def load_reducer(name: str, directory: str) -> Reducer:
     """The one of this name; functions are looked for in a directory too, as the server does."""
     if ":" in name and directory not in sys.path:
         sys.path.insert(0, directory)
-    found = reducer(name)
+    try:
+        found = reducer(name)
+    except UnknownReducerError as error:
+        raise OptionError(str(error)) from None
     if found.is_uploaded:
-        raise UnknownReducerError(
+        raise OptionError(
             f"the reducer {name!r} folds nothing: name the one that makes the states to upload"
         )
     return found
@@ -80,14 +84,28 @@ class State(NamedTuple):
     """Why the message behind it could not be folded."""
 
 
-def fold(topic: str, pieces: Iterable[Piece], wanted: Reducer) -> State:
-    """The state of a topic, from its pieces in the order of their offsets."""
-    folding = _FOLDINGS[needs_of(wanted.name)](topic, wanted)
+def fold(
+    topic: str, pieces: Iterable[Piece], wanted: Reducer, before: State | None = None
+) -> State:
+    """The state of a topic, from its pieces in the order of epochs and offsets, and from a state before them.
+
+    However they are divided among calls, the state is the same: one that ended with an error stays.
+    """
+    if before is not None and before.error is not None:
+        return before
+    folding = _FOLDINGS[needs_of(wanted.name)](topic, wanted, before)
     epoch = offset = messages = 0
     ordinal: int | None = None
     complete = True
+    if before is not None:
+        epoch, offset, ordinal = before.epoch, before.offset, before.ordinal
+        messages, complete = before.messages, before.complete
     for piece in pieces:
         skipped = 0
+        if ordinal and piece.ordinal == 0 and piece.epoch > epoch:
+            # Kept in memory only, it has begun anew with its server; all other topics go on.
+            folding = _FOLDINGS[needs_of(wanted.name)](topic, wanted, None)
+            messages, ordinal = 0, None
         if ordinal is None:
             complete = piece.ordinal == 0
             offset, ordinal = piece.offset, piece.ordinal
@@ -117,8 +135,8 @@ class _Counting:
 
     error = None
 
-    def __init__(self, topic: str, wanted: Reducer) -> None:
-        self._count = 0
+    def __init__(self, topic: str, wanted: Reducer, before: State | None) -> None:
+        self._count = before.messages if before is not None else 0
 
     @property
     def state(self) -> Content | None:
@@ -133,14 +151,15 @@ class _Counting:
 class _KeepingLast:
     error = None
 
-    def __init__(self, topic: str, wanted: Reducer) -> None:
-        self._content = reads(topic)
+    def __init__(self, topic: str, wanted: Reducer, before: State | None) -> None:
+        self._reads = reads(topic)
+        self._before = before.content if before is not None else None
         self._last: bytes | None = None
 
     @property
     def state(self) -> Content | None:
-        message = self._content(self._last, 0) if self._last is not None else None
-        return message.content if message is not None else None
+        message = self._reads(self._last, 0) if self._last is not None else None
+        return message.content if message is not None else self._before
 
     def add(self, piece: Piece, skipped: int) -> _Done:
         if piece.payloads:
@@ -149,9 +168,10 @@ class _KeepingLast:
 
 
 class _Folding:
-    def __init__(self, topic: str, wanted: Reducer) -> None:
+    def __init__(self, topic: str, wanted: Reducer, before: State | None) -> None:
         self._reads, self._reducer = reads(topic), wanted
-        self.state: Content | None = None
+        # What says that there was no message is no state to go on from.
+        self.state = before.content if before is not None and before.messages else None
         self.error: str | None = None
 
     def add(self, piece: Piece, skipped: int) -> _Done:
@@ -184,7 +204,8 @@ class _Folding:
         return good
 
 
-_FOLDINGS: dict[Needs, Callable[[str, Reducer], _Counting | _KeepingLast | _Folding]] = {
+_Made = Callable[[str, Reducer, State | None], _Counting | _KeepingLast | _Folding]
+_FOLDINGS: dict[Needs, _Made] = {
     Needs.NONE: _Counting,
     Needs.LAST: _KeepingLast,
     Needs.ALL: _Folding,

@@ -22,6 +22,7 @@ from headrace.pipeline.export import APP
 from headrace.pipeline.report_page import page
 from headrace.pipeline.report_server import ask_server
 from headrace.pipeline.report_tasks import CountWork, LakeWork, LogWork, Work, count_in, look_at
+from headrace.pipeline.staging import together
 from headrace.pipeline.tasks import JobError, Runner, SparkRunner
 from headrace.spark.log_view import LogView, Range
 from headrace.spark.open_log import open_log
@@ -141,7 +142,10 @@ def _works(source: SourceOptions, lake: str) -> tuple[list[Work], int]:
     if lake:
         root = Path(lake).absolute()
         files, ends = _lake_files(root)
-        works += [LakeWork(str(root), some, source.topics) for some in _together(files)]
+        works += [
+            LakeWork(str(root), some, source.topics)
+            for some in together(sorted(files.items()), _TASK_BYTES)
+        ]
         total += sum(files.values())
     with closing(open_log(source.place)) as log:
         ranges = _ranges(log, source.topics, ends)
@@ -159,7 +163,7 @@ def _ranges(log: LogView, topics: Topics, ends: Positions) -> list[Range]:
     states = find_topics(log, topics)
     for name in topics.names or ():
         if name not in states and name not in ends:
-            raise OptionError(f"there is no topic {name!r} to report on")
+            raise JobError(f"there is no topic {name!r} to report on")
     ranges = []
     for state in states.values():
         start = max(state.start, ends.get(state.name, state.start), key=lambda at: at.ordinal)
@@ -178,20 +182,6 @@ def _lake_files(lake: Path) -> tuple[dict[str, int], Positions]:
         if last == before:
             return files, Manifests(lake).reach(last).ends
         # An export has committed a batch meanwhile: its files are not among these, or not all.
-
-
-def _together(files: dict[str, int]) -> Iterator[list[str]]:
-    """Small ones in one task."""
-    some: list[str] = []
-    size = 0
-    for name, length in sorted(files.items()):
-        if some and size + length > _TASK_BYTES:
-            yield some
-            some, size = [], 0
-        some.append(name)
-        size += length
-    if some:
-        yield some
 
 
 # What is written

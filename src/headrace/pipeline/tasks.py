@@ -5,6 +5,7 @@ where they are read. Works go through `parallelize` and not through frames: less
 """
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -15,9 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from headrace.errors import HeadraceError
+from headrace.spark.http_client import ServerError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 
@@ -29,6 +33,10 @@ Progress = Callable[[float], None]
 
 class JobError(HeadraceError):
     """A job could not do what it was asked: the message says why."""
+
+
+class ServerAwayError(JobError):
+    """A task could not reach the server; it may be back later."""
 
 
 class Runner(Protocol):
@@ -50,6 +58,8 @@ class _Failed(NamedTuple):
     """What a task could not do, for one sentence; Spark would make a page of it."""
 
     sentence: str
+    is_away: bool
+    """Whether it was a server that could not be reached."""
 
 
 class SparkRunner:
@@ -69,14 +79,14 @@ class SparkRunner:
     ) -> list[Result]:
         if not works:
             return []
-        context = self._start().sparkContext
+        context = self.session().sparkContext
         data = context.parallelize(list(works), len(works))
-        with self._sentences(), _watched(context, self._name, len(works), progress):
+        with self.sentences(), _watched(context, self._name, len(works), progress):
             found: list[Result | _Failed] = data.map(_Guarded(function)).collect()
         results: list[Result] = []
         for one in found:
             if isinstance(one, _Failed):
-                raise JobError(one.sentence)
+                raise ServerAwayError(one.sentence) if one.is_away else JobError(one.sentence)
             results.append(one)
         return results
 
@@ -86,7 +96,8 @@ class SparkRunner:
         if self._said is not None:
             self._said.unlink(missing_ok=True)
 
-    def _start(self) -> "SparkSession":
+    def session(self) -> "SparkSession":
+        """For what `run` cannot do: queries that go on, in the manner of `sentences`."""
         if self._spark is None:
             from pyspark.sql import SparkSession
 
@@ -94,27 +105,48 @@ class SparkRunner:
 
             self._is_ours = SparkSession.getActiveSession() is None
             if self._is_ours:
+                logger.debug("starting Spark")
                 handle, path = tempfile.mkstemp(prefix="headrace-spark-", suffix=".log")
                 self._said = Path(path)
                 with _standard_error(handle), _signals():
-                    self._spark = session(self._name, master=self._master)
+                    self._spark = self._started()
             else:
                 self._spark = session(self._name)
         return self._spark
 
+    def _started(self) -> "SparkSession":
+        from py4j.protocol import Py4JError
+
+        from headrace.spark.session import session
+
+        try:
+            return session(self._name, master=self._master)
+        except Py4JError as error:
+            where, self._said = self._said, None
+            raise JobError(
+                f"Spark does not start with the master {self._master!r}: is it there? What Spark said is in "
+                f"{where}"
+            ) from error
+
     @contextlib.contextmanager
-    def _sentences(self) -> Iterator[None]:
+    def sentences(self) -> Iterator[None]:
+        """Failures of Spark and of tasks, as `JobError`."""
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         try:
             yield
         except (Py4JError, PySparkException) as error:
+            reason = _reason(str(error))
+            if expected := re.match(r"headrace\.[\w.]+: ", reason):
+                is_away = ServerError.__name__ in expected[0]
+                kind = ServerAwayError if is_away else JobError
+                raise kind(reason[expected.end() :]) from error
             where = ""
             if self._said is not None:
                 where = f"; what Spark said is in {self._said}"
                 self._said = None
-            raise JobError(f"a task failed: {_reason(str(error))}{where}") from error
+            raise JobError(f"a task failed: {reason}{where}") from error
 
 
 def _reason(text: str) -> str:
@@ -152,7 +184,7 @@ class _Guarded:
         try:
             return self._function(work)
         except (HeadraceError, OSError) as error:
-            return _Failed(str(error))
+            return _Failed(str(error), isinstance(error, ServerError) and error.is_away)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,11 @@ class ServerError(SourceError):
         self.start = start
         """Offset and ordinal from which on a topic is kept, when something before was asked for."""
 
+    @property
+    def is_away(self) -> bool:
+        """Whether it may be back later, as nothing else is wrong."""
+        return self.status in (0, _UNAVAILABLE)
+
 
 class HttpClient:
     """The first of several servers that answers."""

@@ -6,7 +6,7 @@ from urllib.parse import quote_plus
 
 import numpy as np
 
-from headrace.model import Position
+from headrace.model import Durability, Position
 from headrace.spark.http_client import HttpClient, ServerError
 from headrace.spark.index_rows import Gap, Rows, Stretch, parse, stretches
 from headrace.spark.log_view import Block, Damage, DataLossError, Range, TopicState
@@ -202,4 +202,5 @@ def _state(one: dict[str, Any]) -> TopicState:
         one["name"],
         Position(one["epoch"], start["offset"], start["ordinal"]),
         Position(one["epoch"], end["offset"], end["ordinal"]),
+        one.get("durability") != Durability.MEMORY,
     )

@@ -31,6 +31,8 @@ class TopicState(NamedTuple):
     name: str
     start: Position
     end: Position
+    is_kept: bool = True
+    """Whether it goes on after a restart of its server: not one of durability `memory`, which begins anew."""
 
 
 class Range(NamedTuple):

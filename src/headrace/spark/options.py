@@ -25,6 +25,10 @@ EARLIEST, LATEST = -2, -1
 """As Kafka writes them where a number is expected."""
 
 
+_OTHERS = ""
+"""What stands for the topics that are not named: no topic has this name."""
+
+
 class Where(NamedTuple):
     """Where to begin or to end, as the user said it."""
 
@@ -289,10 +293,12 @@ def _where(given: Mapping[str, str], side: str, topics: Topics) -> Where | None:
         parsed = json.loads(text)
     except ValueError as error:
         raise OptionError(f"{key} is not the JSON it begins as: {error}") from None
-    for name in parsed:
+    found = {name: _offset(value, key) for name, value in parsed.items()}
+    others = found.pop(_OTHERS, None)
+    for name in found:
         if not topics.matches(name):
             raise OptionError(f"{key} names topic {name!r}, which is not one of those to be read")
-    return Where(topics={name: _offset(value, key) for name, value in parsed.items()})
+    return Where(others, found)
 
 
 def _offset(value: object, key: str) -> int:

@@ -1,0 +1,99 @@
+"""What a run keeps between its tasks: files of Arrow batches with a number each, in a directory of its own.
+
+They count for nobody but the run that they are of: what a killed one has left is removed by the next.
+"""
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Self
+
+import pyarrow as pa
+
+from headrace.lake.manifests import HIDDEN
+from headrace.lake.syncing import make_directory
+from headrace.pipeline.export_task import NotTheSameError
+
+Batches = dict[int, list[int]]
+"""Which batches of a file have a number, by that number."""
+
+Places = list[tuple[str, list[int]]]
+"""Files, and which of their batches."""
+
+
+@contextmanager
+def staging(directory: Path) -> Iterator[Path]:
+    """Where a run may keep files, while nobody else runs; empty before and after it."""
+    place = directory / HIDDEN / "staging"
+    make_directory(place)
+    _empty(place)
+    try:
+        yield place
+    finally:
+        _empty(place)
+
+
+def _empty(place: Path) -> None:
+    for path in place.iterdir():
+        path.unlink()
+
+
+def together(sizes: Iterable[tuple[str, int]], bytes_max: int) -> Iterator[list[str]]:
+    """Small files in one task, in their order."""
+    some: list[str] = []
+    total = 0
+    for name, size in sizes:
+        if some and total + size > bytes_max:
+            yield some
+            some, total = [], 0
+        some.append(name)
+        total += size
+    if some:
+        yield some
+
+
+class StagedFile:
+    """Of one task. One that Spark repeats writes its own: only those that the driver is told of count."""
+
+    def __init__(self, staging: str, name: str, schema: pa.Schema) -> None:
+        if not Path(staging).is_dir():
+            raise NotTheSameError(
+                f"{staging} is not there for Spark's executors: name a directory that all share"
+            )
+        self.path = str(Path(staging, f"{name}-{uuid.uuid4().hex[:12]}.arrow"))
+        self.batches: Batches = {}
+        self._schema = schema
+        self._written = 0
+
+    def __enter__(self) -> Self:
+        self._stack = ExitStack()
+        file = self._stack.enter_context(pa.OSFile(self.path, "wb"))
+        self._writer = self._stack.enter_context(pa.ipc.new_file(file, self._schema))
+        return self
+
+    def __exit__(self, *given: object) -> None:
+        self._stack.close()
+
+    def add(self, number: int, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+        self.batches.setdefault(number, []).append(self._written)
+        self._written += 1
+
+
+def by_number(files: Iterable[tuple[str, Batches]]) -> dict[int, Places]:
+    found: dict[int, Places] = {}
+    for path, batches in files:
+        for number, some in batches.items():
+            found.setdefault(number, []).append((path, some))
+    return dict(sorted(found.items()))
+
+
+def read_staged(
+    stack: ExitStack, places: Sequence[tuple[str, list[int]]]
+) -> Iterator[pa.RecordBatch]:
+    """Mapped into memory until the stack is closed: what is needed is read when its turn comes."""
+    for path, numbers in places:
+        reader = pa.ipc.open_file(stack.enter_context(pa.memory_map(path)))
+        for number in numbers:
+            yield reader.get_batch(number)

@@ -1,0 +1,216 @@
+"""A lake as an Iceberg table: what its commits rely on, who reads it how, and where it lies.
+
+Two of these are about the library: when it changes what our commits rely on, they say so.
+"""
+
+import os
+import shutil
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import StaticTable
+
+from headrace.lake import iceberg
+from headrace.lake.format import LakeError, Shape
+from headrace.lake.iceberg import IcebergLake
+from headrace.lake.syncing import replace
+from headrace.lake.table import open_table
+from tests.lake.rows import DAY_MS, NOON_MS, rows
+from tests.lake.test_table import APP, batch, merged, payloads, three_batches
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return IcebergLake.make(tmp_path / "a lake", Shape())
+
+
+def catalog_of(path):
+    return SqlCatalog("headrace", uri=f"sqlite:///{path}/_headrace/catalog.db")
+
+
+def commit(lake, table, number):
+    with table.transaction() as change:
+        with change.update_snapshot().merge_append() as snapshot:
+            for one in batch(lake, number):
+                snapshot.append_data_file(lake._data_file(table, one))
+        change.set_properties({f"headrace.last.{APP}": str(number)})
+
+
+def test_the_library_refuses_a_commit_on_what_has_changed_only_as_it_is_told(lake):
+    opened = lake._table()
+    assert lake.commit(APP, 0, batch(lake, 0), {})
+    with pytest.raises(CommitFailedException):
+        commit(lake, opened, 0)
+    assert payloads(lake) == [b"0"]
+    # As it would do without that.
+    lake._table().transaction().remove_properties("commit.retry.num-retries").commit_transaction()
+    opened = lake._table()
+    assert lake.commit(APP, 1, batch(lake, 1), {})
+    commit(lake, opened, 1)
+    lake.sync()
+    assert payloads(lake) == [b"0", b"1", b"1"]
+
+
+def test_the_library_does_not_notice_that_properties_have_changed(lake):
+    opened = lake._table()
+    for table in (lake._table(), opened):
+        with table.transaction() as change:
+            change.set_properties({f"headrace.last.{APP}": "0"})
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same batch", "another application"])
+@pytest.mark.parametrize("step", ["opened", "looked", "listed"])
+def test_someone_else_commits_at_any_step_of_ours(lake, monkeypatch, step, same):
+    """A batch before and after we have looked how far it is; a compaction after we have seen what lives."""
+    other = open_table(lake._lake)
+    paths = three_batches(lake) if step == "listed" else []
+    app = "ours" if same else "theirs"
+
+    def theirs():
+        replaced = paths[:2] if same else ()
+        made = merged(other, 0, 1) if replaced else batch(other, 7)
+        assert other.commit(app, 0, made, {}, replaced=replaced)
+
+    meddling = [theirs]
+
+    def meddled(at, function):
+        def call(*given):
+            if at == "opened" == step and meddling:
+                meddling.pop()()
+            found = function(*given)
+            if step in ("looked", "listed") and at == step and meddling:
+                meddling.pop()()
+            return found
+
+        return call
+
+    last, live = iceberg._last, IcebergLake._live
+    monkeypatch.setattr(iceberg, "_last", meddled("looked" if step == "looked" else "opened", last))
+    monkeypatch.setattr(IcebergLake, "_live", meddled("listed", live))
+    ours = merged(lake, 0, 1) if paths else batch(lake, 8)
+    made = lake.commit("ours", 0, ours, {}, replaced=paths[:2])
+    assert not meddling
+    assert made == (not same)
+    expected = [b"0", b"1", b"2"] if paths else [b"7"] if same else [b"8"]
+    assert payloads(lake) == sorted(expected + ([] if same else [b"7"]))
+
+
+def test_everyone_reads_it(lake):
+    some = [rows("a", [b"x"], ms=[NOON_MS]), rows("b", [b"y"], ms=[NOON_MS + DAY_MS])]
+    assert lake.commit(APP, 0, batch(lake, 0, *some), {})
+    assert lake.commit(APP, 1, batch(lake, 1, rows("c", [b"z"], ms=[NOON_MS])), {})
+    by_catalog = catalog_of(lake._lake).load_table("headrace.records")
+    by_hint = StaticTable.from_metadata(f"file://{lake._lake}")
+    for table in (by_catalog, by_hint):
+        found = table.scan().to_arrow()
+        assert sorted(found["payload"].to_pylist()) == [b"x", b"y", b"z"]
+        assert found.schema.names == ["topic", "epoch", "offset", "ordinal", "timestamp", "payload"]
+        later = table.scan(row_filter="timestamp >= '2024-10-05T00:00:00+00:00'")
+        (file,) = later.plan_files()
+        assert "date=2024-10-05" in file.file.file_path
+        (file,) = table.scan(row_filter="topic = 'c'").plan_files()
+        assert str(table.sort_order()) == str(by_catalog.sort_order())
+    files = [one.file.file_path for one in by_hint.scan().plan_files()]
+    assert sorted(duckdb.read_parquet(files).project("topic").fetchall()) == [
+        ("a",),
+        ("b",),
+        ("c",),
+    ]
+
+
+def test_columns_of_all_types_are_known_to_it(tmp_path):
+    decoded = pa.schema(
+        [
+            ("id", pa.int64()),
+            ("tags", pa.list_(pa.field("element", pa.string()))),
+            ("more", pa.struct([("x", pa.float64()), ("y", pa.map_(pa.string(), pa.binary()))])),
+            ("price", pa.decimal128(12, 2)),
+        ]
+    )
+    lake = IcebergLake.make(tmp_path / "lake", Shape(False, "json", decoded))
+    found = open_table(tmp_path / "lake").shape
+    assert (found.decode, found.decoded) == ("json", decoded)
+    names = [field.name for field in lake._table().schema().fields]
+    assert names[6:] == decoded.names
+
+
+def test_one_that_was_moved_says_so(lake, tmp_path):
+    assert lake.commit(APP, 0, batch(lake, 0), {})
+    copy = tmp_path / "copy"
+    shutil.copytree(lake._lake, copy)
+    with pytest.raises(LakeError) as refused:
+        open_table(copy)
+    assert str(refused.value) == (
+        f"{copy} is a copy of an Iceberg table, or was moved: its metadata names files in {lake._lake}; "
+        "use that, or move it back there"
+    )
+    shutil.rmtree(lake._lake)
+    with pytest.raises(LakeError, match="one that was moved has to go back to where it was made"):
+        open_table(copy)
+    copy.rename(lake._lake)
+    assert open_table(lake._lake).last(APP) == 0
+
+
+def test_metadata_is_on_disk_before_the_catalogue_names_it(lake, monkeypatch):
+    synced, written = set(), []
+    commit_table = SqlCatalog.commit_table
+    monkeypatch.setattr("os.fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
+
+    def commit(self, *given):
+        before = {str(path) for path in (lake._lake / "metadata").iterdir()}
+        written.extend(before)
+        assert {path for path in before if path.endswith(".avro")} <= synced
+        return commit_table(self, *given)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit)
+    assert lake.commit(APP, 0, batch(lake, 0), {})
+    assert any(path.endswith(".avro") for path in written)
+    assert lake._table().metadata_location.removeprefix("file://") in synced
+    assert str(lake._lake / "metadata") in synced
+
+
+def test_a_hint_that_was_left_behind_is_brought_up_to_date(lake, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergLake, "sync", lambda self: None)  # killed before it
+        assert lake.commit(APP, 0, batch(lake, 0), {})
+    assert payloads(lake) == []
+    lake.sync()
+    assert payloads(lake) == [b"0"]
+    (lake._lake / iceberg.HINT).write_bytes(b"\xff no text")
+    lake.sync()
+    assert payloads(lake) == [b"0"]
+
+
+def test_a_hint_that_names_something_else_is_odd(lake, monkeypatch):
+    assert lake.commit(APP, 0, batch(lake, 0), {})
+    hint = lake._lake / iceberg.HINT
+    newest = hint.read_bytes()
+    assert lake.commit(APP, 1, batch(lake, 1), {})
+    assert lake.oddities() == []
+    for content, kind in ((newest, "missing"), (b"\xff", "damaged"), (newest[1:], "damaged")):
+        hint.write_bytes(content)
+        (odd,) = lake.oddities()
+        assert (odd.kind, odd.file) == (kind, iceberg.HINT)
+    hint.unlink()
+    (odd,) = lake.oddities()
+    assert odd.kind == "missing"
+    lake.sync()
+    assert lake.oddities() == []
+
+
+def test_a_hint_never_stays_behind_one_who_was_faster(lake, monkeypatch):
+    other = open_table(lake._lake)
+    meddling = [lambda: other.commit("other", 0, batch(other, 1), {})]
+
+    def slower(path, data):
+        if meddling:
+            meddling.pop()()
+        replace(path, data)
+
+    monkeypatch.setattr(iceberg, "replace", slower)
+    assert lake.commit(APP, 0, batch(lake, 0), {})
+    assert not meddling
+    assert payloads(lake) == [b"0", b"1"]

@@ -1,0 +1,35 @@
+"""Files that are replaced: by several at once, and by one that fails."""
+
+import pytest
+
+from headrace.lake import syncing
+from headrace.lake.syncing import replace
+
+
+def test_two_may_replace_a_file_at_the_same_time(tmp_path, monkeypatch):
+    path = tmp_path / "file.text"
+    sync, meddling = syncing.sync, [lambda: replace(path, b"theirs")]
+
+    def meddled(path):
+        if meddling:
+            meddling.pop()()
+        sync(path)
+
+    monkeypatch.setattr(syncing, "sync", meddled)
+    replace(path, b"ours")
+    assert path.read_bytes() == b"ours"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_one_that_fails_leaves_the_old_content_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "file.text"
+    replace(path, b"old")
+
+    def fail(path):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(syncing, "sync", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        replace(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

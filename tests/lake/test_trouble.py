@@ -1,0 +1,114 @@
+"""Damage in what says which files of a lake count: one sentence, whatever a library makes of it."""
+
+import random
+import sqlite3
+
+import pytest
+
+from headrace.lake import registry
+from headrace.lake.format import DamagedTableError, LakeError, Shape, plain
+from headrace.lake.table import make_table, open_table
+from headrace.lake.trouble import in_a_sentence
+from tests.lake.others import KINDS
+from tests.lake.test_table import APP, batch, three_batches
+
+TIMES = 40
+
+
+def use(path):
+    lake = open_table(path)
+    assert lake.shape is not None
+    for asked in (lake.files, lake.all_notes, lake.sync):
+        asked()
+    lake.last(APP)
+    lake.notes(1)
+    lake.files_of("a", 5)
+    lake.sweep(0, dry_run=True)
+    return lake.id
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_damage_of_a_table_is_one_sentence(tmp_path, kind):
+    three_batches(make_table(tmp_path, kind, Shape()))
+    use(tmp_path)
+    chance = random.Random(kind)
+    files = [
+        path
+        for path in sorted(tmp_path.rglob("*"))
+        if path.is_file() and path.suffix not in (".parquet", ".data")
+    ]
+    sentences = set()
+    for number in range(TIMES):
+        path = chance.choice(files)
+        whole = path.read_bytes()
+        at, bit = chance.randrange(len(whole)), 1 << chance.randrange(8)
+        rest = bytes([whole[at] ^ bit]) + whole[at + 1 :]
+        path.write_bytes(whole[:at] + (rest if number % 3 else b""))
+        try:
+            use(tmp_path)
+        except LakeError as error:
+            sentences.add(str(error))
+        path.write_bytes(whole)
+    assert sentences
+    assert not any("\n" in one or "\x1b" in one or "unknown>" in one for one in sentences)
+    use(tmp_path)
+
+
+def test_damaged_values_of_a_sound_database_are_too(tmp_path):
+    lake = make_table(tmp_path, "parquet", Shape())
+    three_batches(lake)
+    path = tmp_path / "_headrace" / "files.db"
+    whole = path.read_bytes()
+    for change in (
+        "delete from lake",
+        "update lake set format = 'x'",
+        "update lake set decoded = 'no type at all'",
+        "update batches set notes = '{'",
+        "update batches set notes = '[]'",
+        "update batches set notes = null",
+        "update numbers set last = 'x'",
+        "update files set bytes = 'x'",
+        "update files set path = x'00' where rowid = 1",
+    ):
+        database = sqlite3.connect(path)
+        with database:
+            database.execute(change)
+        database.close()
+        with pytest.raises(DamagedTableError) as damage:
+            use(tmp_path)
+        assert damage.value.file == "_headrace/files.db"
+        path.write_bytes(whole)
+    use(tmp_path)
+
+
+def test_a_full_disk_is_no_damage(tmp_path, monkeypatch):
+    lake = make_table(tmp_path, "parquet", Shape())
+    connect = sqlite3.connect
+
+    def small(*given, **more):
+        database = connect(*given, **more)
+        database.execute("pragma max_page_count = 1")
+        return database
+
+    notes = {"long": "x" * 10_000}
+    with monkeypatch.context() as patch:
+        patch.setattr(registry.sqlite3, "connect", small)
+        with pytest.raises(LakeError) as full:
+            lake.commit(APP, 0, batch(lake, 0), notes)
+    assert str(full.value) == (
+        f"{tmp_path / '_headrace' / 'files.db'} cannot be written to: database or disk is full"
+    )
+    assert lake.commit(APP, 0, batch(lake, 0), notes)
+    with (
+        pytest.raises(LakeError, match="_delta_log cannot be written to: No space left"),
+        in_a_sentence(tmp_path, "_delta_log"),
+    ):
+        raise ValueError("No space left on device (os error 28)")
+
+
+def test_what_libraries_say_is_one_plain_line():
+    coloured = "Kernel error:\n  \x1b[31m↳\x1b[0m no JSON\n   0: <unknown>\n   1: start_thread\n"
+    assert plain(coloured) == "Kernel error: no JSON"
+    assert plain(KeyError("schemas")) == "KeyError 'schemas'"
+    assert plain(EOFError()) == "EOFError"
+    assert len(plain("a long story " * 1000)) < 400

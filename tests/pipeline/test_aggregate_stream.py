@@ -1,0 +1,393 @@
+"""Aggregations that go on: the same states as the server's own, and none twice, whatever ends when."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from headrace.channel_envelope import Content, Message, encode_message
+from headrace.cli.main import main
+from headrace.lake.format import LakeError
+from headrace.lake.lock import Lock
+from headrace.lake.manifests import HIDDEN
+from headrace.lake.states import StatesTable, StatesWriter, name_of
+from headrace.pipeline import aggregate, aggregate_stream, export
+from headrace.pipeline.aggregate import APP, Summary
+from headrace.pipeline.aggregate_stream_tasks import pieces
+from headrace.pipeline.fold import Needs
+from headrace.pipeline.tasks import JobError, LocalRunner
+from headrace.spark.options import OptionError
+from headrace.testing import ServerProcess, wait_until
+from tests.pipeline.aggregates import CONFIG, Channels, State, fill, rows_of
+from tests.pipeline.meddling import Killed, Meddling, kill, tree
+from tests.spark.lives import environment, session_members
+from tests.spark.support import JAVA_OPTIONS, require_java
+
+TORTURE = int(os.environ.get("HEADRACE_TORTURE", "0"))
+GATHER = "tests.pipeline.app:gather"
+
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("stream")
+    (directory / "config.toml").write_text(CONFIG)
+    flags = (f"--config={directory / 'config.toml'}", "--durability=written")
+    with ServerProcess(directory / "data", *flags) as process:
+        yield process
+        assert "Traceback" not in process.stderr, process.stderr
+
+
+@pytest.fixture
+def prefix() -> str:
+    """For the topics of one test."""
+    return f"s{next(_numbers)}"
+
+
+class Steps:
+    """What happens while a job goes on, as its `stop`: it is asked again and again, and ends it at last."""
+
+    def __init__(self, steps: Iterator[None]) -> None:
+        self._steps = steps
+
+    def __call__(self) -> bool:
+        return next(self._steps, self) is self
+
+
+def stream(server: ServerProcess, into: Path, steps: Iterator[None], **given: Any) -> Summary:
+    place = {} if given.keys() & {"url", "data_dir"} else {"url": server.http_url}
+    return aggregate_stream(into, stop=Steps(steps), every_s=0, **place, **given)
+
+
+def until(condition: Callable[[], bool]) -> Iterator[None]:
+    end_s = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < end_s, "the stream does not get there"
+        yield
+
+
+def ordinals(into: Path) -> dict[str, int]:
+    if not DeltaTable.is_deltatable(str(into)):
+        return {}
+    return {topic: row["ordinal"] for topic, row in rows_of(into).items()}
+
+
+# Records → pieces
+
+
+def records(*rows: tuple[str, int, int, bytes]) -> pa.RecordBatch:
+    """Of topic, epoch, ordinal and payload; every offset is ten times the ordinal."""
+    topics, epochs, places, payloads = zip(*rows, strict=True)
+    offsets = [10 * place for place in places]
+    return pa.RecordBatch.from_pydict(
+        {
+            "topic": topics,
+            "epoch": epochs,
+            "offset": offsets,
+            "next_offset": [offset + 10 for offset in offsets],
+            "ordinal": places,
+            "payload": payloads,
+        }
+    )
+
+
+@pytest.mark.parametrize("needs", Needs)
+def test_records_that_follow_each_other_become_a_piece(needs):
+    message = encode_message(Message("p", 1, Content(b"1", is_json=True)))
+    batch = records(
+        ("a", 1, 0, b"0"),
+        ("a", 1, 1, b"1"),
+        ("a", 2, 2, b"2"),
+        ("a", 2, 4, b"4"),
+        ("channel/a", 2, 5, message),
+        ("channel/a", 2, 6, b"no message"),
+        ("channel/b", 2, 7, b"no message"),
+    )
+    [made] = pieces(needs)(iter([batch, batch.slice(0, 0)]))
+    payloads = {
+        Needs.NONE: [[], [], [], [], []],
+        Needs.LAST: [[b"1"], [b"2"], [b"4"], [message], []],
+        Needs.ALL: [
+            *([b"0", b"1"], [b"2"], [b"4"]),
+            *([message, b"no message"], [b"no message"]),
+        ],
+    }[needs]
+    assert [tuple(row.values()) for row in made.to_pylist()] == [
+        ("a", 1, 0, 20, 0, 2, payloads[0]),
+        ("a", 2, 20, 30, 2, 3, payloads[1]),
+        ("a", 2, 40, 50, 4, 5, payloads[2]),
+        ("channel/a", 2, 50, 70, 5, 7, payloads[3]),
+        ("channel/b", 2, 70, 80, 7, 8, payloads[4]),
+    ]
+
+
+# The same as the server
+
+
+def random_change(chance: random.Random, reducer: str) -> tuple[bytes, bool]:
+    key = chance.choice("abä")
+    value = chance.choice([None, True, 1.50, "ü", [1, {}], {"b": None, "c": chance.random()}])
+    if reducer in ("last", "count") and chance.random() < 0.3:
+        return chance.randbytes(3), False
+    if reducer != "map":
+        value = {key: value, chance.choice("xyz"): chance.randrange(9)}
+        return json.dumps(value, ensure_ascii=chance.random() < 0.5).encode(), True
+    change = {"key": key, "delete": True} if chance.random() < 0.3 else {"key": key, "value": value}
+    return json.dumps(change, indent=chance.choice([None, 1])).encode(), True
+
+
+@pytest.mark.parametrize("reducer", ["last", "count", "merge", "map"] if TORTURE else ["last"])
+def test_a_stream_comes_to_the_states_of_the_server(
+    server, prefix, tmp_path, shared_spark, reducer
+):
+    assert shared_spark
+    chance, into = random.Random(prefix), tmp_path / "into"
+    channels = Channels(server)
+    names = [f"{reducer}/{prefix}/{i}" for i in range(4)]
+    up = f"up/{prefix}/1"
+    sent = dict.fromkeys([*names, up], 0)
+
+    def send(some: list[str], number: int) -> None:
+        for _ in range(number):
+            name = chance.choice(some)
+            data, is_json = random_change(chance, reducer)
+            channels.send(name, data, is_json=is_json)
+            sent[name] += 1
+
+    def caught_up() -> bool:
+        wanted = {f"channel/{name}": number for name, number in sent.items() if number}
+        return ordinals(into) == wanted
+
+    def steps() -> Iterator[None]:
+        for some in ([up, *names], names):
+            send(some, 20)
+            yield from until(caught_up)
+
+    send(names[:2], 5)
+    given = {"reducer": reducer, "pattern": f"channel/.*/{prefix}/.*", "publish": True}
+    done = stream(server, into, steps(), **given)
+    assert (done.topics, done.messages) == (len(sent), sum(sent.values()))
+    assert (done.incomplete, done.failed) == (0, 0)
+    assert done.refused and done.published  # the server folds those others itself
+    found = rows_of(into)
+    for topic, row in found.items():
+        name = topic.removeprefix("channel/")
+        assert (row["complete"], row["messages"]) == (True, sent[name])
+        state = State(*(row[column] for column in State._fields))
+        if name == up:
+            assert channels.kept(name) == state
+        else:
+            channels.leave(name)
+            assert channels.snapshot(name) == state
+    channels.close()
+    assert not (into / HIDDEN / "checkpoint").exists()
+
+
+def test_it_begins_with_lake_and_table_and_goes_on_after_any_end(
+    server, prefix, tmp_path, shared_spark
+):
+    assert shared_spark
+    lake, into, alone = tmp_path / "lake", tmp_path / "into", tmp_path / "alone"
+    a, b, c = (f"{prefix}/{name}" for name in "abc")
+    given = {"reducer": GATHER, "pattern": f"{prefix}/.*"}
+
+    def publish(*topics: str, number: int = 1) -> None:
+        fill(server, {topic: [b"%d" % next(_numbers) for _ in range(number)] for topic in topics})
+
+    def to_lake() -> None:
+        export(
+            lake, pattern=f"{prefix}/.*", url=server.http_url, skip_lost=True, runner=LocalRunner()
+        )
+
+    def forget(topic: str) -> None:
+        with httpx.Client(base_url=server.http_url) as http:
+            assert http.delete("/v1/topic", params={"name": topic}).is_success
+
+    def reach(**wanted: int) -> Iterator[None]:
+        yield from until(lambda: {name[-1]: n for name, n in ordinals(into).items()} == wanted)
+
+    def is_as_in_one_run() -> bool:
+        """Of lake and log at once, without Spark."""
+        aggregate(lake, alone, url=server.http_url, runner=LocalRunner(), **given)
+        return rows_of(alone) == rows_of(into)
+
+    # The log has not what the lake has; topics come later.
+    publish(a, b, number=3)
+    to_lake()
+    forget(a)
+
+    def first() -> Iterator[None]:
+        yield from reach(a=3, b=3)
+        publish(a, c, number=2)
+        yield from reach(a=5, b=3, c=2)
+
+    stream(server, into, first(), lake=lake, **given)
+    assert is_as_in_one_run()
+    # Killed, and something is gone that the lake has not either: nothing is there twice, and it is said.
+    publish(c)
+    forget(c)
+    publish(c)
+    before = ordinals(into)
+    for point in ("merged", "committed") if TORTURE else ("committed",):
+        publish(a, b)
+        with pytest.raises(Killed):
+            stream(server, into, until(lambda: False), points=Meddling(**{point: kill}), **given)
+        assert (ordinals(into) == before) == (point == "merged")
+    # Meanwhile more went through the log and out of it: only the lake has it.
+    publish(b)
+    to_lake()
+    forget(b)
+    ended = ordinals(into) | {b: ordinals(into)[b] + 1}
+    done = stream(server, into, until(lambda: ordinals(into) == ended), lake=lake, **given)
+    assert (done.topics, done.incomplete, done.failed) == (3, 1, 0)
+    assert is_as_in_one_run()
+    assert [row["complete"] for _, row in sorted(rows_of(into).items())] == [True, True, False]
+
+
+@pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
+def test_a_server_that_is_away_is_waited_for(own_server, tmp_path, shared_spark, caplog):
+    assert shared_spark
+    into = tmp_path / "into"
+
+    def steps() -> Iterator[None]:
+        for number in (1, 2, 3):
+            fill(own_server, {"a": [b"1"]})
+            yield from until(lambda number=number: ordinals(into) == {"a": number})
+            own_server.kill()
+            yield from until(lambda: "tried again until it answers" in caplog.text)
+            own_server.start()
+            caplog.clear()
+
+    done = stream(own_server, into, steps(), reducer="count")
+    assert (done.messages, done.incomplete) == (3, 0)
+
+
+# As a command
+
+
+def test_a_command_goes_on_until_it_is_told_to_end(server, prefix, tmp_path, shared_spark, capsys):
+    assert shared_spark
+    into = tmp_path / "into"
+    topic = f"{prefix}/a"
+    fill(server, {topic: [b"{}", b"[]"]})
+
+    def meanwhile() -> None:
+        wait_until(lambda: ordinals(into) == {topic: 2}, 60, "the states of the log")
+        fill(server, {topic: [b"no JSON"]})
+        wait_until(lambda: rows_of(into)[topic]["error"] is not None, 60, "the query")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    other = threading.Thread(target=meanwhile, daemon=True)
+    other.start()
+    command = ["pipeline", "aggregate", topic, "--stream", "--every", "0", "--reducer", "merge"]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--into", str(into), "--http", server.http_url])
+    other.join()
+    assert ended.value.code in (0, None)
+    said = capsys.readouterr()
+    assert said.out == (
+        f"merge of 2 messages of 1 topic in {into}; 1 failed, the first: topic {topic!r}: message 3 of "
+        f"{topic!r} cannot be folded: it is bytes, and this reducer takes JSON\n"
+    )
+    assert said.err == ""
+    assert rows_of(into)[topic]["state"] == b"[]"
+
+
+# What is refused
+
+
+def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_path):
+    lake, into, other = tmp_path / "lake", tmp_path / "into", tmp_path / "other"
+    topics = [f"{prefix}/a", f"{prefix}/b"]
+    fill(server, {topic: [b"1"] for topic in topics})
+    export(lake, topics, url=server.http_url, runner=LocalRunner())
+    aggregate(lake, into, topics, reducer="last", runner=LocalRunner())
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    before = tree(tmp_path)
+
+    def refused(kind: type[Exception], text: str, *args: Any, **given: Any) -> None:
+        with pytest.raises(kind, match=text):
+            stream(server, *args, iter(()), **{"reducer": "last", "topics": topics, **given})
+
+    refused(LakeError, "has states of the reducer 'last': name another", into, reducer="count")
+    refused(
+        LakeError, f"states of other topics too, such as '{topics[1]}'", into, topics=topics[:1]
+    )
+    refused(LakeError, r"something else than states of Headrace \(notes.txt\)", other)
+    refused(LakeError, "no lake of Headrace", into, lake=tmp_path / "none")
+    refused(JobError, "no topic 'nope' to aggregate", into, topics=[*topics, "nope"])
+    refused(OptionError, "no reducer 'lsat'", into, reducer="lsat")
+    refused(OptionError, "exclude each other", into, pattern="a")
+    refused(OptionError, "say where the log is", into, url="")
+    refused(OptionError, "where states are published", into, data_dir=".", publish=True)
+    assert tree(tmp_path) == before
+    with Lock(into / HIDDEN, "aggregate"):
+        refused(LakeError, "another aggregate writes to .* \\(process", into)
+    # A table of another log.
+    table = StatesTable.open(into)
+    assert table is not None
+    writer = StatesWriter(into, name_of(1, 0, 16))
+    writer.add({**rows_of(into)[topics[0]], "ordinal": 9})
+    assert table.replace(APP, 1, [writer.finish()])
+    refused(LakeError, "is not the one that .*/into has", into)
+
+
+# Killed
+
+
+@pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
+def test_a_driver_killed_with_all_its_processes_counts_nothing_twice(server, prefix, tmp_path):
+    require_java()
+    into, points = tmp_path / "into", tmp_path / "points"
+    points.mkdir()
+    topics = [f"{prefix}/{i}" for i in range(5)]
+    given = {"url": server.http_url, "pattern": f"{prefix}/.*", "reducer": "count", "every_s": 0}
+    script = (
+        "from headrace.pipeline import aggregate_stream; from headrace.pipeline.points import Points\n"
+        f"aggregate_stream({str(into)!r}, **{given!r}, master='local[2]', points=Points({str(points)!r}))"
+    )
+    sent = 0
+    for point in ("merged", "committed", "done"):
+        (points / f"stop-{point}").touch()
+        driver = subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=environment() | {"JDK_JAVA_OPTIONS": JAVA_OPTIONS, "TMPDIR": str(tmp_path)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        reached = points / f"reached-{point}"
+
+        def is_there(driver: Any = driver, reached: Path = reached) -> bool:
+            return reached.exists() or driver.poll() is not None
+
+        wait_until(lambda: (into / HIDDEN / "checkpoint").exists(), 90, "the query")
+        fill(server, {topic: [b"1"] * 3 for topic in topics})
+        sent += 3
+        wait_until(is_there, 90, f"it to be {point}")
+        assert driver.poll() is None
+        while members := session_members(driver.pid):
+            for pid in members:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            driver.wait(30)
+        (points / f"stop-{point}").unlink()
+        reached.unlink()
+        if point != "merged":
+            assert set(ordinals(into).values()) == {sent}
+    assert {row["state"] for row in rows_of(into).values()} == {b"%d" % sent}

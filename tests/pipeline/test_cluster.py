@@ -1,0 +1,70 @@
+"""Every job on a real standalone cluster: a master and two workers, each a process of its own."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.pipeline.cluster_jobs import FORMATS
+from tests.pipeline.lakes import expected, rows_of
+from tests.pipeline.replayed import payloads_of
+from tests.spark.cluster import EXECUTORS, daemons, start_cluster
+from tests.spark.lives import REPOSITORY, environment
+from tests.spark.support import publish
+
+pytestmark = pytest.mark.skipif(
+    "HEADRACE_TORTURE" not in os.environ, reason="takes long: see `make torture`"
+)
+
+
+@pytest.mark.timeout(600)
+def test_every_job_runs_on_a_cluster(own_server, tmp_path):
+    chance = random.Random(11)
+    topics = {
+        f"in/{name}": [
+            json.dumps({"i": i, "text": chance.randbytes(chance.randint(0, 999)).hex()}).encode()
+            for i in range(500)
+        ]
+        for name in "abc"
+    }
+    for name, payloads in topics.items():
+        payloads.append(payloads[-1])  # once more, as after a lost answer
+        publish(own_server.figg_url, name, payloads)
+    with daemons(tmp_path) as daemon:
+        master = start_cluster(daemon, tmp_path)
+        places = [master, own_server.http_url, str(own_server.data_dir), str(tmp_path)]
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.pipeline.cluster_jobs", *places],
+            cwd=REPOSITORY,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-10_000:]
+    exported = {"exported": 1503, "merged": True, "lost": False}
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "executors": EXECUTORS,
+        **dict.fromkeys(FORMATS, exported),
+        "replayed": 501,
+        "last": [3, 1503, 0],
+        "merge": [3, 1503, 0],
+        "streamed": [4, 2004, 0],
+        "deduped": [1503, 1500, 3],
+        "reported": 2004,
+        "audited": [False, 2004],
+    }
+    assert rows_of(tmp_path / "delta") == expected(own_server, topics)
+    assert payloads_of(own_server, "replayed/a") == topics["in/a"]
+    states = DeltaTable(str(tmp_path / "last")).to_pyarrow_table().to_pylist()
+    assert {row["topic"]: row["state"] for row in states} == {
+        name: payloads[-1] for name, payloads in [*topics.items(), ("replayed/a", topics["in/a"])]
+    }
+    kept = DeltaTable(str(tmp_path / "deduped")).to_pyarrow_table().to_pylist()
+    assert {row["payload"] for row in kept} == {one for some in topics.values() for one in some}
+    assert "<svg" in (tmp_path / "report.html").read_text()

@@ -1,0 +1,126 @@
+"""Columns of a lake that come out of payloads: exported, compacted, read by others, and what is refused."""
+
+import json
+import uuid
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from headrace import connect_blocking
+from headrace.channel_envelope import Content, Message, encode_message
+from headrace.lake.format import SCHEMA, LakeError, Shape
+from headrace.pipeline import audit, compact, export
+from headrace.pipeline.decoding import Decoding, shape_of
+from headrace.pipeline.tasks import LocalRunner
+from headrace.spark.decode import Records
+from headrace.spark.options import OptionError
+from tests.pipeline.meddling import tree
+
+COLUMNS = "id bigint, tags array<string>, price decimal(6, 2), place struct<x double, y double>"
+EVENTS = [
+    {"id": 1, "tags": ["a", "b"], "price": 3.5, "place": {"x": 1, "y": 2}, "more": True},
+    {"id": 2, "tags": None},
+    {"id": "three", "tags": [], "price": "1.25"},
+]
+
+
+@pytest.fixture
+def topic(server) -> str:
+    """Of events, and of payloads that are none."""
+    name = f"events-{uuid.uuid4().hex[:8]}"
+    with connect_blocking(server.figg_url) as client:
+        for event in EVENTS:
+            client.publish(name, json.dumps(event).encode())
+        client.publish(name, b"\xff no JSON")
+    return name
+
+
+def rows(lake):
+    names = ["payload", "id", "tags", "price", "place"]
+    database = duckdb.connect()
+    database.register("lake", DeltaTable(str(lake)).to_pyarrow_dataset())
+    found = database.sql(f'select {", ".join(names)} from lake order by "offset"').fetchall()
+    return [(*row[1:3], row[3] and str(row[3]), row[4]) for row in found]
+
+
+def test_members_of_json_are_columns_also_after_a_compaction(server, topic, tmp_path):
+    lake = tmp_path / "lake"
+    given = {"url": server.http_url, "runner": LocalRunner()}
+    export(lake, [topic], decode="json", schema=COLUMNS, **given)
+    expected = [
+        (1, ["a", "b"], "3.50", {"x": 1.0, "y": 2.0}),
+        (2, None, None, None),
+        (None, [], "1.25", None),
+        (None, None, None, None),
+    ]
+    assert rows(lake) == expected
+    with connect_blocking(server.figg_url) as client:
+        client.publish(topic, b'{"id": 5}')
+    # The columns of a lake need not be named again.
+    assert export(lake, [topic], **given).records == 1
+    assert compact(lake, runner=LocalRunner()).merged == 2
+    assert rows(lake) == [*expected, (5, None, None, None)]
+    assert not audit(lake, [topic], url=server.http_url, runner=LocalRunner()).lost
+
+
+def test_columns_of_a_lake_are_decided_once(server, topic, tmp_path):
+    lake, raw = tmp_path / "lake", tmp_path / "raw"
+    given = {"url": server.http_url, "runner": LocalRunner()}
+    export(lake, [topic], decode="json", schema="id bigint", **given)
+    export(raw, [topic], take_over=True, **given)
+    before = tree(tmp_path)
+    with pytest.raises(LakeError, match="has the columns 'id bigint' of json: leave out --decode"):
+        export(lake, [topic], decode="json", schema="id int", **given)
+    with pytest.raises(LakeError, match="has no decoded columns: leave out --decode"):
+        export(raw, [topic], decode="json", schema="id bigint", **given)
+    assert tree(tmp_path) == before
+    assert export(lake, [topic], decode="json", schema="id  LONG", **given).batches == 0
+
+
+@pytest.mark.parametrize(
+    ("decode", "schema", "reason"),
+    [
+        ("", "id bigint", "say what they are with decode"),
+        ("json", "", "decode = json needs a schema, such as"),
+        ("json", "id bigint, offset bigint", "every lake has a column 'offset'"),
+        ("json", "Date date", "every lake has a column 'date'"),
+        ("json", "id nonsense", "the schema is not understood: there is no type 'nonsense'"),
+        ("xml", "id bigint", "decode and encode know channel, json, logux, not 'xml'"),
+        ("channel", "number string", "the column 'number' is bigint, the schema says string"),
+    ],
+)
+def test_columns_that_make_no_sense_are_refused(server, topic, tmp_path, decode, schema, reason):
+    with pytest.raises(OptionError, match=reason):
+        export(
+            *(tmp_path / "lake", [topic]),
+            url=server.http_url,
+            decode=decode,
+            schema=schema,
+            runner=LocalRunner(),
+        )
+    assert not (tmp_path / "lake").exists()
+
+
+def test_what_an_envelope_has_are_its_columns():
+    shape = shape_of("channel", "", by_topic=False)
+    assert shape.decoded.names == ["processor", "number", "content", "is_json"]
+    assert shape.columns.names == [*SCHEMA.names, *shape.decoded.names]
+    payload = encode_message(Message("p", 7, Content(b"[1]", is_json=True)))
+    data = len(payload).to_bytes(4, "big") + payload
+    records = Records(
+        "channel/c", np.array([0, len(data)]), 0, np.array([0]), pa.py_buffer(data), 0, 1
+    )
+    columns = Decoding(shape).columns(records)
+    assert {name: column.to_pylist() for name, column in columns.items()} == {
+        "processor": ["p"],
+        "number": [7],
+        "content": [b"[1]"],
+        "is_json": [True],
+    }
+    assert Decoding(Shape()).columns(records) == {}
+    # Also under its name in Spark's source, where it is chosen.
+    assert shape_of("channel", "content string", by_topic=False).decoded.names == ["content"]
+    assert "event" in shape_of("logux", "", by_topic=True).decoded.names

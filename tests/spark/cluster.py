@@ -1,0 +1,97 @@
+"""A standalone cluster of real processes on the loopback interface, from the pip package."""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.testing import wait_until
+from tests.spark.lives import environment, session_members
+from tests.spark.support import JAVA_OPTIONS, require_java
+
+EXECUTORS = 2
+START_TIMEOUT_S = 90.0
+
+Daemon = Callable[..., Path]
+
+
+@contextmanager
+def daemons(root: Path) -> Iterator[Daemon]:
+    """Start a class of Spark as a process with a file for its output; killed with its children at the end."""
+    import pyspark
+
+    require_java()
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*command: object) -> Path:
+        output = root / f"daemon{len(processes)}"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [Path(pyspark.__file__).parent / "bin" / "spark-class", *map(str, command)],
+                cwd=root,
+                env=environment()
+                | {"SPARK_DAEMON_MEMORY": "512m", "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        processes.append(process)
+        return output
+
+    try:
+        yield start
+    finally:
+        for process in reversed(processes):
+            for pid in session_members(process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.wait(30)
+
+
+def wait_said(output: Path, pattern: str) -> re.Match[str]:
+    def found() -> re.Match[str] | None:
+        return re.search(pattern, output.read_text(errors="replace"))
+
+    try:
+        wait_until(found, START_TIMEOUT_S, pattern)
+    except TimeoutError:
+        pytest.fail(f"no {pattern!r} in\n{output.read_text(errors='replace')[-5000:]}")
+    matched = found()
+    assert matched is not None
+    return matched
+
+
+def start_cluster(daemon: Daemon, root: Path) -> str:
+    """A master and two workers; the address of the master."""
+    deploy = "org.apache.spark.deploy"
+    master = daemon(
+        f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", 0, "--webui-port", 0
+    )
+    address = wait_said(master, r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")[1]
+    workers = [
+        daemon(
+            *(f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--cores", 1, "--memory", "1g"),
+            *("--webui-port", 0, "--work-dir", root / f"work{number}", address),
+        )
+        for number in range(EXECUTORS)
+    ]
+    for worker in workers:
+        wait_said(worker, "Successfully registered with master")
+    return address
+
+
+CLUSTER = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+    # Both, or one of them would have done everything before the other has come.
+    "spark.cores.max": str(EXECUTORS),
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+}
+"""Settings of a session on it."""
