@@ -15,6 +15,9 @@ const { MemoryStore } = await import("@logux/core");
 
 const clients = {};
 
+// As in browsers: the clients answer messages whose connection has gone meanwhile, and live on.
+process.on("unhandledRejection", (error) => console.error(error));
+
 function report(client, fact) {
   process.stdout.write(JSON.stringify({ client, ...fact }) + "\n");
 }
@@ -55,8 +58,11 @@ const actions = {
   connect({ client }) {
     clients[client].node.connection.connect();
   },
+  // Done when the socket is closed: the client takes the end of an old socket for that of the next.
   disconnect({ client }) {
-    clients[client].node.connection.disconnect();
+    const connection = clients[client].node.connection;
+    connection.connection.ws.addEventListener("close", () => report(client, { closed: true }));
+    connection.disconnect();
   },
   // The connection is gone, as when a cable is pulled: it will be tried again.
   cut({ client }) {

@@ -20,6 +20,9 @@ const Log = require("logux-core/log");
 
 const clients = {};
 
+// As in browsers: the clients answer messages whose connection has gone meanwhile, and live on.
+process.on("unhandledRejection", (error) => console.error(error));
+
 function report(client, fact) {
   process.stdout.write(JSON.stringify({ client, ...fact }) + "\n");
 }
@@ -42,8 +45,11 @@ const actions = {
   connect({ client }) {
     clients[client].connection.connect();
   },
+  // Done when the socket is closed: the client takes the end of an old socket for that of the next.
   disconnect({ client }) {
-    clients[client].connection.disconnect();
+    const connection = clients[client].connection;
+    connection.connection.ws.addEventListener("close", () => report(client, { closed: true }));
+    connection.disconnect();
   },
   // The connection is gone, as when a cable is pulled: it will be tried again.
   cut({ client }) {

@@ -82,6 +82,11 @@ class Host:
         self._process.stdin.write(json.dumps({"do": what, "client": client, **how}) + "\n")
         self._process.stdin.flush()
 
+    def disconnect(self, client: str) -> None:
+        before = len(self.of(client, "closed"))
+        self.do("disconnect", client)
+        self.wait(f"end of {client}'s socket", lambda: len(self.of(client, "closed")) > before)
+
     def wait(self, what: str, found: Callable[[], Any]) -> Any:
         """Hear until it is so."""
         while not (result := found()):
