@@ -16,6 +16,7 @@ from crc32c import crc32c
 from headrace import connect_blocking
 from headrace.log.index import HEADER_BYTES, Row, decode_header, decode_rows
 from headrace.log.records import split_records
+from headrace.server.api_ranges import FOUND
 from headrace.testing import ServerProcess, wait_until
 from tests.system.support import children, resident_bytes
 
@@ -232,6 +233,77 @@ def test_what_is_before_the_start_is_gone(http, client, server):
         assert set(answer.json()) == {"error", "start"}
         assert 0 < answer.json()["start"]["offset"] <= start()["offset"]
         assert answer.json()["error"].startswith("topic 'short/t' is kept from offset")
+
+
+# Many small ranges at once
+
+
+def ask_many(http: httpx.Client, *ranges: tuple[str, int, int]) -> list[tuple[bytes, bytes, int]]:
+    """Rows, bytes and the offset of those, for each range."""
+    names, starts, ends = zip(*ranges, strict=True)
+    answer = http.get("/v1/ranges", params={"topic": names, "from": starts, "to": ends})
+    assert answer.status_code == 200, answer.text
+    found, data = [], answer.content
+    while data:
+        rows, size, offset = FOUND.unpack_from(data)
+        end = FOUND.size + rows + size
+        found.append((data[FOUND.size : FOUND.size + rows], data[end - size : end], offset))
+        data = data[end:]
+    assert len(found) == len(ranges)
+    return found
+
+
+NOTHING = (b"", b"", 0)
+
+
+def test_many_ranges_are_as_each_alone(http, client, server, topic):
+    sent = publish(client, topic, range(60))
+    wait_until(lambda: applied_end(http, topic) == len(sent), 20, "the applier")
+    sent += publish(client, topic, range(60, 90))
+    other = publish(client, f"{topic}/other", range(5))
+    edges = [(0, 1), (0, 40), (len(sent) // 2, len(sent) // 2 + 1), (len(sent) - 1, len(sent) + 9)]
+    asked = [(topic, *one) for one in edges] + [(f"{topic}/other", 3, len(other))]
+    for (name, start, end), (rows, data, offset) in zip(asked, ask_many(http, *asked), strict=True):
+        whole = sent if name == topic else other
+        check_rows([one for one in decode_rows(rows) if one], whole, start, min(end, len(whole)))
+        first, *_ = decode_rows(rows)
+        assert first is not None and first.offset == offset
+        assert data == whole[offset : offset + len(data)]
+        assert offset + len(data) >= min(end, len(whole))
+
+
+def test_a_range_that_is_not_there_harms_none_beside_it(http, client, topic):
+    sent = publish(client, topic, range(3))
+    asked = [("nope", 0, 9), (topic, 0, len(sent)), (topic, 2, 2), (topic, len(sent), 1 << 60)]
+    missing, found, *empty = ask_many(http, *asked)
+    assert (missing, found[1], empty) == (NOTHING, sent, [NOTHING, NOTHING])
+
+
+def test_many_ranges_do_not_make_a_large_answer(http, client, large):
+    publish(client, "behind", range(3))
+    found = ask_many(http, *[("large", 5, 6)] * 255, ("behind", 0, 1))
+    sizes = [len(data) for _, data, _ in found[:-1]]
+    assert sum(sizes) <= 4 << 20 and sizes[0] and not sizes[-1]
+    assert found[-1][1], "what fits is there"
+    assert ask_many(http, ("large", 0, large)) == [NOTHING]
+
+
+@pytest.mark.parametrize(
+    ("query", "word"),
+    [
+        ({}, "1 to 256"),
+        ({"topic": ["a"] * 257, "from": ["0"] * 257, "to": ["0"] * 257}, "1 to 256"),
+        ({"topic": ["a", "b"], "from": ["0", "0"], "to": ["0"]}, "every range has"),
+        ({"topic": ["refused"], "from": ["5"], "to": ["4"]}, "to must not be less than from"),
+        ({"topic": ["refused"], "from": ["x"], "to": ["4"]}, "from must be"),
+        ({"topic": [""], "from": ["0"], "to": ["4"]}, "topic"),
+    ],
+)
+def test_what_are_no_ranges_is_refused(http, client, query, word):
+    client.publish("refused", b"foo")
+    answer = http.get("/v1/ranges", params=query)
+    assert answer.status_code == 400
+    assert word in answer.json()["error"]
 
 
 @pytest.mark.parametrize("path", PATHS)

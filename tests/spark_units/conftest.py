@@ -1,7 +1,7 @@
 """What tests of the pure parts share: one log, made by a real server, that nobody changes afterwards."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from headrace import connect_blocking
 from headrace.log.index import decode_header
 from headrace.spark.log_files import FileLog
 from headrace.spark.log_server import ServerLog
-from headrace.spark.log_view import LogView, TopicState
+from headrace.spark.log_view import LogView, Range, TopicState
 from headrace.spark.open_log import open_log
 from headrace.spark.options import Place
 from headrace.testing import ServerProcess, wait_until
@@ -139,10 +139,27 @@ def _kept(server: ServerProcess, name: str, payloads: list[bytes]) -> list[Recor
     return kept
 
 
-@pytest.fixture(params=["files", "server"])
+class Announced(ServerLog):
+    """What it splits is read in that order: small parts are fetched together."""
+
+    def split(self, whole: Range, bytes_max: int) -> Sequence[Range]:
+        parts = super().split(whole, bytes_max)
+        self.expect(parts)
+        return parts
+
+
+VIEWS = ["files", "server", "server, together"]
+
+
+def view_of(filled: Filled, kind: str) -> LogView:
+    if kind == "files":
+        return open_log(Place(path=str(filled.path)))
+    place = Place(urls=(filled.server.http_url,))
+    return open_log(place) if kind == "server" else Announced(place)
+
+
+@pytest.fixture(params=VIEWS)
 def log(request: pytest.FixtureRequest, filled: Filled) -> Iterator[LogView]:
-    """The same log, as each of the two views sees it."""
-    files = request.param == "files"
-    place = Place(path=str(filled.path)) if files else Place(urls=(filled.server.http_url,))
-    with closing(open_log(place)) as found:
+    """The same log, as each of the views sees it."""
+    with closing(view_of(filled, request.param)) as found:
         yield found

@@ -19,7 +19,7 @@ from headrace.spark.open_log import open_log
 from headrace.spark.options import Place, parse_source
 from headrace.spark.reader import Part, PartReader
 from headrace.testing import ServerProcess, wait_until
-from tests.spark_units.conftest import Filled, Record, start_server
+from tests.spark_units.conftest import VIEWS, Filled, Record, start_server, view_of
 from tests.spark_units.runs import flipped
 from tests.spark_units.test_logs import read, state_of
 from tests.system.support import destroy, get_json
@@ -37,11 +37,9 @@ def twin(filled: Filled, tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
         assert "Traceback" not in server.stderr, server.stderr
 
 
-@pytest.fixture(params=["files", "server"])
+@pytest.fixture(params=VIEWS)
 def view(request: pytest.FixtureRequest, twin: Filled) -> Iterator[LogView]:
-    files = request.param == "files"
-    place = Place(path=str(twin.path)) if files else Place(urls=(twin.server.http_url,))
-    with closing(open_log(place)) as log:
+    with closing(view_of(twin, request.param)) as log:
         yield log
 
 

@@ -1,6 +1,8 @@
 """One contract for both views of a log, files and server: topics, positions, parts, records as published."""
 
 from contextlib import closing
+from itertools import permutations
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +12,7 @@ from headrace.model import Position
 from headrace.spark.decode import decode
 from headrace.spark.log_files import FileLog
 from headrace.spark.log_server import ServerLog
-from headrace.spark.log_view import LogView, Range, TopicState
+from headrace.spark.log_view import DataLossError, LogView, Range, TopicState
 from headrace.spark.options import Place
 from tests.spark_units.conftest import Filled, Record
 
@@ -204,3 +206,59 @@ def test_parts_are_about_as_large_as_asked_for(log, filled):
     parts = log.split(Range("many", state.start, state.end), 5_000)
     assert len(parts) > 3
     assert all(part.bytes <= 20_000 for part in parts)
+
+
+class Asked(ServerLog):
+    """Notes which paths were asked for."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.paths: list[str] = []
+        ask = self._http.send
+
+        def send(method: str, path: str, *given: Any) -> bytes:
+            self.paths.append(path)
+            return ask(method, path, *given)
+
+        self._http.send = send  # type: ignore[method-assign]
+
+
+def test_small_parts_take_one_request_together(filled):
+    with closing(Asked(Place(urls=(filled.server.http_url,)))) as log:
+        states = log.topics(NAMES)
+        parts = [Range(name, state.start, state.end) for name, state in states.items()]
+        log.paths.clear()
+        log.expect(parts)
+        for part in parts:
+            assert read(log, part) == filled.records[part.topic]
+        assert log.paths == ["/v1/ranges"]
+        for part in reversed(parts):
+            assert read(log, part) == filled.records[part.topic]
+        assert "/v1/ranges" not in log.paths[1:], "nothing was announced"
+
+
+def test_parts_may_be_read_in_any_order_or_not_at_all(filled):
+    with closing(ServerLog(Place(urls=(filled.server.http_url,)))) as log:
+        states = log.topics(NAMES)
+        parts = [Range(name, state.start, state.end) for name, state in states.items()]
+        for order in permutations(parts, 3):
+            log.expect(parts)
+            for part in order:
+                assert read(log, part) == filled.records[part.topic]
+
+
+def test_many_parts_are_fetched_in_several_requests(filled):
+    """More than one address and one answer hold, with a part between that is gone."""
+    with closing(Asked(Place(urls=(filled.server.http_url,)))) as log:
+        state, records = state_of(log, "many"), filled.records["many"]
+        ends = [position(state, record) for record in records[1:]] + [state.end]
+        starts = [position(state, record) for record in records]
+        parts = [Range("many", *one) for one in zip(starts, ends, strict=True)]
+        nowhere = Range("nope", starts[0], ends[0])
+        log.paths.clear()
+        log.expect([*parts[:5], nowhere, *parts[5:]])
+        assert [one for part in parts[:5] for one in read(log, part)] == records[:5]
+        with pytest.raises(DataLossError, match="'nope' was destroyed"):
+            read(log, nowhere)
+        assert [one for part in parts[5:] for one in read(log, part)] == records[5:]
+        assert 2 < log.paths.count("/v1/ranges") < 10

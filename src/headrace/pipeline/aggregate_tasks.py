@@ -103,6 +103,7 @@ def stage(work: StageWork) -> Staged:
                 staged.add(found)
         if work.ranges:
             with closing(open_log(work.place)) as log:
+                log.expect(work.ranges)
                 for part in work.ranges:
                     for found in _of_log(log, part, needs):
                         staged.add(found)

@@ -270,6 +270,7 @@ class ServedWork(NamedTuple):
 def check_served(work: ServedWork) -> list[Found]:
     """What a server gives of each part: rows and bytes as it has them, segments and journal as one."""
     with closing(ServerLog(work.place)) as log:
+        log.expect(work.parts)
         return [_Served(part).check(log) for part in work.parts]
 
 

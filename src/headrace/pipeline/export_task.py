@@ -38,6 +38,7 @@ def write_part(work: ExportWork) -> list[Written]:
     writer = Writer(Path(work.lake), name, work.shape, work.layout)
     decoding = Decoding(work.shape)
     with closing(open_log(work.place)) as log:
+        log.expect(work.ranges)
         for part in work.ranges:
             for records in _records(log, part, verify=work.verify):
                 writer.add(_rows(records, work.shape, decoding))

@@ -62,6 +62,7 @@ class _Found:
                 yield from _runs_of_file(Path(work.lake, name), work.topics)
             return
         with closing(open_log(work.place)) as log:
+            log.expect(work.ranges)
             for one in work.ranges:
                 yield from self._runs_of_range(log, one)
 

@@ -1,6 +1,7 @@
 """Endpoints for readers that decode the log themselves: index rows, raw bytes, places to split at."""
 
 import asyncio
+import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import TypeVar
@@ -12,6 +13,7 @@ from starlette.routing import Route
 
 from headrace.broker.broker import Broker
 from headrace.log.embedded import EmbeddedStore
+from headrace.log.index import ROW_BYTES, decode_row
 from headrace.log.layout import Layout
 from headrace.log.raw import GoneError, RawTopic
 from headrace.log.store import Topic
@@ -23,6 +25,17 @@ INDEX_ROWS_MAX = 65_536
 """Rows in one answer; whoever wants more goes on behind the last one."""
 
 SPLITS_MAX = 100_000
+
+RANGES_MAX = 256
+"""Ranges in one request."""
+
+RANGES_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of records in one answer to it: what does not fit is asked for alone."""
+
+FOUND = struct.Struct(">IIQ")
+"""Before each range of such an answer: bytes of rows, bytes of records, the offset of the first of those."""
+
+_NOTHING = FOUND.pack(0, 0, 0)
 
 _BINARY = "application/octet-stream"
 
@@ -37,34 +50,56 @@ class RangesApi:
         return [
             Route("/v1/index", self.index),
             Route("/v1/range", self.range),
+            Route("/v1/ranges", self.ranges),
             Route("/v1/splits", self.splits),
         ]
 
     async def index(self, request: Request) -> Response:
-        topic, raw, start, end = self._asked(request)
+        topic, raw, start, end = self._one(request)
         rows = await self._read(topic, lambda: raw.rows(start, end, INDEX_ROWS_MAX))
         return Response(rows, media_type=_BINARY)
 
     async def range(self, request: Request) -> Response:
-        topic, raw, start, end = self._asked(request)
+        topic, raw, start, end = self._one(request)
         pieces = _Pieces(raw.pieces(start, end))
         # The first piece before the status, which says whether it is gone.
         first = await self._read(topic, pieces.next)
         return StreamingResponse(_sent(first, pieces), media_type=_BINARY)
 
+    async def ranges(self, request: Request) -> Response:
+        query = request.query_params
+        names, starts, ends = (query.getlist(name) for name in ("topic", "from", "to"))
+        if not len(names) == len(starts) == len(ends):
+            raise HTTPException(400, "every range has a topic, a from and a to")
+        if not 1 <= len(names) <= RANGES_MAX:
+            raise HTTPException(400, f"a request has 1 to {RANGES_MAX} ranges, not {len(names)}")
+        asked = [self._if_kept(*one) for one in zip(names, starts, ends, strict=True)]
+        found = await asyncio.to_thread(_small_ranges, asked)
+        return Response(found, media_type=_BINARY)
+
     async def splits(self, request: Request) -> Response:
-        topic, raw, start, end = self._asked(request)
+        topic, raw, start, end = self._one(request)
         step = number(request.query_params.get("bytes", ""), "bytes")
         if not step:
             raise HTTPException(400, "bytes must be at least 1")
         found = await self._read(topic, lambda: raw.splits(start, end, step, SPLITS_MAX))
         return JSONResponse({"splits": [place(one) for one in found]})
 
-    def _asked(self, request: Request) -> tuple[Topic, RawTopic, int, int]:
+    def _one(self, request: Request) -> tuple[Topic, RawTopic, int, int]:
         query = request.query_params
-        topic = existing(self._store, self._broker, query.get("topic"))
-        start = number(query.get("from", ""), "from")
-        end = number(query.get("to", ""), "to")
+        return self._asked(query.get("topic"), query.get("from", ""), query.get("to", ""))
+
+    def _if_kept(self, name: str, start: str, end: str) -> tuple[RawTopic, int, int] | None:
+        try:
+            return self._asked(name, start, end)[1:]
+        except HTTPException as error:
+            if error.status_code in (404, 410):
+                return None
+            raise
+
+    def _asked(self, name: str | None, first: str, last: str) -> tuple[Topic, RawTopic, int, int]:
+        topic = existing(self._store, self._broker, name)
+        start, end = number(first, "from"), number(last, "to")
         if end < start:
             raise HTTPException(
                 400, f"to must not be less than from, and {end} is less than {start}"
@@ -79,6 +114,31 @@ class RangesApi:
             return await asyncio.to_thread(work)
         except GoneError:
             raise _gone(topic) from None
+
+
+def _small_ranges(asked: list[tuple[RawTopic, int, int] | None]) -> bytes:
+    """Each with its rows; nothing for one that is gone, damaged or too long: asked for alone, it says so."""
+    found = bytearray()
+    for one in asked:
+        found += _small_range(*one, RANGES_BYTES_MAX - len(found)) if one else _NOTHING
+    return bytes(found)
+
+
+def _small_range(raw: RawTopic, start: int, end: int, bytes_max: int) -> bytes:
+    rows_max = max(0, bytes_max) // ROW_BYTES
+    try:
+        rows = raw.rows(start, end, rows_max)
+        if not ROW_BYTES <= len(rows) < rows_max * ROW_BYTES:
+            return _NOTHING
+        first, last = decode_row(rows), decode_row(rows, len(rows) - ROW_BYTES)
+        if first is None or last is None or len(rows) + last.end - first.offset > bytes_max:
+            return _NOTHING
+        data = b"".join(raw.pieces(first.offset, last.end))
+    except GoneError:
+        return _NOTHING
+    if len(data) < last.end - first.offset:
+        return _NOTHING  # offsets skip in it, or the file was cut
+    return FOUND.pack(len(rows), len(data), first.offset) + rows + data
 
 
 class _Pieces:

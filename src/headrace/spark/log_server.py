@@ -7,6 +7,7 @@ from urllib.parse import quote_plus
 import numpy as np
 
 from headrace.model import Durability, Position
+from headrace.spark.fetched_parts import Fetched, FetchedParts
 from headrace.spark.http_client import HttpClient, ServerError
 from headrace.spark.index_rows import Gap, Rows, Stretch, parse, stretches
 from headrace.spark.log_view import Block, Damage, DataLossError, Range, TopicState
@@ -24,6 +25,7 @@ class ServerLog:
 
     def __init__(self, place: Place) -> None:
         self._http = HttpClient(place)
+        self._fetched = FetchedParts(self._http)
         self._states: dict[str, TopicState] = {}
         self._names: tuple[str, ...] | None = None
         self._version: int | None = None
@@ -115,20 +117,26 @@ class ServerLog:
         except ServerError as error:
             raise _loss(part, error) from None
 
+    def expect(self, parts: Iterable[Range]) -> None:
+        self._fetched.expect(parts)
+
     def read(self, part: Range) -> Iterator[Block | Damage]:
         place = _place(part)
         try:
-            for piece in self._pieces(part, _BLOCK_BYTES):
+            fetched = self._fetched.take(part)
+            for piece in self._pieces(part, _BLOCK_BYTES, fetched):
                 if isinstance(piece, Gap):
                     yield Damage(piece.offset, piece.end, place)
                 else:
-                    yield Block(piece.rows, self._bytes(part.topic, piece), place)
+                    data = fetched.bytes(piece) if fetched else None
+                    yield Block(piece.rows, data or self._bytes(part.topic, piece), place)
         except ServerError as error:
             raise _loss(part, error) from None
 
     def rows(self, part: Range) -> Iterator[Rows | Damage]:
         try:
-            for piece in self._pieces(part, max(1, part.bytes)):
+            fetched = self._fetched.take(part)
+            for piece in self._pieces(part, max(1, part.bytes), fetched):
                 if isinstance(piece, Gap):
                     yield Damage(piece.offset, piece.end, _place(part))
                 else:
@@ -136,8 +144,13 @@ class ServerLog:
         except ServerError as error:
             raise _loss(part, error) from None
 
-    def _pieces(self, part: Range, bytes_max: int) -> Iterator[Stretch | Gap]:
+    def _pieces(
+        self, part: Range, bytes_max: int, fetched: Fetched | None
+    ) -> Iterator[Stretch | Gap]:
         start = part.start.offset
+        if fetched is not None:
+            yield from stretches(fetched.rows, start, part.end.offset, bytes_max)
+            return
         while start < part.end.offset:
             asked = {"topic": part.topic, "from": start, "to": part.end.offset}
             index = parse(self._http.send("GET", "/v1/index", asked))
@@ -146,6 +159,7 @@ class ServerLog:
             start = end
 
     def close(self) -> None:
+        self._fetched.clear()
         self._http.close()
 
     def _bytes(self, topic: str, piece: Stretch) -> bytes:

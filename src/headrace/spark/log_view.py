@@ -89,6 +89,9 @@ class LogView(Protocol):
     def split(self, whole: Range, bytes_max: int) -> Sequence[Range]:
         """The same records in parts that several tasks can read."""
 
+    def expect(self, parts: Iterable[Range]) -> None:
+        """What is read next, in this order: where each takes a request, small ones are fetched together."""
+
     def read(self, part: Range) -> Iterator[Block | Damage]:
         """The runs that hold a part's records; the first and last may hold others beside them."""
 

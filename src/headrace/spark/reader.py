@@ -46,6 +46,7 @@ class PartReader:
             return  # what Spark makes of an empty list of partitions
         build = _Builder(self.options, self.schema, self.columns)
         with closing(open_log(self.options.place)) as log:
+            log.expect(part.ranges)
             for one in part.ranges:
                 for records in self._records(log, one):
                     yield from build.add(records)
