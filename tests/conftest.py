@@ -38,7 +38,11 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return "spark" if _shares_the_session(nodeid.partition("::")[0]) else nodeid
+            return (
+                "spark"
+                if _shares_the_session(nodeid.partition("::")[0])
+                else nodeid.partition("::")[0]
+            )
 
     return Scheduling(config, log)
 

@@ -177,7 +177,7 @@ def test_a_connection_lost_in_an_upload_leaves_nothing(http, server):
     with socket.create_connection((http.base_url.host, http.base_url.port), 10) as sock:
         sock.sendall(b"POST /v1/staged HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n")
         sock.sendall(block("t", [bytes(100_000)]) * 15)
-        wait_until(lambda: set(staged_files(server)) > before, 10, "a beginning")
+        wait_until(lambda: set(staged_files(server)) - before, 10, "a beginning")
     wait_until(lambda: set(staged_files(server)) <= before, 10, "nothing to be left")
     wait_until(lambda: "Traceback" not in server.stderr, 1)
 

@@ -180,17 +180,17 @@ class Channels:
             self._begin(channel, known)
             return
         mark = since.mark
-        is_here = (
-            mark is not None and mark.epoch == topic.epoch and mark.ordinal <= topic.end_ordinal
-        )
-        otherwise = mark.ordinal if mark is not None and is_here else 0
-        # Where not even the place that it names is known, what it has is not what we have.
+        # Where not even the place that it names is known, what it has is not what we have. The beginning is
+        # the same in every life of a log, also before the first.
+        otherwise = None
+        if mark is not None and (mark.epoch == topic.epoch or not mark.ordinal):
+            otherwise = mark.ordinal if mark.ordinal <= topic.end_ordinal else None
 
         def found(ordinal: int | None) -> None:
             is_wanted = self._channels.get(channel.name) is channel
             if is_wanted and not connection.is_gone:
                 place = ordinal + 1 if ordinal is not None else otherwise
-                self._begin(channel, max(place, known) if place else 0)
+                self._begin(channel, max(place, known) if place is not None else 0)
                 connection.answer_soon()
 
         try:

@@ -82,6 +82,29 @@ def _text(number: float) -> str:
     return str(int(number)) if number == int(number) else str(number)
 
 
+def test_what_was_answered_does_not_come_again_to_one_that_began_with_an_empty_log(
+    open_: Open,
+) -> None:
+    """Its clock is ahead of the writer's: so the last it knows is that it has subscribed."""
+    peer, writer = Peer(open_(), "a:1:t"), Peer(open_(), "b:1:t")
+    [processed] = peer.subscribe()
+    peer.client.say("synced", processed[1])
+    name = processed[3]["id"][1]
+    assert name.endswith(":0"), "there was nothing yet"
+    for number in range(2):
+        writer.answered(event(number))
+        message = peer.client.hear_only("sync")
+        assert message[2] == event(number)
+        peer.client.say("synced", message[1])
+    peer.client.say("ping", 0)
+    assert peer.client.hear()[0] == "pong", "it has come"
+    peer.client.socket.close()
+    writer.answered(event(2))
+    again = Peer(open_(), "a:1:t")
+    again.number = peer.number
+    assert numbers(again.subscribe(since={"id": f"9 {name} 0", "time": 9})) == [2]
+
+
 def test_only_the_server_speaks_as_the_server(open_: Open) -> None:
     old, peer = open_(), Peer(open_(), "a:1:t")
     peer.subscribe()
