@@ -33,16 +33,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Where tests run in several processes, those of Spark share one: a JVM and its tasks fill a machine."""
+    """In several processes, a file's tests stay together, as they share servers; and those of Spark, as a JVM
+    and its tasks fill a machine.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return (
-                "spark"
-                if _shares_the_session(nodeid.partition("::")[0])
-                else nodeid.partition("::")[0]
-            )
+            file = nodeid.partition("::")[0]
+            return "spark" if _shares_the_session(file) else file
 
     return Scheduling(config, log)
 

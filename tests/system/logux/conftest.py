@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from headrace.testing import ServerProcess
 from tests.system.logux.raw import Client, Open
 from tests.system.logux.support import Host, install
+
+_logs = count()
 
 
 @pytest.fixture(scope="session")
@@ -30,16 +33,17 @@ def logux5(packages: Path) -> Iterator[Host]:
         yield host
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "data") as process:
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One for all: each test has a log of its own, and whoever kills it starts it again."""
+    with ServerProcess(tmp_path_factory.mktemp("logux") / "data") as process:
         yield process
         assert "Traceback" not in process.stderr, process.stderr
 
 
 @pytest.fixture
 def url(server: ServerProcess) -> str:
-    return logux_url(server)
+    return logux_url(server, f"log-{next(_logs)}")
 
 
 @pytest.fixture

@@ -29,6 +29,14 @@ def address(server: ServerProcess) -> str:
     return address_of(server)
 
 
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """One for each test: they look at everything it has stored."""
+    with ServerProcess(tmp_path / "server") as process:
+        yield process
+        assert "Traceback" not in process.stderr, process.stderr
+
+
 def address_of(server: ServerProcess) -> str:
     return server.wombat_url.replace("wombat://", "logux://")
 

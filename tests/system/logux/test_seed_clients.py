@@ -48,7 +48,9 @@ def test_what_was_missed_comes_in_order_and_once(open_: Open) -> None:
     assert reader.hear()[1] == 1
 
 
-def test_duplicates_are_answered_and_delivered_once(open_: Open, server: ServerProcess) -> None:
+def test_duplicates_are_answered_and_delivered_once(
+    open_: Open, server: ServerProcess, url: str
+) -> None:
     chance = random.Random(3)
     one, two = open_(), open_()
     one.connect("one")
@@ -64,7 +66,7 @@ def test_duplicates_are_answered_and_delivered_once(open_: Open, server: ServerP
     assert sorted(message[3] for message in found) == times
     server.kill()
     server.start()
-    three = open_(at=logux_url(server))
+    three = open_(at=url)
     three.connect("three", 50)
     for number, created in enumerate(times, 1):
         three.say("sync", number, {"type": "x"}, created)
