@@ -7,9 +7,12 @@ import pytest
 
 from headrace.lake import registry
 from headrace.lake.format import DamagedTableError, LakeError, Shape, plain
+from headrace.lake.sorted_file import SortedFile
+from headrace.lake.states import StatesWriter
 from headrace.lake.table import make_table, open_table
 from headrace.lake.trouble import in_a_sentence
 from tests.lake.others import KINDS
+from tests.lake.rows import rows
 from tests.lake.test_table import APP, batch, three_batches
 
 TIMES = 40
@@ -104,6 +107,25 @@ def test_a_full_disk_is_no_damage(tmp_path, monkeypatch):
         in_a_sentence(tmp_path, "_delta_log"),
     ):
         raise ValueError("No space left on device (os error 28)")
+
+
+def write_rows(directory):
+    some = rows("a", [bytes(100_000)]).columns
+    file = SortedFile(directory, "file", some.schema)
+    file.add(some, 100_000)
+    file.finish({})
+
+
+def write_states(directory):
+    StatesWriter(directory, "file").finish()
+
+
+@pytest.mark.parametrize("write", [write_rows, write_states])
+def test_a_full_disk_is_said_with_the_file(tmp_path, write):
+    (tmp_path / "file").symlink_to("/dev/full")
+    with pytest.raises(LakeError) as full:
+        write(tmp_path)
+    assert str(full.value) == f"{tmp_path / 'file'} cannot be written to: No space left on device"
 
 
 def test_what_libraries_say_is_one_plain_line():

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from headrace.lake.checksums import crc_of_file
 from headrace.lake.syncing import make_directory, sync
+from headrace.lake.trouble import writing
 
 ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 64 << 20
@@ -29,21 +30,27 @@ class SortedFile:
         self._lake, self._path, self._schema = lake, path, schema
         make_directory((lake / path).parent)
         names = schema.names
-        self._writer = pq.ParquetWriter(
-            lake / path,
-            schema,
-            compression="snappy",
-            # What is decoded is text, or counts little beside the payload.
-            use_dictionary=[name for name in names if name not in (*_NUMBERS, "payload")],
-            column_encoding={**dict.fromkeys(_NUMBERS, "DELTA_BINARY_PACKED"), "payload": "PLAIN"},
-            write_statistics=[name for name in names if name != "payload"],
-            sorting_columns=[
-                pq.SortingColumn(names.index(name)) for name in ("topic", "offset") if name in names
-            ],
-            store_schema=False,
-            # Times are in no checksum of the log's bytes.
-            write_page_checksum=True,
-        )
+        with writing(lake / path):
+            self._writer = pq.ParquetWriter(
+                lake / path,
+                schema,
+                compression="snappy",
+                # What is decoded is text, or counts little beside the payload.
+                use_dictionary=[name for name in names if name not in (*_NUMBERS, "payload")],
+                column_encoding={
+                    **dict.fromkeys(_NUMBERS, "DELTA_BINARY_PACKED"),
+                    "payload": "PLAIN",
+                },
+                write_statistics=[name for name in names if name != "payload"],
+                sorting_columns=[
+                    pq.SortingColumn(names.index(name))
+                    for name in ("topic", "offset")
+                    if name in names
+                ],
+                store_schema=False,
+                # Times are in no checksum of the log's bytes.
+                write_page_checksum=True,
+            )
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = self._gathered_bytes = 0
 
@@ -59,7 +66,8 @@ class SortedFile:
         """On disk; its path below the lake."""
         self._write_group()
         self._writer.add_key_value_metadata(dict(footer))
-        self._writer.close()
+        with writing(self._lake / self._path):
+            self._writer.close()
         path = self._lake / self._path
         sync(path)
         # So every byte can be checked, of the footer too, wherever the file has come to.
@@ -71,7 +79,8 @@ class SortedFile:
     def _write_group(self) -> None:
         if self._gathered:
             table = pa.Table.from_batches(self._gathered, schema=self._schema)
-            self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+            with writing(self._lake / self._path):
+                self._writer.write_table(table, row_group_size=max(1, table.num_rows))
             self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
 
 

@@ -22,6 +22,7 @@ from headrace.lake.delta import LOG
 from headrace.lake.format import LakeError, Positions
 from headrace.lake.ours import open_ours
 from headrace.lake.syncing import make_directory, sync
+from headrace.lake.trouble import writing
 from headrace.model import Position
 
 STATES_FORMAT = 1
@@ -71,9 +72,10 @@ class StatesWriter:
 
     def __init__(self, directory: Path, name: str) -> None:
         self._path = directory / name
-        self._writer = pq.ParquetWriter(
-            self._path, SCHEMA, store_schema=False, write_page_checksum=True
-        )
+        with writing(self._path):
+            self._writer = pq.ParquetWriter(
+                self._path, SCHEMA, store_schema=False, write_page_checksum=True
+            )
         self._rows: list[dict[str, Any]] = []
         self._tables: list[pa.Table] = []
         self._bytes = self._count = 0
@@ -88,7 +90,8 @@ class StatesWriter:
 
     def finish(self) -> StatesFile:
         self._write()
-        self._writer.close()
+        with writing(self._path):
+            self._writer.close()
         sync(self._path)
         sync(self._path.parent)
         return StatesFile(self._path.name, self._path.stat().st_size, self._count)
@@ -101,7 +104,8 @@ class StatesWriter:
     def _write(self) -> None:
         table = pa.concat_tables([*self._tables, pa.Table.from_pylist(self._rows, SCHEMA)])
         if table.num_rows:
-            self._writer.write_table(table)
+            with writing(self._path):
+                self._writer.write_table(table)
             self._count += table.num_rows
         self._rows, self._tables, self._bytes = [], [], 0
 

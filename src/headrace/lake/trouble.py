@@ -5,6 +5,7 @@ They trust what they read: one bit that is wrong in a file of theirs may raise a
 
 import errno
 import functools
+import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -40,6 +41,18 @@ def in_a_sentence(
         if _is_of_writing(reason, writing):
             raise LakeError(f"{lake / file} cannot be written to: {plain(reason)}") from None
         raise DamagedTableError(lake, file, reason) from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A file of our own, by a library whose errors do not say which."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        reason = os.strerror(error.errno) if error.errno else plain(error)
+        raise LakeError(f"{path} cannot be written to: {reason}") from None
 
 
 class _Table(Protocol):

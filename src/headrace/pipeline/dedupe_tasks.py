@@ -20,6 +20,7 @@ from headrace.lake.manifests import HIDDEN
 from headrace.lake.reading import Chosen, read_chosen, read_groups, read_ranges
 from headrace.lake.sorted_file import ROW_GROUP_ROWS
 from headrace.lake.syncing import make_directory, sync
+from headrace.lake.trouble import writing
 from headrace.lake.writing import Written
 from headrace.pipeline.dedupe_keys import Key, Words, hashes, identities, topic_hash
 from headrace.pipeline.dedupe_plan import BUCKETS_MAX, Keys, Numbers, Rows, decide
@@ -226,9 +227,10 @@ def _write_keys(work: DecideWork, keys: Keys) -> Bucket:
     path = Path(work.into, HIDDEN, KEYS, name)
     make_directory(path.parent)
     table = pa.Table.from_arrays([pa.array(column) for column in keys], schema=_KEYS_SCHEMA)
-    pq.write_table(
-        table, path, use_dictionary=["topic"], store_schema=False, write_page_checksum=True
-    )
+    with writing(path):
+        pq.write_table(
+            table, path, use_dictionary=["topic"], store_schema=False, write_page_checksum=True
+        )
     sync(path)
     sync(path.parent)
     return Bucket(str(path.relative_to(work.into)), table.num_rows)

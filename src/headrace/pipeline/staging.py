@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from headrace.lake.manifests import HIDDEN
 from headrace.lake.syncing import make_directory
+from headrace.lake.trouble import writing
 from headrace.pipeline.export_task import NotTheSameError
 
 Batches = dict[int, list[int]]
@@ -68,15 +69,18 @@ class StagedFile:
 
     def __enter__(self) -> Self:
         self._stack = ExitStack()
-        file = self._stack.enter_context(pa.OSFile(self.path, "wb"))
-        self._writer = self._stack.enter_context(pa.ipc.new_file(file, self._schema))
+        with writing(Path(self.path)):
+            file = self._stack.enter_context(pa.OSFile(self.path, "wb"))
+            self._writer = self._stack.enter_context(pa.ipc.new_file(file, self._schema))
         return self
 
     def __exit__(self, *given: object) -> None:
-        self._stack.close()
+        with writing(Path(self.path)):
+            self._stack.close()
 
     def add(self, number: int, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
+        with writing(Path(self.path)):
+            self._writer.write_batch(batch)
         self.batches.setdefault(number, []).append(self._written)
         self._written += 1
 
