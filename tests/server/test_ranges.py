@@ -288,6 +288,20 @@ def test_many_ranges_do_not_make_a_large_answer(http, client, large):
     assert ask_many(http, ("large", 0, large)) == [NOTHING]
 
 
+def test_what_does_not_fit_is_left_out_and_the_rest_is_there(http, client):
+    for _ in range(3000):
+        client.window()
+        client.publish_nowait("memory/long", bytes(700))
+    client.flush()
+    end = end_of(http, "memory/long")
+    wanted = ("memory/long", end - 1, end)
+    (_, whole, _), (_, last, _) = ask_many(http, ("memory/long", 0, end), wanted)
+    assert len(whole) == end and len(last) < end // 2
+    *many, nothing = ask_many(http, *[("memory/long", 0, end)] * 255, wanted)
+    assert [bool(data) for _, data, _ in many] == [True] + [False] * 254
+    assert nothing[1] == last
+
+
 @pytest.mark.parametrize(
     ("query", "word"),
     [

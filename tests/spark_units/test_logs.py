@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.model import Position
 from headrace.spark.decode import decode
+from headrace.spark.http_client import ServerError
 from headrace.spark.log_files import FileLog
 from headrace.spark.log_server import ServerLog
 from headrace.spark.log_view import DataLossError, LogView, Range, TopicState
@@ -209,15 +210,19 @@ def test_parts_are_about_as_large_as_asked_for(log, filled):
 
 
 class Asked(ServerLog):
-    """Notes which paths were asked for."""
+    """Notes which paths were asked for, and may be refused some."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self.paths: list[str] = []
+        self.refused: dict[str, int] = {}
+        """Paths and the status they are answered with."""
         ask = self._http.send
 
         def send(method: str, path: str, *given: Any) -> bytes:
             self.paths.append(path)
+            if path in self.refused:
+                raise ServerError("refused", self.refused[path])
             return ask(method, path, *given)
 
         self._http.send = send  # type: ignore[method-assign]
@@ -262,3 +267,26 @@ def test_many_parts_are_fetched_in_several_requests(filled):
             read(log, nowhere)
         assert [one for part in parts[5:] for one in read(log, part)] == records[5:]
         assert 2 < log.paths.count("/v1/ranges") < 10
+
+
+@pytest.mark.parametrize("status", [404, 414, 500])
+def test_where_parts_are_refused_together_each_is_asked_for_alone(filled, status):
+    """As by a proxy that does not know the path, or takes only short addresses."""
+    with closing(Asked(Place(urls=(filled.server.http_url,)))) as log:
+        states = log.topics(NAMES)
+        parts = [Range(name, state.start, state.end) for name, state in states.items()]
+        log.refused["/v1/ranges"] = status
+        log.expect(parts)
+        for part in parts:
+            assert read(log, part) == filled.records[part.topic]
+        assert log.paths.count("/v1/ranges") == 1
+
+
+def test_an_empty_part_harms_none_beside_it(filled):
+    with closing(ServerLog(Place(urls=(filled.server.http_url,)))) as log:
+        states = log.topics(["anew", "many", "one"])
+        parts = [Range(name, state.start, state.end) for name, state in states.items()]
+        empty = Range("many", states["many"].end, states["many"].start)
+        log.expect([parts[0], empty, *parts[1:]])
+        for part in parts:
+            assert read(log, part) == filled.records[part.topic]

@@ -73,7 +73,9 @@ class RangesApi:
             raise HTTPException(400, "every range has a topic, a from and a to")
         if not 1 <= len(names) <= RANGES_MAX:
             raise HTTPException(400, f"a request has 1 to {RANGES_MAX} ranges, not {len(names)}")
-        asked = [self._if_kept(*one) for one in zip(names, starts, ends, strict=True)]
+        # What a topic is now is copied here, in the event loop: once, however often it is named.
+        known: dict[str, RawTopic] = {}
+        asked = [self._if_kept(*one, known) for one in zip(names, starts, ends, strict=True)]
         found = await asyncio.to_thread(_small_ranges, asked)
         return Response(found, media_type=_BINARY)
 
@@ -87,17 +89,25 @@ class RangesApi:
 
     def _one(self, request: Request) -> tuple[Topic, RawTopic, int, int]:
         query = request.query_params
-        return self._asked(query.get("topic"), query.get("from", ""), query.get("to", ""))
+        topic, start, end = self._asked(
+            query.get("topic"), query.get("from", ""), query.get("to", "")
+        )
+        return topic, RawTopic.of(self._layout, self._store, topic), start, end
 
-    def _if_kept(self, name: str, start: str, end: str) -> tuple[RawTopic, int, int] | None:
+    def _if_kept(
+        self, name: str, first: str, last: str, known: dict[str, RawTopic]
+    ) -> tuple[RawTopic, int, int] | None:
         try:
-            return self._asked(name, start, end)[1:]
+            topic, start, end = self._asked(name, first, last)
         except HTTPException as error:
             if error.status_code in (404, 410):
                 return None
             raise
+        if name not in known:
+            known[name] = RawTopic.of(self._layout, self._store, topic)
+        return known[name], start, end
 
-    def _asked(self, name: str | None, first: str, last: str) -> tuple[Topic, RawTopic, int, int]:
+    def _asked(self, name: str | None, first: str, last: str) -> tuple[Topic, int, int]:
         topic = existing(self._store, self._broker, name)
         start, end = number(first, "from"), number(last, "to")
         if end < start:
@@ -106,8 +116,7 @@ class RangesApi:
             )
         if start < topic.start_offset:
             raise _gone(topic)
-        end = min(end, topic.end_offset)
-        return topic, RawTopic.of(self._layout, self._store, topic), start, end
+        return topic, start, min(end, topic.end_offset)
 
     async def _read(self, topic: Topic, work: Callable[[], T]) -> T:
         try:
@@ -119,13 +128,21 @@ class RangesApi:
 def _small_ranges(asked: list[tuple[RawTopic, int, int] | None]) -> bytes:
     """Each with its rows; nothing for one that is gone, damaged or too long: asked for alone, it says so."""
     found = bytearray()
+    left = RANGES_BYTES_MAX
     for one in asked:
-        found += _small_range(*one, RANGES_BYTES_MAX - len(found)) if one else _NOTHING
+        length = one[2] - one[1] if one else 0
+        if one is None or not 0 < length <= left:
+            found += _NOTHING
+            continue
+        piece = _small_range(*one, left)
+        # What was looked at in vain counts too: a request costs no more than its answer may have.
+        left -= max(len(piece), length)
+        found += piece
     return bytes(found)
 
 
 def _small_range(raw: RawTopic, start: int, end: int, bytes_max: int) -> bytes:
-    rows_max = max(0, bytes_max) // ROW_BYTES
+    rows_max = bytes_max // ROW_BYTES
     try:
         rows = raw.rows(start, end, rows_max)
         if not ROW_BYTES <= len(rows) < rows_max * ROW_BYTES:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import quote_plus
 
-from headrace.spark.http_client import HttpClient
+from headrace.spark.http_client import HttpClient, ServerError
 from headrace.spark.index_rows import Index, Stretch, parse
 from headrace.spark.log_view import Range
 
@@ -45,7 +45,7 @@ class FetchedParts:
         self._fetched: dict[Range, Fetched] = {}
 
     def expect(self, parts: Iterable[Range]) -> None:
-        self._expected |= dict.fromkeys(one for one in parts if one.bytes <= _SMALL_BYTES)
+        self._expected |= dict.fromkeys(one for one in parts if 0 < one.bytes <= _SMALL_BYTES)
 
     def take(self, part: Range) -> Fetched | None:
         """A part that was announced; None for any other, and for what the server does not give together."""
@@ -67,8 +67,15 @@ class FetchedParts:
             "from": [one.start.offset for one in parts],
             "to": [one.end.offset for one in parts],
         }
-        answer = memoryview(self._http.send("GET", "/v1/ranges", query))
         self._fetched.clear()
+        try:
+            answer = memoryview(self._http.send("GET", "/v1/ranges", query))
+        except ServerError as error:
+            if error.is_away:
+                raise
+            # A proxy may not let this through: each is asked for alone, and says what is wrong with it.
+            self._expected.clear()
+            return
         at = 0
         for one in parts:
             rows, data, offset = _FOUND.unpack_from(answer, at)
