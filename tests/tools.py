@@ -1,6 +1,7 @@
-"""Programs that tests need and that need not be installed: without them a test is skipped.
+"""What decides whether a test runs, and how long: programs that need not be installed, and HEADRACE_TORTURE.
 
-Where HEADRACE_REQUIRE_TOOLS is set, everything has to be there, and it fails.
+Without its program a test is skipped. Where HEADRACE_REQUIRE_TOOLS is set, everything has to be there, and it
+fails.
 """
 
 import functools
@@ -11,7 +12,13 @@ from typing import NoReturn
 
 import pytest
 
-EXAMPLES = 200 if "HEADRACE_TORTURE" in os.environ else 25
+TORTURE = int(os.environ.get("HEADRACE_TORTURE", "0"))
+"""How often `make torture` does things to a server; 0 in a usual run."""
+
+takes_long = pytest.mark.skipif(not TORTURE, reason="takes long: see `make torture`")
+"""For tests of which a usual run has a shorter form, or of another that is much the same."""
+
+EXAMPLES = 200 if TORTURE else 25
 """Of a property that hypothesis tries to refute, unless a test says otherwise."""
 
 NODE_MAJOR_MIN = 20

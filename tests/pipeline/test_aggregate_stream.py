@@ -36,8 +36,8 @@ from tests.pipeline.aggregates import CONFIG, Channels, State, fill, rows_of
 from tests.pipeline.meddling import Killed, Meddling, kill, tree
 from tests.spark.lives import environment, session_members
 from tests.spark.support import JAVA_OPTIONS, require_java
+from tests.tools import TORTURE, takes_long
 
-TORTURE = int(os.environ.get("HEADRACE_TORTURE", "0"))
 GATHER = "tests.pipeline.app:gather"
 
 _numbers = count()
@@ -259,7 +259,7 @@ def test_it_begins_with_lake_and_table_and_goes_on_after_any_end(
     assert [row["complete"] for _, row in sorted(rows_of(into).items())] == [True, True, False]
 
 
-@pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
+@takes_long
 def test_a_server_that_is_away_is_waited_for(own_server, tmp_path, shared_spark, caplog):
     assert shared_spark
     into = tmp_path / "into"
@@ -351,7 +351,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
 # Killed
 
 
-@pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
+@takes_long
 def test_a_driver_killed_with_all_its_processes_counts_nothing_twice(server, prefix, tmp_path):
     require_java()
     into, points = tmp_path / "into", tmp_path / "points"

@@ -1,7 +1,6 @@
 """Every job on a real standalone cluster: a master and two workers, each a process of its own."""
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -15,10 +14,9 @@ from tests.pipeline.replayed import payloads_of
 from tests.spark.cluster import EXECUTORS, daemons, start_cluster
 from tests.spark.lives import REPOSITORY, environment
 from tests.spark.support import publish
+from tests.tools import takes_long
 
-pytestmark = pytest.mark.skipif(
-    "HEADRACE_TORTURE" not in os.environ, reason="takes long: see `make torture`"
-)
+pytestmark = takes_long
 
 
 @pytest.mark.timeout(600)

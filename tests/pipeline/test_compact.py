@@ -29,8 +29,8 @@ from tests.pipeline.lakes import expected, rows_of
 from tests.pipeline.made import MadeLake
 from tests.pipeline.meddling import Killed, Meddling, kill, tree
 from tests.spark.lives import REPOSITORY, environment
+from tests.tools import TORTURE, takes_long
 
-TORTURE = int(os.environ.get("HEADRACE_TORTURE", "0"))
 POINTS = ("merging", "merged", "committed", "swept")
 
 
@@ -304,7 +304,7 @@ compact(sys.argv[1], runner=LocalRunner())
 """
 
 
-@pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
+@takes_long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_compactions_killed_at_random_beside_an_export_lose_and_double_nothing(tmp_path, kind):

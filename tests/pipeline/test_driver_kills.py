@@ -22,12 +22,12 @@ from tests.pipeline.lakes import expected, rows_of
 from tests.pipeline.replayed import payloads_of
 from tests.spark.lives import REPOSITORY, environment, session_members
 from tests.spark.support import publish, require_java
+from tests.tools import TORTURE, takes_long
 
-TORTURE = int(os.environ.get("HEADRACE_TORTURE", "0"))
 KILLS = max(2, TORTURE // 20)
 """Of each job: a start of Spark takes some seconds."""
 
-pytestmark = pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
+pytestmark = takes_long
 
 
 class Commands:

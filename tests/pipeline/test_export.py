@@ -40,8 +40,8 @@ from tests.pipeline.exporter import exporters
 from tests.pipeline.lakes import Row, cursors_of, ends_of, expected, manifests_of, rows_of
 from tests.spark.lives import environment, session_members
 from tests.spark.support import JAVA_OPTIONS, require_java, send, wait_applied
+from tests.tools import TORTURE, takes_long
 
-TORTURE = int(os.environ.get("HEADRACE_TORTURE", "0"))
 _numbers = itertools.count()
 POINTS = ("planned", "writing", "written", "noted", "committed", "verified", "moved")
 
@@ -223,7 +223,7 @@ def test_a_server_killed_in_the_middle_of_batches_is_waited_for(own_server, tmp_
     assert published.cursors() == published.ends
 
 
-@pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
+@takes_long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_exports_killed_at_random_lose_and_double_nothing(own_server, tmp_path, kind):
@@ -509,7 +509,7 @@ def test_an_export_that_goes_on_waits_for_a_server_that_is_away(
     assert done[0].records == published.records
 
 
-@pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
+@takes_long
 @pytest.mark.timeout(200)
 def test_a_driver_killed_with_all_its_processes_while_tasks_write(published, tmp_path):
     require_java()

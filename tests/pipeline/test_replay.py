@@ -1,7 +1,6 @@
 """Replays to a real server: every record once and in its order, however often and whatever is killed when."""
 
 import datetime
-import os
 import random
 import subprocess
 import sys
@@ -22,8 +21,7 @@ from tests.pipeline.made import MadeLake
 from tests.pipeline.meddling import Killed, Meddling, kill, tree
 from tests.pipeline.replayed import payloads_of
 from tests.spark.lives import REPOSITORY, environment
-
-TORTURE = int(os.environ.get("HEADRACE_TORTURE", "0"))
+from tests.tools import TORTURE, takes_long
 
 _numbers = count()
 
@@ -229,7 +227,7 @@ replay(sys.argv[1], "a", sys.argv[2], url=sys.argv[3], runner=LocalRunner())
 """
 
 
-@pytest.mark.skipif(not TORTURE, reason="HEADRACE_TORTURE is not set")
+@takes_long
 @pytest.mark.timeout(3600)
 def test_replays_killed_at_random_lose_and_double_nothing(own_server, made, target, small_cuts):
     server = own_server

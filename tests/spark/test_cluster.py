@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import random
 import socket
 import subprocess
@@ -23,11 +22,9 @@ from tests.spark.support import (
     publish,
     receive,
 )
-from tests.tools import without
+from tests.tools import takes_long, without
 
-pytestmark = pytest.mark.skipif(
-    "HEADRACE_TORTURE" not in os.environ, reason="takes long: see `make torture`"
-)
+pytestmark = takes_long
 
 
 @pytest.fixture

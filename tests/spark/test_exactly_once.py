@@ -22,12 +22,13 @@ from tests.spark.conftest import Start
 from tests.spark.driver import SINKS, Queries
 from tests.spark.lives import Driver
 from tests.spark.support import expected_rows, finish, receive, require_java, topics_of
+from tests.tools import TORTURE, takes_long
 
 TOPICS = ("in/a", "in/b")
 COLUMNS = ["topic", "offset", "next_offset", "ordinal", "payload"]
 SOURCE = {"subscribePattern": "in/.*", "startingOffsets": "earliest", "maxRowsPerTrigger": 400}
 
-KILLS = max(20, int(os.environ.get("HEADRACE_TORTURE", "0")) // 10)
+KILLS = max(20, TORTURE // 10)
 
 
 class Published:
@@ -190,7 +191,7 @@ SERVER_POINTS = [
 ]
 
 
-@pytest.mark.skipif("HEADRACE_TORTURE" not in os.environ, reason="takes long: see `make torture`")
+@takes_long
 @pytest.mark.timeout(300)
 def test_a_server_killed_at_any_point_loses_and_doubles_no_row(
     driver: tuple[Driver, ServerProcess], shared_spark: Any
@@ -216,7 +217,7 @@ def test_a_server_killed_at_any_point_loses_and_doubles_no_row(
     assert "Traceback" not in server.stderr
 
 
-@pytest.mark.skipif("HEADRACE_TORTURE" not in os.environ, reason="takes long: see `make torture`")
+@takes_long
 @pytest.mark.timeout(300 + 60 * KILLS)
 def test_queries_killed_again_and_again_lose_and_double_no_row(
     driver: tuple[Driver, ServerProcess], shared_spark: Any

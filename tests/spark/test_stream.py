@@ -20,6 +20,7 @@ from tests.spark.support import (
     send,
     wait_applied,
 )
+from tests.tools import takes_long
 
 KEEP_LITTLE = (
     SMALL.replace("262144", "4096") + "[retention]\nbytes = 65536\nage_s = 0\ncheck_s = 0.1\n"
@@ -65,7 +66,7 @@ def numbered(first: int, last: int, size: int = 0) -> list[bytes]:
 # How far a batch goes
 
 
-@pytest.mark.parametrize("where", ["url", "path"])
+@pytest.mark.parametrize("where", ["url", pytest.param("path", marks=takes_long)])
 def test_what_there_is_is_read_once_and_then_only_what_is_new(
     server: ServerProcess, run: Callable[..., Collected], topic: str, where: str
 ) -> None:
@@ -126,7 +127,7 @@ def test_a_query_begins_at_the_end_unless_it_is_told_otherwise(
 # Topics that come and go
 
 
-@pytest.mark.parametrize("where", ["url", "path"])
+@pytest.mark.parametrize("where", ["url", pytest.param("path", marks=takes_long)])
 def test_a_new_topic_joins_a_pattern(
     server: ServerProcess, read_stream: Read, topic: str, checkpoint: str, where: str
 ) -> None:
@@ -170,7 +171,7 @@ def test_a_topic_made_anew_takes_with_it_what_was_not_read(
     assert kept.payloads(topic) == [b"new 1", b"new 2"]
 
 
-@pytest.mark.parametrize("count", [3, 20])
+@pytest.mark.parametrize("count", [pytest.param(3, marks=takes_long), 20])
 def test_a_log_that_is_another_one_than_the_checkpoints_is_refused(
     start: Start, run: Callable[..., Collected], count: int
 ) -> None:
@@ -185,7 +186,7 @@ def test_a_log_that_is_another_one_than_the_checkpoints_is_refused(
 # What is lost
 
 
-@pytest.mark.parametrize("where", ["url", "path"])
+@pytest.mark.parametrize("where", ["url", pytest.param("path", marks=takes_long)])
 def test_retention_that_overtakes_a_query_is_an_error_with_what_is_gone(
     start: Start, run: Callable[..., Collected], where: str
 ) -> None:

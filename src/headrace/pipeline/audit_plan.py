@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from headrace.log.report import Range
 from headrace.model import JUMP
+from headrace.pipeline.report_words import counted
 
 LINES_MAX = 100
 """Topics that are told one by one; of more, only how many others there are."""
@@ -134,11 +135,11 @@ class AuditReport(Struct):
     def _summary(self) -> str:
         records = sum(topic.records for topic in self.topics)
         compared = sum(topic.compared_bytes for topic in self.topics)
-        parts = [f"{len(self.topics):,} topics, {records:,} records"]
+        parts = [counted(len(self.topics), "topic"), counted(records, "record")]
         if self.log is not None:
-            parts.append(f"{self.segments:,} segments")
+            parts.append(counted(self.segments, "segment"))
         if self.lake is not None:
-            parts.append(f"{self.files:,} files of the lake")
+            parts.append(f"{counted(self.files, 'file')} of the lake")
         if compared:
             parts.append(f"{compared:,} bytes the same in both")
         return ", ".join(parts)

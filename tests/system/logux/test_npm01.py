@@ -116,7 +116,7 @@ def test_wrong_credentials_are_refused_for_good(npm01: Host, tmp_path: Path) -> 
 
 def test_an_event_whose_answer_was_lost_is_stored_once(npm01: Host, url: str) -> None:
     # One that corrects its clock sends it again with another time: then it is another event to anyone.
-    start(npm01, "a", url, fixTime=False)
+    start(npm01, "a", url, fixTime=False, ping=10_000, timeout=2000)
     start(npm01, "b", url)
     npm01.wait_state("a", "synchronized")
     npm01.do("deafen", "a")
