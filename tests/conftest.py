@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from headrace.testing import ServerProcess
 from tests.tools import EXAMPLES
 
 settings.register_profile("tests", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("tests")
+
+# Most servers live for a second: without a file of their own they make a quarter of the usual journal.
+ServerProcess.environment = {"HEADRACE_CONFIG": str(Path(__file__).with_name("server.toml"))}
 
 SPARK_TIMEOUT_S = 300
 """Rather late than early: a call to the JVM that is broken off takes the whole session with it."""

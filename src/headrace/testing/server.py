@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
@@ -39,6 +39,9 @@ class ServerProcess:
     context kills what still runs. Extra flags are passed on as they are.
     """
 
+    environment: ClassVar[Mapping[str, str]] = {}
+    """Of every server, unless its own `env` says otherwise."""
+
     def __init__(
         self,
         data_dir: str | os.PathLike[str],
@@ -56,7 +59,7 @@ class ServerProcess:
         self.ready_line = ""
         self.stdout = ""
         self._addresses = {"figg": figg, "ws": ws, "http": http}
-        self._env = _environment(env or {})
+        self._env = _environment({**self.environment, **(env or {})})
         self._process: subprocess.Popen[bytes] | None = None
         if start:
             self.start()
