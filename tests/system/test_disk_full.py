@@ -19,6 +19,8 @@ from tests.system.support import get
 MIB = 1024 * 1024
 DISK_BYTES = 32 * MIB
 ROOM_BYTES = 3 * MIB
+JOURNAL_FILES = 4
+"""Of `SMALL`."""
 STALLED_S = 1.5
 RECORDS = 1500
 PAYLOAD = bytes(8192)
@@ -43,6 +45,12 @@ def leave(disk: Path, room: int) -> None:
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     with (disk / "ballast").open("wb") as ballast:
         os.posix_fallocate(ballast.fileno(), 0, free - room)
+
+
+def wait_journal(disk: Path) -> None:
+    """Until its files are made, which happens in the background."""
+    journal = disk / "data" / "journal"
+    wait_until(lambda: len(list(journal.glob("*.journal"))) == JOURNAL_FILES, 20, "the journal")
 
 
 def make_room(disk: Path) -> None:
@@ -79,6 +87,7 @@ def test_publishers_are_held_back_until_there_is_room(
     start: Start, disk: Path, durability: str
 ) -> None:
     server = start(f"--durability={durability}", config=SMALL, data_dir=disk / "data")
+    wait_journal(disk)
     leave(disk, ROOM_BYTES)
     checker = LogChecker()
     with publisher(server, checker, "p") as writer, subscriber(server, checker, "s") as reader:
@@ -105,6 +114,7 @@ def test_publishers_are_held_back_until_there_is_room(
 
 def test_a_server_killed_on_a_full_disk_has_lost_nothing(start: Start, disk: Path) -> None:
     server = start(config=SMALL, data_dir=disk / "data")
+    wait_journal(disk)
     leave(disk, ROOM_BYTES)
     checker = LogChecker()
     with publisher(server, checker, "p") as writer, in_threads(publish_all(writer)):
