@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -176,6 +176,29 @@ def timed(label: str, count: int, action: Callable[[], object]) -> Run:
     action()
     result.seconds = time.perf_counter() - began
     return result
+
+
+def warm_up(
+    label: str, times: int, actions: Iterable[Callable[[], object]], say: Callable[[str], None]
+) -> None:
+    """A JVM is as fast as it gets after a few rounds."""
+    for turn in range(times):
+        say(f"{label}: warming up, {turn + 1} of {times}")
+        for action in actions:
+            action()
+
+
+def in_turns(
+    repeat: int,
+    count: int,
+    actions: Mapping[str, Callable[[], object]],
+    say: Callable[[str], None],
+) -> Iterator[Run]:
+    """Runs of each action, one after the other: what disturbs the machine disturbs all of them."""
+    for turn in range(repeat):
+        for label, action in actions.items():
+            say(f"{label}, {turn + 1} of {repeat}")
+            yield timed(label, count, action)
 
 
 def percentile_ms(seconds: Sequence[float], share: float) -> float:

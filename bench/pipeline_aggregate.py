@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.load import VerificationError
-from bench.measure import Part, timed
+from bench.measure import Part, in_turns, warm_up
 from bench.options import Options
 
 if TYPE_CHECKING:
@@ -46,14 +46,9 @@ def measure(part: Part, options: Options, say: Callable[[str], None]) -> None:
         spark = session("headrace-bench", master="local[2]")
         try:
             actions = {MAX_BY: lambda: _max_by(spark, root), LAST: lambda: _last(root)}
-            for turn in range(WARM_UPS):
-                say(f"{LAST}: warming up, {turn + 1} of {WARM_UPS}")
-                for action in actions.values():
-                    action()
-            for turn in range(options.repeat):
-                for label, action in actions.items():
-                    say(f"{label}, {turn + 1} of {options.repeat}")
-                    part.add(timed(label, messages, action))
+            warm_up(LAST, WARM_UPS, actions.values(), say)
+            for run in in_turns(options.repeat, messages, actions, say):
+                part.add(run)
             _verify(root, channels)
         finally:
             spark.stop()

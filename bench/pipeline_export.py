@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.load import TOPIC, VerificationError
-from bench.measure import Part, timed
+from bench.measure import Part, in_turns, warm_up
 from bench.options import Options
 
 if TYPE_CHECKING:
@@ -36,15 +36,10 @@ def measure(
         say(f"making Parquet files of {records:,} records")
         _make_parquet(spark, root, url)
         actions = {COPY: lambda: _copy(spark, root), EXPORT: lambda: _export(root, url)}
-        for turn in range(WARM_UPS):
-            say(f"{EXPORT}: warming up, {turn + 1} of {WARM_UPS}")
-            for action in actions.values():
-                action()
-        for turn in range(options.repeat):
-            for label, action in actions.items():
-                say(f"{label}, {turn + 1} of {options.repeat}")
-                part.add(timed(label, records, action))
-                _verify(root, records)
+        warm_up(EXPORT, WARM_UPS, actions.values(), say)
+        for run in in_turns(options.repeat, records, actions, say):
+            part.add(run)
+            _verify(root, records)
     finally:
         spark.stop()
         shutil.rmtree(root, ignore_errors=True)

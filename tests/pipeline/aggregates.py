@@ -1,5 +1,7 @@
 """What tests of aggregations share: channels of a real server with every reducer, and tables of states."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +20,15 @@ CONFIG = SMALL + "".join(
     f'[[topics]]\nprefix = "channel/{prefix}/"\nreducer = "{name}"\n'
     for prefix, name in {**REDUCERS, "up": "uploaded"}.items()
 )
+
+
+@contextmanager
+def channel_server(directory: Path) -> Iterator[ServerProcess]:
+    (directory / "config.toml").write_text(CONFIG)
+    flags = (f"--config={directory / 'config.toml'}", "--durability=written")
+    with ServerProcess(directory / "data", *flags) as process:
+        yield process
+        assert "Traceback" not in process.stderr, process.stderr
 
 
 class State(NamedTuple):

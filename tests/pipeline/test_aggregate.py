@@ -20,7 +20,7 @@ from headrace.pipeline.aggregate import APP, Summary, aggregate
 from headrace.pipeline.tasks import JobError, LocalRunner
 from headrace.spark.options import OptionError
 from headrace.testing import ServerProcess
-from tests.pipeline.aggregates import CONFIG, REDUCERS, Channels, State, fill, rows_of
+from tests.pipeline.aggregates import REDUCERS, Channels, State, channel_server, fill, rows_of
 from tests.pipeline.exporter import exporters
 from tests.spark.support import wait_applied
 
@@ -32,12 +32,8 @@ _numbers = count()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    directory = tmp_path_factory.mktemp("aggregate")
-    (directory / "config.toml").write_text(CONFIG)
-    flags = (f"--config={directory / 'config.toml'}", "--durability=written")
-    with ServerProcess(directory / "data", *flags) as process:
+    with channel_server(tmp_path_factory.mktemp("aggregate")) as process:
         yield process
-        assert "Traceback" not in process.stderr, process.stderr
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from headrace.pipeline.fold import Needs
 from headrace.pipeline.tasks import JobError, LocalRunner
 from headrace.spark.options import OptionError
 from headrace.testing import ServerProcess, wait_until
-from tests.pipeline.aggregates import CONFIG, Channels, State, fill, rows_of
+from tests.pipeline.aggregates import Channels, State, channel_server, fill, rows_of
 from tests.pipeline.meddling import Killed, Meddling, kill, tree
 from tests.spark.lives import environment, session_members
 from tests.spark.support import JAVA_OPTIONS, require_java
@@ -45,12 +45,8 @@ _numbers = count()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    directory = tmp_path_factory.mktemp("stream")
-    (directory / "config.toml").write_text(CONFIG)
-    flags = (f"--config={directory / 'config.toml'}", "--durability=written")
-    with ServerProcess(directory / "data", *flags) as process:
+    with channel_server(tmp_path_factory.mktemp("stream")) as process:
         yield process
-        assert "Traceback" not in process.stderr, process.stderr
 
 
 @pytest.fixture
