@@ -16,7 +16,6 @@ from crc32c import crc32c
 from headrace import connect_blocking
 from headrace.log.index import HEADER_BYTES, Row, decode_header, decode_rows
 from headrace.log.records import split_records
-from headrace.server.api_ranges import FOUND
 from headrace.testing import ServerProcess, wait_until
 from tests.system.support import children, resident_bytes
 
@@ -245,9 +244,10 @@ def ask_many(http: httpx.Client, *ranges: tuple[str, int, int]) -> list[tuple[by
     assert answer.status_code == 200, answer.text
     found, data = [], answer.content
     while data:
-        rows, size, offset = FOUND.unpack_from(data)
-        end = FOUND.size + rows + size
-        found.append((data[FOUND.size : FOUND.size + rows], data[end - size : end], offset))
+        # As the page says it.
+        rows, size, offset = struct.unpack_from(">IIQ", data)
+        end = 16 + rows + size
+        found.append((data[16 : 16 + rows], data[end - size : end], offset))
         data = data[end:]
     assert len(found) == len(ranges)
     return found

@@ -1,4 +1,4 @@
-"""Whatever libraries raise while they use a table → one plain sentence.
+"""Whatever libraries raise while they use a table or write a file → one plain sentence.
 
 They trust what they read: one bit that is wrong in a file of theirs may raise anything, anywhere.
 """

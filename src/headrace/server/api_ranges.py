@@ -1,7 +1,6 @@
 """Endpoints for readers that decode the log themselves: index rows, raw bytes, places to split at."""
 
 import asyncio
-import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import TypeVar
@@ -15,6 +14,7 @@ from headrace.broker.broker import Broker
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.index import ROW_BYTES, decode_row
 from headrace.log.layout import Layout
+from headrace.log.packed_ranges import NOTHING, RANGES_BYTES_MAX, RANGES_MAX, pack
 from headrace.log.raw import GoneError, RawTopic
 from headrace.log.store import Topic
 from headrace.server.api_shared import RefusalWithFacts, existing, number, place
@@ -25,17 +25,6 @@ INDEX_ROWS_MAX = 65_536
 """Rows in one answer; whoever wants more goes on behind the last one."""
 
 SPLITS_MAX = 100_000
-
-RANGES_MAX = 256
-"""Ranges in one request."""
-
-RANGES_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of records in one answer to it: what does not fit is asked for alone."""
-
-FOUND = struct.Struct(">IIQ")
-"""Before each range of such an answer: bytes of rows, bytes of records, the offset of the first of those."""
-
-_NOTHING = FOUND.pack(0, 0, 0)
 
 _BINARY = "application/octet-stream"
 
@@ -132,7 +121,7 @@ def _small_ranges(asked: list[tuple[RawTopic, int, int] | None]) -> bytes:
     for one in asked:
         length = one[2] - one[1] if one else 0
         if one is None or not 0 < length <= left:
-            found += _NOTHING
+            found += NOTHING
             continue
         piece = _small_range(*one, left)
         # What was looked at in vain counts too: a request costs no more than its answer may have.
@@ -146,16 +135,16 @@ def _small_range(raw: RawTopic, start: int, end: int, bytes_max: int) -> bytes:
     try:
         rows = raw.rows(start, end, rows_max)
         if not ROW_BYTES <= len(rows) < rows_max * ROW_BYTES:
-            return _NOTHING
+            return NOTHING
         first, last = decode_row(rows), decode_row(rows, len(rows) - ROW_BYTES)
         if first is None or last is None or len(rows) + last.end - first.offset > bytes_max:
-            return _NOTHING
+            return NOTHING
         data = b"".join(raw.pieces(first.offset, last.end))
     except GoneError:
-        return _NOTHING
+        return NOTHING
     if len(data) < last.end - first.offset:
-        return _NOTHING  # offsets skip in it, or the file was cut
-    return FOUND.pack(len(rows), len(data), first.offset) + rows + data
+        return NOTHING  # offsets skip in it, or the file was cut
+    return pack(rows, data, first.offset)
 
 
 class _Pieces:

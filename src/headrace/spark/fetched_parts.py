@@ -1,25 +1,21 @@
 """Small parts of a server's log, fetched many at a time: a request for each takes longer than its bytes."""
 
-import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import quote_plus
 
+from headrace.log.packed_ranges import RANGES_BYTES_MAX, RANGES_MAX, unpack
 from headrace.spark.http_client import HttpClient, ServerError
 from headrace.spark.index_rows import Index, Stretch, parse
 from headrace.spark.log_view import Range
 
 _SMALL_BYTES = 64 << 10
-_PARTS_MAX = 256
-_TOTAL_BYTES = 2 << 20
-"""Of all parts of a request: the server gives up to 4 MiB, in whole runs with their rows."""
+_TOTAL_BYTES = RANGES_BYTES_MAX // 2
+"""Of all parts of a request: the server gives more than that, as it gives whole runs with their rows."""
 _ADDRESS_BYTES = 32 << 10
 """Servers read addresses of up to 64 KiB."""
 _NUMBERS_BYTES = 64
 """What the two offsets of a part take of that, at most."""
-
-_FOUND = struct.Struct(">IIQ")
-"""Before each part of an answer: bytes of rows, bytes of records, the offset of the first of those."""
 
 
 class Fetched(NamedTuple):
@@ -69,21 +65,16 @@ class FetchedParts:
         }
         self._fetched.clear()
         try:
-            answer = memoryview(self._http.send("GET", "/v1/ranges", query))
+            answer = self._http.send("GET", "/v1/ranges", query)
         except ServerError as error:
             if error.is_away:
                 raise
             # A proxy may not let this through: each is asked for alone, and says what is wrong with it.
             self._expected.clear()
             return
-        at = 0
-        for one in parts:
-            rows, data, offset = _FOUND.unpack_from(answer, at)
-            begin = at + _FOUND.size
-            at = begin + rows + data
+        for one, (rows, data, offset) in zip(parts, unpack(answer), strict=True):
             if rows:
-                found = parse(bytes(answer[begin : begin + rows]))
-                self._fetched[one] = Fetched(found, answer[at - data : at], offset)
+                self._fetched[one] = Fetched(parse(bytes(rows)), data, offset)
 
     def _next(self, first: Range) -> list[Range]:
         """As many as fit in a request; whoever did not come for those before it will not come for them."""
@@ -99,6 +90,6 @@ class FetchedParts:
                 break
             parts.append(one)
             del self._expected[one]
-            if len(parts) == _PARTS_MAX:
+            if len(parts) == RANGES_MAX:
                 break
         return parts
