@@ -123,7 +123,7 @@ class Limits(Section, frozen=True):
 
 class Journal(Section, frozen=True):
     file_bytes: Annotated[
-        int, setting("Size of one journal file.", "bytes", ge=16_384, le=2**40)
+        int, setting("Size of one journal file.", "bytes", ge=65_536, le=2**40)
     ] = 64 * 1024 * 1024
     files: Annotated[
         int,

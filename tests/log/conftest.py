@@ -49,7 +49,7 @@ def tiny(path: Path, **changes: object) -> Config:
     )
     given = {
         "data_dir": path,
-        "journal": Journal(file_bytes=16_384, files=3, commit_bytes_max=4096),
+        "journal": Journal(file_bytes=65_536, files=3, commit_bytes_max=4096),
         "segment": Segment(bytes=128, open_files_max=4),
         "limits": Limits(memory_topic_bytes_max=1 << 20),
         "topics": rules,

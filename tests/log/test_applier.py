@@ -14,7 +14,6 @@ from headrace.log import applier as applier_module
 from headrace.log import journal
 from headrace.log.applier import Applier
 from headrace.log.catalogue import Catalogue
-from headrace.log.catalogue_rows import Meta
 from headrace.log.disk import Disk
 from headrace.log.entries import Create, Destroy, Producer, Recent
 from headrace.log.gathered import Damage
@@ -546,13 +545,20 @@ def test_a_destruction_that_was_lost_is_made_up_for_by_the_next_life(directory):
     assert directory.names() == {"2-00000000000000000007.log", "2-00000000000000000007.idx"}
 
 
-def test_entries_of_topics_nobody_made_are_ignored(directory):
+def test_records_of_a_topic_that_nothing_names_are_kept_under_its_number(directory):
     ghost = Writer(9)
+    (lost,) = directory.apply(ghost.append(b"x"), ghost.append(b"y"))
+    assert str(lost).startswith(
+        "topic number 9: its name is lost, its records are kept as '$lost/9'"
+    )
+    assert [payload for _, _, payload in directory.records()[b"$lost/9"]] == [b"x", b"y"]
+    directory.apply(ghost.create())
+    assert [payload for _, _, payload in directory.records()[b"topic"]] == [b"x", b"y"]
+
+
+def test_entries_of_topics_that_were_destroyed_are_ignored(directory):
+    directory.apply(Writer(9).create(), Writer(9).destroy())
+    ghost = Writer(8)
+    before = directory.rows()
     assert directory.apply(ghost.append(b"x"), ghost.trim(), ghost.destroy()) == []
-    assert directory.rows() == {
-        "topics": [],
-        "segments": [],
-        "tombstones": [],
-        "producers": [],
-        "meta": [Meta()],
-    }
+    assert directory.rows() == before

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.log import applier_process
 from headrace.log.applier_process import ApplierProcess
+from headrace.log.catalogue import Catalogue
 from headrace.log.layout import Layout
 from tests.log.conftest import tiny
 
@@ -20,6 +21,7 @@ class Line:
     def __init__(self, path: Path) -> None:
         self.layout = Layout(path)
         self.layout.make()
+        Catalogue.create(path).close()
         self.prepared: list[Path] = []
         self.failures: list[str] = []
         self._news = asyncio.Event()

@@ -121,7 +121,7 @@ class Run:
 def small(path: Path) -> Config:
     return tiny(
         path,
-        journal=Journal(file_bytes=16_384, files=2, commit_bytes_max=4096),
+        journal=Journal(file_bytes=65_536, files=2, commit_bytes_max=4096),
         segment=Segment(bytes=100, open_files_max=4),
     )
 

@@ -7,7 +7,7 @@ from headrace.log import cursors, journal
 from headrace.log.catalogue import BACKUP_NAME, FILE_NAME
 from headrace.log.cursors import Lag
 from headrace.log.disk import Disk
-from headrace.log.journal import ENTRY_HEADER_BYTES, FRAME_HEADER_BYTES, encode_entry
+from headrace.log.journal import ENTRY_HEADER_BYTES, FRAME_HEAD_BYTES, encode_entry
 from headrace.log.records import pack_record
 from headrace.log.store import CURSORS_SET_MAX
 from headrace.log.verify import verify
@@ -104,7 +104,7 @@ def test_what_an_earlier_use_left_in_a_torn_frame_moves_no_cursor(open_store):
     drop(store, "b", "topic")
     store.crash()
     old = [frame.entries for _, _, frame in Journal(store).frames() if _is_of_cursors(frame)]
-    stale = b"".join(encode_entry(*entry) for entries in old for entry in entries)
+    stale = b"".join(encode_entry(*entry, seed=0) for entries in old for entry in entries)
     store = open_store()
     store.append("topic", b"y")
     put(store, "a", "topic")
@@ -116,7 +116,7 @@ def test_what_an_earlier_use_left_in_a_torn_frame_moves_no_cursor(open_store):
     )  # torn: its header is there, and behind it what was there before
     store.crash()
     path, position, _ = Journal(store).frames()[-1]
-    at = position + FRAME_HEADER_BYTES
+    at = position + FRAME_HEAD_BYTES
     data = path.read_bytes()
     path.write_bytes(data[:at] + stale + bytes(400 - len(stale)) + data[at + 400 :])
     store = open_store()
@@ -134,8 +134,9 @@ def test_what_an_earlier_use_left_at_the_very_places_of_a_torn_frame_moves_no_cu
     store.crash()
     of_cursors = [one for one in Journal(store).frames() if _is_of_cursors(one[2])]
     path, position, _ = of_cursors[-1]
-    stale = b"".join(encode_entry(*entry) for entry in of_cursors[0][2].entries)
-    at = position + FRAME_HEADER_BYTES
+    seed = of_cursors[-1][2].seed
+    stale = b"".join(encode_entry(*entry, seed=seed) for entry in of_cursors[0][2].entries)
+    at = position + FRAME_HEAD_BYTES
     data = path.read_bytes()
     # Every entry holds by itself; only the frame does not.
     path.write_bytes(data[:at] + stale + data[at + len(stale) :])
@@ -155,8 +156,10 @@ def test_cursors_of_a_last_frame_that_is_damaged_elsewhere_count(open_store):
     store.runner.run()
     store.crash()
     path, position, frame = Journal(store).frames()[-1]
-    assert [entry.kind for entry in frame.entries] == [journal.APPEND, journal.CURSOR]
-    Journal(store).flip(path, position + FRAME_HEADER_BYTES + ENTRY_HEADER_BYTES + 5)
+    kinds = [entry.kind for entry in frame.entries]
+    assert kinds == [journal.NAMES, journal.APPEND, journal.CURSOR]
+    names = len(encode_entry(*frame.entries[0], seed=0))
+    Journal(store).flip(path, position + FRAME_HEAD_BYTES + names + ENTRY_HEADER_BYTES + 5)
     store = open_store()
     assert listed(store) == {("topic", "a"): end}
 

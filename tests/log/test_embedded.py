@@ -8,7 +8,7 @@ import pytest
 from headrace.config import Journal, Limits
 from headrace.errors import StoreFailedError
 from headrace.log import applier as applier_module
-from headrace.log import embedded, journal
+from headrace.log import embedded, journal, journal_reading
 from headrace.log.applier_child import apply_file
 from headrace.log.records import pack_record
 from headrace.model import Position
@@ -26,7 +26,11 @@ def frames(store):
     """The entries of every commit that the journal holds."""
     found = []
     for path in store.layout.journal_files():
-        found += [item for item in journal.read_frames(path) if isinstance(item, journal.Frame)]
+        found += [
+            item
+            for item in journal_reading.read_frames(path)
+            if isinstance(item, journal_reading.Frame)
+        ]
     return [frame.entries for frame in sorted(found)]
 
 
@@ -46,7 +50,10 @@ def test_a_commit_has_a_largest_size(store):
     for _ in range(10):
         append(store, "topic", b"x" * 1000)
     store.runner.run()
-    sizes = [sum(len(entry.data) for entry in entries) for entries in frames(store)]
+    sizes = [
+        sum(len(entry.data) for entry in entries if entry.kind == journal.APPEND)
+        for entries in frames(store)
+    ]
     assert max(sizes) <= store.config.journal.commit_bytes_max
     assert sum(sizes) == 10 * 1004
     assert store.store.pending_bytes == 0
@@ -106,7 +113,7 @@ def test_a_synced_commit_vouches_for_the_written_ones_before_it(open_store):
     numbers = [
         (item.sequence, item.synced)
         for path in store.layout.journal_files()
-        for item in journal.read_frames(path)
+        for item in journal_reading.read_frames(path)
     ]
     assert numbers == [(1, 0), (2, 1), (3, 1), (4, 3), (5, 4)]
 
@@ -131,10 +138,10 @@ def test_a_file_that_was_written_to_during_a_sync_is_synced_again(open_store):
 @pytest.fixture
 def full(open_store, tmp_path):
     """A store whose journal is full, since nothing is applied; and what was answered."""
-    store = open_store(tiny(tmp_path / "data", journal=Journal(file_bytes=16_384, files=2)))
+    store = open_store(tiny(tmp_path / "data", journal=Journal(file_bytes=65_536, files=2)))
     store.applying = False
     done = []
-    for number in range(20):
+    for number in range(40):
         append(store, "topic", b"%02d" % number * 1000, done=lambda n=number: done.append(n))
         store.runner.run()
     return store, done
@@ -142,17 +149,17 @@ def full(open_store, tmp_path):
 
 def test_without_a_free_journal_file_commits_wait(full):
     store, done = full
-    assert 10 < len(done) < 20
+    assert 20 < len(done) < 40
     assert done == list(range(len(done)))
     assert "journal is full" in store.store.held_back
     size = 2004 + journal.ENTRY_HEADER_BYTES
-    assert store.store.pending_bytes == (20 - len(done)) * size
+    assert store.store.pending_bytes == (40 - len(done)) * size
     assert len(store.payloads("topic")) == len(done)
     store.applying = True
     store.apply_waiting()
-    assert done == list(range(20))
+    assert done == list(range(40))
     assert store.store.held_back == ""
-    assert len(store.payloads("topic")) == 20
+    assert len(store.payloads("topic")) == 40
 
 
 def test_what_was_held_back_is_lost_with_the_process_and_nothing_else(full, open_store):
@@ -389,7 +396,8 @@ def test_damage_in_a_closed_journal_file_stops_the_applier(store):
     store.rotate()
     (closed,) = store._waiting
     data = bytearray(closed.path.read_bytes())
-    data[512 + 3] ^= 1
+    at = journal.FRAMES_POSITION + journal.FRAME_HEAD_BYTES
+    data[at + 3] ^= 1  # in the header of an entry
     closed.path.write_bytes(data)
     with pytest.raises(StoreFailedError, match="damage"):
         apply_file(store._applier, *closed)

@@ -20,7 +20,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(data: Path) -> StepStore:
-    journal = Journal(file_bytes=16_384, files=2)
+    journal = Journal(file_bytes=65_536, files=2)
     return StepStore(Config(data_dir=data, segment=Segment(bytes=64), journal=journal))
 
 

@@ -10,25 +10,27 @@ from headrace.log import journal
 from headrace.log.disk import Disk
 from headrace.log.journal import (
     APPEND,
+    BLOCK_BYTES,
     ENTRY_HEADER_BYTES,
-    FRAME_HEADER_BYTES,
+    FRAME_HEAD_BYTES,
+    FRAMES_POSITION,
+    HEADER_POSITIONS,
     LOST,
-    SECTOR_BYTES,
     Entry,
-    Frame,
     JournalFile,
-    Problem,
+    JournalHeader,
     decode_entry,
     encode_entry,
     encode_frame,
     entry_end,
+    entry_seed,
     frame_bytes,
     prepare_file,
-    read_frames,
-    read_header,
 )
+from headrace.log.journal_reading import Frame, Problem, read_frames, read_header
 
-FILE_BYTES = 32 * SECTOR_BYTES
+FILE_BYTES = 32 * BLOCK_BYTES
+GENERATION = 0x0123456789ABCDEF
 BOOT = b"a boot of 16 by."
 
 u64 = st.integers(0, (1 << 64) - 1)
@@ -59,13 +61,22 @@ class File:
 
     def begin(self, first: int) -> None:
         """Put it to use, for the first time or again."""
-        self._writer = JournalFile(Disk(), self.path, FILE_BYTES, first, BOOT)
+        self._writer = JournalFile(
+            Disk(),
+            self.path,
+            generation=GENERATION,
+            first=first,
+            applied=first - 1,
+            size=FILE_BYTES,
+            boot_id=BOOT,
+        )
         self._next = first
 
     def commit(self, *entries: Entry) -> tuple[int, int]:
         """Write a frame; returns where it begins and ends."""
         begin = self._writer.position
-        encoded = [encode_entry(*entry) for entry in entries]
+        seed = entry_seed(GENERATION, self._next)
+        encoded = [encode_entry(*entry, seed=seed) for entry in entries]
         self._writer.write(self._next, self._next - 1, encoded, sync=False)
         self._next += 1
         return begin, self._writer.position
@@ -100,7 +111,7 @@ def file(tmp_path):
 
 @given(entries)
 def test_an_entry_comes_back(entry):
-    encoded = encode_entry(*entry)
+    encoded = encode_entry(*entry, seed=0)
     assert decode_entry(encoded) == entry
     assert entry_end(encoded) == entry.end
     assert len(encoded) == ENTRY_HEADER_BYTES + len(entry.extra) + len(entry.data)
@@ -134,10 +145,10 @@ def test_the_header_goes_with_the_first_commit(file):
     assert (header.first, header.boot_id) == (1, BOOT)
 
 
-def test_a_commit_takes_whole_sectors_and_the_file_does_not_grow(file):
-    for size in (1, 400, 512, 513, 2000):
-        body = encode_entry(*entry(bytes(size)))
-        assert frame_bytes(len(body)) % SECTOR_BYTES == 0
+def test_a_commit_takes_whole_blocks_and_the_file_does_not_grow(file):
+    for size in (1, 400, 4096, 4097, 20_000):
+        body = encode_entry(*entry(bytes(size)), seed=0)
+        assert frame_bytes(len(body)) % BLOCK_BYTES == 0
         begin, end = file.commit(entry(bytes(size)))
         assert end - begin == frame_bytes(len(body))
     assert file.path.stat().st_size == FILE_BYTES
@@ -157,59 +168,114 @@ def test_frames_of_an_earlier_use_are_not_read(file):
     assert file.problems() == []
 
 
-def test_a_payload_made_to_look_like_a_frame_is_not_one(file):
-    forged = encode_entry(*entry(b"never published", offset=1 << 40))
-    header = read_header(file.path)
-    assert header is None
-    for generation in (0, 1, (1 << 64) - 1):
-        frame = b"".join(encode_frame(generation, 99, 98, [forged]))
-        # Shifted by every amount, so that one copy begins at a sector.
-        shift = -(SECTOR_BYTES + FRAME_HEADER_BYTES + ENTRY_HEADER_BYTES) % SECTOR_BYTES
-        file.commit(entry(bytes(shift) + frame))
-    data = file.path.read_bytes()
-    assert any(
-        data[at:].startswith(frame[:16]) for at in range(SECTOR_BYTES, FILE_BYTES, SECTOR_BYTES)
-    ), "the forged frame is where a frame could be"
-    assert file.numbers() == [1, 2, 3]
-    # Not even when everything that names the true generation is gone.
-    file.change(0, bytes(SECTOR_BYTES + FRAME_HEADER_BYTES))
-    assert file.numbers() == []
-    file.change(0, b"x")
+@pytest.mark.parametrize("generation", [0, 1, (1 << 64) - 1, GENERATION])
+def test_a_payload_made_to_look_like_a_frame_is_not_one(file, generation):
+    """Neither with a guessed generation, nor as a copy of a frame that stands elsewhere."""
+    header = JournalHeader(generation, 1, 1, 0, FILE_BYTES, BOOT)
+    forged = encode_entry(
+        *entry(b"never published", offset=1 << 40), seed=entry_seed(generation, 9)
+    )
+    frame = b"".join(encode_frame(header, 20 * BLOCK_BYTES, 9, 8, [forged]))
+    # The forged frame begins where a frame could begin.
+    shift = -(FRAME_HEAD_BYTES + ENTRY_HEADER_BYTES) % BLOCK_BYTES
+    begin, _ = file.commit(entry(bytes(shift) + frame))
+    file.commit(entry(b"behind it"))
+    assert file.path.read_bytes()[begin + BLOCK_BYTES :].startswith(frame[:16])
+    assert file.numbers() == [1, 2]
+    file.change(begin, bytes(BLOCK_BYTES))
+    assert file.numbers() == [1, 2], "its foot still names the frame"
+    assert [one.data for frame in file.frames() for one in frame.entries] == [b"behind it"]
+    # Not even when everything is gone that names the true generation.
+    file.change(0, bytes(FRAMES_POSITION))
     assert file.numbers() == []
 
 
-def test_a_header_that_is_damaged_costs_nothing(file):
+def test_a_copy_of_the_header_that_is_damaged_costs_nothing(file):
     file.commit(entry(b"one"))
     file.commit(entry(b"two"))
-    for position in (0, 9, 20, 30, 43):
-        file.flip(position)
+    for copy in HEADER_POSITIONS:
+        for position in (0, 9, 20, 30, 43):
+            file.flip(copy + position)
+            assert file.numbers() == [1, 2]
+            (problem,) = file.problems()
+            assert (problem.position, problem.harmless) == (copy, True)
+            file.flip(copy + position)
+        whole = file.path.read_bytes()[copy : copy + BLOCK_BYTES]
+        file.change(copy, bytes(BLOCK_BYTES))
         assert file.numbers() == [1, 2]
-        assert [problem.position for problem in file.problems()] == [0]
+        assert [problem.position for problem in file.problems()] == [copy]
+        file.change(copy, whole)
+
+
+def test_without_a_header_only_a_trusted_generation_finds_frames(file):
+    file.commit(entry(b"one"))
+    file.commit(entry(b"two"))
+    file.change(0, bytes(FRAMES_POSITION))
+    assert file.numbers() == []
+    found = [one for one in read_frames(file.path, generation=GENERATION) if isinstance(one, Frame)]
+    assert [frame.sequence for frame in found] == [1, 2]
+    assert list(read_frames(file.path, generation=GENERATION + 1)) == []
+
+
+def test_the_header_of_another_file_is_not_believed(file, tmp_path):
+    file.commit(entry(b"one"))
+    other = File(tmp_path / "2.journal")
+    other.begin(7)
+    other.commit(entry(b"two"))
+    other.done()
+    file.change(0, other.path.read_bytes()[:BLOCK_BYTES])
+    assert read_header(file.path).first == 1
+    assert file.numbers() == [1]
+
+
+def test_a_frame_of_another_file_or_place_is_not_believed(file, tmp_path):
+    places = [file.commit(entry(b"%d" % number))[0] for number in range(4)]
+    other = File(tmp_path / "2.journal")
+    for number in range(4):
+        other.commit(entry(b"other %d" % number))
+    other.done()
+    blocks = {
+        "another file": other.path.read_bytes()[places[1] : places[1] + BLOCK_BYTES],
+        "another place": file.path.read_bytes()[places[2] : places[2] + BLOCK_BYTES],
+    }
+    for block in blocks.values():
+        file.change(places[1], block)
+        assert file.numbers() == [1, 3, 4]
+        (problem,) = file.problems()
+        assert (problem.position, problem.harmless) == (places[1], False)
+
+
+def test_a_frame_whose_head_is_damaged_is_found_by_its_foot(file):
+    file.commit(entry(b"one"))
+    begin, _ = file.commit(entry(b"two" * 200))
+    file.commit(entry(b"three"))
+    for position in range(begin, begin + FRAME_HEAD_BYTES):
         file.flip(position)
-    file.change(0, bytes(SECTOR_BYTES))
-    assert file.numbers() == [1, 2]
-    assert [problem.position for problem in file.problems()] == [0]
+        assert file.numbers() == [1, 2, 3]
+        (problem,) = file.frames()[1].problems
+        assert problem.harmless
+        assert file.frames()[1].entries == [entry(b"two" * 200)]
+        file.flip(position)
+    assert file.numbers() == [1, 2, 3]
 
 
-def test_a_frame_whose_header_is_damaged_is_skipped_and_named(file):
+def test_a_frame_that_is_gone_is_skipped_and_named(file):
     file.commit(entry(b"one"))
     begin, end = file.commit(entry(b"two" * 200))
     file.commit(entry(b"three"))
-    for position in range(begin, begin + FRAME_HEADER_BYTES):
-        file.flip(position)
-        assert file.numbers() == [1, 3]
-        (problem,) = file.problems()
-        assert (problem.position, problem.length) == (begin, end - begin)
-        assert problem.entry is None
-        file.flip(position)
-    assert file.numbers() == [1, 2, 3]
+    file.change(begin, b"\xaa" * (end - begin))
+    assert file.numbers() == [1, 3]
+    (problem,) = file.problems()
+    assert (problem.position, problem.length) == (begin, end - begin)
+    assert problem.entry is None
+    assert not problem.harmless
 
 
 def test_an_entry_whose_data_is_damaged_is_known_to_be_lost(file):
     good = entry(b"good", offset=0)
     bad = entry(b"damaged", offset=4, extra=b"whose")
     begin, _ = file.commit(good, bad, entry(b"later", offset=11))
-    position = begin + FRAME_HEADER_BYTES + len(encode_entry(*good)) + ENTRY_HEADER_BYTES + 5
+    position = begin + FRAME_HEAD_BYTES + len(encode_entry(*good, seed=0)) + ENTRY_HEADER_BYTES + 5
     for at in range(position, position + 7):
         file.flip(at)
         (frame,) = file.frames()
@@ -226,21 +292,29 @@ def test_an_entry_whose_data_is_damaged_is_known_to_be_lost(file):
     assert file.frames()[0].problems == []
 
 
-def test_an_entry_whose_header_is_damaged_takes_the_rest_of_its_frame(file):
-    good = entry(b"good")
-    begin, _ = file.commit(good, entry(b"bad", extra=b"extra"), entry(b"behind it"))
+def test_an_entry_whose_header_is_damaged_takes_no_other_with_it(file):
+    good, behind = entry(b"good"), [entry(b"behind it"), entry(b"and more", extra=b"extra")]
+    begin, _ = file.commit(good, entry(b"bad", extra=b"extra"), *behind)
     file.commit(entry(b"next commit"))
-    position = begin + FRAME_HEADER_BYTES + len(encode_entry(*good))
+    position = begin + FRAME_HEAD_BYTES + len(encode_entry(*good, seed=0))
     # The byte between kind and lengths is padding, and counts too.
     for at in range(position, position + ENTRY_HEADER_BYTES + 5):
         file.flip(at)
         first, second = file.frames()
-        assert first.entries == [good]
+        assert first.entries == [good, *behind]
         (problem,) = first.problems
         assert problem.entry is None
-        assert problem.position == position
+        assert (problem.position, problem.length) == (position, ENTRY_HEADER_BYTES + 5 + 3)
         assert second.problems == []
         file.flip(at)
+
+
+def test_an_entry_inside_a_payload_is_not_taken_for_one_behind_damage(file):
+    forged = encode_entry(*entry(b"never published"), seed=0)
+    real = entry(bytes(3) + forged + bytes(5))
+    begin, _ = file.commit(real, entry(b"behind it"))
+    file.flip(begin + FRAME_HEAD_BYTES + 9)
+    assert file.frames()[0].entries == [entry(b"behind it")]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -252,12 +326,12 @@ def test_a_frame_that_was_torn_gives_what_holds_of_it(file, seed):
     cut = chance.randrange(begin, end)
     file.change(cut, bytes(end - cut))
     assert file.frames()[0].entries == [entry(b"before")]
-    if cut < begin + FRAME_HEADER_BYTES:
+    if cut < begin + FRAME_HEAD_BYTES:
         return  # the frame itself is not there
     torn = file.frames()[1]
-    position = begin + FRAME_HEADER_BYTES
+    position = begin + FRAME_HEAD_BYTES
     for number, one in enumerate(kept):
-        position += len(encode_entry(*one))
+        position += len(encode_entry(*one, seed=0))
         if position <= cut:
             assert torn.entries[number] == one
     if torn.entries != kept:
@@ -265,7 +339,10 @@ def test_a_frame_that_was_torn_gives_what_holds_of_it(file, seed):
         assert torn.problems
 
 
-@pytest.mark.parametrize("cut", [0, 1, SECTOR_BYTES - 1, SECTOR_BYTES + 3, 1500, 2000])
+FIRST_END = FRAMES_POSITION + BLOCK_BYTES
+
+
+@pytest.mark.parametrize("cut", [0, 1, 511, FRAMES_POSITION + 3, FIRST_END + 500, FIRST_END + 4000])
 def test_a_file_that_was_cut_gives_what_is_left_of_it(file, cut):
     first, second = entry(bytes(100)), entry(bytes(1000), offset=100)
     file.commit(first)
@@ -274,14 +351,16 @@ def test_a_file_that_was_cut_gives_what_is_left_of_it(file, cut):
         opened.truncate(cut)
     found = file.frames()
     assert [one for frame in found for one in frame.entries if one.kind != LOST] == (
-        [first] if cut >= 1024 else []
+        [first, second, entry(b"behind it", offset=1100)][: 3 if cut > FIRST_END + 2000 else 1]
+        if cut >= FIRST_END
+        else []
     )
-    if cut == 1500:
+    if cut == FIRST_END + 500:
         # What is known of the entry, and that there is more nobody knows.
         lost, rest = found[1].problems
         assert (lost.entry.offset, lost.entry.end) == (100, 1100)
         assert rest.entry is None
-    if cut < 1024:
+    if cut < FIRST_END:
         assert file.problems(end), "a closed file that is too short is noticed"
 
 
@@ -295,10 +374,11 @@ def test_a_closed_file_must_be_full_of_frames(file):
     assert (problem.position, problem.length) == (begin, end - begin)
 
 
-def test_the_last_frame_is_missed_when_only_its_header_is_damaged(file):
+def test_the_last_frame_is_missed_when_only_its_head_and_foot_are_damaged(file):
     file.commit(entry(b"one"))
-    begin, _ = file.commit(entry(b"two"))
+    begin, end = file.commit(entry(b"two"))
     file.flip(begin + 5)
+    file.flip(end - 5)  # in its foot
     (problem,) = file.problems()
     assert problem.position == begin
     assert file.numbers() == [1]

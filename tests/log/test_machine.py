@@ -41,7 +41,7 @@ payloads = st.lists(
 def config(path: Path) -> Config:
     return Config(
         data_dir=path,
-        journal=Journal(file_bytes=16_384, files=3, commit_bytes_max=4096),
+        journal=Journal(file_bytes=65_536, files=3, commit_bytes_max=4096),
         segment=Segment(bytes=200, open_files_max=3),
         limits=Limits(memory_topic_bytes_max=1 << 30),
         retention=Retention(age_s=0, check_s=1),

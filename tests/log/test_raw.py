@@ -20,7 +20,7 @@ def tail_of(sizes: list[int]) -> tuple[RawTopic, bytes]:
     tail, log = [], b""
     for number, size in enumerate(sizes):
         record = pack_record(bytes([number % 256]) * size)
-        tail.append(encode_entry(APPEND, 1, len(log), number, 1, 200 * number, b"", record))
+        tail.append(encode_entry(APPEND, 1, len(log), number, 1, 200 * number, b"", record, seed=0))
         log += record
     end = Position(1, len(log), len(sizes))
     return RawTopic(Layout(Path("/nowhere")), Position(1, 0, 0), end, [], tail), log

@@ -6,9 +6,9 @@ import pytest
 
 from headrace.config import PrefixRule
 from headrace.errors import DataDirectoryError
-from headrace.log import journal, recovery
+from headrace.log import journal, journal_reading, journal_scan, recovery
 from headrace.log.catalogue import Catalogue
-from headrace.log.journal import ENTRY_HEADER_BYTES, FRAME_HEADER_BYTES, SECTOR_BYTES, encode_entry
+from headrace.log.journal import ENTRY_HEADER_BYTES, FRAME_HEAD_BYTES, FRAMES_POSITION, encode_entry
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
 from headrace.model import JUMP, Durability
@@ -28,10 +28,10 @@ class Journal:
         """(file, where it begins, frame) of every commit, in order."""
         found = []
         for path in self.layout.journal_files():
-            position = SECTOR_BYTES
-            for item in journal.read_frames(path):
-                assert isinstance(item, journal.Frame)
-                size = sum(len(encode_entry(*entry)) for entry in item.entries)
+            position = FRAMES_POSITION
+            for item in journal_reading.read_frames(path):
+                assert isinstance(item, journal_reading.Frame)
+                size = sum(len(encode_entry(*entry, seed=0)) for entry in item.entries)
                 found.append((path, position, item))
                 position += journal.frame_bytes(size)
         return sorted(found, key=lambda one: one[2].sequence)
@@ -40,6 +40,14 @@ class Journal:
         data = bytearray(path.read_bytes())
         data[position] ^= 1
         path.write_bytes(data)
+
+    def lose(self, *numbers) -> None:
+        """Overwrite all of some frames, so that no copy of their heads is left."""
+        frames = self.frames()
+        for path, position, frame in (frames[number] for number in numbers):
+            length = journal.frame_bytes(sum(len(encode_entry(*e, seed=0)) for e in frame.entries))
+            data = path.read_bytes()
+            path.write_bytes(data[:position] + b"\xaa" * length + data[position + length :])
 
     def quarantined(self) -> list[bytes]:
         if not self.layout.quarantine.exists():
@@ -165,7 +173,7 @@ def test_a_crash_of_the_machine_is_noticed_when_the_journal_has_lost_every_trace
     end = store.store.topic("written/topic").end_offset
     store.crash()
     for path in store.layout.journal_files():
-        if journal.read_header(path) and journal.read_header(path).first == 2:
+        if journal_reading.read_header(path) and journal_reading.read_header(path).first == 2:
             path.write_bytes(bytes(path.stat().st_size))
     store = open_store(boot_id=BOOTS[1])
     assert store.store.topic("written/topic").end_offset > end
@@ -208,7 +216,7 @@ def test_after_a_clean_stop_the_journal_is_not_read(open_store, monkeypatch):
     store = open_store()
     store.append("topic", b"x")
     store.close()
-    monkeypatch.setattr(journal, "read_frames", None)
+    monkeypatch.setattr(journal_scan, "read_frames", None)
     assert open_store().payloads("topic") == [b"x"]
 
 
@@ -230,7 +238,7 @@ def test_a_commit_that_was_not_finished_is_dropped(damaged):
     def tear(found):
         path, position, _ = found.frames()[-1]
         data = path.read_bytes()
-        path.write_bytes(data[: position + FRAME_HEADER_BYTES + 70] + bytes(len(data) - position))
+        path.write_bytes(data[: position + FRAME_HEAD_BYTES + 70] + bytes(len(data) - position))
 
     store, found = damaged([("topic", b"one"), ("topic", b"two" * 100)], tear)
     assert store.payloads("topic") == [b"one"]
@@ -250,11 +258,13 @@ def test_of_a_last_commit_only_what_is_damaged_is_dropped(open_store):
     store.crash()
     found = Journal(store)
     path, position, frame = found.frames()[-1]
-    # Create and append of b, of c: the data of b's append is the second entry's.
+    # The name of a again and its append, then create and append of b, of c.
     kinds = [(entry.kind, entry.topic_id) for entry in frame.entries]
-    assert kinds[1:3] == [(journal.CREATE, 2), (journal.APPEND, 2)]
-    data_at = position + FRAME_HEADER_BYTES
-    data_at += sum(len(encode_entry(*entry)) for entry in frame.entries[:2]) + ENTRY_HEADER_BYTES
+    assert kinds[2:4] == [(journal.CREATE, 2), (journal.APPEND, 2)]
+    data_at = position + FRAME_HEAD_BYTES
+    data_at += (
+        sum(len(encode_entry(*entry, seed=0)) for entry in frame.entries[:3]) + ENTRY_HEADER_BYTES
+    )
     found.flip(path, data_at + 5)
     store = open_store()
     assert store.payloads("a") == [b"first", b"last"]
@@ -270,11 +280,13 @@ def test_an_append_with_a_number_is_stored_whole_or_not_at_all(open_store):
     store.crash()
     found = Journal(store)
     path, position, frame = found.frames()[-1]
-    pieces = [len(encode_entry(*entry)) for entry in frame.entries]
-    assert len(pieces) == 3
+    pieces = [len(encode_entry(*entry, seed=0)) for entry in frame.entries]
+    assert [entry.kind for entry in frame.entries] == [journal.NAMES, *[journal.APPEND] * 3]
+    names, *pieces = pieces
     whole = path.read_bytes()
     for cut in (pieces[0] + 1000, pieces[0] + pieces[1] + 10, sum(pieces) - 1):
-        at = position + FRAME_HEADER_BYTES + cut
+        cut += names
+        at = position + FRAME_HEAD_BYTES + cut
         path.write_bytes(whole[:at] + bytes(len(whole) - at))
         copy = store.layout.root.parent / f"{cut}"
         shutil.copytree(store.layout.root, copy)
@@ -296,11 +308,19 @@ def test_what_an_earlier_use_left_in_a_torn_frame_brings_no_topic_back(open_stor
     found = Journal(store)
     path, position, frame = found.frames()[-1]
     stale = encode_entry(
-        journal.CREATE, 1, 0, 0, 0, 1, recovery.msgspec.msgpack.encode([b"gone", 1, b"synced"]), b""
+        journal.CREATE,
+        1,
+        0,
+        0,
+        0,
+        1,
+        recovery.msgspec.msgpack.encode([b"gone", 1, b"synced"]),
+        b"",
+        seed=frame.seed,
     )
-    at = position + FRAME_HEADER_BYTES
+    at = position + FRAME_HEAD_BYTES
     data = path.read_bytes()
-    length = sum(len(encode_entry(*entry)) for entry in frame.entries)
+    length = sum(len(encode_entry(*entry, seed=0)) for entry in frame.entries)
     path.write_bytes(data[:at] + stale + bytes(length - len(stale)) + data[at + length :])
     store = open_store()
     assert not store.store.topic("gone").exists
@@ -316,12 +336,16 @@ def test_what_an_earlier_use_left_behind_a_closed_file_is_no_damage(open_store):
     store.append("topic", b"three")
     store.crash()
     path, position, frame = Journal(store).frames()[0]
-    end = position + journal.frame_bytes(sum(len(encode_entry(*e)) for e in frame.entries))
+    end = position + journal.frame_bytes(sum(len(encode_entry(*e, seed=0)) for e in frame.entries))
     data = bytearray(path.read_bytes())
-    stale = encode_entry(*frame.entries[-1])
-    data[end + FRAME_HEADER_BYTES : end + FRAME_HEADER_BYTES + len(stale)] = stale
+    seed = journal.entry_seed(journal_reading.read_header(path).generation, frame.sequence + 1)
+    stale = encode_entry(*frame.entries[-1], seed=seed)
+    data[end + FRAME_HEAD_BYTES : end + FRAME_HEAD_BYTES + len(stale)] = stale
     path.write_bytes(data)
-    assert [type(item) for item in journal.read_frames(path)] == [journal.Frame, journal.Problem]
+    assert [type(item) for item in journal_reading.read_frames(path)] == [
+        journal_reading.Frame,
+        journal_reading.Problem,
+    ]
     store = open_store()
     assert store.reports == []
     assert store.payloads("topic") == [b"one", b"two", b"three"]
@@ -335,8 +359,9 @@ COMMITS = [("a", b"a1"), ("b", b"b1"), ("a", b"a2"), ("a", b"a3"), ("b", b"b2")]
 
 def test_damaged_data_is_kept_aside_and_its_offsets_are_not_used_again(damaged):
     def flip_data(found):
-        path, position, _ = found.frames()[2]
-        found.flip(path, position + FRAME_HEADER_BYTES + ENTRY_HEADER_BYTES + 5)
+        path, position, frame = found.frames()[2]
+        names = len(encode_entry(*frame.entries[0], seed=0))
+        found.flip(path, position + FRAME_HEAD_BYTES + names + ENTRY_HEADER_BYTES + 5)
 
     store, found = damaged(COMMITS, flip_data)
     assert store.payloads("a") == [b"a1", b"a3"]
@@ -348,27 +373,56 @@ def test_damaged_data_is_kept_aside_and_its_offsets_are_not_used_again(damaged):
     assert store.store.locate_ordinal(store.store.topic("a"), 1).offset == 12
 
 
-def test_a_damaged_frame_makes_every_topic_jump(damaged):
-    store, found = damaged(COMMITS, lambda found: found.flip(*found.frames()[2][:2]))
-    assert store.payloads("a") == [b"a1", b"a3"]
+def test_a_lost_frame_makes_every_topic_jump_whose_end_no_later_entry_proves(damaged):
+    store, found = damaged(COMMITS, lambda found: found.lose(3))
+    assert store.payloads("a") == [b"a1", b"a2"]
     assert store.payloads("b") == [b"b1", b"b2"]
     assert len(found.quarantined()) == 1
-    assert ends(store, "a", "b") == [18 + JUMP, 12 + JUMP]
+    assert ends(store, "a", "b") == [12 + JUMP, 12]
     # Someone may have been told of records of a name that nobody knows now.
     assert store.store.topic("new").end_offset >= JUMP
     store.append("a", b"a4")
-    assert store.payloads("a") == [b"a1", b"a3", b"a4"]
+    assert store.payloads("a") == [b"a1", b"a2", b"a4"]
     assert store.payloads("a", 18) == [b"a4"]
 
 
-def test_a_damaged_frame_that_made_a_topic_leaves_its_offsets_unused(damaged):
-    def flip_first(found):
-        found.flip(*found.frames()[0][:2])
+def test_a_frame_is_found_by_its_foot_when_its_head_is_damaged(damaged):
+    store, found = damaged(COMMITS, lambda found: found.flip(*found.frames()[3][:2]))
+    assert store.payloads("a") == [b"a1", b"a2", b"a3"]
+    assert ends(store, "a", "b") == [18, 12]
+    assert [report for report in store.reports if "nothing is lost by it" in report]
+    assert found.quarantined() == []
 
-    store, _ = damaged([("lost", b"x" * 100), ("a", b"a1"), ("a", b"a2")], flip_first)
-    assert not store.store.topic("lost").exists
+
+def test_a_damaged_frame_that_made_a_topic_leaves_its_offsets_unused(damaged):
+    def lose_first(found):
+        found.lose(0)
+
+    store, _ = damaged([("lost", b"x" * 100), ("a", b"a1"), ("a", b"a2")], lose_first)
+    # The next commit names the topic again. Its record is lost, and its offsets are not used again.
+    assert store.payloads("lost") == []
     assert store.store.topic("lost").end_offset > 104
     assert store.payloads("a") == [b"a1", b"a2"]
+
+
+def test_records_behind_a_lost_create_are_kept_under_their_name(damaged):
+    commits = [("topic", b"1"), ("topic", b"2"), ("topic", b"3")]
+    store, _ = damaged(commits, lambda found: found.lose(0))
+    assert store.payloads("topic") == [b"2", b"3"]
+    assert store.store.topic("topic").end_offset == 15
+    assert any("1 records from offset 0 to 5 are lost" in report for report in store.reports)
+
+
+def test_records_that_nothing_names_are_kept_under_the_number_of_their_topic(damaged):
+    commits = [("topic", b"1"), ("topic", b"2"), ("topic", b"3"), ("topic", b"4")]
+    store, _ = damaged(commits, lambda found: found.lose(0, 1))
+    assert not store.store.topic("topic").exists
+    assert store.payloads("$lost/1") == [b"3", b"4"]
+    assert any("kept as '$lost/1'" in report for report in store.reports)
+    store.append("topic", b"again")
+    assert store.store.topic("topic").end_offset > JUMP
+    assert store.payloads("topic") == [b"again"]
+    assert store.payloads("$lost/1") == [b"3", b"4"]
 
 
 def test_tombstones_jump_when_nobody_knows_what_was_lost(open_store):
@@ -380,27 +434,81 @@ def test_tombstones_jump_when_nobody_knows_what_was_lost(open_store):
     store.append("gone", b"a new life that will be lost")
     store.append("other", b"x")
     store.append("other", b"y")
+    store.append("other", b"z")
     store.crash()
     found = Journal(store)
-    found.flip(*next(one for one in found.frames() if one[2].sequence == 3)[:2])
+    sequences = [frame.sequence for _, _, frame in found.frames()]
+    lost = sequences.index(3)
+    found.lose(lost, lost + 1)  # the second names the topic again
     store = open_store()
     assert not store.store.topic("gone").exists
     assert store.store.topic("gone").end_offset == end + JUMP
 
 
 def test_the_last_frame_may_be_damaged_without_anyone_jumping(damaged):
-    store, found = damaged(COMMITS, lambda found: found.flip(*found.frames()[-1][:2]))
+    def tear(found):
+        path, position, _ = found.frames()[-1]
+        data = path.read_bytes()
+        path.write_bytes(
+            data[:position]
+            + bytes(FRAME_HEAD_BYTES)
+            + data[position + FRAME_HEAD_BYTES : position + 400]
+            + bytes(len(data) - position - 400)
+        )
+
+    store, found = damaged(COMMITS, tear)
     assert store.payloads("b") == [b"b1"]
     assert "never acknowledged: dropped" in store.reports[0]
     assert ends(store, "a", "b") == [18, 6]
     assert found.quarantined() == []
 
 
-def test_a_damaged_file_header_costs_nothing_and_is_reported(damaged):
-    store, _ = damaged(COMMITS, lambda found: found.flip(found.frames()[0][0], 12))
+@pytest.mark.parametrize("position", journal.HEADER_POSITIONS)
+def test_a_damaged_file_header_costs_nothing_and_is_reported(damaged, position):
+    store, _ = damaged(COMMITS, lambda found: found.flip(found.frames()[0][0], position + 12))
     assert store.payloads("a") == [b"a1", b"a2", b"a3"]
     assert ends(store, "a", "b") == [18, 12]
-    assert any("its header cannot be read" in report for report in store.reports)
+    assert any("a copy of the file's header is damaged" in report for report in store.reports)
+
+
+def test_without_both_headers_the_catalogue_knows_the_generation(damaged):
+    def flip_both(found):
+        path = found.frames()[0][0]
+        for position in journal.HEADER_POSITIONS:
+            found.flip(path, position + 12)
+
+    store, found = damaged(COMMITS, flip_both)
+    assert store.payloads("a") == [b"a1", b"a2", b"a3"]
+    assert ends(store, "a", "b") == [18, 12]
+    assert found.quarantined() == []
+
+
+def test_a_file_of_which_nothing_can_be_believed_is_kept_and_all_topics_jump(damaged):
+    def spoil(found):
+        path = found.frames()[0][0]
+        path.write_bytes(b"\xaa" * path.stat().st_size)
+
+    store, found = damaged(COMMITS, spoil)
+    assert found.quarantined() == [b"\xaa" * 65_536]
+    assert any("neither copy of its header can be read" in report for report in store.reports)
+    assert store.store.topic("a").end_offset >= JUMP
+    store.append("a", b"goes on")
+    assert store.payloads("a") == [b"goes on"]
+
+
+def test_the_newest_journal_file_may_not_vanish(open_store):
+    store = open_store()
+    for commit in COMMITS:
+        store.append(*commit)
+    store.settle()
+    store.append("a", b"in the newest file")
+    end = store.store.topic("a").end_offset
+    store.crash()
+    Journal(store).frames()[-1][0].unlink()
+    store = open_store()
+    assert any("the file is missing" in report for report in store.reports)
+    assert store.store.topic("a").end_offset > end + JUMP // 2
+    assert store.payloads("a") == [b"a1", b"a2", b"a3"]
 
 
 def test_a_journal_file_that_is_missing_is_noticed(open_store):
@@ -417,8 +525,11 @@ def test_a_journal_file_that_is_missing_is_noticed(open_store):
     Journal(store).frames()[0][0].unlink()
     store = open_store()
     assert any("missing" in report for report in store.reports)
-    assert store.payloads("b") == []  # the file that made it is gone
-    assert all(new > old for new, old in zip(ends(store, "a", "b"), before, strict=True))
+    assert store.payloads("b") == [b"1"]
+    # The next file names the topics again, and its entries say where they end, but for the newest.
+    assert all(new >= old for new, old in zip(ends(store, "a", "b"), before, strict=True))
+    assert store.store.topic("new").end_offset >= JUMP
+    assert not any("the catalogue is rebuilt" in report for report in store.reports)
 
 
 def test_a_start_that_was_killed_forgets_no_jump(open_store, monkeypatch):
@@ -427,9 +538,9 @@ def test_a_start_that_was_killed_forgets_no_jump(open_store, monkeypatch):
         store.append(*commit)
     store.crash()
     found = Journal(store)
-    found.flip(*found.frames()[2][:2])
+    found.lose(3)
 
-    def killed(*_):
+    def killed(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -437,8 +548,8 @@ def test_a_start_that_was_killed_forgets_no_jump(open_store, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             open_store()
     store = open_store()
-    assert ends(store, "a", "b") == [18 + JUMP, 12 + JUMP]
-    assert store.payloads("a") == [b"a1", b"a3"]
+    assert ends(store, "a", "b") == [12 + JUMP, 12 + JUMP]
+    assert store.payloads("a") == [b"a1", b"a2"]
 
 
 # The very beginning

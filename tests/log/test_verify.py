@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from headrace.config import Config, Journal, Segment
 from headrace.errors import BadTopicNameError, DataDirectoryError, UnknownTopicError
-from headrace.log import journal, verify_segments
+from headrace.log import journal, journal_reading, journal_scan, verify_segments
 from headrace.log.index import HEADER_BYTES, ROW_BYTES, Row, decode_row, encode_row
 from headrace.log.layout import Layout
 from headrace.log.report import Range, Report
@@ -28,7 +28,7 @@ def config(path: Path) -> Config:
     return Config(
         data_dir=path,
         segment=Segment(bytes=SEGMENT_BYTES),
-        journal=Journal(file_bytes=16_384, files=3),
+        journal=Journal(file_bytes=65_536, files=3),
     )
 
 
@@ -327,15 +327,15 @@ def unapplied_frames(data: Path) -> list[tuple[Path, int, int]]:
     """Where the last commits stand: file, position, bytes without the padding."""
     found = []
     for file in sorted(data.glob("journal/*.journal")):
-        header = journal.read_header(file)
-        position = journal.SECTOR_BYTES
-        for frame in journal.read_frames(file) if header else ():
-            assert isinstance(frame, journal.Frame)
+        header = journal_reading.read_header(file)
+        position = journal.FRAMES_POSITION
+        for frame in journal_reading.read_frames(file) if header else ():
+            assert isinstance(frame, journal_reading.Frame)
             body = sum(
                 journal.ENTRY_HEADER_BYTES + len(entry.extra) + len(entry.data)
                 for entry in frame.entries
             )
-            found.append((frame.sequence, file, position, journal.FRAME_HEADER_BYTES + body))
+            found.append((frame.sequence, file, position, journal.FRAME_HEAD_BYTES + body))
             position += journal.frame_bytes(body)
     return [(file, position, length) for _, file, position, length in sorted(found)[-6:]]
 
@@ -371,12 +371,12 @@ def test_a_journal_file_that_is_gone_is_damage(store, data):
     used = sorted(
         (header.first, file)
         for file in data.glob("journal/*.journal")
-        if (header := journal.read_header(file))
+        if (header := journal_reading.read_header(file))
     )
     used[-2][1].unlink()
     report = verify(data)
     assert report.damaged
-    assert any("are missing" in reason for reason in reasons(report))
+    assert any("missing" in reason for reason in reasons(report))
 
 
 def test_damage_to_a_journal_that_is_applied_is_of_no_consequence(sound):
@@ -610,7 +610,7 @@ def test_a_journal_file_that_is_used_again_while_it_is_read_is_no_damage(store, 
     fill(store, "one", commits=2)
     for number in range(5):
         store.append("one", b"%d" % number + bytes(1000))
-    read_frames = journal.read_frames
+    read_frames = journal_reading.read_frames
 
     def frames_of_a_file_in_use(path, *args, **options):
         frames = read_frames(path, *args, **options)
@@ -622,7 +622,7 @@ def test_a_journal_file_that_is_used_again_while_it_is_read_is_no_damage(store, 
         yield from frames
 
     waiting = iter([True])
-    monkeypatch.setattr(journal, "read_frames", frames_of_a_file_in_use)
+    monkeypatch.setattr(journal_scan, "read_frames", frames_of_a_file_in_use)
     report = verify(data)
     assert not report.damaged
     assert not Layout(data).quarantine.exists()

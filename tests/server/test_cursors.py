@@ -242,7 +242,7 @@ def test_bad_utf_8_in_a_query_is_some_other_name(http):
 
 def test_of_too_many_changes_that_wait_for_the_disk_the_last_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(api_cursors, "CHANGES_MAX", 2)
-    steps = StepStore(Config(data_dir=tmp_path / "data", journal=Journal(file_bytes=16_384)))
+    steps = StepStore(Config(data_dir=tmp_path / "data", journal=Journal(file_bytes=65_536)))
     app = Starlette(routes=CursorsApi(steps.store, lambda topics: None).routes())
 
     async def check() -> list[int]:

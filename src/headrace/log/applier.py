@@ -38,6 +38,7 @@ from headrace.log.index import (
     join_runs,
     row_position,
 )
+from headrace.log.journal_reading import Problem
 from headrace.log.layout import Layout
 from headrace.log.quarantine import quarantine
 
@@ -114,14 +115,35 @@ class Applier:
         self._rule = rule
         self._known = _Memory()
 
-    def quarantine(self, path: Path, problem: journal.Problem) -> None:
+    @property
+    def generation(self) -> int:
+        """The generation of the journal files that the server puts to use."""
+        return self._catalogue.meta().generation
+
+    def prepare(self, path: Path, size: int) -> None:
+        """Make a journal file; the catalogue knows of it before it is put to use."""
+        journal.prepare_file(self._disk, path, size)
+        meta = self._catalogue.meta()
+        files = {**meta.journal_files, path.name: size}
+        with self._catalogue.transaction():
+            self._catalogue.put_meta(msgspec.structs.replace(meta, journal_files=files))
+
+    def quarantine(self, path: Path, problem: Problem) -> None:
         """Keep a damaged part of a journal file."""
         quarantine(self._layout, path, problem)
 
-    def apply(self, entries: Iterable[journal.Entry], applied: int) -> list[Loss]:
-        """Make the entries part of the log; `applied` is the last commit they belong to."""
+    def apply(
+        self, entries: Iterable[journal.Entry], applied: int, *, new_from: int | None = None
+    ) -> list[Loss]:
+        """Make the entries part of the log; `applied` is the last commit they belong to.
+
+        Records of a topic that nothing names are kept under its number, if that is at least `new_from`:
+        smaller ones were named before, and destroyed. By default the catalogue says which are new.
+        """
         meta = self._catalogue.meta()
-        gathered = Gathered(self._catalogue, self._topic_row)
+        if new_from is None:
+            new_from = meta.next_topic_id
+        gathered = Gathered(self._catalogue, self._topic_row, new_from=new_from)
         for entry in entries:
             gathered.add(entry)
         self._write(gathered.plans.values())
@@ -131,7 +153,7 @@ class Applier:
             self._disk.unlink(path)
         if gathered.batches:
             self.clear_batches()
-        return gathered.damages
+        return [*gathered.damages, *gathered.nameless.values()]
 
     def clear_batches(self) -> None:
         """Delete the staged files of batches that are appended, and then forget those batches.

@@ -30,6 +30,7 @@ from headrace.log import journal
 from headrace.log.applier import Applier
 from headrace.log.catalogue import Catalogue
 from headrace.log.disk import Disk
+from headrace.log.journal_reading import Frame, Problem, read_frames
 from headrace.log.layout import Layout
 
 BACKUP_S = 600.0
@@ -79,16 +80,16 @@ def apply_file(applier: Applier, path: Path, until: int, last: int) -> list[str]
     """Apply one closed journal file; returns what was damaged, in words."""
     reports: list[str] = []
     entries: list[journal.Entry] = []
-    for item in journal.read_frames(path, until):
-        problems = [item] if isinstance(item, journal.Problem) else item.problems
+    for item in read_frames(path, until, generation=applier.generation):
+        problems = [item] if isinstance(item, Problem) else item.problems
         for problem in problems:
             report = f"journal {problem.file} at byte {problem.position}: damage: {problem.reason}"
-            if problem.entry is None and problem.position:
+            if problem.entry is None and not problem.harmless:
                 # Nothing says what it was. The next start keeps it in quarantine, and topics jump ahead.
                 raise StoreFailedError(report)
             applier.quarantine(path, problem)
             reports.append(report)
-        if isinstance(item, journal.Frame):
+        if isinstance(item, Frame):
             entries += item.entries
     return reports + [str(damage) for damage in applier.apply(entries, last)]
 
@@ -130,7 +131,7 @@ def _serve(config: Config, line: socket.socket) -> None:
             path = Path(order.path)
             answer: ToParent
             if isinstance(order, Prepare):
-                prepare = partial(journal.prepare_file, disk, path, config.journal.file_bytes)
+                prepare = partial(applier.prepare, path, config.journal.file_bytes)
                 _until_it_works(line, prepare)
                 answer = Prepared(order.path)
             else:

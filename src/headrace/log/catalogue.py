@@ -52,13 +52,21 @@ class DamagedCatalogueError(DataDirectoryError):
     """The catalogue cannot be believed: it is rebuilt from the index files and the last backup."""
 
 
+class UnreadableCatalogueError(DamagedCatalogueError):
+    """The disk cannot read the catalogue, perhaps only for now."""
+
+
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+_UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)
 
 
 def unreadable(path: Path, error: sqlite3.Error) -> DataDirectoryError:
     """What SQLite's error means: a full disk or a missing permission is no damage."""
     # Python's own errors, such as of a text that is none, have no code.
-    damaged = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _DAMAGED
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    if code in _UNREADABLE:
+        return UnreadableCatalogueError(f"{path}: {error}")
+    damaged = code & 0xFF in _DAMAGED
     return (DamagedCatalogueError if damaged else DataDirectoryError)(f"{path}: {error}")
 
 

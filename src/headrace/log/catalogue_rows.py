@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-FORMAT = 3
+FORMAT = 4
 
 _SCHEMA_1 = """
 CREATE TABLE meta (key BLOB PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
@@ -46,8 +46,8 @@ CREATE TABLE notes (
 CREATE INDEX notes_by_due ON notes (due_ms) WHERE due_ms > 0;
 """
 
-ADDED = {1: _SCHEMA_1, 2: _SCHEMA_2, 3: _SCHEMA_3}
-"""What each format has that the one before it has not."""
+ADDED = {1: _SCHEMA_1, 2: _SCHEMA_2, 3: _SCHEMA_3, 4: ""}
+"""What each format has that the one before it has not. With 4, journal files have format 2."""
 
 
 class TopicRow(NamedTuple):
@@ -145,6 +145,10 @@ class Meta(msgspec.Struct, frozen=True):
     """Whether something was lost that nobody can name: before anything is served, topics jump ahead."""
     rebuilt_from: int = 0
     """The last commit that the catalogue knew from which this one is being rebuilt; 0 when that is done."""
+    generation: int = 0
+    """The generation of every journal file that the last server put to use; 0 if these have format 1."""
+    journal_files: dict[str, int] = {}
+    """The journal files by name, and their sizes: each is in here before it is put to use."""
     format: int = FORMAT
 
 

@@ -8,7 +8,7 @@ import msgspec
 from headrace.log import journal
 from headrace.log.batch_parts import Decision, Part
 from headrace.log.blocks import Block
-from headrace.log.entries import Create, Cursor, Destroy, Noted, Producer
+from headrace.log.entries import Create, Cursor, Destroy, Name, Noted, Producer
 from headrace.log.index import RUN_BYTES_MAX, RUN_MS_MAX, RUN_RECORDS_MAX
 from headrace.log.records import split_records
 from headrace.log.store import Appended, Note, Topic
@@ -126,14 +126,20 @@ class Encoded(NamedTuple):
 class Encoder:
     """Gives offsets, ordinals, times and topic numbers."""
 
-    def __init__(self, next_topic_id: int) -> None:
+    def __init__(self, next_topic_id: int, generation: int) -> None:
         self._next_topic_id = next_topic_id
+        self._generation = generation
+        self._seed = 0
+        """Of the commit that is being encoded."""
         self._created: list[Topic] = []
+        self._names: dict[int, Name] = {}
+        """Topics that the last commit made: the next one names them again."""
 
     def encode(self, commit: Commit, now_ms: int, number: int) -> Encoded:
         """`number` is the one that the commit will have in the journal."""
-        entries: list[bytes] = []
         appended: list[Appended] = []
+        seed = self._seed = journal.entry_seed(self._generation, number)
+        entries: list[bytes] = [self._name_again(now_ms)] if number and self._names else []
         self._created = []
         sync = False
         encode_single, new = journal.encode_single, tuple.__new__
@@ -151,10 +157,10 @@ class Encoder:
                 # Many topics with a record each: the shortest way for them.
                 data = records[0]
                 end = offset + len(data)
-                made: Sequence[bytes] = (encode_single(topic.id, offset, ordinal, ms, data),)
+                made: Sequence[bytes] = (encode_single(topic.id, offset, ordinal, ms, data, seed),)
             else:
                 end = offset + sum(map(len, records))
-                made = _append_entries(topic.id, offset, ordinal, ms, records, None)
+                made = _append_entries(topic.id, offset, ordinal, ms, records, None, seed)
             entries += made
             # What `Appended(…)` does, without its way through Python: this runs for every topic.
             appended.append(new(Appended, (topic, offset, end, ordinal, ms, records, made)))
@@ -163,35 +169,62 @@ class Encoder:
         for once in commit.onces:
             sync |= self._once(once, now_ms, entries, appended)
         for topic, position in commit.trims:
-            entries.append(_control(journal.TRIM, topic, position, now_ms, b""))
+            entries.append(_control(journal.TRIM, topic, position, now_ms, b"", seed))
             sync |= topic.durability is Durability.SYNCED
         for topic in commit.destroyed:
             extra = _pack(Destroy(topic.epoch))
             # Appends of the same commit come first, so the end is past them.
             offset, ordinal = _end(topic, appended)
             at = Position(topic.epoch, offset, ordinal)
-            entries.append(_control(journal.DESTROY, topic, at, now_ms, extra))
+            entries.append(_control(journal.DESTROY, topic, at, now_ms, extra, seed))
             sync = True
         for decision in commit.decisions:
-            entries.append(_decision(decision, now_ms))
+            entries.append(_decision(decision, now_ms, seed))
             sync = True
         for producer in commit.ends:
             extra = _pack(producer)
-            entries.append(journal.encode_entry(journal.ADVANCE, 0, 0, 0, 0, now_ms, extra, b""))
+            entries.append(
+                journal.encode_entry(journal.ADVANCE, 0, 0, 0, 0, now_ms, extra, b"", seed=seed)
+            )
         for change in commit.cursors:
-            entries.append(_cursor(change, now_ms, number))
+            entries.append(_cursor(change, now_ms, number, seed))
             sync = True
         if commit.changed:
             entries += [
-                _note(topic, note, now_ms)
+                _note(topic, note, now_ms, seed)
                 for topic, note in zip(commit.noted, commit.notes, strict=True)
             ]
             ids = {topic.id for topic in commit.changed}
-            entries[:0] = journal.encode_changes(entries, ids, now_ms, number)
+            entries[:0] = journal.encode_changes(entries, ids, now_ms, number, seed)
             sync |= any(topic.durability is Durability.SYNCED for topic in commit.changed)
-        return Encoded(
-            commit, entries, sum(map(len, entries)), appended, self._created, sync, now_ms
-        )
+        body_bytes = sum(map(len, entries))
+        if number:
+            self._names = self._made(commit)
+            if self._names and journal.frame_bytes(body_bytes) > journal.BLOCK_BYTES:
+                # The block with the entries that make them must not hold the only copy of their names.
+                entries.append(self._name_again(now_ms))
+                body_bytes += len(entries[-1])
+        return Encoded(commit, entries, body_bytes, appended, self._created, sync, now_ms)
+
+    def _made(self, commit: Commit) -> dict[int, Name]:
+        """The topics that a commit makes and does not destroy."""
+        return {
+            topic.id: Name(
+                topic.id,
+                topic.name.encode(),
+                topic.epoch,
+                topic.durability.value.encode(),
+                topic.end_offset,
+                topic.end_ordinal,
+            )
+            for topic in self._created
+            if topic not in commit.destroyed
+        }
+
+    def _name_again(self, now_ms: int) -> bytes:
+        """An entry that names topics a second time, in another block than the entries that made them."""
+        names = _pack(list(self._names.values()))
+        return journal.encode_entry(journal.NAMES, 0, 0, 0, 0, now_ms, b"", names, seed=self._seed)
 
     def create(self, topic: Topic, now_ms: int) -> bytes:
         """The entry that makes a topic, and its number and epoch from now on."""
@@ -200,7 +233,7 @@ class Encoder:
         self._next_topic_id += 1
         topic.epoch = max(topic.epoch + 1, now_ms)
         extra = _pack(Create(topic.name.encode(), topic.epoch, topic.durability.value.encode()))
-        return _control(journal.CREATE, topic, topic.end, now_ms, extra)
+        return _control(journal.CREATE, topic, topic.end, now_ms, extra, self._seed)
 
     def _parts(
         self,
@@ -227,7 +260,8 @@ class Encoder:
             extra = _pack(part.extra())
             count, data = block.record_count, block.data
             entry = journal.encode_entry(
-                journal.APPEND, topic.id, one.end, one.end_ordinal, count, one.ms, extra, data
+                *(journal.APPEND, topic.id, one.end, one.end_ordinal, count, one.ms, extra, data),
+                seed=self._seed,
             )
             entries.append(entry)
             one.add(block, entry)
@@ -251,7 +285,7 @@ class Encoder:
         ms = topic.last_ms if now_ms - topic.last_ms < RUN_MS_MAX else now_ms
         end = offset + sum(map(len, records))
         producer = Producer(once.producer.encode(), once.number)
-        made = _append_entries(topic.id, offset, ordinal, ms, records, producer)
+        made = _append_entries(topic.id, offset, ordinal, ms, records, producer, self._seed)
         entries += made
         appended.append(Appended(topic, offset, end, ordinal, ms, records, made))
         return created or topic.durability is Durability.SYNCED
@@ -281,6 +315,7 @@ def _append_entries(
     ms: int,
     records: list[bytes],
     producer: Producer | None,
+    seed: int,
 ) -> list[bytes]:
     """The records as entries that are no longer than a run may be."""
     pieces = list(_pieces(records))
@@ -292,7 +327,7 @@ def _append_entries(
             extra = _pack(Producer(producer.name, producer.number, left))
         entries.append(
             journal.encode_entry(
-                journal.APPEND, topic_id, offset, ordinal, len(piece), ms, extra, data
+                journal.APPEND, topic_id, offset, ordinal, len(piece), ms, extra, data, seed=seed
             )
         )
         offset += len(data)
@@ -326,27 +361,33 @@ def _pieces(records: list[bytes]) -> Iterator[list[bytes]]:
         yield piece
 
 
-def _cursor(change: CursorChange, now_ms: int, number: int) -> bytes:
+def _cursor(change: CursorChange, now_ms: int, number: int, seed: int) -> bytes:
     at = change.position or _NOWHERE
     dropped = change.position is None
     extra = _pack(Cursor(change.topic.encode(), change.reader.encode(), at.epoch, number, dropped))
-    return journal.encode_entry(journal.CURSOR, 0, at.offset, at.ordinal, 0, now_ms, extra, b"")
+    return journal.encode_entry(
+        journal.CURSOR, 0, at.offset, at.ordinal, 0, now_ms, extra, b"", seed=seed
+    )
 
 
 _NOWHERE = Position(0, 0, 0)
 
 
-def _note(topic: Topic, note: Note, now_ms: int) -> bytes:
+def _note(topic: Topic, note: Note, now_ms: int, seed: int) -> bytes:
     key, value, due_ms = note
     extra = _pack(Noted(key, due_ms, value is None))
-    return journal.encode_entry(journal.NOTE, topic.id, 0, 0, 0, now_ms, extra, value or b"")
+    return journal.encode_entry(
+        journal.NOTE, topic.id, 0, 0, 0, now_ms, extra, value or b"", seed=seed
+    )
 
 
-def _decision(decision: Decision, now_ms: int) -> bytes:
+def _decision(decision: Decision, now_ms: int, seed: int) -> bytes:
     extra = _pack(Producer(decision.producer.encode(), decision.number))
     data = _pack(decision.files)
-    return journal.encode_entry(journal.DECIDE, 0, 0, 0, 0, now_ms, extra, data)
+    return journal.encode_entry(journal.DECIDE, 0, 0, 0, 0, now_ms, extra, data, seed=seed)
 
 
-def _control(kind: int, topic: Topic, at: Position, now_ms: int, extra: bytes) -> bytes:
-    return journal.encode_entry(kind, topic.id, at.offset, at.ordinal, 0, now_ms, extra, b"")
+def _control(kind: int, topic: Topic, at: Position, now_ms: int, extra: bytes, seed: int) -> bytes:
+    return journal.encode_entry(
+        kind, topic.id, at.offset, at.ordinal, 0, now_ms, extra, b"", seed=seed
+    )

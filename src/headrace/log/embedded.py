@@ -67,6 +67,7 @@ class EmbeddedStore(ReadSide):
         applier: ApplierLink,
         *,
         next_sequence: int,
+        generation: int,
         boot_id: bytes,
         clock_ms: Callable[[], int],
         wait_for_disk: bool = True,
@@ -77,8 +78,8 @@ class EmbeddedStore(ReadSide):
         self._clock_ms = clock_ms
         files = Segments(layout, config.segment.open_files_max, wait_for_disk=wait_for_disk)
         super().__init__(Catalogue.open_for_reading(layout.root), files)
-        self._encoder = Encoder(self._catalogue.meta().next_topic_id)
-        self._ring = Ring(disk, config.journal.file_bytes, boot_id)
+        self._encoder = Encoder(self._catalogue.meta().next_topic_id, generation)
+        self._ring = Ring(disk, config.journal.file_bytes, generation, boot_id)
         self._producers = Producers(self._catalogue)
         self._cursors = Cursors(self._catalogue)
         # A few commits must fit into a file, whatever the settings say.
@@ -91,6 +92,7 @@ class EmbeddedStore(ReadSide):
         self._handles = Handles(self._catalogue, config.rule)
         self._sequence = next_sequence - 1
         self._synced = next_sequence - 1
+        self._applied = next_sequence - 1
         self._gathering = Gathering(self._commit_bytes_max)
         self._encoded: Encoded | None = None
         self._writing: Commit | None = None
@@ -305,7 +307,9 @@ class EmbeddedStore(ReadSide):
         ring = self._ring
         if ring.used and ring.current is not None and not ring.current.fits(body_bytes):
             self._close_file()
-        return ring.current is not None or ring.open_next(self._sequence + 1, time.monotonic())
+        return ring.current is not None or ring.open_next(
+            self._sequence + 1, self._applied, time.monotonic()
+        )
 
     def _close_file(self) -> None:
         closed = self._ring.close_current()
@@ -469,7 +473,7 @@ class EmbeddedStore(ReadSide):
         if self._notes.applied(self._applying[path], _NOTES_DROPPED_AT_ONCE):
             self._runner.soon(lambda: self._drop_tails(path, ends))
             return
-        sequence = self._applying.pop(path)
+        self._applied = sequence = self._applying.pop(path)
         self._producers.applied(sequence)
         self.batches.applied(sequence)
         self.files.close_deleted()

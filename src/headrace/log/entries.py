@@ -15,6 +15,21 @@ class Create(msgspec.Struct, frozen=True, array_like=True):
     durability: bytes
 
 
+class Name(msgspec.Struct, frozen=True, array_like=True):
+    """What the entry says that made a topic, once more."""
+
+    topic_id: int
+    name: bytes
+    epoch: int
+    durability: bytes
+    offset: int
+    ordinal: int
+
+
+Names = list[Name]
+"""The data of an entry that names topics."""
+
+
 class Destroy(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
 

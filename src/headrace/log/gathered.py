@@ -26,6 +26,8 @@ from headrace.log.entries import (
     Create,
     Cursor,
     Destroy,
+    Name,
+    Names,
     Noted,
     Producer,
     Progress,
@@ -33,6 +35,7 @@ from headrace.log.entries import (
     StagedFiles,
 )
 from headrace.log.index import Piece
+from headrace.model import Durability
 
 
 class Damage(NamedTuple):
@@ -75,7 +78,31 @@ class LostNote(NamedTuple):
         return f"note {self.key!r}: what it said last is lost: the journal is damaged there"
 
 
-Loss = Damage | LostDecision | LostNote
+class LostName(NamedTuple):
+    """Records of a topic whose name nobody knows any more."""
+
+    topic_id: int
+    name: str
+
+    def __str__(self) -> str:
+        return (
+            f"topic number {self.topic_id}: its name is lost, its records are kept as {self.name!r}: "
+            "the journal is damaged there"
+        )
+
+
+Loss = Damage | LostDecision | LostNote | LostName
+
+_NAMELESS = b"$lost/"
+
+
+def nameless(topic_id: int) -> bytes:
+    """What a topic is called of which only the number is known."""
+    return b"%s%x" % (_NAMELESS, topic_id)
+
+
+def is_nameless(name: bytes) -> bool:
+    return name.startswith(_NAMELESS)
 
 
 @dataclass(slots=True)
@@ -106,8 +133,15 @@ class Plan:
 class Gathered:
     """Entries by what they change."""
 
-    def __init__(self, catalogue: Catalogue, topic_row: Callable[[int], TopicRow | None]) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        topic_row: Callable[[int], TopicRow | None],
+        *,
+        new_from: int,
+    ) -> None:
         self._catalogue = catalogue
+        self._new_from = new_from
         self._topic_row = topic_row
         self.plans: dict[int, Plan] = {}
         self.tombstones: dict[bytes, TombstoneRow] = {}
@@ -117,17 +151,29 @@ class Gathered:
         self.batches: dict[tuple[bytes, int], BatchRow] = {}
         self.notes: dict[bytes, NoteRow | None] = {}
         """None for one that was dropped."""
+        self.nameless: dict[int, LostName] = {}
+        """Topics whose records were found and whose name was not."""
         self.damages: list[Loss] = []
 
     def add(self, entry: journal.Entry) -> None:
         if entry.kind == journal.APPEND:
             plan = self.plans.get(entry.topic_id) or self._plan(entry.topic_id)
+            if plan is None:
+                plan = self._unnamed(entry)
             if plan is not None and not plan.destroyed:
                 self._append(plan, entry)
             if entry.extra:
                 self._produced(plan, entry)
         elif entry.kind == journal.CREATE:
-            self._create(entry)
+            create = msgspec.msgpack.decode(entry.extra, type=Create)
+            made = Name(
+                *(entry.topic_id, create.name, create.epoch, create.durability),
+                *(entry.offset, entry.ordinal),
+            )
+            self._create(made, entry.ms)
+        elif entry.kind == journal.NAMES:
+            for name in msgspec.msgpack.decode(entry.data, type=Names):
+                self._create(name, entry.ms)
         elif entry.kind == journal.LOST:
             self._lost(entry)
         elif entry.kind == journal.TRIM:
@@ -158,32 +204,55 @@ class Gathered:
             plan = self.plans[topic_id] = Plan.of(row)
         return None if plan.destroyed else plan
 
-    def _create(self, entry: journal.Entry) -> None:
-        create = msgspec.msgpack.decode(entry.extra, type=Create)
-        plan = self._plan(entry.topic_id)
+    def _create(self, create: Name, ms: int) -> None:
+        plan = self._plan(create.topic_id)
         if plan is not None:
-            plan.row = plan.row._replace(durability=create.durability)
+            self._name(plan, create)
             return
         other = self._catalogue.topic(create.name)
         if other is not None:
-            if other.id > entry.topic_id:
+            if other.id > create.topic_id:
                 return  # the catalogue was rebuilt, and knows a later life: this one was destroyed
             old = self._plan(other.id)
             if old is not None:
                 old.destroyed = True  # in a part of the journal that is lost
         row = TopicRow(
-            entry.topic_id,
+            create.topic_id,
             create.name,
             create.epoch,
             create.durability,
-            entry.offset,
-            entry.ordinal,
-            entry.offset,
-            entry.ordinal,
-            entry.ms,
+            create.offset,
+            create.ordinal,
+            create.offset,
+            create.ordinal,
+            ms,
         )
-        self.plans[entry.topic_id] = Plan.of(row, created=True)
+        self.plans[create.topic_id] = Plan.of(row, created=True)
         self.tombstones.pop(create.name, None)
+
+    def _name(self, plan: Plan, create: Name) -> None:
+        """Take what is said again of a topic; it may have been known by its number only."""
+        row = plan.row._replace(durability=create.durability)
+        if is_nameless(row.name):
+            row = row._replace(name=create.name, epoch=create.epoch)
+            plan.created = True
+            self.tombstones.pop(create.name, None)
+        plan.row = row
+        self.nameless.pop(row.id, None)
+
+    def _unnamed(self, entry: journal.Entry) -> Plan | None:
+        """Keep records whose topic nothing names, under the number of the topic."""
+        if entry.topic_id < self._new_from:
+            return None  # the catalogue knew the topic, and has seen its end
+        name = nameless(entry.topic_id)
+        while self._catalogue.topic(name) is not None:
+            name += b"+"
+        durability = Durability.SYNCED.value.encode()
+        at = (entry.offset, entry.ordinal)
+        row = TopicRow(entry.topic_id, name, entry.ms, durability, *at, *at, entry.ms)
+        plan = self.plans[entry.topic_id] = Plan.of(row, created=True)
+        self.nameless[entry.topic_id] = LostName(entry.topic_id, name.decode())
+        return plan
 
     def _append(self, plan: Plan, entry: journal.Entry) -> None:
         _, _, offset, ordinal, count, ms, _, data = entry
@@ -203,6 +272,8 @@ class Gathered:
             self._lost_decision(entry)
             return
         plan = self._plan(entry.topic_id)
+        if plan is None and entry.topic_id not in self.plans:
+            plan = self._unnamed(entry)
         if entry.extra:
             self._produced(plan, entry)  # it was stored once, and must not be again
         if plan is None or entry.end <= plan.end_offset:
@@ -287,6 +358,9 @@ class Gathered:
         if plan is None:
             return
         plan.destroyed = True
+        if is_nameless(plan.row.name):
+            self.nameless.pop(plan.row.id, None)
+            return
         destroy = msgspec.msgpack.decode(entry.extra, type=Destroy)
         self.tombstones[plan.row.name] = TombstoneRow(
             plan.row.name, destroy.epoch, entry.offset, entry.ordinal, entry.ms

@@ -6,6 +6,9 @@ later frame says was synced must be. What must be there and is not is damage; an
 write that was not finished: what holds of it is taken, as long as each topic goes on without a gap, so
 that a damaged last frame takes nothing with it but what is damaged. Only the changes of a commit are taken
 together or not at all.
+
+The catalogue names the journal files and their generation. A file that is missing, or that has lost both
+copies of its header and has no frame of that generation, may have held the newest commits of any topic.
 """
 
 import sys
@@ -17,7 +20,9 @@ import msgspec
 from headrace.log import journal
 from headrace.log.catalogue_rows import Meta
 from headrace.log.entries import Cursor, Producer
+from headrace.log.journal_reading import CUT, Frame, Problem, read_frames, read_header
 from headrace.log.layout import Layout
+from headrace.log.load import load
 
 _NOTES = (journal.NOTE, journal.LOST_NOTE)
 
@@ -31,19 +36,33 @@ class JournalScan:
         self._meta = meta
         self.reports: list[str] = []
         """What was found, in words for an operator."""
-        self.damages: list[tuple[Path, journal.Problem]] = []
-        self.unfinished: list[journal.Problem] = []
+        self.damages: list[tuple[Path, Problem]] = []
+        self.harmless: list[Problem] = []
+        """Damage by which nothing is lost."""
+        self.unfinished: list[Problem] = []
         """Bad frames and entries that need not be there."""
-        self.headless: list[Path] = []
-        """Files that hold commits and have lost their header."""
-        self.lost_unknown = False
-        """Whether something acknowledged was lost and nothing says of which topics."""
-        headers = {path: journal.read_header(path) for path in layout.journal_files()}
-        self._files = _unapplied(headers, meta)
+        self.proven: set[int] = set()
+        """Topics whose end is known whatever was lost; complete when all entries were taken."""
+        self._lost_through = 0
+        """The last commit of which something is lost that nothing names."""
+        found = {path: read_header(path, meta.generation) for path in layout.journal_files()}
+        self.missing_files = sorted(
+            set(meta.journal_files) - {path.name for path in found}
+            if not meta.clean and not rebuilt
+            else ()
+        )
+        """Files that may have held commits which are not applied."""
+        self._files = _unapplied(found, meta)
+        self.untrusted = [file.path for file in self._files if file.is_untrusted]
+        """Files that hold something, and nothing says what."""
+        self._files = [file for file in self._files if not file.is_untrusted]
+        self.unreadable = [file.path for file in self._files if file.unreadable]
+        """Files with sectors that the disk cannot read."""
         numbers = {number for file in self._files for number in file.sequences}
         self.last = max(numbers, default=0)
+        headers = [header for header in found.values() if header is not None]
         # The catalogue says on which boot its last server ran, unless it had to be rebuilt.
-        boots = {meta.boot_id} if meta.boot_id else {h.boot_id for h in headers.values() if h}
+        boots = {meta.boot_id} if meta.boot_id else {header.boot_id for header in headers}
         clean = meta.clean and self.last <= meta.applied
         self.machine_crashed = not clean and boots != {boot_id}
         synced = max((file.synced for file in self._files), default=0)
@@ -55,15 +74,20 @@ class JournalScan:
         """The numbers of commits that must be there and are not."""
         self._outdated = max((one for one in missing if one <= meta.rebuilt_from), default=0)
         """What commits before this one have noted is older than what the catalogue was rebuilt from."""
-        self.is_ahead = first in missing and not any(file.covers(first) for file in self._files)
-        """Whether the journal begins later than the catalogue ends."""
+        self.is_ahead = any((header.applied or 0) > meta.applied for header in headers)
+        """Whether the catalogue is older than the journal: frames vanish only when their file is used
+        again, and then its header says that they were applied."""
+        if not meta.generation and first in missing:
+            # Files of format 1 do not say what was applied.
+            self.is_ahead |= not any(file.covers(first) for file in self._files)
         for file in self._files:
             self._judge(file, numbers)
-        if missing:
-            self.lost_unknown = True
-            self.reports.append(
-                f"journal: {len(missing)} commits from number {missing[0]} on are missing: damage"
-            )
+        self._judge_whole(missing)
+
+    @property
+    def lost_unknown(self) -> bool:
+        """Whether something acknowledged was lost and nothing says of which topics."""
+        return self._lost_through > 0
 
     @property
     def paths(self) -> list[Path]:
@@ -75,20 +99,28 @@ class JournalScan:
 
     def entries(self, path: Path) -> Iterator[journal.Entry]:
         """Everything to apply: what holds, and markers for what is known to be lost."""
-        for item in journal.read_frames(path):
-            if isinstance(item, journal.Frame) and item.sequence > self._meta.applied:
-                if item.problems and item.sequence > self._vouched:
-                    yield from _without_gaps(item, self._meta.next_topic_id)
+        for item in read_frames(path, generation=self._meta.generation):
+            if isinstance(item, Frame) and item.sequence > self._meta.applied:
+                losses = any(not problem.harmless for problem in item.problems)
+                entries: Iterator[journal.Entry] = iter(item.entries)
+                if losses and item.sequence > self._vouched:
+                    entries = _without_gaps(item, self._meta.next_topic_id)
                 elif item.sequence < self._outdated:
-                    yield from (entry for entry in item.entries if entry.kind not in _NOTES)
-                else:
-                    yield from item.entries
+                    entries = (entry for entry in item.entries if entry.kind not in _NOTES)
+                if self._lost_through and item.sequence > self._lost_through:
+                    entries = self._proving(entries)
+                yield from entries
+
+    def _proving(self, entries: Iterator[journal.Entry]) -> Iterator[journal.Entry]:
+        for entry in entries:
+            if entry.kind in (journal.APPEND, journal.LOST):
+                self.proven.add(entry.topic_id)
+            yield entry
 
     def _judge(self, file: "_File", numbers: set[int]) -> None:
         applied = self._meta.applied
-        if file.header is None and file.last > applied:
-            self.headless.append(file.path)
-            self.reports.append(f"journal {file.path.name}: damage: its header cannot be read")
+        for problem in file.header_problems if file.last > applied else ():
+            self._harmless(problem)
         for before, problem in file.bad_frames:
             number = before + 1
             # One that another file holds was not here: only something left from earlier looks so.
@@ -98,11 +130,31 @@ class JournalScan:
             if number > applied:
                 self._bad(file, number, problem)
 
-    def _bad(self, file: "_File", number: int, problem: journal.Problem) -> None:
-        damage = number <= self._vouched or problem.reason == journal.CUT
+    def _judge_whole(self, missing: list[int]) -> None:
+        if missing:
+            self._lost_through = max(self._lost_through, missing[-1])
+            self.reports.append(
+                f"journal: {len(missing)} commits from number {missing[0]} on are missing: damage"
+            )
+        if self.missing_files or self.untrusted:
+            self._lost_through = sys.maxsize
+        for name in self.missing_files:
+            self.reports.append(f"journal {name}: damage: the file is missing")
+        for path in self.untrusted:
+            self.reports.append(
+                f"journal {path.name}: damage: neither copy of its header can be read, "
+                "the file is kept in quarantine"
+            )
+
+    def _bad(self, file: "_File", number: int, problem: Problem) -> None:
+        if problem.harmless:
+            self._harmless(problem)
+            return
+        damage = number <= self._vouched or problem.reason == CUT
         if damage:
             self.damages.append((file.path, problem))
-            self.lost_unknown |= problem.entry is None
+            if problem.entry is None:
+                self._lost_through = max(self._lost_through, number)
         else:
             self.unfinished.append(problem)
         self.reports.append(
@@ -110,31 +162,42 @@ class JournalScan:
             + ("damage: kept in quarantine" if damage else "never acknowledged: dropped")
         )
 
+    def _harmless(self, problem: Problem) -> None:
+        self.harmless.append(problem)
+        self.reports.append(
+            f"journal {problem.file} at byte {problem.position}: {problem.reason}, "
+            "damage: nothing is lost by it"
+        )
+
 
 class _File:
     """What one file holds, by the numbers of its commits."""
 
-    def __init__(self, path: Path, header: journal.JournalHeader | None) -> None:
+    def __init__(self, path: Path, header: journal.JournalHeader | None, generation: int) -> None:
         self.path = path
-        self.header = header
         self.sequences: list[int] = []
         self.synced = 0
-        self.bad_frames: list[tuple[int, journal.Problem]] = []
+        self.header_problems: list[Problem] = []
+        self.bad_frames: list[tuple[int, Problem]] = []
         """Each with the number of the commit before it."""
-        self.bad_entries: list[tuple[int, journal.Problem]] = []
+        self.bad_entries: list[tuple[int, Problem]] = []
         """Each with the number of the commit it is part of."""
-        # Without a header it may have been the newest, of which nothing is applied.
         before = header.first - 1 if header is not None else sys.maxsize
-        for item in journal.read_frames(path, entries=False):
-            if isinstance(item, journal.Frame):
+        loaded = load(path)
+        self.unreadable = loaded.unreadable
+        for item in read_frames(path, entries=False, generation=generation, loaded=loaded):
+            if isinstance(item, Frame):
                 self.sequences.append(item.sequence)
                 self.synced = max(self.synced, item.synced)
                 self.bad_entries += [(item.sequence, problem) for problem in item.problems]
                 before = item.sequence
-            elif item.position or item.reason == journal.CUT:
+            elif item.harmless:
+                self.header_problems.append(item)
+            else:
                 self.bad_frames.append((before, item))
         self.last = max(self.sequences, default=0)
         self.first = header.first if header is not None else min(self.sequences, default=0)
+        self.is_untrusted = header is None and not self.sequences
 
     def covers(self, number: int) -> bool:
         """Whether this commit, though missing, was in this file."""
@@ -153,12 +216,20 @@ def _unapplied(headers: dict[Path, journal.JournalHeader | None], meta: Meta) ->
             later = [first for first in firsts if first > header.first]
             if later and later[0] <= meta.applied + 1:
                 continue
-        if not meta.clean or (header is not None and header.first > meta.applied):
-            files.append(_File(path, header))
+            if not meta.clean or header.first > meta.applied:
+                files.append(_File(path, header, meta.generation))
+        elif not meta.clean and not _is_unused(path, meta):
+            files.append(_File(path, None, meta.generation))
     return sorted(files, key=lambda file: file.first)
 
 
-def _without_gaps(frame: journal.Frame, next_topic_id: int) -> Iterator[journal.Entry]:
+def _is_unused(path: Path, meta: Meta) -> bool:
+    """Whether a file without a header was prepared and never written to."""
+    loaded = load(path)
+    return loaded.is_blank and len(loaded.data) >= meta.journal_files.get(path.name, 0)
+
+
+def _without_gaps(frame: Frame, next_topic_id: int) -> Iterator[journal.Entry]:
     """What to take of a frame that may not have been written to its end.
 
     Behind the place where the write ended lies what an earlier use of the file left: applied long ago, so
@@ -182,7 +253,7 @@ def _without_gaps(frame: journal.Frame, next_topic_id: int) -> Iterator[journal.
             yield entry
 
 
-def _changes(frame: journal.Frame) -> tuple[set[int], bool]:
+def _changes(frame: Frame) -> tuple[set[int], bool]:
     """The topics that have changes in a commit, and whether all that belongs to the changes is there."""
     marks = [
         entry
@@ -195,12 +266,12 @@ def _changes(frame: journal.Frame) -> tuple[set[int], bool]:
     if len(topics) < marks[0].record_count:
         # Which they are is not known: all topics go with them.
         return {entry.topic_id for entry in frame.entries} - {0}, False
-    encoded = (journal.encode_entry(*entry) for entry in frame.entries)
+    encoded = (journal.encode_entry(*entry, seed=frame.seed) for entry in frame.entries)
     return topics - {0}, journal.changes_crc(encoded, topics) == marks[0].offset
 
 
 def _unbroken(
-    frame: journal.Frame, next_topic_id: int, changed: set[int], *, whole: bool
+    frame: Frame, next_topic_id: int, changed: set[int], *, whole: bool
 ) -> tuple[list[journal.Entry], set[int]]:
     """Entries that go on without a gap in their topics, and the topics that do not.
 

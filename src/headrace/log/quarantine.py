@@ -5,18 +5,26 @@ import os
 import time
 from pathlib import Path
 
-from headrace.log.journal import Problem
+from headrace.log.disk import Disk
+from headrace.log.journal_reading import Problem
 from headrace.log.layout import Layout
+from headrace.log.load import load
 
 
 def quarantine(layout: Layout, path: Path, problem: Problem) -> None:
     """Copy the damaged part of a journal file, which will be recycled."""
     layout.quarantine.mkdir(exist_ok=True)
-    with path.open("rb") as file:
-        file.seek(problem.position)
-        damaged = file.read(problem.length)
-    name = f"journal-{int(time.time() * 1000)}-{path.stem}-{problem.position}.bin"
+    damaged = load(path).data[problem.position : problem.position + problem.length]
+    name = f"journal-{_now_ms()}-{path.stem}-{problem.position}.bin"
     (layout.quarantine / name).write_bytes(damaged)
+
+
+def quarantine_journal(layout: Layout, disk: Disk, path: Path) -> None:
+    """Move a journal file out of the way: a new one is made in its place."""
+    layout.quarantine.mkdir(exist_ok=True)
+    disk.rename(path, layout.quarantine / f"journal-{_now_ms()}-{path.name}")
+    disk.sync_directory(layout.quarantine)
+    disk.sync_directory(layout.journal)
 
 
 def quarantine_file(layout: Layout, path: Path) -> None:
@@ -24,3 +32,7 @@ def quarantine_file(layout: Layout, path: Path) -> None:
     layout.quarantine.mkdir(exist_ok=True)
     with contextlib.suppress(FileExistsError, FileNotFoundError):
         os.link(path, layout.quarantine / f"staged-{path.name}.bin")
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

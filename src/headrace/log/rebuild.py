@@ -178,6 +178,7 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
                 clean=False,
                 jump_due=True,
                 rebuilt_from=max(old.meta.applied, old.meta.rebuilt_from),
+                generation=old.meta.generation,
             )
         )
     catalogue.close()

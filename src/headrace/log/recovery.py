@@ -5,22 +5,29 @@ to the number of segments, never to their size; segments that lost their index a
 """
 
 import gc
+import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
 
 from headrace.config import TopicRule
-from headrace.log import journal
 from headrace.log.applier import Applier
-from headrace.log.catalogue import FILE_NAME, Catalogue, DamagedCatalogueError
+from headrace.log.catalogue import (
+    FILE_NAME,
+    Catalogue,
+    DamagedCatalogueError,
+    UnreadableCatalogueError,
+)
 from headrace.log.catalogue_rows import TopicRow
 from headrace.log.disk import Disk
+from headrace.log.journal_reading import read_header
 from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout
-from headrace.log.quarantine import quarantine
+from headrace.log.load import READ_ATTEMPTS
+from headrace.log.quarantine import quarantine, quarantine_journal
 from headrace.log.rebuild import rebuild_catalogue, repair_segments
 from headrace.log.staging import remove_unfinished
 from headrace.model import JUMP, Durability
@@ -29,6 +36,8 @@ from headrace.model import JUMP, Durability
 class Recovered(NamedTuple):
     next_sequence: int
     """Greater than any the journal holds."""
+    generation: int
+    """What the next server marks its journal files with."""
     reports: list[str]
     """What was found damaged, in words for an operator."""
 
@@ -42,8 +51,8 @@ def recover(
     try:
         scan = JournalScan(layout, catalogue.meta(), boot_id, rebuilt=rebuilt)
         if scan.is_ahead and not rebuilt:
-            # Perhaps someone put an older catalogue in its place: segments know better than it does.
-            reports.append("the catalogue is rebuilt: the journal begins later than it ends")
+            # Someone put an older catalogue in its place: segments know better than it does.
+            reports.append("the catalogue is rebuilt: the journal says that more was applied")
             reports += scan.reports
             catalogue.close()
             catalogue, rebuilt = rebuild_catalogue(layout, disk, reports), True
@@ -55,24 +64,36 @@ def recover(
             # Said before anything is applied: a start that does not come to its end forgets nothing.
             with catalogue.transaction():
                 catalogue.put_meta(msgspec.structs.replace(catalogue.meta(), jump_due=True))
+        for path in scan.untrusted:
+            quarantine_journal(layout, disk, path)
         reports += repair_segments(layout, disk, catalogue)
         applier = Applier(disk, layout, catalogue, rule)
+        new_from = catalogue.meta().next_topic_id
         with _collector_paused():
             for path in scan.paths:
-                reports += map(str, applier.apply(scan.entries(path), scan.last_of(path)))
+                losses = applier.apply(scan.entries(path), scan.last_of(path), new_from=new_from)
+                reports += map(str, losses)
+        for path in scan.unreadable:
+            quarantine_journal(layout, disk, path)
         applier.clear_batches()
         remove_unfinished(layout, disk)
         with catalogue.transaction():
             if catalogue.meta().jump_due:
-                _jump(catalogue, "damage", None, reports)
+                _jump(catalogue, "damage", None, reports, proven=scan.proven)
             elif scan.machine_crashed:
                 _jump(catalogue, "a crash of the machine", Durability.WRITTEN, reports)
             _note_durabilities(catalogue, rule)
             meta = msgspec.structs.replace(
-                catalogue.meta(), clean=False, boot_id=boot_id, jump_due=False, rebuilt_from=0
+                catalogue.meta(),
+                clean=False,
+                boot_id=boot_id,
+                jump_due=False,
+                rebuilt_from=0,
+                generation=secrets.randbits(63) | 1,
+                journal_files={path.name: path.stat().st_size for path in layout.journal_files()},
             )
             catalogue.put_meta(meta)
-        return Recovered(max(scan.last, meta.applied) + 1, reports)
+        return Recovered(max(scan.last, meta.applied) + 1, meta.generation, reports)
     finally:
         catalogue.close()
 
@@ -80,26 +101,34 @@ def recover(
 def _open(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Catalogue, bool]:
     """The catalogue, and whether it had to be rebuilt."""
     path = layout.root / FILE_NAME
+    reason = f"{path} is missing"
     if not path.exists():
         if _is_empty(layout):
             return Catalogue.create(layout.root), False
-        reason = f"{path} is missing"
     else:
-        try:
-            catalogue = Catalogue.open(layout.root)
+        for _ in range(READ_ATTEMPTS):
             try:
-                if catalogue.is_blank() and _is_empty(layout):
-                    catalogue.make()  # the very first start did not come as far as this
-                catalogue.check()
-                catalogue.migrate()
-                return catalogue, False
-            except DamagedCatalogueError:
-                catalogue.close()
-                raise
-        except DamagedCatalogueError as error:
-            reason = str(error)
+                return _open_sound(layout), False
+            except UnreadableCatalogueError as error:
+                reason = str(error)  # the disk may fail for a moment
+            except DamagedCatalogueError as error:
+                reason = str(error)
+                break
     reports.append(f"the catalogue is rebuilt: {reason}")
     return rebuild_catalogue(layout, disk, reports), True
+
+
+def _open_sound(layout: Layout) -> Catalogue:
+    catalogue = Catalogue.open(layout.root)
+    try:
+        if catalogue.is_blank() and _is_empty(layout):
+            catalogue.make()  # the very first start did not come as far as this
+        catalogue.check()
+        catalogue.migrate()
+    except DamagedCatalogueError:
+        catalogue.close()
+        raise
+    return catalogue
 
 
 @contextmanager
@@ -115,23 +144,30 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _is_empty(layout: Layout) -> bool:
-    return not any(map(journal.read_header, layout.journal_files())) and not any(
+    return not any(map(read_header, layout.journal_files())) and not any(
         next(layout.files(suffix), None) for suffix in (".idx", ".log")
     )
 
 
 def _jump(
-    catalogue: Catalogue, why: str, durability: Durability | None, reports: list[str]
+    catalogue: Catalogue,
+    why: str,
+    durability: Durability | None,
+    reports: list[str],
+    *,
+    proven: Collection[int] = (),
 ) -> None:
     """Give topics a new life far ahead, so that no position a client holds means other bytes.
 
     Without a durability nothing says what was lost: also names that are not known now may have been used.
+    `proven` topics are not affected: an entry behind the damage says where they end.
     """
     now_ms = int(time.time() * 1000)
     topics = [
         _jumped(row, now_ms, empty=catalogue.last_segment(row.id) is None)
         for row in catalogue.topics()
-        if durability is None or row.durability == durability.value.encode()
+        if row.id not in proven
+        and (durability is None or row.durability == durability.value.encode())
     ]
     catalogue.put(topics)
     if durability is None:

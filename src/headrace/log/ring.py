@@ -24,8 +24,9 @@ class ClosedFile(NamedTuple):
 
 
 class Ring:
-    def __init__(self, disk: Disk, file_bytes: int, boot_id: bytes) -> None:
+    def __init__(self, disk: Disk, file_bytes: int, generation: int, boot_id: bytes) -> None:
         self._disk = disk
+        self._generation = generation
         self._file_bytes = file_bytes
         self._boot_id = boot_id
         self._free: deque[Path] = deque()
@@ -52,12 +53,20 @@ class Ring:
     def add_free(self, path: Path) -> None:
         self._free.append(path)
 
-    def open_next(self, first: int, now_s: float) -> bool:
+    def open_next(self, first: int, applied: int, now_s: float) -> bool:
         """Go on in the next free file; False when there is none."""
         if not self._free:
             return False
         path = self._free.popleft()
-        self.current = JournalFile(self._disk, path, self._file_bytes, first, self._boot_id)
+        self.current = JournalFile(
+            self._disk,
+            path,
+            generation=self._generation,
+            first=first,
+            applied=applied,
+            size=self._file_bytes,
+            boot_id=self._boot_id,
+        )
         self._touched[path] = {}
         self.first, self.last, self.opened_s = first, first - 1, now_s
         return True

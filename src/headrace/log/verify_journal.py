@@ -10,7 +10,9 @@ import msgspec
 
 from headrace.log import journal
 from headrace.log.catalogue import Catalogue
-from headrace.log.entries import Create, Noted
+from headrace.log.entries import Create, Name, Names, Noted
+from headrace.log.gathered import nameless
+from headrace.log.journal_reading import Problem
 from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout
 from headrace.log.records import holds
@@ -40,13 +42,19 @@ class JournalCheck:
         """What is damaged and of no topic that is known; the rest is in `lives`."""
         self.lives: dict[int, Life] = {}
         """The topics it says anything of, by number."""
+        self._nameless: dict[int, Damage] = {}
         self._catalogue = catalogue
         scan = JournalScan(layout, catalogue.meta(), journal.boot_id())
         self.unfinished = [_damage(problem) for problem in scan.unfinished]
         """Writes that did not come to their end, and so were never acknowledged."""
         self.damages += [_damage(problem) for _, problem in scan.damages if not problem.entry]
+        self.damages += map(_damage, scan.harmless)
         self.damages += [
-            Damage(f"journal/{path.name}", "the file's header is damaged") for path in scan.headless
+            Damage(f"journal/{name}", "the file is missing") for name in scan.missing_files
+        ]
+        self.damages += [
+            Damage(f"journal/{path.name}", "neither copy of the file's header can be read")
+            for path in scan.untrusted
         ]
         if scan.missing:
             first, last = scan.missing[0], scan.missing[-1]
@@ -56,6 +64,7 @@ class JournalCheck:
         for path in scan.paths:
             for entry in scan.entries(path):
                 self._follow(path, entry)
+        self.damages += self._nameless.values()
 
     @property
     def all_damages(self) -> list[Damage]:
@@ -65,24 +74,41 @@ class JournalCheck:
         life = self._life(entry.topic_id)
         file = f"journal/{path.name}"
         if entry.kind == journal.CREATE:
-            if life is None:
-                made = msgspec.msgpack.decode(entry.extra, type=Create)
-                # Its first records may still have the time of the life before it.
-                self.lives[entry.topic_id] = Life(
-                    made.name.decode(), made.epoch, entry.offset, entry.ordinal, 0
-                )
+            made = msgspec.msgpack.decode(entry.extra, type=Create)
+            at = (entry.offset, entry.ordinal)
+            self._name(Name(entry.topic_id, made.name, made.epoch, made.durability, *at))
+        elif entry.kind == journal.LOST_NAMES:
+            self.damages.append(Damage(file, "names of topics are damaged"))
+        elif entry.kind == journal.NAMES:
+            for name in msgspec.msgpack.decode(entry.data, type=Names):
+                self._name(name)
         elif entry.kind in (journal.APPEND, journal.LOST):
             if not entry.topic_id:
                 self.damages.append(Damage(file, "the decision of a batch is damaged"))
-            elif life is None:
-                self.damages.append(Damage(file, f"topic number {entry.topic_id} was never made"))
-            else:
-                _follow_append(file, life, entry)
+                return
+            if life is None:
+                life = self.lives[entry.topic_id] = Life(
+                    nameless(entry.topic_id).decode(), entry.ms, entry.offset, entry.ordinal, 0
+                )
+                self._nameless[entry.topic_id] = Damage(
+                    file, f"the name of topic number {entry.topic_id} is lost"
+                )
+            _follow_append(file, life, entry)
         elif entry.kind == journal.LOST_NOTE:
             key = msgspec.msgpack.decode(entry.extra, type=Noted).key
             self.damages.append(Damage(file, f"the note {key!r} is damaged"))
         elif entry.kind == journal.DESTROY and life is not None:
             life.destroyed = True
+
+    def _name(self, made: Name) -> None:
+        life = self._life(made.topic_id)
+        if life is None:
+            # Its first records may still have the time of the life before it.
+            self.lives[made.topic_id] = Life(
+                made.name.decode(), made.epoch, made.offset, made.ordinal, 0
+            )
+        elif self._nameless.pop(made.topic_id, None):
+            life.name, life.epoch = made.name.decode(), made.epoch
 
     def _life(self, topic_id: int) -> Life | None:
         life = self.lives.get(topic_id)
@@ -113,5 +139,5 @@ def _follow_append(file: str, life: Life, entry: journal.Entry) -> None:
     life.offset, life.ordinal, life.ms = here.end, here.end_ordinal, max(entry.ms, life.ms)
 
 
-def _damage(problem: journal.Problem) -> Damage:
+def _damage(problem: Problem) -> Damage:
     return Damage(f"journal/{problem.file} at byte {problem.position}", problem.reason)

@@ -130,6 +130,7 @@ class Server:
             self._runner,
             self._applier,
             next_sequence=recovered.next_sequence,
+            generation=recovered.generation,
             boot_id=boot_id,
             clock_ms=_clock_ms,
             wait_for_disk=False,

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from headrace.config import Config
 from headrace.errors import StoreFailedError
-from headrace.log import journal
 from headrace.log.applier import Applier
 from headrace.log.applier_child import apply_file
 from headrace.log.batch_parts import BatchAnswer, BatchRefusedError
@@ -85,6 +84,7 @@ class StepStore:
             self.runner,
             self,
             next_sequence=recovered.next_sequence,
+            generation=recovered.generation,
             boot_id=boot_id,
             clock_ms=self.clock,
         )
@@ -92,7 +92,7 @@ class StepStore:
         for number in range(config.journal.files):
             path = self.layout.journal_file(number)
             if not path.exists() or path.stat().st_size != config.journal.file_bytes:
-                journal.prepare_file(disk, path, config.journal.file_bytes)
+                self._applier.prepare(path, config.journal.file_bytes)
             self.store.file_is_free(path)
         self.runner.run()
 

@@ -1,0 +1,380 @@
+"""Reads journal files: finds headers, frames and entries, and says which bytes of them are damaged.
+
+Writes nothing, and does not decide what the damage means: that is `journal_scan.py`'s business. A reader
+believes a frame only if the frame carries the generation of the file, which comes from one of the two
+copies of the file's header or from the catalogue, never from a frame.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from crc32c import crc32c
+
+from headrace.log import journal_format1
+from headrace.log.journal import (
+    BLOCK_BYTES,
+    CRC,
+    ENTRY,
+    ENTRY_HEADER_BYTES,
+    FILE_HEADER,
+    FILE_MAGIC,
+    FOOT_MAGIC,
+    FRAME,
+    FRAME_BEGIN,
+    FRAME_FOOT_BYTES,
+    FRAME_HEAD_BYTES,
+    FRAMES_POSITION,
+    HEAD_MAGIC,
+    HEADER_POSITIONS,
+    LOST,
+    LOST_NAMES,
+    LOST_NOTE,
+    NAMES,
+    NOTE,
+    SECTOR_BYTES,
+    Entry,
+    FrameHead,
+    JournalHeader,
+    entry_seed,
+    file_number,
+    frame_bytes,
+)
+from headrace.log.journal_format1 import Format1
+from headrace.log.load import Loaded, load
+
+CUT = "the file was cut"
+"""The reason of a Problem that no crash explains: a file is complete on disk before it has its name."""
+
+_CHECKED_ENTRY = struct.Struct(ENTRY.format + "I")
+_ENTRY_BEGIN = re.compile(rb"[\x01-\x0a]\x00")
+"""The kind of an entry and its padding."""
+_LOST_AS = {NOTE: LOST_NOTE, NAMES: LOST_NAMES}
+
+
+class Problem(NamedTuple):
+    """Bytes of the journal that cannot be believed."""
+
+    file: str
+    position: int
+    length: int
+    reason: str
+    entry: Entry | None = None
+    """What is known of the entry when only its data is bad."""
+    harmless: bool = False
+    """True when the same facts stand in another block, so that nothing is lost."""
+
+
+class Frame(NamedTuple):
+    """One commit."""
+
+    sequence: int
+    synced: int
+    """The last commit known to be on disk when this one was written."""
+    entries: list[Entry]
+    """In their order; an entry whose data is damaged is one of `LOST…` and has zeros instead."""
+    problems: list[Problem]
+    seed: int
+    """What the checksums of its entries' headers start from."""
+
+
+def read_header(path: Path, generation: int = 0) -> JournalHeader | None:
+    """The file's header, from either of its copies, or None when neither holds.
+
+    Of two copies that differ, the one with `generation` counts, or else the later one.
+    """
+    return _header(path, load(path, FRAMES_POSITION).data, generation)
+
+
+def _header(path: Path, data: memoryview, generation: int) -> JournalHeader | None:
+    found = [
+        header
+        for position in HEADER_POSITIONS
+        if (header := _parse_header(path, data, position)) is not None
+    ]
+    old = journal_format1.parse_header(path, data)
+    if not found or old is None:
+        return max(found, key=lambda one: (one.generation == generation, one.first), default=old)
+    # A file of format 1 that was put to use again, when the machine crashed before the write was done.
+    return max(*found, old, key=lambda one: one.first)
+
+
+def _parse_header(path: Path, data: memoryview, position: int) -> JournalHeader | None:
+    if position + BLOCK_BYTES > len(data):
+        return None
+    magic, *fields = FILE_HEADER.unpack_from(data, position)
+    (crc,) = CRC.unpack_from(data, position + FILE_HEADER.size)
+    if magic != FILE_MAGIC or crc != crc32c(data[position : position + FILE_HEADER.size]):
+        return None
+    header = JournalHeader(*fields)
+    return header if header.file == file_number(path) else None
+
+
+class _Format(Protocol):
+    """How frames lie in a file."""
+
+    frames_position: int
+    head_bytes: int
+    entries_are_seeded: bool
+
+    def frame_bytes(self, length: int) -> int: ...
+    def seed(self, sequence: int) -> int: ...
+    def head_at(self, position: int) -> FrameHead | None: ...
+    def next_head(self, position: int) -> FrameHead | None: ...
+
+
+class _Format2:
+    """Finds frames of the present format in the bytes of one file."""
+
+    frames_position = FRAMES_POSITION
+    head_bytes = FRAME_HEAD_BYTES
+    entries_are_seeded = True
+
+    def __init__(self, data: memoryview, file: int, generation: int, first: int | None) -> None:
+        self._data = data
+        self._file = file
+        self._generation = generation
+        self._first = first
+        self._heads: list[FrameHead] | None = None
+        if first is None:
+            # Without a header, the last use of the file is the one that counts.
+            self._first = max((head.first for head in self._all_heads()), default=0)
+            self._heads = None
+
+    def frame_bytes(self, length: int) -> int:
+        return frame_bytes(length)
+
+    def seed(self, sequence: int) -> int:
+        return entry_seed(self._generation, sequence)
+
+    def head_at(self, position: int) -> FrameHead | None:
+        head = self._parse(position, HEAD_MAGIC)
+        return head if head is not None and head.position == position else None
+
+    def next_head(self, position: int) -> FrameHead | None:
+        """The first frame that begins at or after `position`, found by its head or its foot."""
+        if self._heads is None:
+            self._heads = self._all_heads()
+        return next((head for head in self._heads if head.position >= position), None)
+
+    def _all_heads(self) -> list[FrameHead]:
+        found: dict[int, FrameHead] = {}
+        for magic in (HEAD_MAGIC, FOOT_MAGIC):
+            begin = FRAME_BEGIN.pack(magic, self._generation)
+            whole: bytearray = self._data.obj  # type: ignore[assignment]
+            position = FRAMES_POSITION - 1
+            while (position := whole.find(begin, position + 1)) >= 0:
+                head = self._parse(position, magic)
+                if head is None:
+                    continue
+                end = head.position + frame_bytes(head.length)
+                place = head.position if magic == HEAD_MAGIC else end - FRAME_FOOT_BYTES
+                if position == place:
+                    found[head.position] = head
+        return sorted(found.values(), key=lambda head: head.position)
+
+    def _parse(self, position: int, magic: int) -> FrameHead | None:
+        if position + FRAME_HEAD_BYTES > len(self._data):
+            return None
+        found, *fields = FRAME.unpack_from(self._data, position)
+        head = FrameHead(*fields)
+        if found != magic or (head.generation, head.file) != (self._generation, self._file):
+            return None
+        if self._first is not None and head.first != self._first:
+            return None
+        (crc,) = CRC.unpack_from(self._data, position + FRAME.size)
+        holds: bool = crc == crc32c(self._data[position : position + FRAME.size])
+        return head if holds else None
+
+
+def read_frames(
+    path: Path,
+    until: int | None = None,
+    *,
+    entries: bool = True,
+    generation: int = 0,
+    loaded: Loaded | None = None,
+) -> Iterator[Frame | Problem]:
+    """Every frame of the file's last use in order, and a Problem where one should be but is not.
+
+    `until` is where the writer stood; without it reading ends where no valid frame follows. Without
+    `entries` those of sound frames are left out: to look for damage takes no more than a checksum.
+    `generation` is the catalogue's, for a file that has lost both copies of its header. `loaded` is the
+    file's content where the caller has it.
+    """
+    data = (loaded or load(path, until)).data
+    name = path.name
+    header = _header(path, data, generation)
+    if header is None:
+        if not generation:
+            if until is not None:
+                yield Problem(name, 0, until, "neither copy of the file's header can be read")
+            return
+        format_: _Format = _Format2(data, file_number(path), generation, None)
+    elif header.applied is None:
+        format_ = Format1(data, header)
+    else:
+        format_ = _Format2(data, header.file, header.generation, header.first)
+    if header is None or header.applied is not None:
+        yield from _header_problems(path, data, header, format_)
+    position = format_.frames_position
+    number = header.first if header is not None else 0
+    while position < len(data):
+        head = format_.head_at(position)
+        problems: list[Problem] = []
+        if head is None:
+            head = format_.next_head(position)
+            if head is None:
+                break
+            if head.position > position:
+                length = head.position - position
+                yield Problem(name, position, length, "a frame is damaged")
+                position = head.position
+            if format_.head_at(position) is None:
+                reason = "the head of a frame is damaged"
+                problems.append(Problem(name, position, format_.head_bytes, reason, harmless=True))
+        yield _frame(name, data, format_, head, problems, entries=entries)
+        position += format_.frame_bytes(head.length)
+        number = head.sequence + 1
+    if until is not None:
+        if position < until:
+            yield Problem(name, position, until - position, "a frame is damaged")
+        return
+    if _looks_begun(data, format_, position, number):
+        yield Problem(name, position, SECTOR_BYTES, "an unfinished frame")
+    if header is not None and len(data) < header.size:
+        yield Problem(name, len(data), header.size - len(data), CUT)
+
+
+def _header_problems(
+    path: Path, data: memoryview, header: JournalHeader | None, format_: _Format
+) -> Iterator[Problem]:
+    if header is None and format_.next_head(0) is None:
+        return
+    for position in HEADER_POSITIONS:
+        if header is None or _parse_header(path, data, position) != header:
+            reason = "a copy of the file's header is damaged"
+            yield Problem(path.name, position, BLOCK_BYTES, reason, harmless=True)
+
+
+def _frame(
+    name: str,
+    data: memoryview,
+    format_: _Format,
+    head: FrameHead,
+    problems: list[Problem],
+    *,
+    entries: bool,
+) -> Frame:
+    start = head.position + format_.head_bytes
+    stop = min(start + head.length, len(data))
+    seed = format_.seed(head.sequence)
+    if stop == start + head.length and crc32c(data[start:stop]) == head.crc:
+        found = _sound(data, start, stop) if entries else []
+        return Frame(head.sequence, head.synced, found, problems, seed)
+    found, bad = _entries(
+        name, data, start, stop, head.length, seed, resume=format_.entries_are_seeded
+    )
+    if not bad:
+        # Each entry holds, but some are another commit's: left from earlier, at the same places.
+        reason = "its entries are not those of one commit"
+        bad.append(Problem(name, head.position, format_.frame_bytes(head.length), reason))
+    return Frame(head.sequence, head.synced, found, problems + bad, seed)
+
+
+def _looks_begun(data: memoryview, format_: _Format, position: int, number: int) -> bool:
+    """Return whether an entry of the next commit stands here, behind a head that does not hold."""
+    start = position + format_.head_bytes
+    found, _ = _entries("", data, start, len(data), 0, format_.seed(number), entries_max=1)
+    return bool(found)
+
+
+def _sound(data: memoryview, start: int, stop: int) -> list[Entry]:
+    """The entries of a frame whose checksum holds."""
+    entries: list[Entry] = []
+    unpack, new = ENTRY.unpack_from, tuple.__new__
+    while start < stop:
+        kind, extra_bytes, data_bytes, topic_id, offset, ordinal, count, ms, _ = unpack(data, start)
+        start += ENTRY_HEADER_BYTES
+        extra = b""
+        if extra_bytes:
+            extra = bytes(data[start : start + extra_bytes])
+            start += extra_bytes
+        body = data[start : start + data_bytes]
+        start += data_bytes
+        # What `Entry(…)` does, without its way through Python: there are very many.
+        entries.append(new(Entry, (kind, topic_id, offset, ordinal, count, ms, extra, body)))
+    return entries
+
+
+def _entries(
+    name: str,
+    data: memoryview,
+    start: int,
+    stop: int,
+    length: int,
+    seed: int,
+    *,
+    resume: bool = False,
+    entries_max: int | None = None,
+) -> tuple[list[Entry], list[Problem]]:
+    """The entries of a frame that is damaged; with `resume` also those behind a damaged header."""
+    entries: list[Entry] = []
+    problems: list[Problem] = []
+    position = start
+    while position + ENTRY_HEADER_BYTES <= stop and len(entries) != entries_max:
+        entry, crc = _entry_at(data, position, seed)
+        if entry is None:
+            found = _next_entry(data, position + 1, stop, seed) if resume else None
+            if found is None:
+                break
+            reason = "an entry's header is damaged"
+            problems.append(Problem(name, position, found - position, reason))
+            position = found
+            continue
+        size = ENTRY_HEADER_BYTES + len(entry.extra) + len(entry.data)
+        if position + size > stop or crc32c(entry.data) != crc:
+            lost = _LOST_AS.get(entry.kind, LOST)
+            entry = entry._replace(kind=lost, data=bytes(len(entry.data)))
+            problems.append(Problem(name, position, size, "an entry's data is damaged", entry))
+        entries.append(entry)
+        position += size
+    if position < start + length:
+        # Nothing says what stood here.
+        rest = start + length - position
+        problems.append(Problem(name, position, rest, "an entry's header is damaged"))
+    return entries, problems
+
+
+def _entry_at(data: memoryview, position: int, seed: int) -> tuple[Entry | None, int]:
+    """The entry whose header holds there, and the checksum its data should have."""
+    kind, extra_bytes, data_bytes, topic_id, offset, ordinal, count, ms, crc, head_crc = (
+        _CHECKED_ENTRY.unpack_from(data, position)
+    )
+    data_at = position + ENTRY_HEADER_BYTES
+    checked = crc32c(data[position : position + ENTRY.size], seed)
+    extra = b""
+    if extra_bytes:
+        extra = bytes(data[data_at : data_at + extra_bytes])
+        checked = crc32c(extra, checked)
+        data_at += extra_bytes
+    if checked != head_crc:
+        return None, 0
+    body: bytes | memoryview = data[data_at : data_at + data_bytes]
+    if len(body) < data_bytes:
+        body = bytes(data_bytes)
+    # What `Entry(…)` does, without its way through Python: there may be a third of a million.
+    entry: Entry = tuple.__new__(Entry, (kind, topic_id, offset, ordinal, count, ms, extra, body))
+    return entry, crc
+
+
+def _next_entry(data: memoryview, position: int, stop: int, seed: int) -> int | None:
+    """Where the next entry begins whose header holds: its seed is a secret of this commit."""
+    for match in _ENTRY_BEGIN.finditer(data, position, stop):
+        if match.start() + ENTRY_HEADER_BYTES > stop:
+            return None
+        if _entry_at(data, match.start(), seed)[0] is not None:
+            return match.start()
+    return None
