@@ -1,6 +1,6 @@
-"""Single damages of files: a sector or a block zeroed, filled with garbage or replaced; a file cut or missing.
+"""Single damages: a sector or a block is zeroed, filled with garbage or replaced; a file is cut or missing.
 
-Changes the files of a copied data directory and nothing else. What a damage may cost is `judge.py`'s question.
+Changes the files of a copied data directory and nothing else. `judge.py` decides what a damage may cost.
 """
 
 import random

@@ -2,27 +2,27 @@
 
 What counts as the content of a damaged block:
 
-- Journal: the entries that have a byte in it, header or data, as one checksum covers an entry. Entries in other
-  sectors of the same frame, and other frames, must survive. The headers of files and frames, and the entries
-  that create topics, are no excuse: a block that holds only such structures costs no record.
+- Journal: the entries that have a byte in it, header or data, as one checksum covers an entry. Entries in
+  other sectors of the same frame, and other frames, must survive. The headers of files and frames, and the
+  entries that create topics, are no excuse: a block that holds only such structures costs no record.
 - Segment: the runs that have a byte in it, as one checksum covers a run.
 - Index: no record at all. The records are sound, and their sizes say where each begins.
-- Catalogue and its write-ahead log: no record at all; cursors, notes and producers whose rows lie in a damaged
-  page of SQLite, as half a page is no page.
+- Catalogue and its write-ahead log: no record at all; cursors, notes and producers whose rows lie in a
+  damaged page of SQLite, as half a page is no page.
 - Staged file: the blocks of a pending batch that have a byte in it.
 - Cursors, notes, producers: those whose names or values stand in the block, or shortly behind it.
 
-The exception is the last frame after an unclean stop: if the damage touches it, its records may be missing without
-a word, and their offsets may be used again. Where a damaged block holds parts of several frames and the last frame is
-one of them, nothing behind the block shows that the others were ever written to their end: these count as the last
-frame too, except in the first block of a file, whose header shows the damage, and except for a cut or missing file,
-whose size shows it. Set `TAIL_IS_ONE_FRAME` for the narrow reading.
+The exception is the last frame after an unclean stop: if the damage touches it, its records may be missing
+without a word, and their offsets may be used again. Where a damaged block holds parts of several frames and
+the last frame is one of them, nothing behind the block shows that the others were ever written to their end:
+these count as the last frame too, except in the first block of a file, whose header shows the damage, and
+except for a cut or missing file, whose size shows it. Set `TAIL_IS_ONE_FRAME` for the narrow reading.
 
-A batch whose entries are lost goes on from its staged files, if they are still there: its records may come again
-behind everything else.
+A batch whose entries are lost goes on from its staged files, if they are still there: its records may come
+again behind everything else.
 
-A start "says" something when it reports it or logs a warning, and reading everything belongs to it: a start does not
-read segments. A line about a write that was never acknowledged is not about damage.
+A start "says" something when it reports it or logs a warning. Reading everything belongs to a start, which
+does not read segments itself. A line about a write that was never acknowledged is not about damage.
 """
 
 import logging
@@ -53,8 +53,9 @@ INDEX_ROWS_ARE_CONTENT = False
 PAGE_BYTES = 4096
 """Of SQLite; a frame of its write-ahead log is a little longer, so this excuses the neighbour too."""
 
-STATE_SLACK_BYTES = 128
-"""A cursor, note or producer counts as hit when its name or value begins so close behind the block."""
+HEAD_BYTES_MAX = 128
+TAIL_BYTES_MAX = 32
+"""How far the entry or row of a cursor, note or producer reaches beyond its name or value, on both sides."""
 
 Records = dict[int, tuple[int, bytes]]
 """By offset, ordinal and payload."""
@@ -107,6 +108,8 @@ class Trial:
         """By topic, the offsets that are lost and must be spoken of."""
         self.unnoticed: dict[str, list[int]] = {}
         """The same for those of the last frame."""
+        self.lost_blocks = 0
+        """Blocks of a batch that are lost and must be spoken of."""
 
     def run(self, *, settle: bool = False) -> list[Fault]:
         self._verify()
@@ -233,7 +236,7 @@ class Trial:
             elif not block.place.overlaps(self.damage.place):
                 self._fault("batch: lost", f"{block.topic} {block.place}")
             else:
-                self.lost.setdefault(block.topic, [])
+                self.lost_blocks += 1
 
     def _check_state(self, served: Served) -> None:
         """Cursors and notes have their last value, or an earlier one if the damage explains that."""
@@ -278,17 +281,23 @@ class Trial:
         data = (self.world.path / self.damage.file).read_bytes()
         at = data.find(mark)
         while at >= 0:
-            begin = max(0, at - STATE_SLACK_BYTES)
-            if Place(self.damage.file, begin, at + len(mark)).overlaps(place):
+            begin, end = max(0, at - HEAD_BYTES_MAX), at + len(mark) + TAIL_BYTES_MAX
+            if Place(place.file, begin, end).overlaps(place):
                 return True
             at = data.find(mark, at + 1)
         return False
 
     # What was said
 
+    @property
+    def _lost(self) -> str:
+        """What is lost and must be spoken of, in words; empty if there is nothing."""
+        counts = {"records": sum(map(len, self.lost.values())), "blocks": self.lost_blocks}
+        return " and ".join(f"{count} {what}" for what, count in counts.items() if count)
+
     def _check_reports(self, served: Served) -> None:
-        if self.lost and not served.said:
-            self._fault("unreported", f"{_count(self.lost)} records are lost without a word")
+        if self._lost and not served.said:
+            self._fault("unreported", f"{self._lost} are lost without a word")
         whole = self.damage.what in CONTENTS
         if self.lost and self.damage.kind == "journal" and whole and not self._is_quarantined():
             self._fault("not in quarantine", str(self.damage))
@@ -301,8 +310,8 @@ class Trial:
         report = self.report
         if report is None:
             return
-        if self.lost and not report.damaged:
-            self._fault("verify: silent", f"{_count(self.lost)} records are lost")
+        if self._lost and not report.damaged:
+            self._fault("verify: silent", f"{self._lost} are lost")
         if served.said and not report.damaged:
             self._fault("verify: sound, but the start reports damage", served.said[0])
         # A start does not read segments that are about to be trimmed, nor headers of indexes, nor the backup.
@@ -349,7 +358,7 @@ class Trial:
     # Going on
 
     def _go_on(self, served: Served) -> dict[str, Records]:
-        """Append to every topic, behind everything that a client ever saw; returns all that is served then."""
+        """Append to every topic, behind everything that clients saw; returns all that is served then."""
         store = served.store
         for name in self.world.topics:
             end = store.store.topic(name).end
@@ -385,7 +394,12 @@ class Trial:
 
     def _say_again(self, store: StepStore) -> None:
         for (name, producer), (number, payload) in self.world.producers.items():
-            if self.world.topics[name].exists and not self._is_named(producer.encode()):
+            hit = any(
+                pack_record(payload) in group.records and self._is_hit(group)
+                for group in self.world.groups
+            )
+            known = not hit and not self._is_named(producer.encode())
+            if self.world.topics[name].exists and known:
                 answer = store.append_once(name, producer, number, payload)
                 if not answer.duplicate:
                     self._fault("state: lost", f"producer {producer} of {name}")
@@ -477,10 +491,6 @@ def _below(found: Records, end: int) -> list[tuple[int, bytes]]:
 
 def _end(store: StepStore, name: str) -> Position:
     return store.store.topic(name).end
-
-
-def _count(lost: dict[str, list[int]]) -> int:
-    return sum(map(len, lost.values()))
 
 
 def _first(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""Chooses damages for a short run: some of every kind of damage to every kind of structure. Judges nothing."""
+"""Chooses damages for a short run: some of every kind, to every kind of structure. Judges nothing."""
 
 import random
 from collections import defaultdict

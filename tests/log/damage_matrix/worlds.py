@@ -1,7 +1,7 @@
 """Data directories in many states, and a record of everything that was acknowledged in them. Damages nothing.
 
-A `World` is a directory as a stop left it, with the expectation of what a start has to serve from it. It knows
-nothing of the journal's format: it finds bytes by searching files for them, since every payload is unique.
+A `World` is a directory as a stop left it, with the expectation of what a start has to serve from it. It
+knows nothing of the journal's format: it finds bytes by searching for them, since every payload is unique.
 """
 
 import shutil
