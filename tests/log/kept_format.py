@@ -1,4 +1,4 @@
-"""Data directories packed with what is in them, so that later versions can be tried on formats of earlier ones.
+"""Packs data directories with what is in them, so that later versions can be tried on earlier formats.
 
     python -m tests.log.kept_format tests/log/format3
 

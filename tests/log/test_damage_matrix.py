@@ -1,7 +1,7 @@
 """Every sector and every block of every file, damaged: it costs its own content, all of it is reported.
 
 A usual run takes a sample of every kind of damage to every kind of structure, `make torture` all of them.
-The top of `damage_matrix/judge.py` says what counts as the content of a block. To look at a part of the matrix:
+The top of `damage_matrix/judge.py` says what counts as the content of a block. To look at a part of it:
 
     pytest tests/log/test_damage_matrix.py -k journal
     python -m tests.log.damage_matrix --world mixed --kind journal --every 7
@@ -50,9 +50,8 @@ def test_every_damaged_block_costs_its_own_content_at_most(worlds, tmp_path, nam
 def check(cases: Iterable[Case], scratch: Path) -> None:
     wrong: list[str] = []
     total = failed = 0
-    for number, (world, damage) in enumerate(cases):
-        faults = judge(world, damage, scratch, settle=bool(number % 2))
-        total += 1
+    for total, (world, damage) in enumerate(cases, 1):
+        faults = judge(world, damage, scratch, settle=bool(total % 2))
         failed += bool(faults)
         wrong += [f"{world.name}: {damage}: {fault}" for fault in faults]
     shown = "\n".join(wrong[:FAULTS_SHOWN_MAX])

@@ -62,4 +62,5 @@ def run(name: str, options: argparse.Namespace, scratch: Path) -> None:
             print(f"          {example}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -37,7 +37,7 @@ class Damage(NamedTuple):
     file: str
     kind: str
     what: str
-    """One of `CONTENTS`, or `missing`, `cut` or `empty`."""
+    """One of `CONTENTS`, or `flip`, `missing` or `cut`; `unreadable` is done by `unreadable.py`."""
     position: int
     length: int
 
@@ -70,6 +70,8 @@ class Damage(NamedTuple):
     def _content(self, root: Path, data: bytes, length: int) -> bytes | None:
         if self.what == "zeros":
             return bytes(length)
+        if self.what == "flip":
+            return bytes([data[self.position] ^ 1 << self.position % 8])
         if self.what == "garbage":
             return random.Random(f"{self.file} {self.position}").randbytes(length)
         if self.what == "other place":

@@ -111,8 +111,9 @@ class Trial:
         self.lost_blocks = 0
         """Blocks of a batch that are lost and must be spoken of."""
 
-    def run(self, *, settle: bool = False) -> list[Fault]:
-        self._verify()
+    def run(self, *, settle: bool = False, verify_first: bool = True) -> list[Fault]:
+        if verify_first:
+            self._verify()
         with heard() as lines:
             served = self._start(lines)
             if served is None:

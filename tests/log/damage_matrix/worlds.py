@@ -175,6 +175,11 @@ class Builder:
             store.append({store.topic(name): records}, lambda: None)
         return self._commit()
 
+    def append_payloads(self, name: str, *payloads: bytes) -> Commit:
+        """One commit of given payloads, each of which has to be unique."""
+        self.store.append(name, *payloads)
+        return self._commit()
+
     def append_once(self, name: str, producer: str, number: int, size: int) -> None:
         payload = self.payload(size)
         self.store.append_once(name, producer, number, payload)
