@@ -1,0 +1,563 @@
+"""Data directories in many states, and a record of everything that was acknowledged in them. Damages nothing.
+
+A `World` is a directory as a stop left it, with the expectation of what a start has to serve from it. It
+knows nothing of the journal's format: it finds bytes by searching for them, since every payload is unique.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.config import Config, Journal, Limits, PrefixRule, Segment
+from headrace.log.journal import boot_id
+from headrace.log.layout import Layout
+from headrace.log.records import pack_record
+from headrace.log.store import Note
+from headrace.model import Durability, Position
+from headrace.testing.store import StepStore
+
+JOURNAL_BYTES = 64 * 1024
+SECTOR_BYTES = 512
+
+ENTRY_PREFIX_BYTES = 0
+"""Bytes of an entry that stand in the journal in front of what `Appended.entries` holds of it."""
+
+OTHER_BOOT = b"some other boot."
+
+
+class Place(NamedTuple):
+    """Bytes of a file."""
+
+    file: str
+    """Relative to the data directory."""
+    begin: int
+    end: int
+
+    def overlaps(self, other: "Place") -> bool:
+        return self.file == other.file and self.begin < other.end and other.begin < self.end
+
+
+@dataclass
+class Group:
+    """Records that one commit appended to one topic: one journal entry, so one checksum covers them."""
+
+    topic: str
+    offset: int
+    ordinal: int
+    records: list[bytes]
+    head_bytes: int
+    commit: int
+    places: list[Place] = field(default_factory=list)
+    """Damage to any of these bytes costs these records."""
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.records)
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.data)
+
+    def by_offset(self) -> dict[int, tuple[int, bytes]]:
+        """Ordinal and payload of each record."""
+        found, offset = {}, self.offset
+        for number, record in enumerate(self.records):
+            found[offset] = self.ordinal + number, record[4:]
+            offset += len(record)
+        return found
+
+
+@dataclass
+class Commit:
+    """One frame of the journal."""
+
+    number: int
+    groups: list[Group]
+    marks: list[bytes]
+    """Other unique bytes that the frame holds."""
+    frame: Place | None = None
+    """Where the frame lies, if the journal is the only place that has it."""
+
+
+@dataclass
+class ExpectedTopic:
+    records: dict[int, tuple[int, bytes]]
+    """By offset, ordinal and payload of everything acknowledged and not trimmed."""
+    trimmed: dict[int, tuple[int, bytes]]
+    end: tuple[int, int]
+    epoch: int
+    exists: bool
+
+
+@dataclass
+class World:
+    """A data directory and what a start has to find in it."""
+
+    name: str
+    path: Path
+    clean: bool
+    boot: bytes
+    files: int
+    """How many journal files the ring has."""
+    topics: dict[str, ExpectedTopic] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)
+    cursors: dict[tuple[str, str], list[Position | None]] = field(default_factory=dict)
+    """By topic and reader, everything that was ever set, the last value last."""
+    notes: dict[bytes, list[bytes | None]] = field(default_factory=dict)
+    """By key, everything that was ever set, the last value last."""
+    producers: dict[tuple[str, str], tuple[int, bytes]] = field(default_factory=dict)
+    """By topic and producer, the last number and its payload."""
+    pending: list["PendingBlock"] = field(default_factory=list)
+    """What a decided batch still has to append."""
+    batched: set[bytes] = field(default_factory=set)
+    """Payloads that came in batches."""
+    trims: dict[str, list[int]] = field(default_factory=dict)
+    """By topic, the commits that trimmed or destroyed it."""
+
+    def config(self, path: Path) -> Config:
+        return small(path, self.files)
+
+    def data_files(self) -> list[str]:
+        return sorted(
+            str(path.relative_to(self.path))
+            for path in self.path.rglob("*")
+            if path.is_file() and path.stat().st_size
+        )
+
+
+@dataclass
+class PendingBlock:
+    """A block of a staged file of a batch that is decided and not appended."""
+
+    topic: str
+    payloads: list[bytes]
+    place: Place
+
+
+def small(path: Path, files: int) -> Config:
+    """Journals of 64 KiB and segments so short that a topic has several."""
+    return Config(
+        data_dir=path,
+        journal=Journal(file_bytes=JOURNAL_BYTES, files=files, commit_bytes_max=16_384),
+        segment=Segment(bytes=6000, open_files_max=8),
+        limits=Limits(memory_topic_bytes_max=1 << 20),
+        topics=(PrefixRule(prefix="written/", durability=Durability.WRITTEN),),
+    )
+
+
+class Builder:
+    """Drives a store, and remembers what it acknowledged."""
+
+    def __init__(self, path: Path, *, files: int = 3, boot: bytes | None = None) -> None:
+        self.world = World(path.parent.name, path, False, boot or boot_id(), files)
+        self.path = path
+        self._serial = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.store = StepStore(self.world.config(self.path), boot_id=self.world.boot)
+        self._heard = 0
+
+    def payload(self, size: int) -> bytes:
+        """Bytes that occur once, and that compress well."""
+        self._serial += 1
+        unique = b"%08x." % (self._serial * 0x9E3779B1 & 0xFFFFFFFF)
+        return (unique * (size // len(unique) + 1))[: max(size, len(unique))]
+
+    def append(self, sizes: Mapping[str, Sequence[int]]) -> Commit:
+        """One commit: to each topic, records with payloads of these sizes."""
+        store = self.store.store
+        for name, each in sizes.items():
+            records = [pack_record(self.payload(size)) for size in each]
+            store.append({store.topic(name): records}, lambda: None)
+        return self._commit()
+
+    def append_payloads(self, name: str, *payloads: bytes) -> Commit:
+        """One commit of given payloads, each of which has to be unique."""
+        self.store.append(name, *payloads)
+        return self._commit()
+
+    def append_once(self, name: str, producer: str, number: int, size: int) -> None:
+        payload = self.payload(size)
+        self.store.append_once(name, producer, number, payload)
+        self._commit(producer.encode())
+        self.world.producers[name, producer] = number, payload
+
+    def note(self, name: str, key: bytes, size: int) -> None:
+        """A change: a record and a note together."""
+        value = self.payload(size)
+        self.store.change(name, self.payload(40), notes=[Note(key, value)])
+        self._commit(value)
+        self.world.notes.setdefault(key, []).append(value)
+
+    def trim(self, name: str, share: float) -> None:
+        """Forget the first part of a topic, in one commit with a note that shows where that stands."""
+        topic = self.store.store.topic(name)
+        wanted = topic.start_ordinal + int((topic.end_ordinal - topic.start_ordinal) * share)
+        at = self.store.store.locate_ordinal(topic, wanted)
+        key, value = b"trim of " + name.encode(), self.payload(30)
+        self.store.change(name, notes=[Note(key, value)], trim=at)
+        commit = self._commit(value)
+        self.world.notes.setdefault(key, []).append(value)
+        self.world.trims.setdefault(name, []).append(commit.number)
+
+    def destroy(self, name: str) -> None:
+        key, value = b"end of " + name.encode(), self.payload(30)
+        self.store.change(name, notes=[Note(key, value)], destroy=True)
+        commit = self._commit(value)
+        self.world.notes.setdefault(key, []).append(value)
+        self.world.trims.setdefault(name, []).append(commit.number)
+        for group in self.world.groups:
+            if group.topic == name:
+                group.commit = -1
+
+    def set_cursors(self, reader: str, *names: str) -> None:
+        """A reader has come to the end of each topic; a record is appended with it."""
+        store = self.store.store
+        positions = {name: store.topic(name).end for name in names}
+        store.set_cursors(reader, positions, lambda: None)
+        store.append({store.topic(names[0]): [pack_record(self.payload(20))]}, lambda: None)
+        self._commit(reader.encode())
+        for name, at in positions.items():
+            self.world.cursors.setdefault((name, reader), [None]).append(at)
+
+    def batch(self, producer: str, number: int, *blocks: tuple[str, Sequence[int]]) -> None:
+        """A batch in one staged file, appended to its end."""
+        made = [(name, [self.payload(size) for size in sizes]) for name, sizes in blocks]
+        self.store.batch(producer, number, self.store.stage(*made))
+        self.world.batched |= {payload for _, payloads in made for payload in payloads}
+        self._commit(producer.encode())
+
+    def pending_batch(self, producer: str, number: int, *blocks: tuple[str, Sequence[int]]) -> None:
+        """A batch that is decided, and then waits for a free journal file."""
+        made = [(name, [self.payload(size) for size in sizes]) for name, sizes in blocks]
+        staged = self.store.stage(*made)
+        self.store.store.batches.decide(producer, number, [staged], lambda _: None)
+        self.store.runner.run()
+        assert self.store.store.held_back, "the journal still had room"
+        data = (self.path / "staged" / staged).read_bytes()
+        begin = 0
+        for name, payloads in made:
+            records = b"".join(map(pack_record, payloads))
+            end = data.index(records) + len(records)
+            place = Place(f"staged/{staged}", begin, end)
+            self.world.pending.append(PendingBlock(name, payloads, place))
+            begin = end
+        self._commit(producer.encode())
+
+    def _commit(self, *marks: bytes) -> Commit:
+        self.store.runner.run()
+        self.store.clock.ms += 70
+        number = len(self.world.commits)
+        groups = []
+        for one in self.store.listener.appended[self._heard :]:
+            data = b"".join(one.records)
+            head = sum(map(len, one.entries)) - len(data)
+            groups.append(
+                Group(one.topic.name, one.offset, one.ordinal, list(one.records), head, number)
+            )
+        self._heard = len(self.store.listener.appended)
+        commit = Commit(number, groups, list(marks))
+        self.world.commits.append(commit)
+        self.world.groups += groups
+        return commit
+
+    def rotate(self) -> None:
+        self.store.rotate()
+
+    def restart(self) -> None:
+        """A clean stop and another start."""
+        self.store.close()
+        self._start()
+
+    def keep_backup(self) -> None:
+        """What the applier's process does once in a while."""
+        self.store._catalogue.keep_backup(self.store._disk)
+
+    def stop(self) -> World:
+        """A clean stop."""
+        self._note_topics()
+        self.store.close()
+        self.world.clean = True
+        return self._located(self.path)
+
+    def kill(self) -> World:
+        """The directory as it is at this moment, with what SQLite keeps beside its file."""
+        self._note_topics()
+        copy = self.path.with_name("killed")
+        shutil.copytree(self.path, copy)
+        self.store.crash()
+        return self._located(copy)
+
+    def _note_topics(self) -> None:
+        """What the store serves right now, and which checksummed units of segments hold it."""
+        world, store = self.world, self.store.store
+        self._applied_to: dict[str, int] = {}
+        self._runs: dict[str, list[Place]] = {}
+        for name in {group.topic for group in world.groups}:
+            topic = store.topic(name)
+            records: dict[int, tuple[int, bytes]] = {}
+            for group in world.groups:
+                if group.topic == name:
+                    records |= group.by_offset()
+            start = topic.start_offset
+            world.topics[name] = ExpectedTopic(
+                {at: one for at, one in records.items() if at >= start and topic.exists},
+                {at: one for at, one in records.items() if at < start or not topic.exists},
+                (topic.end_offset, topic.end_ordinal),
+                topic.epoch,
+                topic.exists,
+            )
+            self._note_runs(name)
+
+    def _note_runs(self, name: str) -> None:
+        store = self.store.store
+        topic, layout = store.topic(name), Layout(self.path)
+        self._runs[name] = []
+        self._applied_to[name] = 0
+        reader = store.reader(topic)
+        for segment in store.segments(topic):
+            file = str(layout.segment(topic.id, segment.base).relative_to(self.path))
+            at = max(segment.base, topic.start_offset)
+            # A run that a trim has cut is still checked as a whole.
+            begin = segment.base
+            while at < segment.end:
+                chunk = reader.read(at, 1)
+                for run in chunk.runs:
+                    self._runs[name].append(
+                        Place(file, begin - segment.base, run.end - segment.base)
+                    )
+                    begin = run.end
+                at = chunk.next_offset
+            self._applied_to[name] = segment.end
+
+    def _located(self, path: Path) -> World:
+        world = self.world
+        world.path = path
+        (path / "lock").write_text("4711\n")
+        journals = {
+            str(file.relative_to(path)): file.read_bytes() for file in Layout(path).journal_files()
+        }
+        layout = Layout(path)
+        for group in world.groups:
+            if group.commit < 0 or not world.topics[group.topic].exists:
+                continue
+            if group.offset < self._applied_to[group.topic]:
+                topic_runs = self._runs[group.topic]
+                group.places = _runs_of(layout, group, topic_runs)
+            else:
+                group.places = [_in_journal(journals, group)]
+        if not world.clean:
+            self._locate_frames(journals)
+        return world
+
+    def _locate_frames(self, journals: Mapping[str, bytes]) -> None:
+        """Frames begin at sectors: each reaches from behind the one before it to its own last byte."""
+        before: Place | None = None
+        for commit in self.world.commits:
+            held = [
+                place
+                for group in commit.groups
+                for place in group.places
+                if place.file.startswith("journal/")
+            ]
+            if held or before is not None:
+                # Files are applied in their order: all commits from the first such one on are here only.
+                held += _find(journals, commit.marks, held[0].file if held else None)
+            if not held:
+                continue
+            file = held[0].file
+            begin = before.end if before is not None and before.file == file else 0
+            held = [one for one in held if one.begin >= begin]
+            end = -(-max(one.end for one in held) // SECTOR_BYTES) * SECTOR_BYTES
+            commit.frame = before = Place(file, begin, end)
+
+
+def _find(journals: Mapping[str, bytes], marks: Sequence[bytes], file: str | None) -> list[Place]:
+    """The last occurrence of each mark: earlier ones are of earlier commits."""
+    return [
+        Place(name, at, at + len(mark))
+        for name, data in journals.items()
+        for mark in marks
+        if file in (None, name) and (at := data.rfind(mark)) >= 0
+    ]
+
+
+def _in_journal(journals: Mapping[str, bytes], group: Group) -> Place:
+    found = [
+        Place(file, at - group.head_bytes - ENTRY_PREFIX_BYTES, at + len(group.data))
+        for file, data in journals.items()
+        if (at := data.find(group.data)) >= 0
+    ]
+    assert len(found) == 1, f"{group.topic} {group.offset} is {len(found)} times in the journal"
+    return found[0]
+
+
+def _runs_of(layout: Layout, group: Group, runs: Sequence[Place]) -> list[Place]:
+    found = []
+    for run in runs:
+        base = int(Path(run.file).stem.split("-")[1])
+        if base + run.begin < group.end and group.offset < base + run.end:
+            found.append(run)
+            data = (layout.root / run.file).read_bytes()
+            at = group.offset - base
+            assert at < run.begin or data[at : at + len(group.data)] == group.data
+    return found
+
+
+# Worlds
+
+MIXED = (30, 120, 700, 45, 300, 1500, 20, 90, 4000, 60)
+"""Sizes of payloads: some share a sector, some fill one, some span several blocks."""
+
+
+def _fill(builder: Builder, names: Sequence[str], commits: int, first: int = 0) -> None:
+    """Commits with one to three topics each, of one to three records."""
+    for number in range(first, first + commits):
+        chosen = [names[(number + step) % len(names)] for step in range(1 + number % 3)]
+        sizes = {
+            name: [
+                MIXED[(number + 3 * step + one) % len(MIXED)]
+                for one in range(1 + (number + step) % 3)
+            ]
+            for step, name in enumerate(dict.fromkeys(chosen))
+        }
+        builder.append(sizes)
+
+
+def _state(builder: Builder, name: str, other: str, tag: str) -> None:
+    """A little of everything that is not a record."""
+    builder.append_once(name, f"producer-{tag}", 7, 50)
+    builder.note(name, f"note-{tag}".encode(), 200)
+    builder.set_cursors(f"reader-{tag}", name, other)
+    builder.batch(f"batches-{tag}", 1, (name, [40, 50]), (other, [60]))
+
+
+def clean(path: Path) -> World:
+    """A clean stop: everything is in segments."""
+    builder = Builder(path)
+    names = ["orders", "invoices", "written/w"]
+    for part in range(3):
+        _fill(builder, names, 14, part * 14)
+        _state(builder, "orders", "invoices", f"c{part}")
+        builder.rotate()
+    builder.append({"gone": [30, 40]})
+    builder.trim("orders", 0.3)
+    builder.destroy("gone")
+    return builder.stop()
+
+
+def unapplied(path: Path) -> World:
+    """Killed before the applier did anything: every journal file has commits that only it holds."""
+    builder = Builder(path, files=4)
+    builder.store.applying = False
+    _fill(builder, ["orders", "invoices"], 12)
+    _state(builder, "orders", "invoices", "u0")
+    builder.rotate()
+    _fill(builder, ["orders", "payments", "written/w"], 14, 5)
+    builder.append({"gone": [30, 40]})
+    builder.rotate()
+    _fill(builder, ["payments", "invoices", "late"], 12, 3)
+    builder.trim("orders", 0.2)
+    builder.destroy("gone")
+    _state(builder, "payments", "orders", "u2")
+    _fill(builder, ["payments", "invoices", "late"], 4, 2)
+    builder.append({"orders": [60]})
+    return builder.kill()
+
+
+def mixed(path: Path, boot: bytes | None = None) -> World:
+    """Some files applied, one older file not applied, and a newer one in use."""
+    builder = Builder(path, boot=boot)
+    _fill(builder, ["orders", "invoices"], 16)
+    _state(builder, "orders", "invoices", "m0")
+    builder.append({"gone": [30, 40], "soon gone": [50]})
+    builder.destroy("gone")
+    builder.rotate()
+    builder.keep_backup()
+    builder.store.applying = False
+    _fill(builder, ["orders", "older"], 14, 1)
+    _state(builder, "older", "orders", "m1")
+    builder.destroy("soon gone")
+    builder.rotate()
+    _fill(builder, ["orders", "older", "newer"], 9, 7)
+    builder.trim("invoices", 0.4)
+    _state(builder, "newer", "orders", "m2")
+    _fill(builder, ["newer", "older"], 4, 2)
+    builder.append({"invoices": [60]})
+    return builder.kill()
+
+
+def rebooted(path: Path) -> World:
+    """The same after a crash of the machine: a start sees another boot."""
+    return mixed(path, OTHER_BOOT)
+
+
+def recycled(path: Path) -> World:
+    """A ring that went round many times, over several lives: files hold frames of earlier uses."""
+    builder = Builder(path)
+    names = ["orders", "invoices", "payments"]
+    for part in range(8):
+        _fill(builder, names, 13 - part % 3, part * 5)
+        builder.rotate()
+        if part in (2, 5):
+            builder.restart()
+    _state(builder, "orders", "invoices", "r0")
+    builder.rotate()
+    builder.trim("payments", 0.6)
+    builder.rotate()
+    builder.store.applying = False
+    _fill(builder, ["orders", "older"], 9, 2)
+    builder.rotate()
+    _fill(builder, ["invoices", "older", "newer"], 6, 4)
+    _state(builder, "newer", "orders", "r1")
+    builder.append({"orders": [60]})
+    builder.append({"newer": [60]})
+    return builder.kill()
+
+
+def many(path: Path) -> World:
+    """Many topics with few records: frames of many small entries."""
+    builder = Builder(path)
+    names = [f"device/{number:02d}" for number in range(40)]
+    builder.append({name: [20 + number] for number, name in enumerate(names[:15])})
+    builder.rotate()
+    builder.store.applying = False
+    builder.append({name: [25, 30] for name in names[:30]})
+    builder.append({name: [70] for name in names[10:25]})
+    builder.rotate()
+    builder.append({name: [15] for name in names})
+    for number in range(20):
+        builder.append({names[number]: [40], names[39 - number]: [35]})
+    builder.append({names[3]: [30]})
+    return builder.kill()
+
+
+def batches(path: Path) -> World:
+    """A batch that is decided and not appended: the journal is full and the applier has done nothing."""
+    builder = Builder(path, files=2)
+    builder.store.applying = False
+    _fill(builder, ["orders", "invoices"], 10)
+    builder.rotate()
+    _fill(builder, ["orders", "batched"], 8, 2)
+    while True:
+        builder.append({"invoices": [3000]})
+        if builder.store.store._ring.current.position > JOURNAL_BYTES - 7000:
+            break
+    blocks = [("batched" if number % 2 else "orders", [400, 500]) for number in range(20)]
+    builder.pending_batch("job", 1, *blocks)
+    return builder.kill()
+
+
+WORLDS: dict[str, Callable[[Path], World]] = {
+    "clean": clean,
+    "unapplied": unapplied,
+    "mixed": mixed,
+    "rebooted": rebooted,
+    "recycled": recycled,
+    "many": many,
+    "batches": batches,
+}
