@@ -215,7 +215,7 @@ def encoded_frame(*changes, parts=()):
     commit.parts += parts
     entries = Encoder(9, 1).encode(commit, 1, 7).entries
     return journal_reading.Frame(
-        7, 0, [decode_entry(entry) for entry in entries], [], entry_seed(1, 7)
+        7, 0, [decode_entry(entry) for entry in entries], [], entry_seed(1, 7), 0
     )
 
 

@@ -359,12 +359,12 @@ def test_what_is_being_forgotten_is_not_forgotten_again(keep, caplog):
     kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]), wait_s=0)
     five_days(kept)
     read_to(kept, "group:a", "topic", 0)
-    store, find_room = kept.store.store, kept.store.store._find_room
-    store._find_room = lambda size: False  # the journal is full
+    store, find_file = kept.store.store, kept.store.store._find_file
+    store._find_file = lambda: False  # the journal is full
     for _ in range(3):
         kept.wait(6 * DAY_S)
     assert caplog.text.count("will miss 5 records") == 1
-    store._find_room = find_room
+    store._find_file = find_file
     kept.store.runner.soon(store._begin)
     kept.store.runner.run()
     assert kept.store.payloads("topic") == []

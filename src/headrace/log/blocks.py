@@ -5,12 +5,17 @@ Leaves out files (`staging.py`) and what becomes of the records (`batches.py`).
     uploaded  "HRB1", name length, record count, length of the records, crc of the records; name; records
     staged    the same, with the crc of the other header fields and the name in place of "HRB1"
 
+The crc of a staged header starts from a seed that depends on the file's random id, and on where in the file
+the block begins. So behind a damaged header a reader finds the next block by this crc, and neither a payload
+nor a copy of a block in another place is taken for it.
+
 A block holds no more than a run may: it becomes one entry of the journal, and nobody touches its records
 on the way. Those of logs of Logux and of channels are the exception: each is checked here, and stored once.
 """
 
 import errno
 import os
+import re
 import struct
 from pathlib import Path
 from typing import NamedTuple
@@ -36,8 +41,12 @@ from headrace.model import (
 MAGIC = b"HRB1"
 _HEADER = struct.Struct(">4sHIII")
 _CRC = struct.Struct(">I")
+_PLACE = struct.Struct(">Q")
 HEADER_BYTES = _HEADER.size
 BLOCK_BYTES_MAX = HEADER_BYTES + TOPIC_BYTES_MAX + RUN_BYTES_MAX
+
+_LIKE_A_HEADER = re.compile(rb"(?=.{4}\x00.\x00\x00..\x00.{7})", re.DOTALL)
+"""A name, a number of records and a length that are not too large."""
 
 _NAMES_CACHED_MAX = 1024
 """Topic names that were found right: an upload has few, or each of them seldom."""
@@ -90,7 +99,8 @@ def check_block_topic(topic: str) -> None:
 class BlockDecoder:
     """Checks an upload while it arrives, in pieces of any size, and makes of it what is staged."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
         self.records = 0
         """In all blocks so far."""
         self.has_messages = False
@@ -121,7 +131,8 @@ class BlockDecoder:
             if not holds(records, count):
                 raise self._bad(f"its {length} bytes are not {count} records of a size each may be")
             self._check_records(Block(topic, count, records))
-            parts.append(_CRC.pack(crc32c(view[at + len(MAGIC) : data_at])))
+            seed = crc32c(_PLACE.pack(self._position), self._seed)
+            parts.append(_CRC.pack(crc32c(view[at + len(MAGIC) : data_at], seed)))
             parts.append(view[at + len(MAGIC) : end])
             self.records += count
             self._blocks += 1
@@ -179,8 +190,13 @@ class BlockDecoder:
         return BadBlockError(f"block {self._blocks + 1} at byte {self._position}: {reason}")
 
 
+def staged_seed(staged_id: str) -> int:
+    """What the checksums of a staged file's headers start from."""
+    return crc32c(staged_id.encode())
+
+
 class Damaged(NamedTuple):
-    """A block that cannot be read, or the rest of a staged file."""
+    """A block that cannot be read, or several, or the rest of a staged file."""
 
     reason: str
 
@@ -210,29 +226,60 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
             raise
         return [Read(Damaged(f"the file cannot be read: {error.strerror}"), size)]
     found: list[Read] = []
+    seed = staged_seed(path.name)
     at = 0
     while at < bytes_max and position + at < size:
-        what, end = _staged_block(data, at)
+        what, end = _staged_block(data, at, position, seed)
         if end is not None:
             at = end
             found.append(Read(what, position + end))
         elif found and position + len(data) < size:
             break  # of this one only a part was read
         else:
-            # Nothing says how long such a block is: what lies behind it is not found again.
-            found.append(Read(what, size))
-            break
+            behind = _next_block(data, at + 1, position, seed)
+            if behind is None:
+                # What was not read yet may still hold blocks; a header may begin in the last bytes.
+                partly = len(data) == wanted < size - position
+                behind = max(at + 1, wanted - HEADER_BYTES - TOPIC_BYTES_MAX)
+                found.append(Read(what, position + behind if partly else size))
+                break
+            at = behind
+            found.append(Read(what, position + at))
     return found
 
 
-def _staged_block(data: memoryview, at: int) -> tuple[Block | Damaged, int | None]:
-    """The block and where it ends; None when that is not known, or not in `data`."""
+def _next_block(data: memoryview, at: int, position: int, seed: int) -> int | None:
+    """Where the next block begins whose header holds."""
+    for match in _LIKE_A_HEADER.finditer(data, at):
+        begin = match.start()
+        if _header_holds(data, begin, crc32c(_PLACE.pack(position + begin), seed)):
+            return begin
+    return None
+
+
+def _header_holds(data: memoryview, at: int, seed: int) -> bool:
+    head, name_bytes, *_ = _HEADER.unpack_from(data, at)
+    holds_: bool = _CRC.unpack(head)[0] == crc32c(
+        data[at + len(MAGIC) : at + HEADER_BYTES + name_bytes], seed
+    )
+    return holds_
+
+
+def _staged_block(
+    data: memoryview, at: int, position: int, seed: int
+) -> tuple[Block | Damaged, int | None]:
+    """The block and where it ends; None when that is not known, or not in `data`.
+
+    `position` is where `data` begins in the file.
+    """
     name_at = at + HEADER_BYTES
     if name_at > len(data):
         return Damaged("the file is cut off"), None
-    head, name_bytes, count, length, crc = _HEADER.unpack_from(data, at)
+    _, name_bytes, count, length, crc = _HEADER.unpack_from(data, at)
     data_at = name_at + name_bytes
-    if crc32c(data[at + len(MAGIC) : data_at]) != _CRC.unpack(head)[0]:
+    # Earlier versions staged headers without a seed.
+    placed = crc32c(_PLACE.pack(position + at), seed)
+    if not (_header_holds(data, at, placed) or _header_holds(data, at, 0)):
         return Damaged("a block's header is damaged"), None
     end = data_at + length
     if end > len(data):

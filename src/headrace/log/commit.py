@@ -16,6 +16,12 @@ from headrace.model import Durability, Position
 
 _pack = msgspec.msgpack.encode
 
+_NAME_BYTES = 48
+"""What an entry that names topics again takes for each of them, besides the name itself."""
+
+_NAMES_IN_FILE_MAX = 100_000
+"""Topics of one journal file that the next file names again."""
+
 
 class Once(NamedTuple):
     """An append that carries its producer's number."""
@@ -126,14 +132,17 @@ class Encoded(NamedTuple):
 class Encoder:
     """Gives offsets, ordinals, times and topic numbers."""
 
-    def __init__(self, next_topic_id: int, generation: int) -> None:
+    def __init__(self, next_topic_id: int, generation: int, names_bytes_max: int = 1 << 16) -> None:
         self._next_topic_id = next_topic_id
+        self._names_bytes_max = names_bytes_max
         self._generation = generation
         self._seed = 0
         """Of the commit that is being encoded."""
         self._created: list[Topic] = []
         self._names: dict[int, Name] = {}
         """Topics that the last commit made: the next one names them again."""
+        self._in_file: dict[int, Name] = {}
+        """Topics made in this journal file: the next file names them again."""
 
     def encode(self, commit: Commit, now_ms: int, number: int) -> Encoded:
         """`number` is the one that the commit will have in the journal."""
@@ -199,12 +208,49 @@ class Encoder:
             sync |= any(topic.durability is Durability.SYNCED for topic in commit.changed)
         body_bytes = sum(map(len, entries))
         if number:
-            self._names = self._made(commit)
-            if self._names and journal.frame_bytes(body_bytes) > journal.BLOCK_BYTES:
-                # The block with the entries that make them must not hold the only copy of their names.
-                entries.append(self._name_again(now_ms))
-                body_bytes += len(entries[-1])
+            body_bytes += self._note_names(commit, entries, body_bytes, now_ms)
         return Encoded(commit, entries, body_bytes, appended, self._created, sync, now_ms)
+
+    def _note_names(
+        self, commit: Commit, entries: list[bytes], body_bytes: int, now_ms: int
+    ) -> int:
+        """Have the next commit name what this one makes; returns by how much this one gets longer."""
+        for topic in commit.destroyed:
+            self._names.pop(topic.id, None)
+            self._in_file.pop(topic.id, None)
+        made = self._made(commit)
+        if not made:
+            return 0
+        self._names |= made
+        if len(self._in_file) < _NAMES_IN_FILE_MAX:
+            self._in_file |= made
+        if journal.frame_bytes(body_bytes) <= journal.BLOCK_BYTES:
+            return 0
+        # The block with the entries that make them must not hold the only copy of their names.
+        entries.append(self._name_again(now_ms))
+        self._names |= made
+        return len(entries[-1])
+
+    def begin_file(self) -> None:
+        """Have the next commits name what was made in the journal file that is now closed."""
+        self._names, self._in_file = {**self._in_file, **self._names}, {}
+
+    def name_in(self, encoded: Encoded, number: int) -> Encoded:
+        """Name topics in a commit that is encoded already and becomes the first of a journal file."""
+        made = {
+            topic.id: self._names.pop(topic.id)
+            for topic in encoded.created
+            if topic.id in self._names
+        }
+        if self._names:
+            self._seed = journal.entry_seed(self._generation, number)
+            names = self._name_again(encoded.ms)
+            encoded = encoded._replace(
+                entries=[names, *encoded.entries], body_bytes=encoded.body_bytes + len(names)
+            )
+        self._names |= made
+        self._in_file |= made
+        return encoded
 
     def _made(self, commit: Commit) -> dict[int, Name]:
         """The topics that a commit makes and does not destroy."""
@@ -223,8 +269,17 @@ class Encoder:
 
     def _name_again(self, now_ms: int) -> bytes:
         """An entry that names topics a second time, in another block than the entries that made them."""
-        names = _pack(list(self._names.values()))
-        return journal.encode_entry(journal.NAMES, 0, 0, 0, 0, now_ms, b"", names, seed=self._seed)
+        names: list[Name] = []
+        room = self._names_bytes_max
+        for name in self._names.values():
+            room -= len(name.name) + _NAME_BYTES
+            if room < 0 and names:
+                break
+            names.append(name)
+        for name in names:
+            del self._names[name.topic_id]
+        data = _pack(names)
+        return journal.encode_entry(journal.NAMES, 0, 0, 0, 0, now_ms, b"", data, seed=self._seed)
 
     def create(self, topic: Topic, now_ms: int) -> bytes:
         """The entry that makes a topic, and its number and epoch from now on."""

@@ -78,13 +78,15 @@ class EmbeddedStore(ReadSide):
         self._clock_ms = clock_ms
         files = Segments(layout, config.segment.open_files_max, wait_for_disk=wait_for_disk)
         super().__init__(Catalogue.open_for_reading(layout.root), files)
-        self._encoder = Encoder(self._catalogue.meta().next_topic_id, generation)
         self._ring = Ring(disk, config.journal.file_bytes, generation, boot_id)
         self._producers = Producers(self._catalogue)
         self._cursors = Cursors(self._catalogue)
         # A few commits must fit into a file, whatever the settings say.
         self._commit_bytes_max = min(
             config.journal.commit_bytes_max, config.journal.file_bytes // 4
+        )
+        self._encoder = Encoder(
+            self._catalogue.meta().next_topic_id, generation, self._commit_bytes_max
         )
         # One note may be a longer commit than others.
         self.note_bytes_max = min(_NOTE_BYTES_MAX, note_bytes_max(config.journal.file_bytes // 4))
@@ -297,21 +299,24 @@ class EmbeddedStore(ReadSide):
                 self._tell_idle()
                 return
             encoded = self._encoder.encode(commit, self._clock_ms(), self._sequence + 1)
+        ring = self._ring
+        if ring.used and ring.current is not None and not ring.current.fits(encoded.body_bytes):
+            self._close_file()
+            encoded = self._encoder.name_in(encoded, self._sequence + 1)
         self._encoded = encoded
-        if not self._find_room(encoded.body_bytes):
+        if not self._find_file():
             return
         self._encoded = None
         self._write(encoded)
 
-    def _find_room(self, body_bytes: int) -> bool:
+    def _find_file(self) -> bool:
         ring = self._ring
-        if ring.used and ring.current is not None and not ring.current.fits(body_bytes):
-            self._close_file()
         return ring.current is not None or ring.open_next(
             self._sequence + 1, self._applied, time.monotonic()
         )
 
     def _close_file(self) -> None:
+        self._encoder.begin_file()
         closed = self._ring.close_current()
         self._applying[closed.path] = closed.last
         self._applier.apply(closed)
@@ -426,7 +431,7 @@ class EmbeddedStore(ReadSide):
             return
         # While the applier is busy a file goes on filling: many records a file cost it less for each.
         old = ring.used and now_s - ring.opened_s >= self._config.journal.rotate_s
-        if old and ring.has_free and not self._applying:
+        if old and ring.has_free and not self._applying and self._encoded is None:
             self._close_file()
 
     def sync_written(self, done: Callable[[], None]) -> None:

@@ -78,6 +78,8 @@ class Frame(NamedTuple):
     problems: list[Problem]
     seed: int
     """What the checksums of its entries' headers start from."""
+    end: int
+    """Where the next frame begins in the file."""
 
 
 def read_header(path: Path, generation: int = 0) -> JournalHeader | None:
@@ -271,17 +273,18 @@ def _frame(
     start = head.position + format_.head_bytes
     stop = min(start + head.length, len(data))
     seed = format_.seed(head.sequence)
+    end = head.position + format_.frame_bytes(head.length)
     if stop == start + head.length and crc32c(data[start:stop]) == head.crc:
         found = _sound(data, start, stop) if entries else []
-        return Frame(head.sequence, head.synced, found, problems, seed)
+        return Frame(head.sequence, head.synced, found, problems, seed, end)
     found, bad = _entries(
         name, data, start, stop, head.length, seed, resume=format_.entries_are_seeded
     )
     if not bad:
         # Each entry holds, but some are another commit's: left from earlier, at the same places.
         reason = "its entries are not those of one commit"
-        bad.append(Problem(name, head.position, format_.frame_bytes(head.length), reason))
-    return Frame(head.sequence, head.synced, found, problems + bad, seed)
+        bad.append(Problem(name, head.position, end - head.position, reason))
+    return Frame(head.sequence, head.synced, found, problems + bad, seed, end)
 
 
 def _looks_begun(data: memoryview, format_: _Format, position: int, number: int) -> bool:

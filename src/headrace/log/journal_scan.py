@@ -13,6 +13,7 @@ copies of its header and has no frame of that generation, may have held the newe
 
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -82,6 +83,7 @@ class JournalScan:
             self.is_ahead |= not any(file.covers(first) for file in self._files)
         for file in self._files:
             self._judge(file, numbers)
+        self._judge_ends(missing)
         self._judge_whole(missing)
 
     @property
@@ -129,6 +131,15 @@ class JournalScan:
         for number, problem in file.bad_entries:
             if number > applied:
                 self._bad(file, number, problem)
+
+    def _judge_ends(self, missing: list[int]) -> None:
+        """Keep what is left of frames that were the last of their file, and of which nothing holds."""
+        for file, after in pairwise(self._files):
+            if any(file.last < number < after.first for number in missing):
+                rest = load(file.path).data[file.end :]
+                length = max(len(bytes(rest).rstrip(b"\0")), journal.BLOCK_BYTES)
+                problem = Problem(file.path.name, file.end, length, "frames are damaged")
+                self.damages.append((file.path, problem))
 
     def _judge_whole(self, missing: list[int]) -> None:
         if missing:
@@ -182,6 +193,8 @@ class _File:
         """Each with the number of the commit before it."""
         self.bad_entries: list[tuple[int, Problem]] = []
         """Each with the number of the commit it is part of."""
+        self.end = 0
+        """Where the last frame ends."""
         before = header.first - 1 if header is not None else sys.maxsize
         loaded = load(path)
         self.unreadable = loaded.unreadable
@@ -195,6 +208,8 @@ class _File:
                 self.header_problems.append(item)
             else:
                 self.bad_frames.append((before, item))
+            if isinstance(item, Frame):
+                self.end = item.end
         self.last = max(self.sequences, default=0)
         self.first = header.first if header is not None else min(self.sequences, default=0)
         self.is_untrusted = header is None and not self.sequences

@@ -14,11 +14,21 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from headrace.log.catalogue_rows import SegmentRow
-from headrace.log.index import ROW_BYTES, Row, decode_row, row_position
+from headrace.log.index import (
+    HEADER_BYTES,
+    ROW_BYTES,
+    Row,
+    decode_header,
+    decode_row,
+    row_position,
+)
+from headrace.log.index_repair import distrust_first_block, restore_rows
 from headrace.log.layout import Layout
 from headrace.log.store import ColdError, Run
 
 _ROWS_AT_ONCE = 128
+_RESTORED_MAX = 100
+"""Damaged indexes that are remembered; of more, all are restored again."""
 
 
 class DamagedRun(NamedTuple):
@@ -75,6 +85,8 @@ class Segments:
         self._wait = wait_for_disk
         self._bad: set[tuple[Path, int]] = set()
         """Places that the disk could not read: they are damage, like any other."""
+        self._restored: dict[tuple[int, int, int], list[Row | None]] = {}
+        """Rows of indexes that are damaged, as far as their segments say what these were."""
 
     def close(self) -> None:
         while self._open:
@@ -103,6 +115,9 @@ class Segments:
         position = offset
         while row < segment.rows and taken < bytes_max:
             rows = self._rows(segment, row, min(_ROWS_AT_ONCE, segment.rows - row))
+            if self._index_key(segment) in self._restored:
+                index = path.with_suffix(".idx")
+                damaged.append(DamagedRun(index, position, position, 0, 0, "its rows are damaged"))
             chosen: list[Row] = []
             for candidate in rows:
                 if taken >= bytes_max:
@@ -116,7 +131,10 @@ class Segments:
                 chosen.append(candidate)
                 taken += candidate.length
                 position = candidate.end
+            bad = len(damaged)
             self._read_runs(segment, path, chosen, runs, damaged)
+            if len(damaged) > bad and self._is_foreign(segment):
+                return self.read(segment, offset, bytes_max)
         return Block(runs, position if row < segment.rows else segment.end, row, damaged)
 
     def find(self, segment: SegmentRow, wanted: Callable[[Row], bool]) -> int:
@@ -129,7 +147,17 @@ class Segments:
                 high = middle
             else:
                 low = middle + 1
+        if self._leads_astray(segment, low):
+            return self.find(segment, wanted)
         return low
+
+    def _leads_astray(self, segment: SegmentRow, number: int) -> bool:
+        """Return whether rows are wrong here that were not known to be: they are restored then."""
+        if self._index_key(segment) in self._restored or not segment.rows:
+            return False
+        first = max(0, number - 1)
+        rows = self._rows(segment, first, min(2, segment.rows - first))
+        return self._index_key(segment) in self._restored and bool(rows)
 
     def row(self, segment: SegmentRow, number: int) -> Row | None:
         return self._good_row(segment, number, segment.rows)
@@ -152,10 +180,46 @@ class Segments:
         return self._pread(path, count * ROW_BYTES, row_position(first))
 
     def _rows(self, segment: SegmentRow, first: int, count: int) -> list[Row | None]:
+        restored = self._restored.get(self._index_key(segment))
+        if restored is not None:
+            return restored[first : first + count]
+        rows = self._rows_on_disk(segment, first, count)
+        if _are_sound(rows, segment, first):
+            return rows
+        restored = self._restore(segment, self._rows_on_disk(segment, 0, segment.rows))
+        return restored[first : first + count]
+
+    def _restore(self, segment: SegmentRow, rows: list[Row | None]) -> list[Row | None]:
+        path = self._layout.segment(segment.topic_id, segment.base)
+        restored = restore_rows(
+            rows, segment, lambda at, length: self._pread(path, length, at - segment.base)
+        )
+        if len(self._restored) >= _RESTORED_MAX:
+            self._restored.clear()
+        self._restored[self._index_key(segment)] = restored
+        return restored
+
+    def _is_foreign(self, segment: SegmentRow) -> bool:
+        """Return whether the index begins with a block of another index: its rows are restored then."""
+        if self._index_key(segment) in self._restored:
+            return False
+        path = self._layout.index(segment.topic_id, segment.base)
+        header = decode_header(self._pread(path, HEADER_BYTES, 0))
+        if header is None or (header.topic_id, header.base) == (segment.topic_id, segment.base):
+            return False
+        rows = self._rows_on_disk(segment, 0, segment.rows)
+        self._restore(segment, distrust_first_block(rows))
+        return True
+
+    def _rows_on_disk(self, segment: SegmentRow, first: int, count: int) -> list[Row | None]:
         data = self.packed_rows(segment, first, count)
         whole = len(data) // ROW_BYTES
         rows: list[Row | None] = [decode_row(data, at * ROW_BYTES) for at in range(whole)]
         return rows + [None] * (count - whole)
+
+    @staticmethod
+    def _index_key(segment: SegmentRow) -> tuple[int, int, int]:
+        return segment.topic_id, segment.base, segment.rows
 
     def _read_runs(
         self,
@@ -214,6 +278,16 @@ class Segments:
         else:
             self._open.move_to_end(path)
         return fd
+
+
+def _are_sound(rows: list[Row | None], segment: SegmentRow, first: int) -> bool:
+    """Return whether these rows are all there, follow each other, and fit to the segment's ends."""
+    end = segment.base if first == 0 else -1
+    for row in rows:
+        if row is None or (row.offset != end and end >= 0):
+            return False
+        end = row.offset + row.length
+    return first + len(rows) < segment.rows or end == segment.end
 
 
 def _read_or_nothing(fd: int, length: int, position: int) -> bytes:

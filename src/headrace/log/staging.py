@@ -18,7 +18,7 @@ from pathlib import Path
 
 from headrace.config import Limits
 from headrace.errors import StagedClaimedError, StagingFullError, UnknownStagedError
-from headrace.log.blocks import BlockDecoder
+from headrace.log.blocks import BlockDecoder, staged_seed
 from headrace.log.disk import Disk
 from headrace.log.entries import StagedFile
 from headrace.log.layout import Layout
@@ -65,7 +65,7 @@ class Upload:
         self._path = layout.staged_file(self.id)
         self._unfinished = self._path.with_suffix(_UNFINISHED)
         self._disk = disk
-        self._decoder = BlockDecoder()
+        self._decoder = BlockDecoder(staged_seed(self.id))
         self._fd: int | None = None
         self._written = self._sync_started = 0
         self._lock = threading.Lock()

@@ -73,6 +73,8 @@ class _Check:
         self._plans: dict[int, tuple[TopicRow | None, list[SegmentRow]]] = {}
         """Topics whose segments are checked already, and what these were."""
         self._checks: dict[SegmentRow, SegmentCheck] = {}
+        self._batches: dict[tuple[bytes, int], BatchRow] = {}
+        """Those that the journal says more of than the catalogue."""
 
     def run(self, topics: Sequence[str], check: CheckSegments | None) -> None:
         view, report = self._view, self._report
@@ -90,12 +92,14 @@ class _Check:
             if checked is not None:
                 report.topics.append(checked)
         if not topics:
-            report.damages += check_staged(self._layout, list(view.batches()), self._batch)
+            batches = {(row.producer, row.number): row for row in view.batches()} | self._batches
+            report.damages += check_staged(self._layout, batches.values(), self._batch)
             report.notes += self._orphans()
 
     def _check_journal(self) -> dict[int, Life]:
         """What the journal adds to topics, each with what is damaged of it there."""
         first = self._read_journal()
+        self._batches = first.batches
         if not first.all_damages and not first.unfinished:
             return first.lives
         # Only what is seen twice: a server may have been at work where the first reading was.
@@ -188,7 +192,9 @@ class _Check:
             self._progress(min(self._done, self._total), self._total)
 
     def _batch(self, row: BatchRow) -> BatchRow | None:
-        return self._view.batch(row.producer, row.number)
+        """What the catalogue says of a batch by now, or what the journal said if that is more."""
+        now = self._view.batch(row.producer, row.number)
+        return now or self._batches.get((row.producer, row.number))
 
     def _orphans(self) -> Iterator[str]:
         """Files that no row names; but without a clean stop some are in the making, or left over."""

@@ -10,8 +10,9 @@ import msgspec
 
 from headrace.log import journal
 from headrace.log.catalogue import Catalogue
+from headrace.log.catalogue_rows import BatchRow
 from headrace.log.entries import Create, Name, Names, Noted
-from headrace.log.gathered import nameless
+from headrace.log.gathered import Gathered, nameless
 from headrace.log.journal_reading import Problem
 from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout
@@ -44,6 +45,7 @@ class JournalCheck:
         """The topics it says anything of, by number."""
         self._nameless: dict[int, Damage] = {}
         self._catalogue = catalogue
+        self._gathered = Gathered(catalogue, catalogue.topic_by_id, new_from=0)
         scan = JournalScan(layout, catalogue.meta(), journal.boot_id())
         self.unfinished = [_damage(problem) for problem in scan.unfinished]
         """Writes that did not come to their end, and so were never acknowledged."""
@@ -67,12 +69,21 @@ class JournalCheck:
         self.damages += self._nameless.values()
 
     @property
+    def batches(self) -> dict[tuple[bytes, int], BatchRow]:
+        """The batches it says anything of, and how far each has come."""
+        return self._gathered.batches
+
+    @property
     def all_damages(self) -> list[Damage]:
         return [*self.damages, *(one for life in self.lives.values() for one in life.damages)]
 
     def _follow(self, path: Path, entry: journal.Entry) -> None:
         life = self._life(entry.topic_id)
         file = f"journal/{path.name}"
+        if entry.kind == journal.DECIDE:
+            self._gathered.add(entry)
+        elif entry.extra and entry.kind in (journal.APPEND, journal.LOST, journal.ADVANCE):
+            self._gathered.add(entry._replace(kind=journal.ADVANCE))
         if entry.kind == journal.CREATE:
             made = msgspec.msgpack.decode(entry.extra, type=Create)
             at = (entry.offset, entry.ordinal)

@@ -14,6 +14,7 @@ from crc32c import crc32c
 
 from headrace.log.catalogue_rows import SegmentRow, TopicRow
 from headrace.log.index import HEADER_BYTES, ROW_BYTES, Row, decode_header, decode_rows
+from headrace.log.index_repair import distrust_first_block, restore_rows
 from headrace.log.layout import Layout
 from headrace.log.records import boundary, holds
 from headrace.log.report import Found, Range
@@ -51,21 +52,24 @@ class SegmentCheck(Found):
         self._offset, self._ordinal = segment.base, segment.first_ordinal
         self._ms = segment.first_ms
         self._bad_rows = 0
+        self._foreign = False
+        """True when the index begins with a block of another index."""
 
     def run(self, advance: Advance) -> None:
         segment = self.segment
         with ExitStack() as stack:
             index = stack.enter_context(_File(self._path.with_suffix(".idx")))
             log = stack.enter_context(_File(self._path))
-            for file, name in ((index, self._index), (log, self._log)):
-                if file.missing:
-                    self.bad(
-                        name, "the file is missing", self._until(segment.end, segment.end_ordinal)
-                    )
-                    return
-            self._check_header(index.read(0, HEADER_BYTES))
-            for row in _rows(index, segment.rows):
-                if row is None or not segment.base <= row.offset < row.end <= segment.end:
+            if log.missing:
+                rest = self._until(segment.end, segment.end_ordinal)
+                self.bad(self._log, "the file is missing", rest)
+                return
+            if index.missing:
+                self.bad(self._index, "the file is missing")
+            else:
+                self._check_header(index.read(0, HEADER_BYTES))
+            for row in self._sound_rows(index, log):
+                if row is None:
                     self._bad_rows += 1
                     continue
                 self._check_place(row.offset, row.ordinal)
@@ -74,6 +78,24 @@ class SegmentCheck(Found):
         self._check_place(segment.end, segment.end_ordinal)
         if not self.damages and self._ms != segment.last_ms:
             self.bad(self._index, "the last row's time is not the catalogue's")
+
+    def _sound_rows(self, index: "_File", log: "_File") -> Iterator[Row | None]:
+        """The rows of the index, restored from where they are damaged on."""
+        segment = self.segment
+        end = segment.base
+        for number, row in enumerate(_rows(index, segment.rows)):
+            if row is None or row.offset != end or row.end > segment.end or self._foreign:
+                self.bad(self._index, "the index rows are damaged")
+                rows = list(_rows(index, segment.rows))
+                restored = restore_rows(
+                    distrust_first_block(rows) if self._foreign else rows,
+                    segment,
+                    lambda at, length: log.read(at - segment.base, length),
+                )
+                yield from restored[number:]
+                return
+            yield row
+            end = row.end
 
     def _check_header(self, data: bytes) -> None:
         header = decode_header(data)
@@ -85,6 +107,7 @@ class SegmentCheck(Found):
         said = header.topic_id, header.base, header.first_ordinal, header.name.encode()
         if said != (topic.id, segment.base, segment.first_ordinal, topic.name):
             self.bad(self._index, "the header does not agree with the catalogue")
+            self._foreign = said[:2] != (topic.id, segment.base)
         elif header.epoch > topic.epoch:
             self.bad(
                 self._index,

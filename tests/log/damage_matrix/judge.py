@@ -46,7 +46,7 @@ from tests.log.damage_matrix.damages import CONTENTS, WHOLE, Damage
 from tests.log.damage_matrix.worlds import Group, Place, World
 from tests.log.expected import check_order, read
 
-TAIL_IS_ONE_FRAME = False
+TAIL_IS_ONE_FRAME = True
 INDEX_ROWS_ARE_CONTENT = False
 """Set to let a damaged index block cost the runs of its rows."""
 

@@ -19,7 +19,10 @@ from headrace.model import Durability, Position
 from headrace.testing.store import StepStore
 
 JOURNAL_BYTES = 64 * 1024
-SECTOR_BYTES = 512
+BLOCK_BYTES = 4096
+"""Frames begin at multiples of this."""
+FRAMES_POSITION = 2 * BLOCK_BYTES
+"""Where the first frame of a file begins, behind the two copies of its header."""
 
 ENTRY_PREFIX_BYTES = 0
 """Bytes of an entry that stand in the journal in front of what `Appended.entries` holds of it."""
@@ -151,7 +154,7 @@ def small(path: Path, files: int) -> Config:
 class Builder:
     """Drives a store, and remembers what it acknowledged."""
 
-    def __init__(self, path: Path, *, files: int = 3, boot: bytes | None = None) -> None:
+    def __init__(self, path: Path, *, files: int = 6, boot: bytes | None = None) -> None:
         self.world = World(path.parent.name, path, False, boot or boot_id(), files)
         self.path = path
         self._serial = 0
@@ -355,7 +358,7 @@ class Builder:
         return world
 
     def _locate_frames(self, journals: Mapping[str, bytes]) -> None:
-        """Frames begin at sectors: each reaches from behind the one before it to its own last byte."""
+        """Frames begin at blocks: each reaches from behind the one before it to its own last block."""
         before: Place | None = None
         for commit in self.world.commits:
             held = [
@@ -370,9 +373,10 @@ class Builder:
             if not held:
                 continue
             file = held[0].file
-            begin = before.end if before is not None and before.file == file else 0
+            follows = before is not None and before.file == file
+            begin = before.end if before is not None and follows else FRAMES_POSITION
             held = [one for one in held if one.begin >= begin]
-            end = -(-max(one.end for one in held) // SECTOR_BYTES) * SECTOR_BYTES
+            end = -(-max(one.end for one in held) // BLOCK_BYTES) * BLOCK_BYTES
             commit.frame = before = Place(file, begin, end)
 
 
@@ -452,7 +456,7 @@ def clean(path: Path) -> World:
 
 def unapplied(path: Path) -> World:
     """Killed before the applier did anything: every journal file has commits that only it holds."""
-    builder = Builder(path, files=4)
+    builder = Builder(path, files=9)
     builder.store.applying = False
     _fill(builder, ["orders", "invoices"], 12)
     _state(builder, "orders", "invoices", "u0")
@@ -545,7 +549,7 @@ def batches(path: Path) -> World:
     _fill(builder, ["orders", "batched"], 8, 2)
     while True:
         builder.append({"invoices": [3000]})
-        if builder.store.store._ring.current.position > JOURNAL_BYTES - 7000:
+        if builder.store.store._ring.current.position > JOURNAL_BYTES - 2 * BLOCK_BYTES:
             break
     blocks = [("batched" if number % 2 else "orders", [400, 500]) for number in range(20)]
     builder.pending_batch("job", 1, *blocks)
