@@ -297,7 +297,7 @@ class Builder:
         world, store = self.world, self.store.store
         self._applied_to: dict[str, int] = {}
         self._runs: dict[str, list[Place]] = {}
-        for name in {group.topic for group in world.groups}:
+        for name in sorted({group.topic for group in world.groups}):
             topic = store.topic(name)
             records: dict[int, tuple[int, bytes]] = {}
             for group in world.groups:
