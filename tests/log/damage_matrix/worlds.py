@@ -292,6 +292,16 @@ class Builder:
         self.store.crash()
         return self._located(copy)
 
+    def kill_during_apply(self) -> World:
+        """The applier has written segments, and was killed before the catalogue says so."""
+        self._note_topics()
+        copy = self.path.with_name("killed")
+        shutil.copytree(self.path, copy)
+        self.store.apply_waiting()
+        shutil.copytree(self.path / "segments", copy / "segments", dirs_exist_ok=True)
+        self.store.crash()
+        return self._located(copy)
+
     def _note_topics(self) -> None:
         """What the store serves right now, and which checksummed units of segments hold it."""
         world, store = self.world, self.store.store
@@ -491,6 +501,21 @@ def mixed(path: Path, boot: bytes | None = None) -> World:
     return builder.kill()
 
 
+def interrupted(path: Path) -> World:
+    """Killed while the applier was at work: segments are longer than the catalogue says."""
+    builder = Builder(path)
+    _fill(builder, ["orders", "invoices"], 8)
+    _state(builder, "orders", "invoices", "i0")
+    builder.rotate()
+    builder.store.applying = False
+    _fill(builder, ["orders", "invoices", "older"], 10, 4)
+    _state(builder, "older", "orders", "i1")
+    builder.rotate()
+    _fill(builder, ["orders", "newer"], 5, 1)
+    builder.append({"invoices": [60]})
+    return builder.kill_during_apply()
+
+
 def rebooted(path: Path) -> World:
     """The same after a crash of the machine: a start sees another boot."""
     return mixed(path, OTHER_BOOT)
@@ -557,6 +582,7 @@ WORLDS: dict[str, Callable[[Path], World]] = {
     "unapplied": unapplied,
     "mixed": mixed,
     "rebooted": rebooted,
+    "interrupted": interrupted,
     "recycled": recycled,
     "many": many,
     "batches": batches,
