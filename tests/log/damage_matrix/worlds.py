@@ -238,6 +238,8 @@ class Builder:
         self.store.store.batches.decide(producer, number, [staged], lambda _: None)
         self.store.runner.run()
         assert self.store.store.held_back, "the journal still had room"
+        files = Layout(self.path).journal_files()
+        assert any(producer.encode() in file.read_bytes() for file in files), "not decided"
         data = (self.path / "staged" / staged).read_bytes()
         begin = 0
         for name, payloads in made:
@@ -264,6 +266,16 @@ class Builder:
         self.world.commits.append(commit)
         self.world.groups += groups
         return commit
+
+    def room_left(self) -> int:
+        """Bytes behind the last record in its journal file."""
+        last = self.world.groups[-1].data
+        ends = [
+            data.index(last) + len(last)
+            for file in Layout(self.path).journal_files()
+            if last in (data := file.read_bytes())
+        ]
+        return JOURNAL_BYTES - max(ends)
 
     def rotate(self) -> None:
         self.store.rotate()
@@ -568,10 +580,8 @@ def batches(path: Path) -> World:
     _fill(builder, ["orders", "invoices"], 10)
     builder.rotate()
     _fill(builder, ["orders", "batched"], 8, 2)
-    while True:
+    while builder.room_left() > 9000:
         builder.append({"invoices": [3000]})
-        if builder.store.store._ring.current.position > JOURNAL_BYTES - 7000:
-            break
     blocks = [("batched" if number % 2 else "orders", [400, 500]) for number in range(20)]
     builder.pending_batch("job", 1, *blocks)
     return builder.kill()
