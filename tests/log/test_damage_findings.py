@@ -13,7 +13,7 @@ import pytest
 from tests.log.damage_matrix.damages import UNITS, WHOLE, Damage, damages
 from tests.log.damage_matrix.judge import judge
 from tests.log.damage_matrix.unreadable import build, judge_unreadable
-from tests.log.damage_matrix.worlds import SECTOR_BYTES, WORLDS, Builder, World
+from tests.log.damage_matrix.worlds import BLOCK_BYTES, WORLDS, Builder, World
 from tests.tools import takes_long, tool
 
 FAULTS_SHOWN_MAX = 30
@@ -151,7 +151,7 @@ def test_the_name_of_a_topic_stands_in_two_blocks_at_least(tmp_path):
 
 # Forged frames
 
-FORGED_SECTORS = 16
+FORGED_BLOCKS = 4
 
 
 def history(builder: Builder, *, first: bool) -> None:
@@ -168,20 +168,20 @@ def forgery(path: Path, *, first: bool) -> bytes:
     """A payload of frames that follow the attacker's own: made by a store with the same history."""
     builder = Builder(path / "data")
     history(builder, first=first)
-    builder.append_payloads("attacker", b"?" * FORGED_SECTORS * SECTOR_BYTES)
+    builder.append_payloads("attacker", b"?" * FORGED_BLOCKS * BLOCK_BYTES)
     builder.append({"attacker": [70]})
     builder.append_payloads("victim", b"evil: nobody ever published this")
     files = {one: one.read_bytes() for one in (path / "data" / "journal").glob("*.journal")}
     builder.store.crash()
     (probe,) = [at for data in files.values() if (at := data.find(b"????????")) >= 0]
     (evil,) = [
-        data[at // SECTOR_BYTES * SECTOR_BYTES :][:SECTOR_BYTES]
+        data[at // BLOCK_BYTES * BLOCK_BYTES :][:BLOCK_BYTES]
         for data in files.values()
         if (at := data.find(b"evil: nobody")) >= 0
     ]
     shutil.rmtree(path)
-    padding = -probe % SECTOR_BYTES
-    return b"." * padding + evil * FORGED_SECTORS
+    padding = -probe % BLOCK_BYTES
+    return b"." * padding + evil * FORGED_BLOCKS
 
 
 @pytest.fixture(params=["guessed generation", "true generation"])
@@ -207,7 +207,7 @@ def test_a_frame_forged_inside_a_payload_is_never_believed(tmp_path, first):
     assert frame is not None
     data = (world.path / frame.file).read_bytes()
     (place,) = attack.groups[0].places
-    assert data.index(payload[-SECTOR_BYTES:]) % SECTOR_BYTES == 0, "it has to stand at a sector"
+    assert data.index(payload[-BLOCK_BYTES:]) % BLOCK_BYTES == 0, "it has to stand at a block"
     bad = [
         Damage(frame.file, "journal", what, position, unit)
         for unit in UNITS

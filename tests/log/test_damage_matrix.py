@@ -22,7 +22,7 @@ from tests.log.damage_matrix.sample import Case, of_kind, sample
 from tests.log.damage_matrix.worlds import WORLDS, World
 from tests.tools import takes_long
 
-SAMPLED = {"journal": 2, "segment": 2, "index": 2, "catalogue": 2}
+SAMPLED = {"journal": 3, "segment": 2, "index": 2, "catalogue": 2}
 """Damages of each stratum in a usual run; 1 for other kinds of file."""
 
 FAULTS_SHOWN_MAX = 30

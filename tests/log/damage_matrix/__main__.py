@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from headrace.log import layout
+from tests.log.damage_matrix import judge
 from tests.log.damage_matrix.damages import damages
-from tests.log.damage_matrix.judge import judge
 from tests.log.damage_matrix.worlds import WORLDS
 
 MEMORY = Path("/dev/shm")
@@ -26,7 +26,15 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="only every so manieth damage")
     parser.add_argument("--only", help="one damage, as it is printed")
     parser.add_argument("--examples", type=int, default=2, help="printed of each kind of fault")
+    parser.add_argument(
+        "--one-frame", action="store_true", help="excuse nothing at the end but the very last frame"
+    )
+    parser.add_argument(
+        "--index-rows", action="store_true", help="let a damaged index cost the runs of its segment"
+    )
     options = parser.parse_args()
+    judge.TAIL_IS_ONE_FRAME |= options.one_frame
+    judge.INDEX_ROWS_ARE_CONTENT = options.index_rows
     # Starts are quicker with four directories to look into than with 256.
     layout.SEGMENT_DIRECTORIES = 4
     with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as scratch:
@@ -47,7 +55,7 @@ def run(name: str, options: argparse.Namespace, scratch: Path) -> None:
     counts: Counter[tuple[str, str, str]] = Counter()
     examples: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for number, damage in enumerate(chosen):
-        faults = judge(world, damage, scratch / "copy", settle=bool(number % 2))
+        faults = judge.judge(world, damage, scratch / "copy", settle=bool(number % 2))
         wrong += bool(faults)
         for kind in {fault.kind for fault in faults}:
             key = damage.kind, damage.what, kind

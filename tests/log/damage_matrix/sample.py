@@ -17,7 +17,8 @@ def sample(worlds: Iterable[World], kind: str, count: int) -> list[Case]:
         for damage in of_kind(world, kind):
             strata[stratum(world, damage)].append((world, damage))
     chosen: list[Case] = []
-    for key, cases in sorted(strata.items(), key=str):
+    for key in sorted(strata, key=str):
+        cases = strata[key]
         chosen += random.Random(str(key)).sample(cases, min(count, len(cases)))
     return chosen
 

@@ -241,6 +241,8 @@ class Builder:
         self.store.store.batches.decide(producer, number, [staged], lambda _: None)
         self.store.runner.run()
         assert self.store.store.held_back, "the journal still had room"
+        files = Layout(self.path).journal_files()
+        assert any(producer.encode() in file.read_bytes() for file in files), "not decided"
         data = (self.path / "staged" / staged).read_bytes()
         begin = 0
         for name, payloads in made:
@@ -267,6 +269,16 @@ class Builder:
         self.world.commits.append(commit)
         self.world.groups += groups
         return commit
+
+    def room_left(self) -> int:
+        """Bytes behind the last record in its journal file."""
+        last = self.world.groups[-1].data
+        ends = [
+            data.index(last) + len(last)
+            for file in Layout(self.path).journal_files()
+            if last in (data := file.read_bytes())
+        ]
+        return JOURNAL_BYTES - max(ends)
 
     def rotate(self) -> None:
         self.store.rotate()
@@ -295,12 +307,22 @@ class Builder:
         self.store.crash()
         return self._located(copy)
 
+    def kill_during_apply(self) -> World:
+        """The applier has written segments, and was killed before the catalogue says so."""
+        self._note_topics()
+        copy = self.path.with_name("killed")
+        shutil.copytree(self.path, copy)
+        self.store.apply_waiting()
+        shutil.copytree(self.path / "segments", copy / "segments", dirs_exist_ok=True)
+        self.store.crash()
+        return self._located(copy)
+
     def _note_topics(self) -> None:
         """What the store serves right now, and which checksummed units of segments hold it."""
         world, store = self.world, self.store.store
         self._applied_to: dict[str, int] = {}
         self._runs: dict[str, list[Place]] = {}
-        for name in {group.topic for group in world.groups}:
+        for name in sorted({group.topic for group in world.groups}):
             topic = store.topic(name)
             records: dict[int, tuple[int, bytes]] = {}
             for group in world.groups:
@@ -495,6 +517,21 @@ def mixed(path: Path, boot: bytes | None = None) -> World:
     return builder.kill()
 
 
+def interrupted(path: Path) -> World:
+    """Killed while the applier was at work: segments are longer than the catalogue says."""
+    builder = Builder(path)
+    _fill(builder, ["orders", "invoices"], 8)
+    _state(builder, "orders", "invoices", "i0")
+    builder.rotate()
+    builder.store.applying = False
+    _fill(builder, ["orders", "invoices", "older"], 10, 4)
+    _state(builder, "older", "orders", "i1")
+    builder.rotate()
+    _fill(builder, ["orders", "newer"], 5, 1)
+    builder.append({"invoices": [60]})
+    return builder.kill_during_apply()
+
+
 def rebooted(path: Path) -> World:
     """The same after a crash of the machine: a start sees another boot."""
     return mixed(path, OTHER_BOOT)
@@ -547,10 +584,8 @@ def batches(path: Path) -> World:
     _fill(builder, ["orders", "invoices"], 10)
     builder.rotate()
     _fill(builder, ["orders", "batched"], 8, 2)
-    while True:
+    while builder.room_left() > 9000:
         builder.append({"invoices": [3000]})
-        if builder.store.store._ring.current.position > JOURNAL_BYTES - 2 * BLOCK_BYTES:
-            break
     blocks = [("batched" if number % 2 else "orders", [400, 500]) for number in range(20)]
     builder.pending_batch("job", 1, *blocks)
     return builder.kill()
@@ -561,6 +596,7 @@ WORLDS: dict[str, Callable[[Path], World]] = {
     "unapplied": unapplied,
     "mixed": mixed,
     "rebooted": rebooted,
+    "interrupted": interrupted,
     "recycled": recycled,
     "many": many,
     "batches": batches,
