@@ -9,10 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BadBlockError
-from headrace.log.blocks import Block, BlockDecoder, Damaged, encode_block, read_staged
+from headrace.log.blocks import (
+    Block,
+    BlockDecoder,
+    Damaged,
+    encode_block,
+    read_staged,
+    staged_seed,
+)
 from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
 from headrace.log.records import pack_record
 from headrace.model import PAYLOAD_BYTES_MAX
+
+ID = "0f" * 16
 
 payloads = st.lists(st.binary(max_size=60), min_size=1, max_size=12)
 topics = st.sampled_from(["a", "b/c", "ö" * 100])
@@ -28,7 +37,7 @@ def body(*blocks: tuple[str, list[bytes]]) -> bytes:
 
 def staged(data: bytes, *cuts: int) -> bytes:
     """What is staged of an upload that arrives in pieces."""
-    decoder = BlockDecoder()
+    decoder = BlockDecoder(staged_seed(ID))
     made = b""
     for first, last in zip((0, *cuts), (*cuts, len(data)), strict=True):
         made += b"".join(decoder.feed(data[first:last]))
@@ -61,9 +70,49 @@ def test_an_upload_is_read_back_as_it_came_however_it_was_cut(tmp_path_factory, 
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=5)))
     made = staged(sent, *cuts)
     assert len(made) == len(sent)
-    path = tmp_path_factory.mktemp("blocks") / "file"
+    path = tmp_path_factory.mktemp("blocks") / ID
     path.write_bytes(made)
     assert read_all(path, len(made), many) == blocks_of(upload)
+
+
+THREE = (("a", [b"one"]), ("b", [b"two", b"three"]), ("c", [b"four"]))
+
+
+@pytest.mark.parametrize("many", [1, 1 << 20])
+def test_a_damaged_header_costs_its_own_block(tmp_path, many):
+    made = staged(body(*THREE))
+    first, _, third = blocks_of(THREE)
+    begin = len(body(THREE[0]))
+    for at in range(begin, begin + 19):
+        damaged = bytearray(made)
+        damaged[at] ^= 1
+        (tmp_path / ID).write_bytes(damaged)
+        found = read_all(tmp_path / ID, len(made), many)
+        assert [one for one in found if isinstance(one, Block)] == [first, third]
+        assert any(isinstance(one, Damaged) for one in found)
+
+
+def test_neither_a_payload_nor_a_copy_is_taken_for_a_block(tmp_path):
+    """Not even behind a damaged header, where the next block is searched for."""
+    forged = staged(body(("victim", [b"never uploaded"])))
+    blocks = (("a", [b"." + forged]), ("b", [b"two"]))
+    made = bytearray(staged(body(*blocks)))
+    made[0] ^= 1
+    (tmp_path / ID).write_bytes(made)
+    found = read_all(tmp_path / ID, len(made), 1 << 20)
+    assert [one for one in found if isinstance(one, Block)] == blocks_of(blocks)[1:]
+
+
+def test_a_staged_file_of_an_earlier_version_is_read(tmp_path):
+    decoder = BlockDecoder()
+    made = b"".join(decoder.feed(body(*THREE)))
+    # Its headers have no seed.
+    places = [0, len(body(THREE[0])), len(body(*THREE[:2]))]
+    old = bytearray(made)
+    for at in places:
+        old[at : at + 4] = crc32c(bytes(old[at + 4 : at + 19])).to_bytes(4)
+    (tmp_path / ID).write_bytes(old)
+    assert read_all(tmp_path / ID, len(old), 1 << 20) == blocks_of(THREE)
 
 
 def test_an_upload_is_taken_byte_by_byte():
@@ -232,7 +281,7 @@ def test_damage_of_a_staged_file_is_noticed_and_takes_what_is_behind_it_at_most(
     made = bytearray(staged(body(*upload)))
     at = data.draw(st.integers(0, len(made) * 8 - 1))
     made[at // 8] ^= 1 << at % 8
-    path = tmp_path_factory.mktemp("blocks") / "file"
+    path = tmp_path_factory.mktemp("blocks") / ID
     path.write_bytes(made)
     found = read_all(path, len(made), 1 << 20)
     sound = blocks_of(upload)
@@ -246,7 +295,7 @@ def test_damage_of_a_staged_file_is_noticed_and_takes_what_is_behind_it_at_most(
 @given(uploads.filter(bool), st.data())
 def test_a_staged_file_that_was_cut_is_noticed(tmp_path_factory, upload, data):
     made = staged(body(*upload))
-    path = tmp_path_factory.mktemp("blocks") / "file"
+    path = tmp_path_factory.mktemp("blocks") / ID
     path.write_bytes(made[: data.draw(st.integers(0, len(made) - 1))])
     found = read_all(path, len(made), 1 << 20)
     assert found[:-1] == blocks_of(upload)[: len(found) - 1]

@@ -57,7 +57,13 @@ class UnreadableCatalogueError(DamagedCatalogueError):
 
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
-_UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)
+_UNREADABLE = (
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_IOERR_READ,
+    sqlite3.SQLITE_IOERR_SHORT_READ,
+    sqlite3.SQLITE_IOERR_CORRUPTFS,
+)
+"""What SQLite says of a file that the disk could not read."""
 
 
 def unreadable(path: Path, error: sqlite3.Error) -> DataDirectoryError:

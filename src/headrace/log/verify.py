@@ -8,13 +8,21 @@ the catalogue is asked again, and what it no longer names is no damage.
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from headrace.errors import DataDirectoryError, UnknownTopicError
-from headrace.log.catalogue import BACKUP_NAME, FILE_NAME, DamagedCatalogueError
+from headrace.log.catalogue import (
+    BACKUP_NAME,
+    FILE_NAME,
+    DamagedCatalogueError,
+    UnreadableCatalogueError,
+)
 from headrace.log.catalogue_rows import BatchRow, SegmentRow, TopicRow
 from headrace.log.inspect import CatalogueView, open_unchanged
+from headrace.log.journal_reading import read_header
 from headrace.log.layout import Layout
+from headrace.log.load import READ_ATTEMPTS
 from headrace.log.report import Damage, Found, Range, Report, TopicReport
 from headrace.log.verify_journal import JournalCheck, Life
 from headrace.log.verify_segments import CheckSegments, SegmentCheck, SegmentWork, join_segments
@@ -43,9 +51,9 @@ def verify(
     layout = Layout(data_dir)
     report = Report([], [], [], False)
     try:
-        if not (data_dir / FILE_NAME).exists() and any(_segment_files(layout)):
+        if not (data_dir / FILE_NAME).exists() and _is_in_use(layout):
             raise DamagedCatalogueError(f"{data_dir / FILE_NAME}: the file is missing")
-        with open_unchanged(data_dir) as view:
+        with _open(data_dir) as view:
             _Check(layout, view, report, progress).run(topics, check)
     except (DamagedCatalogueError, sqlite3.DatabaseError) as error:
         damage = _of_catalogue(FILE_NAME, error)
@@ -59,6 +67,22 @@ def verify(
         report.notes += _set_aside(layout)
     report.damaged = bool(report.damages) or any(topic.damages for topic in report.topics)
     return report
+
+
+def _is_in_use(layout: Layout) -> bool:
+    return any(_segment_files(layout)) or any(map(read_header, layout.journal_files()))
+
+
+def _open(data_dir: Path) -> AbstractContextManager[CatalogueView]:
+    """Open the catalogue; a disk may fail to read it for a moment."""
+    for _ in range(READ_ATTEMPTS - 1):
+        try:
+            with open_unchanged(data_dir) as view:
+                view.meta()
+            break
+        except UnreadableCatalogueError:
+            continue
+    return open_unchanged(data_dir)
 
 
 class _Check:
