@@ -18,8 +18,8 @@ DOCUMENTS.remove(REPOSITORY / "README.md")
 @pytest.mark.parametrize(
     ("title", "size"),
     [
-        ("Journal file header", journal.SECTOR_BYTES),
-        ("Frame", journal.FRAME_HEADER_BYTES),
+        ("Journal file header", journal.FILE_HEADER.size + 4),
+        ("Frame", journal.FRAME_HEAD_BYTES),
         ("Entry", journal.ENTRY_HEADER_BYTES),
         ("Index header", index.HEADER_BYTES),
         ("Index row", index.ROW_BYTES),
