@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
-from crc32c import crc32c
 
 from headrace.errors import DataDirectoryError
 from headrace.log.catalogue_rows import (
@@ -28,6 +27,7 @@ from headrace.log.catalogue_rows import (
     SegmentRow,
     TombstoneRow,
     TopicRow,
+    checksum,
 )
 from headrace.log.disk import Disk
 from headrace.log.store import NOTE_KEY_BYTES_MAX
@@ -96,6 +96,8 @@ class Catalogue:
             db = sqlite3.connect(path, isolation_level=None, timeout=30)
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=FULL")
+            # Pages that are freed hold no rows any more, which `catalogue_pages.py` would find.
+            db.execute("PRAGMA secure_delete=ON")
         except sqlite3.DatabaseError as error:
             raise unreadable(path, error) from error
         return cls(db, path)
@@ -156,7 +158,7 @@ class Catalogue:
 
     def put(self, rows: Collection[R]) -> None:
         """Insert or replace rows of one kind."""
-        values: list[tuple[object, ...]] = [row + (_checksum(row),) for row in rows]  # noqa: RUF005
+        values: list[tuple[object, ...]] = [row + (checksum(row),) for row in rows]  # noqa: RUF005
         if values:
             marks = ",".join("?" * len(values[0]))
             table = TABLES[type(next(iter(rows)))]
@@ -298,15 +300,22 @@ class Catalogue:
 
     def salvage(self, kind: type[R]) -> list[R]:
         """The rows of a kind whose checksum holds, as far as the file can be read."""
+        return self.salvage_all(kind)[0]
+
+    def salvage_all(self, kind: type[R]) -> tuple[list[R], bool]:
+        """The same, and whether these are all there are."""
         rows: list[R] = []
+        whole = True
         try:
             for values in self._db.execute(f"SELECT * FROM {TABLES[kind]}"):
                 row = kind(*values[:-1])
-                if _checksum(row) == values[-1]:
+                if checksum(row) == values[-1]:
                     rows.append(row)
+                else:
+                    whole = False
         except (sqlite3.DatabaseError, TypeError):
-            pass
-        return rows
+            whole = False
+        return rows, whole
 
     def back_up(self, path: Path) -> None:
         """Copy everything into a new file at `path`."""
@@ -339,7 +348,7 @@ class Catalogue:
         table = TABLES[kind]
         for found in self._db.execute(f"SELECT * FROM {table} {where}", values):
             row = kind(*found[:-1])
-            if _checksum(row) != found[-1]:
+            if checksum(row) != found[-1]:
                 raise DamagedCatalogueError(f"{self.path}: a row of {table} is damaged")
             yield row
 
@@ -374,7 +383,3 @@ def _sound_schema(version: int) -> list[tuple[object, ...]]:
         return list(db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
     finally:
         db.close()
-
-
-def _checksum(row: tuple[object, ...]) -> int:
-    return crc32c(_encode(row))

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from crc32c import crc32c
 
 FORMAT = 4
 
@@ -150,6 +151,11 @@ class Meta(msgspec.Struct, frozen=True):
     journal_files: dict[str, int] = {}
     """The journal files by name, and their sizes: each is in here before it is put to use."""
     format: int = FORMAT
+
+
+def checksum(row: tuple[object, ...]) -> int:
+    """What stands behind a row's other columns."""
+    return crc32c(msgspec.msgpack.encode(row))
 
 
 TABLES: dict[type[Any], str] = {

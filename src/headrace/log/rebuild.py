@@ -8,12 +8,13 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 from crc32c import crc32c
 
 from headrace.log.catalogue import BACKUP_NAME, FILE_NAME, Catalogue, DamagedCatalogueError
+from headrace.log.catalogue_pages import Pages, row_key
 from headrace.log.catalogue_rows import (
     BatchRow,
     CursorRow,
@@ -21,6 +22,7 @@ from headrace.log.catalogue_rows import (
     MetaRow,
     NoteRow,
     ProducerRow,
+    R,
     SegmentRow,
     TombstoneRow,
     TopicRow,
@@ -215,26 +217,21 @@ class _Salvage:
         for name, origin in ((BACKUP_NAME, "the backup"), (FILE_NAME, "the damaged file")):
             if not (layout.root / name).exists():
                 continue
-            with suppress(DamagedCatalogueError):
-                old = Catalogue.open(layout.root, name=name)
-                try:
-                    rows = {row.id: row for row in old.salvage(TopicRow)}
-                    if name == BACKUP_NAME:
-                        self.backed_up = rows
-                    else:
-                        self.topics = rows
-                    self.tombstones += old.salvage(TombstoneRow)
-                    self.cursors |= {(row.name, row.reader): row for row in old.salvage(CursorRow)}
-                    self.producers |= {
-                        (row.name, row.producer): row for row in old.salvage(ProducerRow)
-                    }
-                    self.notes |= {row.key: row for row in old.salvage(NoteRow)}
-                    batches = {(row.producer, row.number): row for row in old.salvage(BatchRow)}
-                    self._take_batches(layout, batches, backup=name == BACKUP_NAME)
-                    self._take_meta(old.salvage(MetaRow))
+            with _Old(layout.root, name) as old:
+                rows = {row.id: row for row in old.rows(TopicRow)}
+                if name == BACKUP_NAME:
+                    self.backed_up = rows
+                else:
+                    self.topics = rows
+                self.tombstones += old.rows(TombstoneRow)
+                self.cursors |= {(row.name, row.reader): row for row in old.rows(CursorRow)}
+                self.producers |= {(row.name, row.producer): row for row in old.rows(ProducerRow)}
+                self.notes |= {row.key: row for row in old.rows(NoteRow)}
+                batches = {(row.producer, row.number): row for row in old.rows(BatchRow)}
+                self._take_batches(layout, batches, backup=name == BACKUP_NAME)
+                self._take_meta(old.rows(MetaRow))
+                if old.has_rows:
                     origins.append(origin)
-                finally:
-                    old.close()
         self.origin = "from " + " and ".join(origins) if origins else "lost"
 
     def _take_batches(
@@ -257,6 +254,39 @@ class _Salvage:
 
     def destroyed(self, name: bytes, epoch: int) -> bool:
         return any(row.name == name and row.epoch >= epoch for row in self.tombstones)
+
+
+class _Old:
+    """A catalogue that may be damaged anywhere: read by SQLite, and page by page where that fails."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.has_rows = False
+        self._path = root / name
+        self._pages: Pages | None = None
+        self._catalogue: Catalogue | None = None
+        with suppress(DamagedCatalogueError):
+            self._catalogue = Catalogue.open(root, name=name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._catalogue is not None:
+            self._catalogue.close()
+
+    def rows(self, kind: type[R]) -> list[R]:
+        """The rows of a kind whose checksum holds."""
+        found: list[R] = []
+        whole = False
+        if self._catalogue is not None:
+            found, whole = self._catalogue.salvage_all(kind)
+        if not whole:
+            if self._pages is None:
+                self._pages = Pages(self._path)
+            known = {row_key(row) for row in found}
+            found += [row for row in self._pages.rows(kind) if row_key(row) not in known]
+        self.has_rows |= bool(found)
+        return found
 
 
 def _is_staged(layout: Layout, row: BatchRow) -> bool:

@@ -1,0 +1,195 @@
+"""Rows of a damaged catalogue, read page by page and past SQLite. Writes nothing.
+
+SQLite finds rows by way of other pages, so one bad page can hide a whole table. Here every page is looked at
+by itself: a bad page costs its own rows and no others. A row counts if its checksum holds. Pages that SQLite
+has freed may still hold rows that were replaced: of several rows with one key the newest is taken.
+
+The format is SQLite's: https://www.sqlite.org/fileformat2.html
+"""
+
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from headrace.log.catalogue_rows import (
+    TABLES,
+    BatchRow,
+    CursorRow,
+    MetaRow,
+    NoteRow,
+    ProducerRow,
+    R,
+    SegmentRow,
+    TombstoneRow,
+    TopicRow,
+    checksum,
+)
+from headrace.log.load import load
+
+_PAGE_BYTES = 4096
+"""SQLite's default, which the catalogue uses."""
+_FILE_HEADER_BYTES = 100
+_TABLE_LEAF, _INDEX_LEAF, _INDEX_INTERIOR = 0x0D, 0x0A, 0x02
+_PAGE_HEADER = struct.Struct(">BHHHB")
+_INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
+_NUMBER = struct.Struct(">I")
+
+Value = int | bytes | None
+
+
+class Pages:
+    """The rows that can be found in a catalogue's file."""
+
+    def __init__(self, path: Path) -> None:
+        self._data = load(path).data
+        found: dict[type, dict[object, object]] = {kind: {} for kind in TABLES}
+        for values in self._records():
+            for kind in TABLES:
+                row = _row(kind, values)
+                if row is not None:
+                    key = row_key(row)
+                    known = found[kind].get(key)
+                    if known is None or _age(row) > _age(known):
+                        found[kind][key] = row
+        self._found = found
+
+    def rows(self, kind: type[R]) -> list[R]:
+        return list(self._found[kind].values())  # type: ignore[arg-type]
+
+    def _records(self) -> Iterator[list[Value]]:
+        for begin in range(0, len(self._data) - _PAGE_BYTES + 1, _PAGE_BYTES):
+            header = begin + (_FILE_HEADER_BYTES if begin == 0 else 0)
+            kind, _, cells, _, _ = _PAGE_HEADER.unpack_from(self._data, header)
+            if kind not in (_TABLE_LEAF, _INDEX_LEAF, _INDEX_INTERIOR):
+                continue
+            pointers = header + (12 if kind == _INDEX_INTERIOR else 8)
+            for number in range(min(cells, _PAGE_BYTES // 4)):
+                # Whatever a bad page says: what is not a record is none.
+                with suppress(IndexError, ValueError, struct.error, OverflowError):
+                    at = pointers + 2 * number
+                    place = int.from_bytes(self._data[at : at + 2])
+                    yield self._record(kind, begin, begin + place)
+
+    def _record(self, kind: int, page: int, at: int) -> list[Value]:
+        if kind == _INDEX_INTERIOR:
+            at += 4  # the page of smaller keys
+        size, at = self._varint(at)
+        rowid = None
+        if kind == _TABLE_LEAF:
+            rowid, at = self._varint(at)
+        values = _values(self._payload(kind, page, at, size))
+        if rowid is not None and values and values[0] is None:
+            values[0] = rowid  # an INTEGER PRIMARY KEY
+        return values
+
+    def _payload(self, kind: int, page: int, at: int, size: int) -> bytes:
+        """A record's bytes, of which the rest may be in a chain of other pages."""
+        usable = _PAGE_BYTES
+        most = usable - 35 if kind == _TABLE_LEAF else (usable - 12) * 64 // 255 - 23
+        if size <= most:
+            return _exactly(self._data[at : min(at + size, page + _PAGE_BYTES)], size)
+        least = (usable - 12) * 32 // 255 - 23
+        local = least + (size - least) % (usable - 4)
+        if local > most:
+            local = least
+        parts = [bytes(self._data[at : at + local])]
+        (following,) = _NUMBER.unpack_from(self._data, at + local)
+        left = size - local
+        while left > 0:
+            begin = (following - 1) * _PAGE_BYTES
+            if not 0 <= begin <= len(self._data) - _PAGE_BYTES:
+                raise ValueError("the chain of pages is broken")
+            (following,) = _NUMBER.unpack_from(self._data, begin)
+            parts.append(bytes(self._data[begin + 4 : begin + 4 + min(left, usable - 4)]))
+            left -= len(parts[-1])
+        return b"".join(parts)
+
+    def _varint(self, at: int) -> tuple[int, int]:
+        return _varint(self._data, at)
+
+
+def _values(record: bytes) -> list[Value]:
+    size, at = _varint(record, 0)
+    kinds = []
+    while at < size:
+        kind, at = _varint(record, at)
+        kinds.append(kind)
+    values: list[Value] = []
+    for kind in kinds:
+        length = _INTEGER_BYTES.get(kind, 0) if kind < 12 else (kind - 12) // 2
+        part = _exactly(record[at : at + length], length)
+        at += length
+        if kind >= 12 and kind % 2 == 0:
+            values.append(part)
+        elif kind in (8, 9):
+            values.append(kind - 8)
+        elif kind == 0:
+            values.append(None)
+        elif kind in _INTEGER_BYTES:
+            values.append(int.from_bytes(part, signed=True))
+        else:
+            raise ValueError("a value of a kind that no table has")
+    return values
+
+
+def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for _ in range(8):
+        byte = data[at]
+        at += 1
+        value = value << 7 | byte & 0x7F
+        if byte < 0x80:
+            return value, at
+    return value << 8 | data[at], at + 1
+
+
+def _exactly(part: bytes | memoryview, size: int) -> bytes:
+    if len(part) != size:
+        raise ValueError("a record ends behind its page")
+    return bytes(part)
+
+
+def _row(kind: type[R], values: list[Value]) -> R | None:
+    """The values as a row of this kind, if that is what they are."""
+    fields = kind._fields
+    if len(values) != len(fields) + 1:
+        return None
+    types = kind.__annotations__
+    for name, value in zip(fields, values, strict=False):
+        if not isinstance(value, types[name]):
+            return None
+    row = kind(*values[:-1])  # type: ignore[arg-type]
+    return row if checksum(row) == values[-1] else None
+
+
+_KEYS: dict[type, int] = {
+    MetaRow: 1,
+    TopicRow: 1,
+    SegmentRow: 2,
+    TombstoneRow: 1,
+    CursorRow: 2,
+    ProducerRow: 2,
+    BatchRow: 2,
+    NoteRow: 1,
+}
+"""How many of a row's first values are its key."""
+
+
+def row_key(row: tuple[object, ...]) -> object:
+    return row[: _KEYS[type(row)]]
+
+
+def _age(row: object) -> tuple[int, ...]:
+    """Grows with every change of a row."""
+    if isinstance(row, TopicRow):
+        return row.end_offset, row.start_offset, row.epoch
+    if isinstance(row, SegmentRow):
+        return row.end, row.rows
+    if isinstance(row, ProducerRow):
+        return row.last, row.ms
+    if isinstance(row, BatchRow):
+        return row.file, row.position
+    if isinstance(row, CursorRow | NoteRow | TombstoneRow):
+        return (row.ms,)
+    return (0,)
