@@ -7,7 +7,6 @@ applied. It shares the server's lock on the data directory and dies with it. The
 
 import contextlib
 import ctypes
-import errno
 import gc
 import os
 import pickle
@@ -29,7 +28,7 @@ from headrace.errors import DataDirectoryError, StoreFailedError
 from headrace.log import journal
 from headrace.log.applier import Applier
 from headrace.log.catalogue import Catalogue
-from headrace.log.disk import Disk
+from headrace.log.disk import DISK_FULL, Disk, is_full
 from headrace.log.layout import Layout
 
 BACKUP_S = 600.0
@@ -174,9 +173,8 @@ def _trouble(error: Exception) -> str | None:
     """What the disk's trouble is, in words; None for anything else."""
     if not isinstance(error, OSError | sqlite3.OperationalError):
         return None
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if full or "database or disk is full" in str(error):
-        return "no space left on the disk: publishes are held back until there is room"
+    if is_full(error) or "database or disk is full" in str(error):
+        return DISK_FULL
     return f"segments cannot be written, publishes are held back until they can: {error}"
 
 

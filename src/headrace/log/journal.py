@@ -244,8 +244,9 @@ class JournalFile:
             # The header goes with the first commit: an unused file costs no write of its own.
             parts.insert(0, self._header)
             position = 0
-            self._header = None
+        # After an error nothing has changed here: the same call writes the same bytes to the same place.
         self._disk.write(self._fd, parts, position, synced=sync)
+        self._header = None
         self.position += length
 
     def close(self) -> None:

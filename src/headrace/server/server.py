@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25
 _DRAIN_TIMEOUT_S = 30.0
+_DRAIN_FULL_TIMEOUT_S = 2.0
+"""How long a stop waits for room on a full disk: what waits for it was never acknowledged."""
 _BACKLOG = 1024
 
 _SWITCH_INTERVAL_S = 0.0002
@@ -200,15 +202,7 @@ class Server:
         if self._postgres is not None:
             await self._postgres.close()  # what comes of it is for the store to settle
         if not failed:
-            settled = asyncio.Event()
-            self._store.settle(settled.set)
-            try:
-                await asyncio.wait_for(settled.wait(), _DRAIN_TIMEOUT_S)
-            except TimeoutError:
-                logger.warning(
-                    "stopping with commits that are not applied: they stay in the journal"
-                )
-                failed = True
+            failed = not await self._drain()
         await self._connections.close()
         if self._http is not None:
             await self._http.stop()
@@ -220,6 +214,26 @@ class Server:
             mark_clean(self._layout, self._disk)
         with contextlib.suppress(OSError):
             os.close(self._lock)
+
+    async def _drain(self) -> bool:
+        """Write and apply everything; False when that is not possible in time."""
+        settled = asyncio.Event()
+        self._store.settle(settled.set)
+        started_s = time.monotonic()
+        while not settled.is_set():
+            full = self._store.is_full
+            timeout_s = _DRAIN_FULL_TIMEOUT_S if full else _DRAIN_TIMEOUT_S
+            if time.monotonic() - started_s > timeout_s:
+                logger.warning(
+                    "stopping on a full disk: what was acknowledged is in the journal, the rest is dropped"
+                    if full
+                    else "stopping with commits that are not applied: they stay in the journal"
+                )
+                return False
+            self._store.write_again()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(settled.wait(), _TICK_S)
+        return True
 
     def _make_logux(self, connections: Connections) -> Logux:
         config = self._config
