@@ -107,7 +107,7 @@ class EmbeddedStore(ReadSide):
         # Far above what any process before can have counted up to.
         self.version = clock_ms() * 1_000_000
         self._watchers: list[Callable[[], None]] = []
-        self.staging = Staging(layout, disk, runner, config.limits)
+        self.staging = Staging(layout, disk, runner, config.limits, clock_ms())
         self.batches = Batches(
             *(self._catalogue, layout, runner, self.staging, self),
             min(_PIECE_COMMITS * self._commit_bytes_max, config.journal.file_bytes // 4),
