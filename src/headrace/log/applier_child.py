@@ -109,9 +109,17 @@ def main() -> None:
         _serve(config, line)
     except (EOFError, ConnectionError):
         pass  # the server hung up
+    except StoreFailedError as error:
+        _say_failed(line, f"the applier failed: {error}")
+        sys.exit(1)
     except Exception as error:
-        send_bytes(line, msgspec.msgpack.encode(Failed(f"the applier failed: {error!r}")))
+        _say_failed(line, f"the applier failed: {error!r}")
         raise
+
+
+def _say_failed(line: socket.socket, reason: str) -> None:
+    with contextlib.suppress(ConnectionError):
+        send_bytes(line, msgspec.msgpack.encode(Failed(reason)))
 
 
 def _serve(config: Config, line: socket.socket) -> None:
