@@ -115,7 +115,8 @@ def failing(tmp_path):
         def __init__(self) -> None:
             self.fail = lambda _: None
             self.disk = FailingDisk(lambda operation: self.fail(operation))
-            self.store = StepStore(tiny(tmp_path / "data"), disk=self.disk)
+            with self.disk.record_catalogue():
+                self.store = StepStore(tiny(tmp_path / "data"), disk=self.disk)
 
         def fail_at(self, kind: type, error: int = errno.EIO) -> None:
             self.fail = lambda operation: (
@@ -251,6 +252,24 @@ def test_a_store_that_ends_on_a_full_disk_has_lost_nothing_acknowledged(failing)
     assert again.payloads("topic")[:5] == [b"0", b"1", b"2", b"3", b"4"]
     again.crash()
     failing.store = None
+
+
+@pytest.mark.parametrize("before", [0, 5])
+def test_a_machine_that_crashes_on_a_full_disk_has_lost_nothing_acknowledged(
+    failing, tmp_path, before
+):
+    held = HeldBack(failing, before=before)
+    held.tick()
+    for seed in range(10):
+        model = DiskModel(Path(failing.store.config.data_dir))
+        for operation in failing.disk.operations:
+            model.do(operation)
+        crashed = tmp_path / f"crashed-{seed}"
+        model.crashed(crashed, None, random.Random(seed))
+        again = StepStore(tiny(crashed), boot_id=OTHER_BOOT)
+        assert again.payloads("topic")[:before] == [b"%d" % number for number in held.done]
+        assert all("never acknowledged" in report for report in again.reports)
+        again.crash()
 
 
 def test_a_disk_that_fails_after_it_was_full_stops_the_service(failing):

@@ -58,6 +58,8 @@ class ApplierProcess:
         self._to_prepare: deque[Path] = deque()
         """The first of them is being made."""
         self._closing = self._failed = False
+        self._trouble = ""
+        """What the child waits for: it says so again and again, and the log has it once."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "headrace.log.applier_child", str(theirs.fileno())],
             pass_fds=(theirs.fileno(), lock),
@@ -140,6 +142,7 @@ class ApplierProcess:
         self._on_failed(reason)
 
     def _handle(self, message: ToParent) -> None:
+        trouble, self._trouble = self._trouble, ""
         if isinstance(message, Applied):
             for report in message.reports:
                 logger.error("%s", report)
@@ -149,7 +152,9 @@ class ApplierProcess:
             if self._to_prepare:
                 self._send(Prepare(str(self._to_prepare[0])))
         elif isinstance(message, Waiting):
-            logger.warning("%s", message.reason)
+            self._trouble = message.reason
+            if message.reason != trouble:
+                logger.warning("%s", message.reason)
             self._on_waiting(message.reason)
         else:
             self._fail(message.reason)
