@@ -192,16 +192,6 @@ class Retention(Section, frozen=True):
     check_s: Annotated[
         float, setting("How often expired segments are looked for.", "seconds", gt=0, le=86_400)
     ] = 60.0
-    clock_jump_s: Annotated[
-        float,
-        setting(
-            "A check is skipped when the wall clock jumped by more than this since the last one.",
-            "seconds",
-            gt=0,
-            le=NUMBER_MAX,
-        ),
-    ] = 3600.0
-
     wait_for: Annotated[
         Readers,
         setting(
@@ -227,6 +217,37 @@ class Retention(Section, frozen=True):
             le=NUMBER_MAX,
         ),
     ] = 10 * 1024 * 1024 * 1024
+
+
+class ClockSettings(Section, frozen=True):
+    jump_s: Annotated[
+        float,
+        setting(
+            "By how much the wall clock may differ from the time that has passed; more is a jump, which is "
+            "followed when it is confirmed.",
+            "seconds",
+            gt=0,
+            le=NUMBER_MAX,
+        ),
+    ] = 60.0
+    confirm_s: Annotated[
+        float,
+        setting(
+            "How long a jump must stand until it is followed without an operator.",
+            "seconds",
+            gt=0,
+            le=NUMBER_MAX,
+        ),
+    ] = 86_400.0
+    off_s: Annotated[
+        float,
+        setting(
+            "For how long the machine may have been off: after a reboot a later time is a jump.",
+            "seconds",
+            ge=0,
+            le=NUMBER_MAX,
+        ),
+    ] = 2_678_400.0
 
 
 class PrefixRule(Struct, frozen=True, kw_only=True):
@@ -312,6 +333,9 @@ class Config(Section, frozen=True):
     retention: Annotated[
         Retention, setting("When records are deleted, whole segments at a time.")
     ] = Retention()
+    clock: Annotated[
+        ClockSettings, setting("When the wall clock is believed, for times and ages.")
+    ] = ClockSettings()
     access: Annotated[Access, setting("Who is let in.")] = Access()
     logux: Annotated[LoguxSettings, setting("Logs of events for Logux clients.")] = LoguxSettings()
     channels: Annotated[ChannelSettings, setting("Channels of a few processors each.")] = (

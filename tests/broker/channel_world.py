@@ -416,7 +416,7 @@ class World:
     def __init__(
         self, names: str = "ab", reducer_name: str = "world:collect", *, slow: bool = False
     ) -> None:
-        self.clock_ms = 1_000_000
+        self.clock_ms = self.elapsed_ms = 1_000_000
         self.disk = Disk()
         self.database: dict[str, Snapshot] | None = {} if slow else None
         self.rule = rule(reducer_name)
@@ -438,6 +438,7 @@ class World:
             self.slow or NotedSnapshots(self.store),  # type: ignore[arg-type]
             lambda name: self.rule,
             lambda: self.clock_ms,
+            elapsed_ms=lambda: self.elapsed_ms,
             members_max=10,
             look_ms=0,
             remember_ms=REMEMBER_MS,
@@ -482,6 +483,7 @@ class World:
 
     def pass_time(self, ms: int) -> None:
         self.clock_ms += ms
+        self.elapsed_ms += ms
         for one in self.processors.values():
             if one.connection is None or not one.connection.is_open:
                 one.was_away_ms += ms

@@ -95,6 +95,7 @@ class Bench:
             NotedSnapshots(store),
             lambda _: rule,
             self.steps.clock,
+            elapsed_ms=self.steps.clock,
             members_max=10,
             remember_ms=REMEMBER_MS,
         )

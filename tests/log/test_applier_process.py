@@ -12,6 +12,7 @@ from headrace.log import applier_process
 from headrace.log.applier_process import ApplierProcess
 from headrace.log.catalogue import Catalogue
 from headrace.log.layout import Layout
+from headrace.log.ring import ClosedFile
 from tests.log.conftest import tiny
 
 WAIT_S = 20.0
@@ -77,7 +78,21 @@ async def test_journal_files_are_made_one_at_a_time(
 async def test_an_applier_that_dies_is_a_failure(line: Line) -> None:
     os.kill(line.process.pid, signal.SIGKILL)
     await line.until(lambda: bool(line.failures))
-    assert line.failures == ["the applier process ended with code -9"]
+    assert line.failures == ["the applier process was killed by signal 9"]
+
+
+async def test_an_order_to_an_applier_that_has_just_died_is_a_failure_and_no_error(
+    line: Line,
+) -> None:
+    line.process.prepare(line.layout.journal_file(0))
+    await line.until(lambda: bool(line.prepared))
+    os.kill(line.process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, line.process.pid, os.WEXITED | os.WNOWAIT)
+    closed = ClosedFile(line.layout.journal_file(0), 512, 1)
+    line.process.apply(closed)  # before the loop had a chance to see it
+    line.process.apply(closed)
+    await asyncio.sleep(0)
+    assert line.failures == ["the applier process was killed by signal 9"]
 
 
 async def test_an_applier_that_does_not_end_is_killed(

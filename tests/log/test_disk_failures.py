@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import StoreFailedError
+from headrace.log.disk import DISK_FULL
+from headrace.log.records import pack_record
 from headrace.testing.disk import DiskModel, FailingDisk, Mark, Operation, Sync, Write
 from headrace.testing.store import BOOT_ID, StepStore
 from tests.log.conftest import tiny
@@ -46,6 +48,12 @@ class FailingRun(Run):
                 getattr(expected, what)(*facts)
         return expected
 
+    def _run(self) -> None:
+        super()._run()
+        with self.disk.record_catalogue():
+            self.store.store.write_again()  # as the clock does
+            self.store.runner.run()
+
     def crash(self, target: Path, seed: int) -> None:
         model = DiskModel(self.path)
         for operation in self.disk.operations:
@@ -82,19 +90,21 @@ def test_an_error_stops_the_service_or_is_made_good_by_the_next_start(tmp_path):
         shutil.rmtree(crashed, ignore_errors=True)
 
 
-def test_a_full_disk_stops_only_the_applier_and_nothing_is_lost(tmp_path):
+def test_a_full_disk_stops_nothing_but_an_fsync_of_the_journal(tmp_path):
     went_on = 0
     for _, run in runs(tmp_path, errno.ENOSPC):
         if run.store is None:
             check_all(run.path, run.expected(), BOOT_ID)  # there was no room to start
             continue
         if run.stopped is None:
-            # It was the applier: as soon as there was room it went on.
+            # A commit or the applier: as soon as there was room it went on.
             went_on += 1
             assert run.store.store.held_back == ""
+        else:
+            assert not isinstance(run.failed, Write)
         run.store.crash()
         check_all(run.path, run.expected(), BOOT_ID)
-    assert went_on > 20
+    assert went_on > 30
 
 
 @pytest.fixture
@@ -105,7 +115,8 @@ def failing(tmp_path):
         def __init__(self) -> None:
             self.fail = lambda _: None
             self.disk = FailingDisk(lambda operation: self.fail(operation))
-            self.store = StepStore(tiny(tmp_path / "data"), disk=self.disk)
+            with self.disk.record_catalogue():
+                self.store = StepStore(tiny(tmp_path / "data"), disk=self.disk)
 
         def fail_at(self, kind: type, error: int = errno.EIO) -> None:
             self.fail = lambda operation: (
@@ -114,7 +125,8 @@ def failing(tmp_path):
 
     made = Failing()
     yield made
-    made.store.crash()
+    if made.store is not None:
+        made.store.crash()
 
 
 def test_a_journal_that_cannot_be_written_takes_nothing_more(failing):
@@ -169,6 +181,118 @@ def test_a_commit_that_ends_after_an_fsync_failed_is_not_acknowledged(failing):
     store.store.append({topic: [b"\0\0\0\1x"]}, lambda: done.append("appended"))
     store.runner.run()
     assert done == []
+
+
+class HeldBack:
+    """Records of one topic, of which the disk has no room for the last."""
+
+    def __init__(self, failing, error: int = errno.ENOSPC, before: int = 1) -> None:
+        self.failing, self.store = failing, failing.store
+        self.done: list[int] = []
+        for number in range(before):
+            self.append(number)
+        failing.fail_at(Write, error)
+        self.append(before)
+        self.append(before + 1)
+
+    def append(self, number: int, name: str = "topic") -> None:
+        topic = self.store.store.topic(name)
+        record = pack_record(b"%d" % number)
+        self.store.store.append({topic: [record]}, lambda: self.done.append(number))
+        self.store.runner.run()
+
+    def tick(self) -> None:
+        self.store.store.tick(0.0)
+        self.store.runner.run()
+
+    def make_room(self) -> None:
+        self.failing.fail = lambda _: None
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("before", [0, 1], ids=["first commit of a file", "later commit"])
+def test_a_commit_without_room_is_written_again_to_the_same_place(failing, error, before, caplog):
+    held = HeldBack(failing, error, before)
+    store = failing.store.store
+    for _ in range(3):
+        held.tick()
+    assert held.done == list(range(before))
+    assert store.held_back == DISK_FULL
+    assert store.pending_bytes > 0
+    assert failing.store.listener.failure == ""
+    assert len(failing.store.payloads("topic")) == before, "nothing is shown"
+    held.make_room()
+    held.tick()
+    assert held.done == list(range(before + 2))
+    assert store.held_back == ""
+    assert store.pending_bytes == 0
+    attempts = [one for one in failing.disk.operations if isinstance(one, Write) and one.data]
+    *halves, whole, _ = attempts[-6:]
+    assert {one.position for one in halves} == {whole.position}
+    assert all(whole.data.startswith(one.data) for one in halves)
+    assert [r.message for r in caplog.records] == [
+        DISK_FULL,
+        "the disk has room again: publishes are taken",
+    ]
+    failing.store.crash()
+    again = StepStore(failing.store.config)
+    assert again.payloads("topic") == [b"%d" % number for number in range(before + 2)]
+    assert again.reports == []
+    again.crash()
+    failing.store = None
+
+
+def test_a_store_that_ends_on_a_full_disk_has_lost_nothing_acknowledged(failing):
+    held = HeldBack(failing, before=5)
+    with pytest.raises(StoreFailedError, match="no space left"):
+        failing.store.close()
+    assert held.done == [0, 1, 2, 3, 4]
+    failing.store.crash()
+    again = StepStore(failing.store.config)
+    assert again.payloads("topic")[:5] == [b"0", b"1", b"2", b"3", b"4"]
+    again.crash()
+    failing.store = None
+
+
+@pytest.mark.parametrize("before", [0, 5])
+def test_a_machine_that_crashes_on_a_full_disk_has_lost_nothing_acknowledged(
+    failing, tmp_path, before
+):
+    held = HeldBack(failing, before=before)
+    held.tick()
+    for seed in range(10):
+        model = DiskModel(Path(failing.store.config.data_dir))
+        for operation in failing.disk.operations:
+            model.do(operation)
+        crashed = tmp_path / f"crashed-{seed}"
+        model.crashed(crashed, None, random.Random(seed))
+        again = StepStore(tiny(crashed), boot_id=OTHER_BOOT)
+        assert again.payloads("topic")[:before] == [b"%d" % number for number in held.done]
+        assert all("never acknowledged" in report for report in again.reports)
+        again.crash()
+
+
+def test_a_disk_that_fails_after_it_was_full_stops_the_service(failing):
+    held = HeldBack(failing)
+    failing.fail_at(Write, errno.EIO)
+    held.tick()
+    assert "writing the journal failed" in failing.store.listener.failure
+    held.make_room()
+    held.tick()
+    assert held.done == [0]
+
+
+def test_an_fsync_without_room_stops_the_service(failing):
+    store = failing.store
+    store.append("written/a", b"made: synced")
+    store.append("written/a", b"written")
+    failing.fail_at(Sync, errno.ENOSPC)
+    done = []
+    topic = store.store.topic("synced")
+    store.store.append({topic: [b"\0\0\0\1x"]}, lambda: done.append("x"))
+    store.runner.run()
+    assert done == []
+    assert "writing the journal failed" in store.listener.failure
 
 
 def test_publishers_are_held_back_while_the_disk_is_full_and_go_on_afterwards(failing):

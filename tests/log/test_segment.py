@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from headrace.log import segment
+from headrace.log import file_reads, segment
 from headrace.log.catalogue_rows import SegmentRow
 from headrace.log.index import (
     HEADER_BYTES,
@@ -18,7 +18,7 @@ from headrace.log.index import (
 )
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
-from headrace.log.segment import ColdFileError, Segments
+from headrace.log.segment import ColdFileError, Segments, Unreadable
 from headrace.log.store import ColdError
 
 BASE = 1000
@@ -64,8 +64,8 @@ def offsets(block):
     return [run.offset for run in block.runs]
 
 
-def all_offsets(without=()):
-    return [BASE + number * RUN_BYTES for number in range(RUNS) if number not in without]
+def all_offsets(without=(), runs=RUNS):
+    return [BASE + number * RUN_BYTES for number in range(runs) if number not in without]
 
 
 def flip(path, position):
@@ -295,7 +295,7 @@ def test_bytes_that_are_not_in_memory_are_asked_for_and_then_read(layout, row, m
 
 
 def test_warming_a_file_that_is_gone_is_no_error(layout):
-    ColdFileError(layout.segment(1, BASE), 0, 10, set()).warm()
+    ColdFileError(layout.segment(1, BASE), 0, 10, Unreadable()).warm()
 
 
 def test_where_the_system_cannot_say_it_is_simply_read(layout, row, monkeypatch):
@@ -308,32 +308,95 @@ def test_where_the_system_cannot_say_it_is_simply_read(layout, row, monkeypatch)
     files.close()
 
 
-def test_bytes_that_the_disk_cannot_read_are_damage_and_not_asked_for_again(
-    layout, row, monkeypatch
-):
-    Cache(monkeypatch)
-    warm = segment.os.pread
-    failing = str(layout.segment(1, BASE))
-    failed = []
+class BadDisk:
+    """A disk that cannot read some places of one file, often or for ever; behind a cache or not."""
 
-    def pread(fd, length, position):
-        if os.readlink(f"/proc/self/fd/{fd}") == failing:
-            failed.append(position)
+    def __init__(self, monkeypatch, path, *, bad: range, times: float = float("inf")) -> None:
+        self.failed = 0
+        self.clock_s = 0.0
+        self._times = times
+        monkeypatch.setattr(file_reads.time, "sleep", lambda _: None)
+        monkeypatch.setattr(segment.time, "monotonic", lambda: self.clock_s)
+        pread, preadv = os.pread, os.preadv
+
+        def check(fd, position, length):
+            """How much can be read from there on."""
+            hit = range(max(position, bad.start), min(position + length, bad.stop))
+            is_here = os.readlink(f"/proc/self/fd/{fd}") == str(path)
+            if not is_here or not hit or self.failed >= self._times:
+                return length
+            if hit.start > position:
+                return hit.start - position  # a read is cut short before the error
+            self.failed += 1
             raise OSError(errno.EIO, "a bad sector")
-        return warm(fd, length, position)
 
-    monkeypatch.setattr(segment.os, "pread", pread)
-    files = Segments(layout, 4, wait_for_disk=False)
-    for attempt in range(20):
-        try:
-            block = files.read(row, BASE, 1 << 20)
-            break
-        except ColdError as cold:
-            assert attempt < 19, "each warming brings it further"
-            cold.warm()
-    assert offsets(block) == []
-    assert block.damaged
-    assert len(failed) == len(set(failed)) > 0
-    assert files.read(row, BASE, 1 << 20).damaged
-    assert len(failed) == len(set(failed)), "once is enough"
+        monkeypatch.setattr(os, "pread", lambda fd, n, at: pread(fd, check(fd, at, n), at))
+        monkeypatch.setattr(
+            os,
+            "preadv",
+            lambda fd, bufs, at, flags: preadv(
+                fd, [memoryview(bufs[0])[: check(fd, at, len(bufs[0]))]], at
+            ),
+        )
+
+
+LONG = 2000
+"""Runs of a segment that takes many pages."""
+
+
+def read_all(files: Segments, row: SegmentRow) -> tuple[list[int], list[segment.DamagedRun]]:
+    found, damaged, offset = [], [], BASE
+    while offset < row.end:
+        for attempt in range(20):
+            try:
+                block = files.read(row, offset, 1 << 14)
+                break
+            except ColdError as cold:
+                assert attempt < 19, "each warming brings it further"
+                cold.warm()
+        found += offsets(block)
+        damaged += block.damaged
+        offset = block.next_offset
+    return found, damaged
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("name", ["segment", "index"])
+def test_an_error_that_passes_is_no_damage(layout, monkeypatch, name, wait):
+    row = make_segment(layout, runs=LONG)
+    for times in (1, 2):
+        with monkeypatch.context() as patch:
+            disk = BadDisk(
+                patch, getattr(layout, name)(1, BASE), bad=range(9000, 9010), times=times
+            )
+            files = Segments(layout, 4, wait_for_disk=wait)
+            found, damaged = read_all(files, row)
+            files.close()
+            assert disk.failed == times
+            assert damaged == []
+            assert found == all_offsets(runs=LONG)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_sector_that_cannot_be_read_costs_the_runs_of_its_page(layout, monkeypatch, wait):
+    row = make_segment(layout, runs=LONG)
+    disk = BadDisk(monkeypatch, layout.segment(1, BASE), bad=range(8192, 12_288))
+    files = Segments(layout, 4, wait_for_disk=wait)
+    found, damaged = read_all(files, row)
+    lost = [at for at in all_offsets(runs=LONG) if -RUN_BYTES < at - BASE - 8192 < 4096]
+    assert found == [at for at in all_offsets(runs=LONG) if at not in lost]
+    assert [one.offset for one in damaged] == lost
+    assert "the disk cannot read it" in damaged[0].reason
+    failed = disk.failed
+    assert read_all(files, row) == (found, damaged)
+    assert disk.failed == failed, "it is not asked for again"
+    disk._times = 0
+    disk.clock_s += segment.UNREADABLE_S
+    assert read_all(files, row) == (all_offsets(runs=LONG), []), "until a minute later"
     files.close()
+
+
+def test_a_search_that_was_led_astray_finds_no_run_before_its_offset(files, row, monkeypatch):
+    monkeypatch.setattr(files, "find", lambda *_: 0)
+    wanted = all_offsets()[4]
+    assert offsets(files.read(row, wanted, 1 << 20)) == all_offsets()[4:]

@@ -14,7 +14,7 @@ from headrace.errors import (
     UnknownStagedError,
 )
 from headrace.testing.disk import FailingDisk, RecordingDisk, Rename, Sync, SyncDirectory, Write
-from headrace.testing.store import block
+from headrace.testing.store import StepClock, block
 from tests.log.conftest import tiny
 
 
@@ -106,7 +106,7 @@ def test_what_nobody_claims_is_swept_after_a_day(open_store):
     a_day_ago = time.time() - 86_401
     for staged_id in (old, claimed):
         os.utime(store.layout.staged_file(staged_id), (a_day_ago, a_day_ago))
-    store = open_store()
+    store = open_store(clock=StepClock(int(time.time() * 1000)))
     store.store.staging.claim([claimed])
     store.store.tick(time.monotonic())
     store.runner.run()
@@ -114,6 +114,17 @@ def test_what_nobody_claims_is_swept_after_a_day(open_store):
     store.store.tick(time.monotonic() + 86_401)
     store.runner.run()
     assert names(store) == [claimed]
+
+
+def test_a_wall_clock_that_jumped_makes_no_staged_file_old(open_store):
+    store = open_store()
+    staged = store.stage(("a", [b"one"]))
+    uploaded_s = time.time() - 2 * 86_400  # as it was before the wall clock jumped by two days
+    os.utime(store.layout.staged_file(staged), (uploaded_s, uploaded_s))
+    store = open_store(clock=StepClock(int(uploaded_s * 1000) + 60_000))
+    store.store.tick(time.monotonic())
+    store.runner.run()
+    assert names(store) == [staged]
 
 
 def test_files_with_other_names_stay_and_do_not_count(open_store):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.testing import ServerProcess, wait_until
+from tests.tools import tool, without
 
 
 def get(server: ServerProcess, path: str) -> tuple[int, bytes]:
@@ -52,6 +53,27 @@ def start_of(server: ServerProcess, topic: str) -> int:
 def children(pid: int) -> list[int]:
     """The processes a server has started: its applier."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+class FailingServer(ServerProcess):
+    """A server in which strace lets some system calls fail, such as `pwritev2:error=ENOSPC:when=3..8`.
+
+    Calls are counted for each thread.
+    """
+
+    def __init__(self, data_dir: Path, *flags: str, inject: str, **options: Any) -> None:
+        self._strace = tool("strace")
+        self._inject = inject
+        if subprocess.run([self._strace, "-o/dev/null", "true"], capture_output=True).returncode:
+            without("strace may not trace here")
+        super().__init__(data_dir, *flags, **options)
+
+    @property
+    def command(self) -> list[str]:
+        call = self._inject.partition(":")[0]
+        # With -D the server is our child, and not that of strace.
+        options = ("-D", "-f", "-o/dev/null", f"-etrace={call}", f"-einject={self._inject}")
+        return [self._strace, *options, *super().command]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from headrace.testing import ServerProcess, wait_until
 from tests.system import foreign_figg as figg
 from tests.system.conftest import Start
 from tests.system.foreign_figg import DATA, Wire
-from tests.system.support import metrics, verify
+from tests.system.support import FailingServer, metrics, verify
 
 CASES = max(1, int(os.environ.get("HEADRACE_TORTURE", "0")) // 20)
 SEED = int(os.environ.get("HEADRACE_SEED", "1"))
@@ -296,3 +296,25 @@ def _first(path: Path, kind: str) -> Path:
 
 def _files(path: Path, kind: str) -> Iterator[Path]:
     return iter(sorted(path.glob(KINDS[kind])))
+
+
+def test_errors_of_the_disk_that_pass_are_no_damage(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(CONFIG.replace("3600", "0.1"))
+    payloads = [b"%d" % number * 200 for number in range(200)]
+    with FailingServer(
+        tmp_path / "data", f"--config={config}", inject="preadv2:error=EIO:when=2+20"
+    ) as server:
+        with figg.Client(server.figg) as client:
+            for payload in payloads:
+                client.publish(b"t", payload, 30)
+            client.flush(30)
+        idle = "headrace_journal_files_waiting"
+        segments = server.data_dir / "segments"
+        wait_until(lambda: any(segments.glob("*/*.log")) and not metrics(server)[idle], 20)
+        with Wire(server.figg) as wire:
+            wire.send(figg.attach(b"t", 0))
+            wire.expect(figg.ATTACHED)
+            assert [wire.expect(DATA).data for _ in payloads] == payloads
+        assert "damage" not in server.stderr
+        assert "Traceback" not in server.stderr

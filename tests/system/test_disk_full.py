@@ -4,38 +4,61 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
 
 from headrace.testing import LogChecker, ServerFailedError, ServerProcess, wait_until
 from headrace.testing.store import block
+from tests.log.conftest import QUICK
 from tests.system.checked import assert_sound, end_of, in_threads, publisher, subscriber
 from tests.system.conftest import SMALL, Start
 from tests.system.foreign_figg import Client, Wire
-from tests.system.support import get
+from tests.system.support import FailingServer, get, metrics
+from tests.tools import takes_long, tool
 
 MIB = 1024 * 1024
 DISK_BYTES = 32 * MIB
+COW_DISK_BYTES = 64 * MIB
 ROOM_BYTES = 3 * MIB
 JOURNAL_FILES = 4
 """Of `SMALL`."""
 STALLED_S = 1.5
 RECORDS = 1500
+COW_RECORDS = 300
+FIRST = 20
+"""Records that are acknowledged before the disk is full."""
 PAYLOAD = bytes(8192)
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 32 MiB."""
+    """A file system of 32 MiB, on which journal files can be overwritten without room."""
+    yield from mounted(tmp_path, "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "headrace-test")
+
+
+@pytest.fixture
+def cow_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 MiB, on which overwriting needs room too."""
+    mkfs = tool("mkfs.btrfs")
+    with TemporaryDirectory(prefix="headrace-", dir=QUICK) as directory:
+        image = Path(directory) / "image"
+        with image.open("wb") as file:
+            file.truncate(COW_DISK_BYTES)
+        subprocess.run([mkfs, "--mixed", "--quiet", str(image)], check=True, capture_output=True)
+        yield from mounted(tmp_path, "-t", "btrfs", "-o", "loop", str(image))
+
+
+def mounted(tmp_path: Path, *options: str) -> Iterator[Path]:
     path = tmp_path / "disk"
     path.mkdir()
-    options = f"size={DISK_BYTES}"
-    command = ["mount", "-t", "tmpfs", "-o", options, "headrace-test", str(path)]
-    mounted = subprocess.run(command, capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"mounting is not allowed here: {mounted.stderr.strip()}")
+    command = ["mount", *options, str(path)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        pytest.skip(f"mounting is not possible here: {result.stderr.strip()}")
     yield path
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
@@ -45,6 +68,14 @@ def leave(disk: Path, room: int) -> None:
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     with (disk / "ballast").open("wb") as ballast:
         os.posix_fallocate(ballast.fileno(), 0, free - room)
+
+
+def fill(disk: Path) -> None:
+    """Write ballast until there is no room at all: what is free in btrfs can only be found out by that."""
+    with (disk / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
+        while True:
+            ballast.write(bytes(MIB // 4))
+            os.fsync(ballast.fileno())
 
 
 def wait_journal(disk: Path) -> None:
@@ -82,6 +113,16 @@ def wait_held_back(client: Client) -> None:
     wait_until(stalled, 60, "publishers to be held back")
 
 
+def wait_no_space(server: ServerProcess) -> None:
+    """Until the server says that publishes are held back for lack of room."""
+
+    def says_so() -> bool:
+        status, body = get(server, "/healthz")
+        return status == 503 and b"no space left" in body
+
+    wait_until(says_so, 30, "publishes to be held back")
+
+
 @pytest.mark.parametrize("durability", ["synced", "written"])
 def test_publishers_are_held_back_until_there_is_room(
     start: Start, disk: Path, durability: str
@@ -109,6 +150,79 @@ def test_publishers_are_held_back_until_there_is_room(
     assert get(server, "/healthz")[0] == 200
     assert_sound(checker)
     assert checker.records("t") == RECORDS
+    assert_kept(server, checker)
+
+
+@pytest.mark.parametrize("durability", ["synced", pytest.param("written", marks=takes_long)])
+def test_publishers_are_held_back_where_overwriting_needs_room(
+    start: Start, cow_disk: Path, durability: str
+) -> None:
+    server = start(f"--durability={durability}", config=SMALL, data_dir=cow_disk / "data")
+    wait_journal(cow_disk)
+    checker = LogChecker()
+    with publisher(server, checker, "p") as writer, subscriber(server, checker, "s") as reader:
+        reader.attach(b"t", 0)
+        publish_all(writer, FIRST)()
+        fill(cow_disk)
+        with in_threads(publish_all(writer, COW_RECORDS)):
+            try:
+                wait_no_space(server)
+                assert metrics(server)["headrace_held_back"] == 1
+                with Wire(server.figg) as wire:
+                    assert wire.alive(), "PING is answered"
+            finally:
+                make_room(cow_disk)
+        reader.wait_offset(b"t", end_of(server, b"t"))
+    assert get(server, "/healthz")[0] == 200
+    assert "publishes are taken" in server.stderr
+    assert_sound(checker)
+    assert checker.records("t") == FIRST + COW_RECORDS
+    assert_kept(server, checker)
+
+
+def test_commits_that_find_no_room_are_written_later(tmp_path: Path) -> None:
+    checker = LogChecker()
+    config = tmp_path / "config.toml"
+    config.write_text(SMALL)
+    inject = "pwritev2:error=ENOSPC:when=14..15"
+    with (
+        FailingServer(tmp_path / "data", f"--config={config}", inject=inject) as server,
+        publisher(server, checker, "p") as writer,
+        subscriber(server, checker, "s") as reader,
+    ):
+        reader.attach(b"t", 0)
+        for _ in range(FIRST):
+            writer.publish(b"t", b"x", 30)
+            writer.flush(30)
+        reader.wait_offset(b"t", end_of(server, b"t"))
+        server.wait_stderr("no space left on the disk: publishes are held back until there is room")
+        server.wait_stderr("publishes are taken")
+        assert server.terminate() == 0
+    assert_sound(checker)
+    assert checker.records("t") == FIRST
+
+
+def test_a_server_stops_without_loss_where_overwriting_needs_room(
+    start: Start, cow_disk: Path
+) -> None:
+    server = start(config=SMALL, data_dir=cow_disk / "data")
+    wait_journal(cow_disk)
+    checker = LogChecker()
+    with publisher(server, checker, "p") as writer:
+        publish_all(writer, FIRST)()
+        fill(cow_disk)
+        with in_threads(publish_all(writer, COW_RECORDS)):
+            try:
+                wait_no_space(server)
+                assert server.terminate() == 0
+                assert "stopping on a full disk" in server.stderr
+            finally:
+                make_room(cow_disk)
+            server.start()
+    with subscriber(server, checker, "s") as reader:
+        reader.attach(b"t", 0)
+        reader.wait_offset(b"t", end_of(server, b"t"))
+    assert_sound(checker)
     assert_kept(server, checker)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -19,7 +20,8 @@ from tests.system import foreign_figg as figg
 from tests.system.checked import in_threads
 from tests.system.conftest import SMALL, Start
 from tests.system.foreign_figg import ACK, DATA, Wire
-from tests.system.support import get_json
+from tests.system.support import FailingServer, children, get_json
+from tests.tools import TORTURE, takes_long
 
 
 def read_all(server: ServerProcess, topic: bytes) -> list[tuple[int, bytes]]:
@@ -262,3 +264,44 @@ def test_json_diagnostics_are_one_object_per_line(start: Start) -> None:
     assert lines
     for line in lines:
         assert isinstance(json.loads(line), dict), line
+
+
+def test_an_applier_that_is_killed_during_a_commit_ends_the_server_in_one_sentence(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(SMALL)
+    # The second commit takes so long that it is still being written when the server has stopped.
+    inject = "pwritev2:delay_enter=700000:when=2+"
+    with FailingServer(tmp_path / "data", f"--config={config}", inject=inject) as server:
+        (applier,) = children(server.pid)
+        with Wire(server.figg) as wire:
+            wire.publish(b"t", b"acknowledged")
+            wire.send(figg.publish(b"t", 1, b"being written"), figg.ping(0))
+            wire.expect(figg.PONG)
+        os.kill(applier, signal.SIGKILL)
+        assert server.wait(20) == 1
+        lines = server.stderr.splitlines()
+        assert "Traceback" not in server.stderr
+        assert [line for line in lines if "CRITICAL" in line] == lines[-1:]
+        assert "the applier process was killed by signal 9" in lines[-1]
+
+
+@takes_long
+def test_an_applier_may_be_killed_at_any_moment(start: Start) -> None:
+    chance = random.Random(1)
+    config = SMALL.replace("1048576", "65536").replace("262144", "16384")
+    server = start(config=config, start=False)
+    for _ in range(1 + TORTURE // 20):
+        server.start()
+        before = len(server.stderr)
+        (applier,) = children(server.pid)
+        with figg.Client(server.figg) as client:
+            with suppress(TimeoutError, RuntimeError):
+                for number in range(chance.randrange(500)):
+                    client.publish(b"t%d" % (number % 20), bytes(3000), 1)
+            os.kill(applier, signal.SIGKILL)
+            assert server.wait(20) == 1
+        said = server.stderr[before:].splitlines()
+        assert [line for line in said if "INFO" not in line] == said[-1:], said
+        assert "the applier process was killed by signal 9" in said[-1]

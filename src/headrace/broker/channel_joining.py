@@ -269,6 +269,17 @@ class Joining(Receiving):
         self.write([self.note(member)], nothing)
         self.hub.look_later(self)
 
+    def forget_future(self, now_ms: int) -> None:
+        """Count what was noted with a clock that was ahead as noted now."""
+        future = [member for member in self.members.values() if member.seen_ms > now_ms]
+        for member in future:
+            member.seen_ms = now_ms
+        if future:
+            self.write([self.note(member) for member in future], nothing)
+        due_ms = now_ms + self.rule.grace_ms
+        if self.schedule is not None and self.schedule.due_ms > due_ms and not self.is_busy:
+            self.plan_destruction(due_ms)
+
 
 def _is_late(subscriber: Subscriber, member: Member) -> bool:
     """Whether what a dead connection has sent comes only now, behind what its client has sent since."""

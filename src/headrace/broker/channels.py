@@ -53,17 +53,22 @@ class Channels:
         rule: Callable[[str], ChannelRule],
         clock_ms: Callable[[], int],
         *,
+        elapsed_ms: Callable[[], int],
         members_max: int,
         remember_ms: int,
         look_ms: int = LOOK_MS,
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`count` is told the names of counters, as something happens that operators count."""
+        """Times on disk are of `clock_ms`, which may be set; durations in memory are of `elapsed_ms`.
+
+        `count` is told the names of counters, as something happens that operators count.
+        """
         self.store = store
         self.runner = runner
         self.snapshots = snapshots
         self.rule = rule
         self.clock_ms = clock_ms
+        self._elapsed_ms = elapsed_ms
         self.members_max = members_max
         self.remember_ms = remember_ms
         self._look_ms = look_ms
@@ -72,15 +77,15 @@ class Channels:
         self._changed: dict[ChannelState, None] = {}
         """Channels of whose logs someone may need less than before."""
         self._looking = False
-        self._looked_ms = 0
+        self._looked_ms = elapsed_ms() - look_ms
         self._troubled: dict[ChannelState, None] = {}
         """Channels that could not be trimmed, until they are looked at again, all at once."""
         self._again_ms = 0
         self._pollers: OrderedDict[tuple[Joining, str], int] = OrderedDict()
-        """Members that are there by their requests, and until when."""
+        """Members that are there by their requests, and until when, by `elapsed_ms`."""
         self._swept: str | None = ""
         """The last topic that was looked at after the start."""
-        self._started_ms = self.now_ms = clock_ms()
+        self._sweep_ms = self.now_ms = clock_ms()
         """The time of the last tick: near enough for when a member was seen, and one number for many."""
 
     def get(self, name: str) -> Channel:
@@ -120,17 +125,18 @@ class Channels:
     def tick(self) -> None:
         """Called a few times a second."""
         now_ms = self.now_ms = self.clock_ms()
-        while self._pollers and next(iter(self._pollers.values())) <= now_ms:
+        elapsed_ms = self._elapsed_ms()
+        while self._pollers and next(iter(self._pollers.values())) <= elapsed_ms:
             (channel, processor), _ = self._pollers.popitem(last=False)
             channel.stopped_polling(processor)
             self.rest(channel)
         for note in self.store.due_notes(now_ms, _LOOKED_AT_ONCE):
             self._due(note, now_ms)
-        if self._troubled and now_ms >= self._again_ms:
+        if self._troubled and elapsed_ms >= self._again_ms:
             self._changed |= self._troubled
             self._troubled = {}
-        if self._changed and not self._looking and now_ms - self._looked_ms >= self._look_ms:
-            self._looking, self._looked_ms = True, now_ms
+        if self._changed and not self._looking and elapsed_ms - self._looked_ms >= self._look_ms:
+            self._looking, self._looked_ms = True, elapsed_ms
             self._look(iter(list(self._changed)))
         self._sweep()
 
@@ -161,7 +167,7 @@ class Channels:
     def look_again(self, channel: ChannelState, wait_ms: int) -> None:
         """What was not possible may be so later."""
         if not self._troubled:
-            self._again_ms = self.clock_ms() + wait_ms
+            self._again_ms = self._elapsed_ms() + wait_ms
         self._troubled[channel] = None
 
     def polled(self, channel: Joining, member: Member) -> None:
@@ -169,7 +175,7 @@ class Channels:
         member.is_polling = True
         key = channel, member.name
         self._pollers.pop(key, None)
-        self._pollers[key] = self.clock_ms() + channel.rule.presence_ms
+        self._pollers[key] = self._elapsed_ms() + channel.rule.presence_ms
 
     def rest(self, channel: ChannelState) -> None:
         """Let go of a channel that is only on disk."""
@@ -199,8 +205,16 @@ class Channels:
             channel.change(lambda: None, changed=[Note(note.key, None)])
         self.rest(channel)
 
+    def went_back(self) -> None:
+        """The clock was set back: times that lie in the future now are put right, channel by channel."""
+        self._swept = ""
+        self._sweep_ms = self.now_ms = self.clock_ms()
+
     def _sweep(self) -> None:
-        """Channels that were not empty when the last server ended are so now, until someone comes back."""
+        """Channels that were not empty when the last server ended are so now, until someone comes back.
+
+        What the last one has noted with a clock that was ahead must not hold their logs for as long.
+        """
         if self._swept is None:
             return
         found = self.store.topics(CHANNEL_PREFIX, self._swept, _LOOKED_AT_ONCE)
@@ -209,7 +223,8 @@ class Channels:
             channel = self.get(name)
             # One that is being destroyed has no date any more.
             if not (channel.present or channel.schedule or channel.is_busy):
-                channel.plan_destruction(self._started_ms + channel.rule.grace_ms)
+                channel.plan_destruction(self._sweep_ms + channel.rule.grace_ms)
+            channel.forget_future(self._sweep_ms)
             self.rest(channel)
             self._swept = topic.name
         if not found:

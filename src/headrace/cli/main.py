@@ -10,6 +10,7 @@ from typer.exceptions import Abort, TyperException
 from headrace import __version__
 from headrace.cli import (
     channels,
+    clock,
     config,
     delete,
     inspect,
@@ -36,6 +37,7 @@ app.command("publish")(publish.publish)
 app.command("subscribe")(subscribe.subscribe)
 app.command("topics")(topics.topics)
 app.add_typer(channels.app, name="channels")
+app.add_typer(clock.app, name="clock")
 app.command("inspect")(inspect.inspect)
 app.command("delete")(delete.delete)
 app.command("verify")(verify.verify)

@@ -7,7 +7,6 @@ applied. It shares the server's lock on the data directory and dies with it. The
 
 import contextlib
 import ctypes
-import errno
 import gc
 import os
 import pickle
@@ -29,7 +28,7 @@ from headrace.errors import DataDirectoryError, StoreFailedError
 from headrace.log import journal
 from headrace.log.applier import Applier
 from headrace.log.catalogue import Catalogue
-from headrace.log.disk import Disk
+from headrace.log.disk import DISK_FULL, Disk, is_full
 from headrace.log.journal_reading import Frame, Problem, read_frames
 from headrace.log.layout import Layout
 
@@ -111,9 +110,17 @@ def main() -> None:
         _serve(config, line)
     except (EOFError, ConnectionError):
         pass  # the server hung up
+    except StoreFailedError as error:
+        _say_failed(line, f"the applier failed: {error}")
+        sys.exit(1)
     except Exception as error:
-        send_bytes(line, msgspec.msgpack.encode(Failed(f"the applier failed: {error!r}")))
+        _say_failed(line, f"the applier failed: {error!r}")
         raise
+
+
+def _say_failed(line: socket.socket, reason: str) -> None:
+    with contextlib.suppress(ConnectionError):
+        send_bytes(line, msgspec.msgpack.encode(Failed(reason)))
 
 
 def _serve(config: Config, line: socket.socket) -> None:
@@ -175,9 +182,8 @@ def _trouble(error: Exception) -> str | None:
     """What the disk's trouble is, in words; None for anything else."""
     if not isinstance(error, OSError | sqlite3.OperationalError):
         return None
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if full or "database or disk is full" in str(error):
-        return "no space left on the disk: publishes are held back until there is room"
+    if is_full(error) or "database or disk is full" in str(error):
+        return DISK_FULL
     return f"segments cannot be written, publishes are held back until they can: {error}"
 
 

@@ -4,6 +4,7 @@ A process, because many small file calls in a thread would fight the event loop 
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import pickle
@@ -56,7 +57,9 @@ class ApplierProcess:
         self._buffer = b""
         self._to_prepare: deque[Path] = deque()
         """The first of them is being made."""
-        self._closing = False
+        self._closing = self._failed = False
+        self._trouble = ""
+        """What the child waits for: it says so again and again, and the log has it once."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "headrace.log.applier_child", str(theirs.fileno())],
             pass_fds=(theirs.fileno(), lock),
@@ -66,7 +69,8 @@ class ApplierProcess:
             start_new_session=True,
         )
         theirs.close()
-        send_bytes(self._socket, pickle.dumps((config, os.getpid())))
+        with contextlib.suppress(ConnectionError):  # a child that is dead already is noticed below
+            send_bytes(self._socket, pickle.dumps((config, os.getpid())))
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._readable)
@@ -96,8 +100,13 @@ class ApplierProcess:
             self._process.wait()
 
     def _send(self, message: ToChild) -> None:
-        # Messages are few and tiny: at most one per journal file, far below a socket's buffer.
-        send_bytes(self._socket, msgspec.msgpack.encode(message))
+        if self._closing or self._failed:
+            return
+        try:
+            # Messages are few and tiny: at most one per journal file, far below a socket's buffer.
+            send_bytes(self._socket, msgspec.msgpack.encode(message))
+        except ConnectionError:
+            self._ended()  # before the loop has seen it
 
     def _readable(self) -> None:
         try:
@@ -108,9 +117,7 @@ class ApplierProcess:
             data = b""
         if not data:
             self._loop.remove_reader(self._socket.fileno())
-            if not self._closing:
-                code = self._process.wait()
-                self._on_failed(f"the applier process ended with code {code}")
+            self._ended()
             return
         self._buffer += data
         while len(self._buffer) >= LENGTH.size:
@@ -122,7 +129,20 @@ class ApplierProcess:
             self._buffer = self._buffer[stop:]
             self._handle(message)
 
+    def _ended(self) -> None:
+        """Report the end of a child that was not told to end, once."""
+        if self._closing or self._failed:
+            return
+        code = self._process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        self._fail(f"the applier process {how}")
+
+    def _fail(self, reason: str) -> None:
+        self._failed = True
+        self._on_failed(reason)
+
     def _handle(self, message: ToParent) -> None:
+        trouble, self._trouble = self._trouble, ""
         if isinstance(message, Applied):
             for report in message.reports:
                 logger.error("%s", report)
@@ -132,7 +152,9 @@ class ApplierProcess:
             if self._to_prepare:
                 self._send(Prepare(str(self._to_prepare[0])))
         elif isinstance(message, Waiting):
-            logger.warning("%s", message.reason)
+            self._trouble = message.reason
+            if message.reason != trouble:
+                logger.warning("%s", message.reason)
             self._on_waiting(message.reason)
         else:
-            self._on_failed(message.reason)
+            self._fail(message.reason)

@@ -24,6 +24,7 @@ from crc32c import crc32c
 
 from headrace.channel_envelope import BadMessageError
 from headrace.errors import BadBlockError, BadTopicNameError
+from headrace.log.file_reads import read_patiently
 from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
 from headrace.log.message_rows import check_row
 from headrace.log.records import holds, split_records
@@ -218,7 +219,7 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
         try:
             wanted = min(max(bytes_max, BLOCK_BYTES_MAX), size - position)
             # Blocks are slices of it: what they become is a copy anyway.
-            data = memoryview(os.pread(fd, wanted, position))
+            data = memoryview(read_patiently(fd, wanted, position)[0])
         finally:
             os.close(fd)
     except OSError as error:

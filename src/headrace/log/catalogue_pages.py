@@ -25,7 +25,7 @@ from headrace.log.catalogue_rows import (
     TopicRow,
     checksum,
 )
-from headrace.log.load import load
+from headrace.log.file_reads import load
 
 _PAGE_BYTES = 4096
 """SQLite's default, which the catalogue uses."""

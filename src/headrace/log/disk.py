@@ -4,6 +4,7 @@ Knows nothing of formats. Reading is not here: a crash cannot spoil a read.
 """
 
 import ctypes
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,15 @@ _IOV_MAX = 1024
 
 _SYNC_FILE_RANGE_WRITE = 2
 """From Linux's fcntl.h: begin, and wait for nothing."""
+
+
+DISK_FULL = "no space left on the disk: publishes are held back until there is room"
+"""What operators are told, whichever write found the disk full."""
+
+
+def is_full(error: object) -> bool:
+    """True for an error that ends when someone makes room. Nothing that was stored before is in doubt."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class Disk:

@@ -7,6 +7,7 @@ A journal file that is full or old goes to the applier, and when it is applied, 
 now hold. Reads take from the tail what is there and the rest from segments.
 
     gathering ──begin──▶ encoded ──file has room──▶ being written ──▶ committed ──▶ applied
+                            │                             └─ disk full: held back, the same bytes again
                             └─ no free file: held back until the applier frees one
 
 What is not here: what is gathered meanwhile (`gathering.py`), which topics there are (`handles.py`), where
@@ -27,7 +28,7 @@ from headrace.log.batches import Batches
 from headrace.log.catalogue import Catalogue
 from headrace.log.commit import Commit, CursorChange, Encoded, Encoder, Once
 from headrace.log.cursors import Cursors, check_position
-from headrace.log.disk import Disk
+from headrace.log.disk import DISK_FULL, Disk, is_full
 from headrace.log.entries import Producer
 from headrace.log.gathering import Gathering, note_bytes_max
 from headrace.log.handles import Handles
@@ -98,6 +99,10 @@ class EmbeddedStore(ReadSide):
         self._gathering = Gathering(self._commit_bytes_max)
         self._encoded: Encoded | None = None
         self._writing: Commit | None = None
+        self._unwritten: Callable[[], None] | None = None
+        """Writes the commit in `_writing` again, for which the disk had no room."""
+        self.is_full = False
+        """True from a commit that found no room on the disk until one is written."""
         self._begin_soon = False
         self._applying: dict[Path, int] = {}
         self._trouble = ""
@@ -106,7 +111,7 @@ class EmbeddedStore(ReadSide):
         # Far above what any process before can have counted up to.
         self.version = clock_ms() * 1_000_000
         self._watchers: list[Callable[[], None]] = []
-        self.staging = Staging(layout, disk, runner, config.limits)
+        self.staging = Staging(layout, disk, runner, config.limits, clock_ms())
         self.batches = Batches(
             *(self._catalogue, layout, runner, self.staging, self),
             min(_PIECE_COMMITS * self._commit_bytes_max, config.journal.file_bytes // 4),
@@ -152,6 +157,8 @@ class EmbeddedStore(ReadSide):
     def held_back(self) -> str:
         if self._failure:
             return self._failure
+        if self.is_full:
+            return DISK_FULL
         if self._encoded is not None:
             return self._trouble or "the journal is full until the applier has caught up"
         return ""
@@ -330,12 +337,22 @@ class EmbeddedStore(ReadSide):
         # With written commits before it, only a sync of the files covers them too.
         older = self._ring.unsynced() if encoded.sync else []
 
+        is_written = False
+
         def work() -> None:
+            nonlocal is_written
             file.write(sequence, synced, encoded.entries, sync=encoded.sync and not older)
+            is_written = True
             if older:
                 self._ring.sync([*older, file.path])
 
         def done(error: BaseException | None) -> None:
+            if is_full(error) and not is_written and not self._failure:
+                # A copy-on-write file system needs room to overwrite. Nobody was told of this commit, and
+                # writing all its bytes again replaces what the attempt has left. This holds for writes
+                # alone: after an fsync, earlier commits may be lost that nobody would write again.
+                self._hold_back(attempt)
+                return
             if error is not None:
                 self._fail(f"writing the journal failed: {error}")
             if self._failure:
@@ -345,12 +362,30 @@ class EmbeddedStore(ReadSide):
                 self._ring.synced([*older, file.path])
             self._committed(encoded)
 
-        self._runner.write(work, done)
+        def attempt() -> None:
+            self._runner.write(work, done)
+
+        attempt()
         if encoded.appended:
             self.listener.prepare(encoded.appended)
 
+    def _hold_back(self, attempt: Callable[[], None]) -> None:
+        if not self.is_full:
+            logger.warning("%s", DISK_FULL)
+        self.is_full = True
+        self._unwritten = attempt
+
+    def write_again(self) -> None:
+        """Try again to write the commit that the disk had no room for, if there is one."""
+        attempt, self._unwritten = self._unwritten, None
+        if attempt is not None and not self._failure:
+            attempt()
+
     def _committed(self, encoded: Encoded) -> None:
         self._writing = None
+        if self.is_full:
+            self.is_full = False
+            logger.warning("the disk has room again: publishes are taken")
         self._gathering.committed(encoded.commit)
         self._ring.wrote(self._sequence, encoded.appended, synced=encoded.sync)
         self._begin_later()
@@ -423,10 +458,11 @@ class EmbeddedStore(ReadSide):
     # Time, the applier and the end
 
     def tick(self, now_s: float) -> None:
-        """Called a few times a second: hands an old file to the applier."""
+        """Hand an old file to the applier, and retry a commit without room. Called a few times a second."""
         ring = self._ring
         self.staging.tick(now_s)
         self.batches.tick()
+        self.write_again()
         if self._writing or self._failure:
             return
         # While the applier is busy a file goes on filling: many records a file cost it less for each.

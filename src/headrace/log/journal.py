@@ -293,6 +293,7 @@ class JournalFile:
             # The headers go with the first commit: an unused file costs no write of its own.
             parts.insert(0, encode_headers(self._header))
             position = 0
+        # After an error nothing has changed here: the same call writes the same bytes to the same place.
         self._disk.write(self._fd, parts, position, synced=sync)
         self._begun = True
         self.position += length

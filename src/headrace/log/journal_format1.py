@@ -64,7 +64,7 @@ class Format1:
     def next_head(self, position: int) -> FrameHead | None:
         """The first frame that begins at or after `position`."""
         begin = _FRAME_BEGIN.pack(_FRAME_MAGIC, self._header.generation)
-        whole: bytearray = self._data.obj  # type: ignore[assignment]
+        whole: bytes = self._data.obj  # type: ignore[assignment]
         while (position := whole.find(begin, position)) >= 0:
             head = self.head_at(position) if position % SECTOR_BYTES == 0 else None
             if head is not None:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from crc32c import crc32c
 
 from headrace.log import journal_format1
+from headrace.log.file_reads import Loaded, load
 from headrace.log.journal import (
     BLOCK_BYTES,
     CRC,
@@ -43,7 +44,6 @@ from headrace.log.journal import (
     frame_bytes,
 )
 from headrace.log.journal_format1 import Format1
-from headrace.log.load import Loaded, load
 
 CUT = "the file was cut"
 """The reason of a Problem that no crash explains: a file is complete on disk before it has its name."""
@@ -165,7 +165,7 @@ class _Format2:
         found: dict[int, FrameHead] = {}
         for magic in (HEAD_MAGIC, FOOT_MAGIC):
             begin = FRAME_BEGIN.pack(magic, self._generation)
-            whole: bytearray = self._data.obj  # type: ignore[assignment]
+            whole: bytes = self._data.obj  # type: ignore[assignment]
             position = FRAMES_POSITION - 1
             while (position := whole.find(begin, position + 1)) >= 0:
                 head = self._parse(position, magic)

@@ -21,9 +21,9 @@ import msgspec
 from headrace.log import journal
 from headrace.log.catalogue_rows import Meta
 from headrace.log.entries import Cursor, Producer
+from headrace.log.file_reads import load
 from headrace.log.journal_reading import CUT, Frame, Problem, read_frames, read_header
 from headrace.log.layout import Layout
-from headrace.log.load import load
 
 _NOTES = (journal.NOTE, journal.LOST_NOTE)
 

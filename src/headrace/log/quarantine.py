@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from headrace.log.disk import Disk
+from headrace.log.file_reads import load
 from headrace.log.journal_reading import Problem
 from headrace.log.layout import Layout
-from headrace.log.load import load
 
 
 def quarantine(layout: Layout, path: Path, problem: Problem) -> None:

@@ -5,7 +5,6 @@ in a thread. Bytes never change once they are visible, so a moment later it is s
 deleted meanwhile.
 """
 
-import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from headrace.log.catalogue_rows import SegmentRow
+from headrace.log.file_reads import read_patiently
 from headrace.log.index import ROW_BYTES, Piece, Row, encode_row, join_runs
 from headrace.log.journal import decode_entry, entry_end
 from headrace.log.layout import Layout
@@ -72,7 +72,8 @@ class RawTopic(NamedTuple):
             with self._open(segment) as file:
                 while position < stop:
                     length = min(_READ_BYTES, stop - position)
-                    data = os.pread(file.fileno(), length, position - segment.base)
+                    # What the disk cannot read is zeros: whoever checks the runs sees which are damaged.
+                    data, _ = read_patiently(file.fileno(), length, position - segment.base)
                     if not data:
                         return  # the file was cut: whoever reads sees that bytes are missing
                     position += len(data)

@@ -23,10 +23,10 @@ from headrace.log.catalogue import (
 )
 from headrace.log.catalogue_rows import TopicRow
 from headrace.log.disk import Disk
+from headrace.log.file_reads import ATTEMPTS_MAX
 from headrace.log.journal_reading import read_header
 from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout
-from headrace.log.load import READ_ATTEMPTS
 from headrace.log.quarantine import quarantine, quarantine_journal
 from headrace.log.rebuild import rebuild_catalogue, repair_segments
 from headrace.log.staging import remove_unfinished
@@ -106,7 +106,7 @@ def _open(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Catalogue, bo
         if _is_empty(layout):
             return Catalogue.create(layout.root), False
     else:
-        for _ in range(READ_ATTEMPTS):
+        for _ in range(ATTEMPTS_MAX):
             try:
                 return _open_sound(layout), False
             except UnreadableCatalogueError as error:

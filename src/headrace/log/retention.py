@@ -50,32 +50,23 @@ class Retention:
         self._interval_s = config.retention.check_s
         if shortest_s:
             self._interval_s = min(self._interval_s, shortest_s * CHECK_SHARE)
-        self._checked: tuple[float, float] | None = None
+        self._checked_s: float | None = None
         self._running = False
         self._trimming: set[str] = set()
         """Topics that are forgetting already: commits may be held back."""
 
-    def tick(self, wall_s: float, monotonic_s: float) -> None:
+    def tick(self, now_ms: int, elapsed_s: float) -> None:
         """Look for expired records when it is time to.
 
-        A tick in which the two clocks moved differently is skipped: someone set the time, and nothing is
-        deleted on the word of a clock that jumped.
+        `now_ms` is of the clock that records get their times from, `elapsed_s` of one that cannot be set.
         """
-        if self._checked is None:
-            self._checked = (wall_s, monotonic_s)
+        if self._checked_s is None:
+            self._checked_s = elapsed_s
             return
-        passed_s = monotonic_s - self._checked[1]
-        if passed_s < self._interval_s or self._running:
+        if elapsed_s - self._checked_s < self._interval_s or self._running:
             return
-        jumped_s = abs(wall_s - self._checked[0] - passed_s)
-        self._checked = (wall_s, monotonic_s)
-        if jumped_s > self._config.retention.clock_jump_s:
-            logger.warning(
-                "the clock jumped by %.0f s: retention waits for the next check", jumped_s
-            )
-            return
+        self._checked_s = elapsed_s
         self._running = True
-        now_ms = int(wall_s * 1000)
         self._runner.background(
             lambda: find_expired(self._config, self._layout, now_ms), self._found
         )

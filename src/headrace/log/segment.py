@@ -1,19 +1,22 @@
 """Reading segments: finds runs through the index, checks them, skips damaged ones. Writes nothing.
 
 Reads never wait for the disk in the event loop: bytes that are not in the page cache raise `ColdError`, whose
-`warm` brings them there in a thread, after which the same call succeeds.
+`warm` brings them there in a thread, after which the same call succeeds. So does an error of the disk, which
+the thread looks at with more patience (`file_reads.py`): what it cannot read either is damage for a while.
 """
 
 import errno
 import os
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from crc32c import crc32c
 
 from headrace.log.catalogue_rows import SegmentRow
+from headrace.log.file_reads import PAGE_BYTES, read_once, read_patiently
 from headrace.log.index import (
     HEADER_BYTES,
     ROW_BYTES,
@@ -29,6 +32,9 @@ from headrace.log.store import ColdError, Run
 _ROWS_AT_ONCE = 128
 _RESTORED_MAX = 100
 """Damaged indexes that are remembered; of more, all are restored again."""
+
+UNREADABLE_S = 60.0
+"""After so long the disk is asked again for what it could not read."""
 
 
 class DamagedRun(NamedTuple):
@@ -51,15 +57,34 @@ class Block(NamedTuple):
     damaged: list[DamagedRun]
 
 
-class ColdFileError(ColdError):
-    """Bytes of a file that are not in memory."""
+class Unreadable:
+    """Pages of files that the disk cannot read: zeros instead of them, and so damage. For any thread."""
 
-    def __init__(self, path: Path, position: int, length: int, bad: set[tuple[Path, int]]) -> None:
+    def __init__(self) -> None:
+        self._pages: dict[Path, tuple[float, frozenset[int]]] = {}
+
+    def add(self, path: Path, pages: Iterable[int]) -> None:
+        self._pages[path] = (time.monotonic(), self.of(path).union(pages))
+
+    def of(self, path: Path) -> frozenset[int]:
+        if path not in self._pages:
+            return frozenset()
+        since_s, pages = self._pages[path]
+        if time.monotonic() - since_s < UNREADABLE_S:
+            return pages
+        self._pages.pop(path, None)
+        return frozenset()
+
+
+class ColdFileError(ColdError):
+    """Bytes of a file that are not in memory, or could not be read without patience."""
+
+    def __init__(self, path: Path, position: int, length: int, unreadable: Unreadable) -> None:
         super().__init__(f"{length} bytes of {path} at {position} are not in memory")
         self._path = path
         self._position = position
         self._length = length
-        self._bad = bad
+        self._unreadable = unreadable
 
     def warm(self) -> None:
         try:
@@ -67,12 +92,12 @@ class ColdFileError(ColdError):
         except FileNotFoundError:
             return  # deleted meanwhile: the next attempt sees why
         try:
-            os.pread(fd, self._length, self._position)
-        except OSError:
-            # Or the same call would find it cold for ever.
-            self._bad.add((self._path, self._position))
+            _, bad = read_patiently(fd, self._length, self._position)
         finally:
             os.close(fd)
+        if bad:
+            # Or the same call would find it cold for ever.
+            self._unreadable.add(self._path, bad)
 
 
 class Segments:
@@ -83,8 +108,7 @@ class Segments:
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._open_max = max(2, open_files_max)
         self._wait = wait_for_disk
-        self._bad: set[tuple[Path, int]] = set()
-        """Places that the disk could not read: they are damage, like any other."""
+        self._unreadable = Unreadable()
         self._restored: dict[tuple[int, int, int], list[Row | None]] = {}
         """Rows of indexes that are damaged, as far as their segments say what these were."""
 
@@ -128,6 +152,8 @@ class Segments:
                         DamagedRun(path, position, position, 0, 0, "an index row is damaged")
                     )
                     continue
+                if candidate.end <= offset:
+                    continue  # a row that could not be read may have led the search astray
                 chosen.append(candidate)
                 taken += candidate.length
                 position = candidate.end
@@ -238,10 +264,11 @@ class Segments:
             if len(body) == row.length and crc32c(body) == row.crc:
                 runs.append(Run(row.offset, row.ordinal, row.record_count, row.ms, body))
             else:
+                reason = "bad checksum"
+                if self._unreadable.of(path):
+                    reason = "bad checksum, or the disk cannot read it"
                 damaged.append(
-                    DamagedRun(
-                        path, row.offset, row.end, row.ordinal, row.record_count, "bad checksum"
-                    )
+                    DamagedRun(path, row.offset, row.end, row.ordinal, row.record_count, reason)
                 )
 
     def _pread(self, path: Path, length: int, position: int) -> bytes:
@@ -250,23 +277,29 @@ class Segments:
             fd = self._fd(path)
         except FileNotFoundError:
             return b""
-        if (path, position) in self._bad:
-            return b""
+        bad = self._unreadable.of(path)
+        if not bad:
+            return self._read(fd, path, length, position)
+        data = bytearray()
+        for start, stop in _stretches(bad, position, position + length):
+            if start // PAGE_BYTES in bad:
+                data += bytes(stop - start)
+                continue
+            data += self._read(fd, path, stop - start, start)
+            if len(data) < stop - position:
+                break
+        return bytes(data)
+
+    def _read(self, fd: int, path: Path, length: int, position: int) -> bytes:
         if self._wait:
-            return _read_or_nothing(fd, length, position)
-        buffer = bytearray(length)
+            data, bad = read_patiently(fd, length, position)
+            if bad:
+                self._unreadable.add(path, bad)
+            return data
         try:
-            count = os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
-        except OSError as error:
-            if error.errno == errno.EAGAIN:
-                raise ColdFileError(path, position, length, self._bad) from None
-            if error.errno != errno.EOPNOTSUPP:
-                return b""
-            return _read_or_nothing(fd, length, position)
-        if count < length and position + count < os.fstat(fd).st_size:
-            raise ColdFileError(path, position, length, self._bad)
-        del buffer[count:]
-        return bytes(buffer)
+            return _read_now(fd, length, position)
+        except OSError:
+            raise ColdFileError(path, position, length, self._unreadable) from None
 
     def _fd(self, path: Path) -> int:
         fd = self._open.get(path)
@@ -290,8 +323,29 @@ def _are_sound(rows: list[Row | None], segment: SegmentRow, first: int) -> bool:
     return first + len(rows) < segment.rows or end == segment.end
 
 
-def _read_or_nothing(fd: int, length: int, position: int) -> bytes:
+def _read_now(fd: int, length: int, position: int) -> bytes:
+    """What is in memory, all of it; raises OSError where it is not, or cannot be read."""
+    buffer = bytearray(length)
     try:
-        return os.pread(fd, length, position)
-    except OSError:
-        return b""
+        count = os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EIO):
+            raise
+        # The file system cannot say what is in memory.
+        return read_once(fd, length, position)
+    if count < length and position + count < os.fstat(fd).st_size:
+        raise BlockingIOError
+    del buffer[count:]
+    return bytes(buffer)
+
+
+def _stretches(bad: frozenset[int], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Parts of a range, each of unreadable pages or of none."""
+    while start < end:
+        page = start // PAGE_BYTES
+        is_bad = page in bad
+        while page * PAGE_BYTES < end and (page in bad) is is_bad:
+            page += 1
+        stop = min(end, page * PAGE_BYTES)
+        yield start, stop
+        start = stop

@@ -126,7 +126,9 @@ class Upload:
 class Staging:
     """Which staged files there are, and which of them are claimed. Called from the loop only."""
 
-    def __init__(self, layout: Layout, disk: Disk, runner: Runner, limits: Limits) -> None:
+    def __init__(
+        self, layout: Layout, disk: Disk, runner: Runner, limits: Limits, now_ms: int
+    ) -> None:
         self._layout = layout
         self._disk = disk
         self._runner = runner
@@ -137,7 +139,9 @@ class Staging:
         """Of all files, and of those that are being uploaded."""
         now_s, now = time.monotonic(), time.time()
         for path, found in _complete(layout):
-            age_s = max(0.0, now - found.st_mtime)
+            # The system's time of the file is the wall clock's, which may have jumped: the lesser age is
+            # never too much.
+            age_s = max(0.0, min(now, now_ms / 1000) - found.st_mtime)
             self._files[path.name] = Staged(path.name, found.st_size, now_s - age_s)
             self.bytes += found.st_size
 

@@ -59,11 +59,12 @@ def position_in(
     run: Run, epoch: int, *, offset: int | None = None, ordinal: int | None = None
 ) -> Position:
     """The record boundary of a run at an ordinal, or at or after an offset."""
+    # Where a run before the wanted one was found, for lack of a better one, its end is the nearest.
     if ordinal is not None:
-        before = max(0, ordinal - run.ordinal)
+        before = min(max(0, ordinal - run.ordinal), run.record_count)
         return Position(epoch, run.offset + nth(run.data, before), run.ordinal + before)
     assert offset is not None
-    at, passed = boundary(run.data, offset - run.offset)
+    at, passed = boundary(run.data, min(offset - run.offset, len(run.data)))
     return Position(epoch, run.offset + at, run.ordinal + passed)
 
 

@@ -19,10 +19,10 @@ from headrace.log.catalogue import (
     UnreadableCatalogueError,
 )
 from headrace.log.catalogue_rows import BatchRow, SegmentRow, TopicRow
+from headrace.log.file_reads import ATTEMPTS_MAX
 from headrace.log.inspect import CatalogueView, open_unchanged
 from headrace.log.journal_reading import read_header
 from headrace.log.layout import Layout
-from headrace.log.load import READ_ATTEMPTS
 from headrace.log.report import Damage, Found, Range, Report, TopicReport
 from headrace.log.verify_journal import JournalCheck, Life
 from headrace.log.verify_segments import CheckSegments, SegmentCheck, SegmentWork, join_segments
@@ -75,7 +75,7 @@ def _is_in_use(layout: Layout) -> bool:
 
 def _open(data_dir: Path) -> AbstractContextManager[CatalogueView]:
     """Open the catalogue; a disk may fail to read it for a moment."""
-    for _ in range(READ_ATTEMPTS - 1):
+    for _ in range(ATTEMPTS_MAX - 1):
         try:
             with open_unchanged(data_dir) as view:
                 view.meta()

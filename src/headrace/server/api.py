@@ -23,8 +23,8 @@ from headrace.server.api_cursors import CursorsApi
 from headrace.server.api_ranges import RangesApi
 from headrace.server.api_shared import RefusalWithFacts
 from headrace.server.api_topics import TopicsApi
+from headrace.server.clock import SteadyClock
 from headrace.server.connection import Connections
-from headrace.server.health import health
 from headrace.server.openapi import PATH, description
 from headrace.server.waiting import Waiting
 
@@ -35,12 +35,13 @@ def make_app(
     layout: Layout,
     waiting: Waiting,
     channels: Channels,
+    clock: SteadyClock,
     tokens: Sequence[AccessToken] = (),
 ) -> Starlette:
     broker = connections.broker
     return Starlette(
         routes=[
-            *_StateApi(connections, store).routes(),
+            *_StateApi(connections, store, clock).routes(),
             *TopicsApi(store, broker, waiting).routes(),
             *CursorsApi(store, channels.readers_moved).routes(),
             *BatchesApi(store, connections.metrics).routes(),
@@ -55,20 +56,38 @@ def make_app(
 class _StateApi:
     """How the server is."""
 
-    def __init__(self, connections: Connections, store: EmbeddedStore) -> None:
+    def __init__(self, connections: Connections, store: EmbeddedStore, clock: SteadyClock) -> None:
         self._connections = connections
         self._store = store
+        self._clock = clock
 
     def routes(self) -> list[Route]:
         return [
             Route("/healthz", self.health),
             Route("/metrics", self.metrics),
+            Route("/v1/clock", self.clock, methods=["GET"]),
+            Route("/v1/clock/confirm", self.confirm, methods=["POST"]),
             Route(PATH, self.description),
         ]
 
     async def health(self, request: Request) -> Response:
-        status, body = health(self._store)
+        status, body = self._connections.health.answer()
         return JSONResponse(body, status)
+
+    async def clock(self, request: Request) -> Response:
+        clock = self._clock
+        return JSONResponse(
+            {
+                "now_ms": clock.now_ms(),
+                "ahead_ms": clock.ahead_ms,
+                "followed_in_ms": clock.followed_in_ms,
+                "trouble": clock.trouble,
+            }
+        )
+
+    async def confirm(self, request: Request) -> Response:
+        self._clock.tick()
+        return JSONResponse({"followed_ms": self._clock.confirm()})
 
     async def description(self, request: Request) -> Response:
         return JSONResponse(description())
@@ -81,6 +100,7 @@ class _StateApi:
                     "pending_bytes": self._store.pending_bytes,
                     "journal_files_waiting": self._store.journal_files_waiting,
                     "held_back": int(bool(self._store.held_back)),
+                    "clock_jump_seconds": round(self._clock.ahead_ms / 1000),
                     "damaged_runs": self._store.damage_count,
                     "staged_bytes": self._store.staging.bytes,
                     "batches_pending": self._store.batches.pending,

@@ -11,6 +11,7 @@ from headrace.log.embedded import EmbeddedStore
 from headrace.log.runner import Runner
 from headrace.model import CHANNEL_PREFIX
 from headrace.reducers import Reducer, reducer
+from headrace.server.clock import SteadyClock
 from headrace.server.hooks import load_hook
 from headrace.server.postgres_snapshots import PostgresSnapshots
 
@@ -20,7 +21,7 @@ def make_channels(
     store: EmbeddedStore,
     runner: Runner,
     snapshots: Snapshots,
-    clock_ms: Callable[[], int],
+    clock: SteadyClock,
     count: Callable[[str], None],
 ) -> Channels:
     """Raises `ConfigError` for a reducer that cannot be loaded."""
@@ -49,7 +50,8 @@ def make_channels(
         runner,
         snapshots,
         rule_of,
-        clock_ms,
+        clock.now_ms,
+        elapsed_ms=clock.elapsed_ms,
         members_max=settings.members_max,
         remember_ms=int(settings.remember_s * 1000),
         count=count,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from headrace.broker.broker import Broker
 from headrace.broker.subscription import Slice, State, Subscription
 from headrace.config import Limits
+from headrace.server.health import Health
 from headrace.server.metrics import Metrics
 from headrace.session.server import Close, ServerSession
 from headrace.session.units import Unit
@@ -52,8 +53,9 @@ _REFUSALS_LOGGED_EVERY_S = 1.0
 class Connections:
     """What the connections of one server share, whatever their protocol."""
 
-    def __init__(self, broker: Broker, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, broker: Broker, limits: Limits, metrics: Metrics, health: Health) -> None:
         self.broker = broker
+        self.health = health
         self.limits = limits
         self.metrics = metrics
         self.loop = asyncio.get_running_loop()

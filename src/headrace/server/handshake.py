@@ -16,7 +16,6 @@ import httptools
 
 from headrace.config_values import Origins
 from headrace.server.connection import Connections, hang_up, peer_name
-from headrace.server.health import health
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -151,7 +150,7 @@ class Handshake(asyncio.Protocol):
         if path == "/healthz":
             if method not in ("GET", "HEAD"):
                 raise _Answer(405, "ask with GET", Allow="GET, HEAD")
-            status, body = health(self._door.shared.broker.store)
+            status, body = self._door.shared.health.answer()
             raise _Answer(status, json.dumps(body), Content_Type="application/json")
         make = next((make for route in self._door.routes if (make := route.find(path))), None)
         if make is None:

@@ -15,6 +15,7 @@ GAUGES = {
     "pending_bytes": "Bytes received and not yet committed.",
     "journal_files_waiting": "Full journal files that are not moved to segments yet.",
     "held_back": "1 while publishes are held back, else 0.",
+    "clock_jump_seconds": "By how much the wall clock has jumped, until it is followed; else 0.",
     "damaged_runs": "Damaged stretches that readers have come across since the start.",
     "staged_bytes": "Bytes uploaded for batches and not appended and deleted yet.",
     "batches_pending": "Batches that are decided and not appended to their end.",

@@ -21,9 +21,10 @@ class LoopRunner:
         self._writer = threading.Thread(target=self._write_all, name="commit", daemon=True)
         self._writer.start()
         self._pool = ThreadPoolExecutor(_BACKGROUND_THREADS, "background")
+        self._closed = False
 
     def soon(self, call: Callable[[], None]) -> None:
-        self._loop.call_soon(call)
+        self._loop.call_soon(self._call, call)
 
     def write(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         self._writes.put((work, done))
@@ -35,14 +36,20 @@ class LoopRunner:
                 result = work()
             except BaseException as error:
                 result = error
-            self._loop.call_soon_threadsafe(done, result)
+            self._loop.call_soon_threadsafe(self._call, done, result)
 
         self._pool.submit(run)
 
     def close(self) -> None:
+        """Wait for what the threads are at. Nobody is told of it: the store is closed next."""
         self._writes.put(None)
         self._writer.join()
         self._pool.shutdown()
+        self._closed = True
+
+    def _call(self, call: Callable[..., None], *results: object) -> None:
+        if not self._closed:
+            call(*results)
 
     def _write_all(self) -> None:
         while (item := self._writes.get()) is not None:
@@ -52,4 +59,4 @@ class LoopRunner:
                 work()
             except BaseException as caught:
                 error = caught
-            self._loop.call_soon_threadsafe(done, error)
+            self._loop.call_soon_threadsafe(self._call, done, error)

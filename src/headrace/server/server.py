@@ -33,9 +33,12 @@ from headrace.server import diagnostics
 from headrace.server.api import make_app
 from headrace.server.channel_rules import make_channels, make_postgres
 from headrace.server.channels import ChannelConnections
+from headrace.server.clock import SteadyClock
+from headrace.server.clock_file import ClockFile
 from headrace.server.connection import Connections
 from headrace.server.credentials import Credentials
 from headrace.server.handshake import Door, Route
+from headrace.server.health import Health
 from headrace.server.hooks import load_hook
 from headrace.server.http import HttpListener
 from headrace.server.logux import Logux
@@ -50,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25
 _DRAIN_TIMEOUT_S = 30.0
+_DRAIN_FULL_TIMEOUT_S = 2.0
+"""How long a stop waits for room on a full disk: what waits for it was never acknowledged."""
 _BACKLOG = 1024
 
 _SWITCH_INTERVAL_S = 0.0002
@@ -123,6 +128,14 @@ class Server:
             waiting=lambda reason: self._store.applier_waits(reason),
             failed=self._fail,
         )
+        self._clock_file = ClockFile(root, disk, self._runner)
+        clock = self._clock = SteadyClock(
+            config.clock,
+            wall_ms=_wall_ms,
+            boot_ms=_boot_ms,
+            boot_id=boot_id.hex(),
+            known=self._clock_file.read(),
+        )
         self._store = EmbeddedStore(
             config,
             layout,
@@ -132,20 +145,23 @@ class Server:
             next_sequence=recovered.next_sequence,
             generation=recovered.generation,
             boot_id=boot_id,
-            clock_ms=_clock_ms,
+            clock_ms=clock.now_ms,
             wait_for_disk=False,
         )
         self._prepare_journal()
         self._broker = Broker(self._store, self._runner, self._fail)
-        connections = self._connections = Connections(self._broker, config.limits, self._metrics)
+        connections = self._connections = Connections(
+            self._broker, config.limits, self._metrics, Health(self._store, clock)
+        )
         self._wombats = Wombats(connections)
         self._logux = self._make_logux(connections)
         self._store.batches.take_events(BatchEvents(self._logux.log, self._runner))
         self._postgres = make_postgres(config, self._store)
         snapshots = self._postgres or NotedSnapshots(self._store)
         channels = self._channels = make_channels(
-            config, self._store, self._runner, snapshots, _clock_ms, self._metrics.count
+            config, self._store, self._runner, snapshots, clock, self._metrics.count
         )
+        clock.went_back = channels.went_back
         self._broker.channels = channels.committed
         self._store.batches.take_messages(BatchMessages(channels, self._runner))
         self._channel_connections = ChannelConnections(
@@ -166,7 +182,7 @@ class Server:
             )
         self._waiting = Waiting(self._store)
         app = make_app(
-            connections, self._store, layout, self._waiting, channels, config.access.token
+            connections, self._store, layout, self._waiting, channels, clock, config.access.token
         )
         self._http = HttpListener(app, config.limits.connections_max, http)
         await self._http.start()
@@ -201,26 +217,40 @@ class Server:
         if self._postgres is not None:
             await self._postgres.close()  # what comes of it is for the store to settle
         if not failed:
-            settled = asyncio.Event()
-            self._store.settle(settled.set)
-            try:
-                await asyncio.wait_for(settled.wait(), _DRAIN_TIMEOUT_S)
-            except TimeoutError:
-                logger.warning(
-                    "stopping with commits that are not applied: they stay in the journal"
-                )
-                failed = True
+            failed = not await self._drain()
         await self._connections.close()
         if self._http is not None:
             await self._http.stop()
         self._applier.close()
         self._runner.close()
+        with contextlib.suppress(OSError):
+            self._clock_file.save(self._clock.known)
         self._logux.close()
         self._store.close()
         if not failed:
             mark_clean(self._layout, self._disk)
         with contextlib.suppress(OSError):
             os.close(self._lock)
+
+    async def _drain(self) -> bool:
+        """Write and apply everything; False when that is not possible in time."""
+        settled = asyncio.Event()
+        self._store.settle(settled.set)
+        started_s = time.monotonic()
+        while not settled.is_set():
+            full = self._store.is_full
+            timeout_s = _DRAIN_FULL_TIMEOUT_S if full else _DRAIN_TIMEOUT_S
+            if time.monotonic() - started_s > timeout_s:
+                logger.warning(
+                    "stopping on a full disk: what was acknowledged is in the journal, the rest is dropped"
+                    if full
+                    else "stopping with commits that are not applied: they stay in the journal"
+                )
+                return False
+            self._store.write_again()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(settled.wait(), _TICK_S)
+        return True
 
     def _make_logux(self, connections: Connections) -> Logux:
         config = self._config
@@ -231,7 +261,7 @@ class Server:
             config.logux,
             Credentials(config.access.token, load_hook("logux.verify", config.logux.verify)),
             load_hook("logux.filter", config.logux.filter),
-            _clock_ms,
+            self._clock.now_ms,
         )
 
     def _stop(self, number: int) -> None:
@@ -264,13 +294,15 @@ class Server:
         while True:
             await asyncio.sleep(_TICK_S)
             now_s = time.monotonic()
+            self._clock.tick()
+            self._clock_file.tick(self._clock)
             self._store.tick(now_s)
             self._connections.tick()
             self._wombats.tick(self._loop.time())
             self._logux.tick(self._loop.time())
             self._channels.tick()
             self._channel_connections.tick(self._loop.time())
-            retention.tick(time.time(), now_s)
+            retention.tick(self._clock.now_ms(), now_s)
             if now_s - synced_s >= self._config.journal.fsync_s:
                 synced_s = now_s
                 self._store.sync_written(lambda: None)
@@ -305,5 +337,9 @@ def _name(sock: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _clock_ms() -> int:
+def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _boot_ms() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

@@ -1,6 +1,5 @@
 """An embedded store driven by hand: real files, no threads, no processes, no clock but the one given."""
 
-import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from headrace.log.applier_child import apply_file
 from headrace.log.batch_parts import BatchAnswer, BatchRefusedError
 from headrace.log.blocks import encode_block
 from headrace.log.catalogue import Catalogue
-from headrace.log.disk import Disk
+from headrace.log.disk import Disk, is_full
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
@@ -227,7 +226,7 @@ class StepStore:
             try:
                 self.reports += apply_file(self._applier, *closed)
             except OSError as error:
-                if error.errno != errno.ENOSPC:
+                if not is_full(error):
                     raise
                 self.store.applier_waits("the disk is full")
                 return

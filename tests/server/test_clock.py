@@ -1,0 +1,260 @@
+"""The server's clock: it follows corrections of the wall clock, and jumps only when they are confirmed."""
+
+import pytest
+
+from headrace.config import ClockSettings, Retention
+from headrace.log.disk import Disk
+from headrace.log.retention import Retention as Retainer
+from headrace.log.runner import StepRunner
+from headrace.server.clock import SETTLE_MS, SteadyClock
+from headrace.server.clock_file import SAVE_MS, ClockFile
+from headrace.testing.store import StepStore
+from tests.log.conftest import tiny
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+YEAR_MS = 365 * DAY_MS
+START_MS = 1_700_000_000_000
+
+
+class Machine:
+    """A machine whose wall clock a test sets. `server` is the clock of the server that runs there."""
+
+    def __init__(self) -> None:
+        self.wall_ms = START_MS
+        self.boot_ms = 5 * DAY_MS
+        self.boot_id = "first"
+        self.known = None
+        self.start_server()
+
+    def start_server(self) -> SteadyClock:
+        self.server = SteadyClock(
+            ClockSettings(),
+            wall_ms=lambda: self.wall_ms,
+            boot_ms=lambda: self.boot_ms,
+            boot_id=self.boot_id,
+            known=self.known,
+        )
+        return self.server
+
+    def stop_server(self) -> None:
+        self.known = self.server.known
+
+    def wait(self, ms: int) -> None:
+        self.boot_ms += ms
+        self.wall_ms += ms
+        self.server.tick()
+
+    def set_clock(self, by_ms: int) -> None:
+        self.wall_ms += by_ms
+        self.server.tick()
+
+    def reboot(self, off_ms: int) -> None:
+        """Stop, be off for a while by the wall clock, and start."""
+        self.stop_server()
+        self.boot_id += "x"
+        self.boot_ms = MINUTE_MS
+        self.wall_ms += off_ms
+        self.start_server()
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def test_time_passes_as_on_the_wall(machine):
+    for _ in range(100):
+        machine.wait(HOUR_MS)
+        assert machine.server.now_ms() == machine.wall_ms
+    assert machine.server.trouble == ""
+
+
+@pytest.mark.parametrize("by_ms", [-59_000, -3, 250, 59_000])
+def test_small_corrections_are_followed(machine, by_ms):
+    machine.set_clock(by_ms)
+    assert machine.server.now_ms() == machine.wall_ms
+    assert machine.server.ahead_ms == 0
+
+
+@pytest.mark.parametrize(
+    "by_ms", [-3 * YEAR_MS, -3 * DAY_MS, -HOUR_MS, HOUR_MS, 3 * DAY_MS, YEAR_MS]
+)
+def test_a_jump_is_held_until_it_has_stood_for_a_day(machine, by_ms, caplog):
+    expected_ms = machine.wall_ms
+    machine.set_clock(by_ms)
+    for _ in range(23):
+        machine.wait(HOUR_MS)
+        expected_ms += HOUR_MS
+        assert machine.server.now_ms() == expected_ms
+        assert machine.server.ahead_ms == by_ms
+        assert ("ahead" if by_ms > 0 else "behind") in machine.server.trouble
+    machine.wait(HOUR_MS)
+    assert machine.server.now_ms() == machine.wall_ms
+    assert machine.server.trouble == ""
+    assert [one.message.split(":")[0][:20] for one in caplog.records] == [
+        "the wall clock jumpe",
+        "the jump of the wall",
+    ]
+
+
+@pytest.mark.parametrize("by_ms", [-3 * DAY_MS, 3 * DAY_MS])
+def test_an_operator_confirms_a_jump_at_once(machine, by_ms):
+    machine.set_clock(by_ms)
+    assert machine.server.confirm() == by_ms
+    assert machine.server.now_ms() == machine.wall_ms
+    assert machine.server.confirm() == 0
+
+
+def test_a_wall_clock_that_is_put_right_leaves_nothing(machine):
+    before_ms = machine.wall_ms
+    machine.set_clock(30 * DAY_MS)
+    machine.wait(23 * HOUR_MS)
+    machine.set_clock(-30 * DAY_MS)
+    assert machine.server.trouble == ""
+    assert machine.server.now_ms() == machine.wall_ms == before_ms + 23 * HOUR_MS
+
+
+def test_each_jump_has_to_stand_for_itself(machine):
+    before_ms = machine.wall_ms
+    machine.set_clock(DAY_MS)
+    machine.wait(23 * HOUR_MS)
+    machine.set_clock(DAY_MS)
+    machine.wait(23 * HOUR_MS)
+    assert machine.server.now_ms() == before_ms + 46 * HOUR_MS
+    machine.wait(2 * HOUR_MS)
+    assert machine.server.now_ms() == machine.wall_ms
+
+
+def test_nobody_sees_the_wall_clock_between_two_looks_at_it(machine):
+    before_ms = machine.server.now_ms()
+    machine.wall_ms += YEAR_MS
+    assert machine.server.now_ms() == before_ms
+
+
+def test_a_restart_of_the_server_is_no_jump_and_confirms_none(machine, caplog):
+    expected_ms = machine.wall_ms
+    machine.set_clock(3 * DAY_MS)
+    machine.wait(20 * HOUR_MS)
+    machine.stop_server()
+    machine.boot_ms += HOUR_MS
+    machine.wall_ms += HOUR_MS
+    machine.start_server()
+    assert machine.server.now_ms() == expected_ms + 21 * HOUR_MS
+    assert machine.server.ahead_ms == 3 * DAY_MS
+    assert len(caplog.records) == 2, "each server says so once"
+    machine.wait(3 * HOUR_MS)
+    assert machine.server.now_ms() == machine.wall_ms, "it has stood for a day, over both servers"
+
+
+def test_a_clock_that_was_set_while_no_server_ran_has_jumped(machine):
+    expected_ms = machine.wall_ms
+    machine.stop_server()
+    machine.wall_ms += 3 * DAY_MS
+    machine.start_server()
+    assert machine.server.now_ms() == expected_ms
+    assert machine.server.ahead_ms == 3 * DAY_MS
+
+
+@pytest.mark.parametrize("off_ms", [0, MINUTE_MS, 8 * DAY_MS, 30 * DAY_MS])
+def test_a_machine_that_was_off_for_weeks_has_not_jumped(machine, off_ms):
+    machine.reboot(off_ms)
+    assert machine.server.now_ms() == machine.wall_ms
+    assert machine.server.trouble == ""
+
+
+def test_a_clock_that_is_years_ahead_after_a_reboot_is_not_believed(machine):
+    last_ms = machine.wall_ms
+    machine.reboot(5 * YEAR_MS)
+    assert machine.server.now_ms() == last_ms
+    assert machine.server.ahead_ms == 5 * YEAR_MS
+    machine.wait(DAY_MS)
+    assert machine.server.now_ms() == machine.wall_ms
+
+
+def test_after_a_reboot_time_goes_on_until_the_network_sets_the_clock(machine):
+    last_ms = machine.wall_ms
+    machine.reboot(-40 * YEAR_MS)  # a machine without a battery
+    assert machine.server.now_ms() == last_ms
+    machine.wait(MINUTE_MS)
+    machine.set_clock(40 * YEAR_MS + 8 * HOUR_MS)
+    assert machine.server.now_ms() == machine.wall_ms == last_ms + 8 * HOUR_MS + MINUTE_MS
+    machine.wait(SETTLE_MS)
+    machine.set_clock(8 * HOUR_MS)
+    assert machine.server.ahead_ms == 8 * HOUR_MS, "later it is a jump"
+
+
+def test_a_step_back_that_is_followed_is_told(machine):
+    told = []
+    machine.server.went_back = lambda: told.append(machine.server.now_ms())
+    machine.set_clock(-10_000)
+    machine.set_clock(3 * DAY_MS)
+    machine.server.confirm()
+    assert told == []
+    machine.set_clock(-3 * DAY_MS)
+    machine.server.confirm()
+    assert told == [machine.wall_ms]
+
+
+# Retention by this clock
+
+
+@pytest.mark.parametrize("by_ms", [-30 * DAY_MS, 30 * DAY_MS])
+def test_nothing_is_deleted_on_the_word_of_a_clock_that_jumped(machine, tmp_path, by_ms):
+    config = tiny(tmp_path / "data", retention=Retention(age_s=7 * 86_400.0, check_s=60))
+    store = StepStore(config, clock=machine.server.now_ms)
+    retention = Retainer(config, store.layout, store.store, store.runner)
+
+    def check_for(ms: int) -> None:
+        for _ in range(ms // HOUR_MS):
+            machine.wait(HOUR_MS)
+            retention.tick(machine.server.now_ms(), machine.server.elapsed_ms() / 1000)
+            store.runner.run()
+
+    try:
+        store.append("old", b"old")
+        store.rotate()
+        check_for(HOUR_MS)
+        machine.set_clock(by_ms)
+        store.append("new", b"new")
+        store.rotate()
+        check_for(23 * HOUR_MS)
+        assert store.payloads("old") == [b"old"]
+        assert store.payloads("new") == [b"new"], "its time is not that of the wall clock"
+        machine.server.confirm()
+        check_for(2 * HOUR_MS)
+        assert store.payloads("old") == ([] if by_ms > 0 else [b"old"])
+    finally:
+        store.crash()
+
+
+# The file
+
+
+def test_the_time_is_saved_every_minute_and_after_a_jump(machine, tmp_path):
+    runner = StepRunner()
+    file = ClockFile(tmp_path, Disk(), runner)
+    assert file.read() is None
+    file.tick(machine.server)
+    runner.run()
+    first = file.read()
+    assert first == machine.server.known
+    machine.wait(SAVE_MS // 2)
+    file.tick(machine.server)
+    runner.run()
+    assert file.read() == first
+    machine.set_clock(DAY_MS)
+    file.tick(machine.server)
+    runner.run()
+    assert file.read() == machine.server.known
+    machine.wait(SAVE_MS)
+    file.tick(machine.server)
+    runner.run()
+    assert file.read() == machine.server.known
+
+
+@pytest.mark.parametrize("data", [b"", bytes(512), b"\xff\xfe", b"[1]", b'{"boot_id":"x"}'])
+def test_a_damaged_file_counts_as_none(tmp_path, data):
+    (tmp_path / "clock").write_bytes(data)
+    assert ClockFile(tmp_path, Disk(), StepRunner()).read() is None
