@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 from headrace.config import Config
 from headrace.errors import StoreFailedError
@@ -32,6 +33,7 @@ from headrace.log.disk import DISK_FULL, Disk, is_full
 from headrace.log.entries import Producer
 from headrace.log.gathering import Gathering, note_bytes_max
 from headrace.log.handles import Handles
+from headrace.log.journal import JournalFile
 from headrace.log.layout import Layout
 from headrace.log.notes import Notes
 from headrace.log.producers import Producers
@@ -52,6 +54,17 @@ _NOTE_BYTES_MAX = (1 << 20) + (1 << 12)
 """All of it is read and written at once, in the catalogue too: a megabyte, with its key and a few fields."""
 _PIECE_COMMITS = 4
 """A piece of a batch is so many times as long as other commits: it costs less, and others wait longer."""
+
+
+class _Write(NamedTuple):
+    """A commit on its way to the journal: the same bytes, however often they are written."""
+
+    encoded: Encoded
+    file: JournalFile
+    sequence: int
+    synced: int
+    older: list[Path]
+    """Files with written commits before it, which are synced with it."""
 
 
 class EmbeddedStore(ReadSide):
@@ -99,8 +112,8 @@ class EmbeddedStore(ReadSide):
         self._gathering = Gathering(self._commit_bytes_max)
         self._encoded: Encoded | None = None
         self._writing: Commit | None = None
-        self._unwritten: Callable[[], None] | None = None
-        """Writes the commit in `_writing` again, for which the disk had no room."""
+        self._unwritten: _Write | None = None
+        """The write of the commit in `_writing`, for which the disk had no room."""
         self.is_full = False
         """True from a commit that found no room on the disk until one is written."""
         self._begin_soon = False
@@ -333,10 +346,14 @@ class EmbeddedStore(ReadSide):
         self._sequence += 1
         file = self._ring.current
         assert file is not None
-        sequence, synced = self._sequence, self._synced
         # With written commits before it, only a sync of the files covers them too.
         older = self._ring.unsynced() if encoded.sync else []
+        self._attempt(_Write(encoded, file, self._sequence, self._synced, older))
+        if encoded.appended:
+            self.listener.prepare(encoded.appended)
 
+    def _attempt(self, write: "_Write") -> None:
+        encoded, file, sequence, synced, older = write
         is_written = False
 
         def work() -> None:
@@ -351,7 +368,7 @@ class EmbeddedStore(ReadSide):
                 # A copy-on-write file system needs room to overwrite. Nobody was told of this commit, and
                 # writing all its bytes again replaces what the attempt has left. This holds for writes
                 # alone: after an fsync, earlier commits may be lost that nobody would write again.
-                self._hold_back(attempt)
+                self._hold_back(write)
                 return
             if error is not None:
                 self._fail(f"writing the journal failed: {error}")
@@ -362,24 +379,20 @@ class EmbeddedStore(ReadSide):
                 self._ring.synced([*older, file.path])
             self._committed(encoded)
 
-        def attempt() -> None:
-            self._runner.write(work, done)
+        # Neither function knows itself: a cycle would keep the commit in memory until it is collected.
+        self._runner.write(work, done)
 
-        attempt()
-        if encoded.appended:
-            self.listener.prepare(encoded.appended)
-
-    def _hold_back(self, attempt: Callable[[], None]) -> None:
+    def _hold_back(self, write: "_Write") -> None:
         if not self.is_full:
             logger.warning("%s", DISK_FULL)
         self.is_full = True
-        self._unwritten = attempt
+        self._unwritten = write
 
     def write_again(self) -> None:
         """Try again to write the commit that the disk had no room for, if there is one."""
-        attempt, self._unwritten = self._unwritten, None
-        if attempt is not None and not self._failure:
-            attempt()
+        write, self._unwritten = self._unwritten, None
+        if write is not None and not self._failure:
+            self._attempt(write)
 
     def _committed(self, encoded: Encoded) -> None:
         self._writing = None
