@@ -45,6 +45,8 @@ _PUMP_ITEMS = 500
 """What is done for one connection before the others have their turn."""
 _TURN_S = 0.005
 _CLOSE_TIMEOUT_S = 5.0
+GOODBYE_TIMEOUT_S = 30.0
+"""How long a peer that says no more, or is not listened to any more, may wait for its acknowledgements."""
 _STOP_TIMEOUT_S = 1.0
 _REFUSALS_LOGGED_EVERY_S = 1.0
 
@@ -132,6 +134,7 @@ class Connection:
         "_closed",
         "_commands",
         "_goodbye",
+        "_goodbye_timer",
         "_paused",
         "_pulling",
         "_pumping",
@@ -167,6 +170,7 @@ class Connection:
         """What is still to be done, each with the size of the read that brought it."""
         self._goodbye: Close | None = None
         """Why this peer is being closed, as soon as what it published is acknowledged."""
+        self._goodbye_timer: asyncio.TimerHandle | None = None
 
     # The transport
 
@@ -191,6 +195,8 @@ class Connection:
             self._shared.broker.unsubscribe(subscription)
         self._subscriptions = self._queue = self._pulling = None
         self._writable = False
+        if self._goodbye_timer is not None:
+            self._goodbye_timer.cancel()
 
     def handle(self, commands: Sequence[object], size: int) -> None:
         """Carry out what one read of `size` bytes brought, behind what earlier ones did."""
@@ -296,6 +302,8 @@ class Connection:
             self.count_refusal(command.reason)
         self._goodbye = command
         self.pause(Pause.CLOSING)
+        # Commits may be held back for hours: nobody keeps a socket for so long who cannot use it.
+        self._goodbye_timer = self._shared.loop.call_later(GOODBYE_TIMEOUT_S, self._transport.abort)
 
     def count_refusal(self, reason: str) -> None:
         logger.warning("%s: closing: %s", self.peer, reason)

@@ -35,5 +35,11 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
         if len(data) >= _LARGE_READ_BYTES:
             self.more_to_read()
 
+    def eof_received(self) -> bool:
+        """The peer sends no more. It may still read: it gets its acknowledgements, and then the close."""
+        self.handle([self._figg.refuse("")._replace(is_peers_fault=False)], 0)
+        # True keeps the transport open, for as long as there is something to wait for.
+        return not self._closed
+
     def connection_lost(self, error: Exception | None) -> None:
         self.lost()

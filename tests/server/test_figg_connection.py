@@ -1,0 +1,82 @@
+"""A Figg connection in this process, over a real socket and a store whose commits are made by hand."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.broker import Broker
+from headrace.config import Config, Journal
+from headrace.server import connection
+from headrace.server.connection import Connections
+from headrace.server.metrics import Metrics
+from headrace.server.tcp import FiggConnection
+from headrace.testing.store import StepStore
+from tests.system import foreign_figg as figg
+
+WAIT_S = 10.0
+
+
+class Figg:
+    """A listener whose publishes become durable when `commit` is called."""
+
+    def __init__(self, directory: Path) -> None:
+        config = Config(data_dir=directory, journal=Journal(file_bytes=1 << 20, files=2))
+        self.store = StepStore(config)
+        broker = Broker(self.store.store, self.store.runner, lambda reason: None)
+        self.connections = Connections(broker, config.limits, Metrics())
+
+    async def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: FiggConnection(self.connections), "127.0.0.1", 0
+        )
+        self.address = self._server.sockets[0].getsockname()
+
+    def commit(self) -> None:
+        self.store.runner.run()
+
+    async def close(self) -> None:
+        self._server.close()
+        await self.connections.close()
+        self.store.crash()
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Figg]:
+    figg_server = Figg(tmp_path)
+    await figg_server.listen()
+    yield figg_server
+    await figg_server.close()
+
+
+async def half_closed_sender(server: Figg) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*server.address)
+    writer.write(figg.publish(b"t", 0, b"foo"))
+    writer.write_eof()
+    return reader, writer
+
+
+async def test_a_half_closed_sender_is_kept_until_its_commit(server: Figg) -> None:
+    reader, writer = await half_closed_sender(server)
+    while not server.store.store.pending_bytes:
+        await asyncio.sleep(0)
+    server.commit()
+    received = await asyncio.wait_for(reader.read(), WAIT_S)
+    assert figg.Decoder().feed(received) == [figg.Message(figg.ACK, number=0)]
+    writer.close()
+
+
+async def test_a_half_closed_sender_is_given_up_when_no_commit_comes(
+    server: Figg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "GOODBYE_TIMEOUT_S", 0.05)
+    reader, writer = await half_closed_sender(server)
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+    assert not server.connections.open
+    server.commit()  # the publish is stored all the same, and nobody is told
+    assert server.store.payloads("t") == [b"foo"]
+    writer.close()
