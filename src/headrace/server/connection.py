@@ -17,6 +17,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.subscription import Slice, State, Subscription
 from headrace.config import Limits
 from headrace.server.metrics import Metrics
+from headrace.server.turns import Turns
 from headrace.session.server import Close, ServerSession
 from headrace.session.units import Unit
 from headrace.wire import websocket
@@ -39,7 +40,8 @@ CROWDED_BYTES_MAX = 1 << 16
 ANSWERS_BYTES_MAX = 1 << 20
 """A peer that lets so much lie unread is not read from either."""
 
-_COMMANDS_AT_ONCE = 100
+COMMANDS_AT_ONCE_MAX = 20
+"""Commands of one read that are carried out at once; others take turns with those of other connections."""
 _PUMP_BYTES = 1 << 20
 _PUMP_ITEMS = 500
 """What is done for one connection before the others have their turn."""
@@ -59,6 +61,7 @@ class Connections:
         self.limits = limits
         self.metrics = metrics
         self.loop = asyncio.get_running_loop()
+        self.turns = Turns(self.loop)
         self.open: set[Connection] = set()
         self.paused: set[Connection] = set()
         self.draining = False
@@ -211,9 +214,12 @@ class Connection:
         """A part at a time when it is much."""
         commands = self._commands
         assert commands is not None
+        is_over = self._goodbye is not None or self._closed or self._transport.is_closing()
         if self._closed or self._transport.is_closing():
             commands.clear()
-        for _ in range(min(_COMMANDS_AT_ONCE, len(commands))):
+        elif not commands and not is_over:
+            commands.extend(self._decode_more())
+        for _ in range(min(COMMANDS_AT_ONCE_MAX, len(commands))):
             if self._goodbye is not None:
                 self._discard(commands)
                 break
@@ -222,13 +228,24 @@ class Connection:
                 self._refuse(command)
             else:
                 self._do(command, size)
-        if commands:
+        if commands or (self._has_undecoded and not is_over):
             self.pause(Pause.COMMANDS)
-            self._shared.loop.call_soon(self._carry_out)
+            self._shared.turns.later(self._carry_out)
         else:
             self._commands = None
-            self._resume(Pause.COMMANDS)
+            if self._paused & Pause.COMMANDS:
+                self._shared.turns.end()
+                self._resume(Pause.COMMANDS)
         self._answer()
+
+    @property
+    def _has_undecoded(self) -> bool:
+        """Whether there is more in what was read: a read may bring ten thousand commands."""
+        return False
+
+    def _decode_more(self) -> Sequence[tuple[object, int]]:
+        """The next of these, each as in `_commands`."""
+        return ()
 
     def _discard(self, commands: deque[tuple[object, int]]) -> None:
         """Nothing behind a refusal counts."""
@@ -258,7 +275,8 @@ class Connection:
     def resume_writing(self) -> None:
         self._writable = True
         self._resume(Pause.ANSWERS)
-        self._pump()
+        if self._queue or self._pulling:
+            self._pump_soon()
 
     # Commands
 
@@ -399,7 +417,7 @@ class Connection:
     def _pump_soon(self) -> None:
         if not self._pumping:
             self._pumping = True
-            self._shared.loop.call_soon(self._pump_now)
+            self._shared.turns.later(self._pump_now)
 
     def _pump_now(self) -> None:
         self._pumping = False
