@@ -26,6 +26,7 @@ from headrace.server.api_topics import TopicsApi
 from headrace.server.connection import Connections
 from headrace.server.health import health
 from headrace.server.openapi import PATH, description
+from headrace.server.request_limits import RequestMemory
 from headrace.server.waiting import Waiting
 
 
@@ -35,12 +36,13 @@ def make_app(
     layout: Layout,
     waiting: Waiting,
     channels: Channels,
+    requests: RequestMemory,
     tokens: Sequence[AccessToken] = (),
 ) -> Starlette:
     broker = connections.broker
     return Starlette(
         routes=[
-            *_StateApi(connections, store).routes(),
+            *_StateApi(connections, store, requests).routes(),
             *TopicsApi(store, broker, waiting).routes(),
             *CursorsApi(store, channels.readers_moved).routes(),
             *BatchesApi(store, connections.metrics).routes(),
@@ -55,8 +57,11 @@ def make_app(
 class _StateApi:
     """How the server is."""
 
-    def __init__(self, connections: Connections, store: EmbeddedStore) -> None:
+    def __init__(
+        self, connections: Connections, store: EmbeddedStore, requests: RequestMemory
+    ) -> None:
         self._connections = connections
+        self._requests = requests
         self._store = store
 
     def routes(self) -> list[Route]:
@@ -78,6 +83,7 @@ class _StateApi:
             self._connections.metrics.text(
                 {
                     "connections": len(self._connections.open),
+                    "http_requests_bytes": self._requests.bytes,
                     "pending_bytes": self._store.pending_bytes,
                     "journal_files_waiting": self._store.journal_files_waiting,
                     "held_back": int(bool(self._store.held_back)),

@@ -47,6 +47,8 @@ _PUMP_ITEMS = 500
 """What is done for one connection before the others have their turn."""
 _TURN_S = 0.005
 _CLOSE_TIMEOUT_S = 5.0
+DISCARDED_BYTES_MAX = 16 << 20
+"""Read and thrown away of a peer that goes on sending after the server has hung up."""
 GOODBYE_TIMEOUT_S = 30.0
 """How long a peer that says no more, or is not listened to any more, may wait for its acknowledgements."""
 _STOP_TIMEOUT_S = 1.0
@@ -66,7 +68,7 @@ class Connections:
         self.paused: set[Connection] = set()
         self.draining = False
         self._all_gone = asyncio.Event()
-        self._refusal_logged_s = -_REFUSALS_LOGGED_EVERY_S
+        self._refusal_logged_s: dict[str, float] = {}
 
     @property
     def full(self) -> bool:
@@ -90,11 +92,18 @@ class Connections:
 
     def refused(self, peer: str, why: str = "connections_max is reached") -> None:
         """Count a connection that was turned away; a flood of them is one line a second."""
-        self.metrics.count("connections_refused_total")
+        self._count_refusal("connections_refused_total", f"{peer}: refused, {why}")
+
+    def request_refused(self, peer: str, why: str) -> None:
+        """The same for an HTTP request that breaks a limit."""
+        self._count_refusal("http_requests_refused_total", f"{peer}: request refused, {why}")
+
+    def _count_refusal(self, counter: str, message: str) -> None:
+        self.metrics.count(counter)
         now_s = self.loop.time()
-        if now_s - self._refusal_logged_s >= _REFUSALS_LOGGED_EVERY_S:
-            self._refusal_logged_s = now_s
-            logger.warning("%s: refused, %s", peer, why)
+        if now_s >= self._refusal_logged_s.get(counter, 0.0) + _REFUSALS_LOGGED_EVERY_S:
+            self._refusal_logged_s[counter] = now_s
+            logger.warning("%s", message)
 
     def drain(self) -> None:
         """Read no more from anyone."""
@@ -459,7 +468,7 @@ def hang_up(transport: asyncio.Transport, lost: Callable[[], None]) -> None:
     """
     # Reading is stopped and started so that the loop reads for the new protocol.
     transport.pause_reading()
-    transport.set_protocol(_Ending(lost))
+    transport.set_protocol(_Ending(transport, lost))
     transport.resume_reading()
     transport.write_eof()
     # But nobody waits for a peer that never reads.
@@ -467,10 +476,17 @@ def hang_up(transport: asyncio.Transport, lost: Callable[[], None]) -> None:
 
 
 class _Ending(asyncio.Protocol):
-    __slots__ = ("_lost",)
+    __slots__ = ("_bytes", "_lost", "_transport")
 
-    def __init__(self, lost: Callable[[], None]) -> None:
+    def __init__(self, transport: asyncio.Transport, lost: Callable[[], None]) -> None:
+        self._transport = transport
         self._lost = lost
+        self._bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._bytes += len(data)
+        if self._bytes > DISCARDED_BYTES_MAX:
+            self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost()
