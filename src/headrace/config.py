@@ -82,6 +82,16 @@ class Limits(Section, frozen=True):
             le=NUMBER_MAX,
         ),
     ] = 256 * 1024 * 1024
+    requests_bytes_max: Annotated[
+        int,
+        setting(
+            "Held for HTTP requests that are arriving or not answered yet, of all connections; above it "
+            "further ones are answered with 503.",
+            "bytes",
+            ge=16 * 1024 * 1024,
+            le=NUMBER_MAX,
+        ),
+    ] = 128 * 1024 * 1024
     silence_s: Annotated[
         float,
         setting(

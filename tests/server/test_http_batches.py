@@ -14,7 +14,9 @@ from headrace.channel_envelope import Content, Message, encode_message
 from headrace.config import Config
 from headrace.server import api, api_batches, api_shared
 from headrace.server.http import HttpListener
+from headrace.server.http_protocol import HttpShared
 from headrace.server.metrics import Metrics
+from headrace.server.request_limits import RequestMemory
 from headrace.testing import ServerProcess, wait_until
 from headrace.testing.store import StepStore, block
 
@@ -296,7 +298,8 @@ async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
         routes=[*api_batches.BatchesApi(store.store, Metrics()).routes()],
         exception_handlers={api.HTTPException: api._error},
     )
-    listener = HttpListener(app, 10, sock)
+    shared = HttpShared(10, 1 << 20, RequestMemory(1 << 20), refused=lambda peer, why: None)
+    listener = HttpListener(app, shared, sock)
     await listener.start()
     try:
         for path, said in (

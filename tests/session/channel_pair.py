@@ -14,6 +14,7 @@ from headrace.config_protocols import ChannelSettings
 from headrace.reducers import reducer
 from headrace.server.channels import ChannelConnection, ChannelConnections
 from headrace.server.credentials import Credentials
+from headrace.server.turns import Turns
 from headrace.session.channel_client import ChannelClientEvent, ChannelClientSession
 from headrace.session.client import Broken, ConnectionState, Finished
 from headrace.session.client_channel import (
@@ -59,6 +60,7 @@ class Pair:
         loop = SimpleNamespace(time=lambda: self.now, call_soon=self.world.runner.soon)
         shared: Any = SimpleNamespace(
             loop=loop,
+            turns=Turns(loop),  # type: ignore[arg-type]
             limits=SimpleNamespace(topics_attached_max=10),
             may_read=lambda size: True,
             paused=set(),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.model import PAYLOAD_BYTES_MAX, RESERVED_PREFIXES, TOPIC_BYTES_MAX
 from headrace.wire import figg
-from headrace.wire.figg_decoder import ClientDecoder, ServerDecoder
+from headrace.wire.figg_decoder import CONTROLS_AT_ONCE_MAX, ClientDecoder, ServerDecoder
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocols" / "figg.md"
 
@@ -249,6 +249,32 @@ def test_control_messages_come_through(topic: str, offset: int | None, number: i
         figg.Ack(number),
         figg.Pong(number),
     ]
+
+
+@given(st.lists(st.sampled_from("apb"), max_size=5 * CONTROLS_AT_ONCE_MAX), st.data())
+def test_very_many_messages_of_one_read_are_decoded_a_part_at_a_time(
+    kinds: list[str], data: st.DataObject
+) -> None:
+    attach, ping = figg.encode_attach("t", 7), figg.encode_ping(1)
+    encoded = {"a": attach, "p": ping, "b": figg.encode_publish("t", 0, b"foo")}
+    decoder = ServerDecoder()
+    controls: list[object] = []
+    published = 0
+    for read in data.draw(cut(b"".join(encoded[kind] for kind in kinds))):
+        while True:
+            some = decoder.receive(read)
+            ours = [one for one in some if not isinstance(one, figg.Publishes)]
+            assert len(ours) <= CONTROLS_AT_ONCE_MAX
+            controls += ours
+            published += sum(
+                len(one.records["t"]) for one in some if isinstance(one, figg.Publishes)
+            )
+            read = b""
+            if not decoder.unread:
+                break
+    expected = {"a": figg.Attach("t", 7), "p": figg.Ping(1)}
+    assert controls == [expected[kind] for kind in kinds if kind != "b"]
+    assert published == kinds.count("b")
 
 
 def headers() -> st.SearchStrategy[bytes]:

@@ -26,6 +26,7 @@ from headrace.server.api_topics import TopicsApi
 from headrace.server.clock import SteadyClock
 from headrace.server.connection import Connections
 from headrace.server.openapi import PATH, description
+from headrace.server.request_limits import RequestMemory
 from headrace.server.waiting import Waiting
 
 
@@ -36,12 +37,13 @@ def make_app(
     waiting: Waiting,
     channels: Channels,
     clock: SteadyClock,
+    requests: RequestMemory,
     tokens: Sequence[AccessToken] = (),
 ) -> Starlette:
     broker = connections.broker
     return Starlette(
         routes=[
-            *_StateApi(connections, store, clock).routes(),
+            *_StateApi(connections, store, clock, requests).routes(),
             *TopicsApi(store, broker, waiting).routes(),
             *CursorsApi(store, channels.readers_moved).routes(),
             *BatchesApi(store, connections.metrics).routes(),
@@ -56,8 +58,15 @@ def make_app(
 class _StateApi:
     """How the server is."""
 
-    def __init__(self, connections: Connections, store: EmbeddedStore, clock: SteadyClock) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        store: EmbeddedStore,
+        clock: SteadyClock,
+        requests: RequestMemory,
+    ) -> None:
         self._connections = connections
+        self._requests = requests
         self._store = store
         self._clock = clock
 
@@ -97,6 +106,7 @@ class _StateApi:
             self._connections.metrics.text(
                 {
                     "connections": len(self._connections.open),
+                    "http_requests_bytes": self._requests.bytes,
                     "pending_bytes": self._store.pending_bytes,
                     "journal_files_waiting": self._store.journal_files_waiting,
                     "held_back": int(bool(self._store.held_back)),

@@ -4,7 +4,6 @@ What an upload brings is checked and written in threads, a piece at a time, whil
 """
 
 import asyncio
-import contextlib
 from typing import Annotated
 
 import msgspec
@@ -25,8 +24,9 @@ from headrace.log.batch_parts import BatchAnswer, BatchRefusedError
 from headrace.log.batches import BATCH_FILES_MAX, PRODUCER_BYTES_MAX
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.staging import STAGED_FILE_BYTES_MAX, Upload
-from headrace.server.api_shared import body
+from headrace.server.api_shared import body, check_length, too_long
 from headrace.server.metrics import Metrics
+from headrace.server.request_limits import body_is_taken
 
 BODY_SILENCE_S = 30.0
 """How long nothing may come of a body that has begun."""
@@ -40,6 +40,7 @@ ANSWER_S = 10.0
 BATCH_BODY_BYTES_MAX = 8 << 20
 
 _PIECE_BYTES = 1 << 20
+_IN_PARTS = ": send it in parts"
 _STOPPING = "the server is stopping: ask again when it is back"
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -70,7 +71,7 @@ class BatchesApi:
             return Response(status_code=400)  # nobody hears it
 
     async def _stage(self, request: Request) -> Response:
-        _check_length(request, STAGED_FILE_BYTES_MAX)
+        check_length(request, STAGED_FILE_BYTES_MAX, _IN_PARTS)
         async with self._slots:
             upload = self._store.staging.begin()
             try:
@@ -107,7 +108,7 @@ class BatchesApi:
                 chunk, more = await _next_chunk(request)
                 self._store.staging.reserve(upload, len(chunk))
                 if upload.size > STAGED_FILE_BYTES_MAX:
-                    raise _too_long(STAGED_FILE_BYTES_MAX)
+                    raise too_long(STAGED_FILE_BYTES_MAX, _IN_PARTS)
                 gathered.append(chunk)
                 size += len(chunk)
                 if size >= _PIECE_BYTES or not more:
@@ -181,15 +182,5 @@ async def _next_chunk(request: Request) -> tuple[bytes, bool]:
         raise HTTPException(408, f"nothing of the body came for {BODY_SILENCE_S:g} s") from None
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
+    body_is_taken(request.scope)  # it goes to the disk
     return message.get("body", b""), message.get("more_body", False)
-
-
-def _check_length(request: Request, bytes_max: int) -> None:
-    """Before anything of the body is read, where its length is said."""
-    with contextlib.suppress(ValueError):
-        if int(request.headers.get("content-length", "0")) > bytes_max:
-            raise _too_long(bytes_max)
-
-
-def _too_long(bytes_max: int) -> HTTPException:
-    return HTTPException(413, f"the body may have {bytes_max} bytes: send it in parts")

@@ -1,6 +1,7 @@
 """What endpoints of the HTTP API share: bodies and numbers with bounds, topics that exist, positions."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -34,19 +35,31 @@ def number(text: str, name: str) -> int:
 
 async def body(request: Request, bytes_max: int) -> bytes:
     """The body of a request, if it is no longer than that and comes in time."""
+    check_length(request, bytes_max)
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
                 size += len(part)
                 if size > bytes_max:
-                    raise HTTPException(413, f"the body may have {bytes_max} bytes")
+                    raise too_long(bytes_max)
                 parts.append(part)
     except TimeoutError:
         raise HTTPException(408, f"the body must come within {BODY_TIMEOUT_S:g} seconds") from None
     except ClientDisconnect:
         raise HTTPException(400, "the body is not all there") from None
     return b"".join(parts)
+
+
+def check_length(request: Request, bytes_max: int, advice: str = "") -> None:
+    """Refuse a body that is too long before anything of it is read, where its length is said."""
+    with contextlib.suppress(ValueError):
+        if int(request.headers.get("content-length", "0")) > bytes_max:
+            raise too_long(bytes_max, advice)
+
+
+def too_long(bytes_max: int, advice: str = "") -> HTTPException:
+    return HTTPException(413, f"the body may have {bytes_max} bytes{advice}")
 
 
 def checked_name(name: str) -> str:

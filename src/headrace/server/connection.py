@@ -18,6 +18,7 @@ from headrace.broker.subscription import Slice, State, Subscription
 from headrace.config import Limits
 from headrace.server.health import Health
 from headrace.server.metrics import Metrics
+from headrace.server.turns import Turns
 from headrace.session.server import Close, ServerSession
 from headrace.session.units import Unit
 from headrace.wire import websocket
@@ -40,12 +41,17 @@ CROWDED_BYTES_MAX = 1 << 16
 ANSWERS_BYTES_MAX = 1 << 20
 """A peer that lets so much lie unread is not read from either."""
 
-_COMMANDS_AT_ONCE = 100
+COMMANDS_AT_ONCE_MAX = 20
+"""Commands of one read that are carried out at once; others take turns with those of other connections."""
 _PUMP_BYTES = 1 << 20
 _PUMP_ITEMS = 500
 """What is done for one connection before the others have their turn."""
 _TURN_S = 0.005
 _CLOSE_TIMEOUT_S = 5.0
+DISCARDED_BYTES_MAX = 16 << 20
+"""Read and thrown away of a peer that goes on sending after the server has hung up."""
+GOODBYE_TIMEOUT_S = 30.0
+"""How long a peer that says no more, or is not listened to any more, may wait for its acknowledgements."""
 _STOP_TIMEOUT_S = 1.0
 _REFUSALS_LOGGED_EVERY_S = 1.0
 
@@ -59,11 +65,12 @@ class Connections:
         self.limits = limits
         self.metrics = metrics
         self.loop = asyncio.get_running_loop()
+        self.turns = Turns(self.loop)
         self.open: set[Connection] = set()
         self.paused: set[Connection] = set()
         self.draining = False
         self._all_gone = asyncio.Event()
-        self._refusal_logged_s = -_REFUSALS_LOGGED_EVERY_S
+        self._refusal_logged_s: dict[str, float] = {}
 
     @property
     def full(self) -> bool:
@@ -87,11 +94,18 @@ class Connections:
 
     def refused(self, peer: str, why: str = "connections_max is reached") -> None:
         """Count a connection that was turned away; a flood of them is one line a second."""
-        self.metrics.count("connections_refused_total")
+        self._count_refusal("connections_refused_total", f"{peer}: refused, {why}")
+
+    def request_refused(self, peer: str, why: str) -> None:
+        """The same for an HTTP request that breaks a limit."""
+        self._count_refusal("http_requests_refused_total", f"{peer}: request refused, {why}")
+
+    def _count_refusal(self, counter: str, message: str) -> None:
+        self.metrics.count(counter)
         now_s = self.loop.time()
-        if now_s - self._refusal_logged_s >= _REFUSALS_LOGGED_EVERY_S:
-            self._refusal_logged_s = now_s
-            logger.warning("%s: refused, %s", peer, why)
+        if now_s >= self._refusal_logged_s.get(counter, 0.0) + _REFUSALS_LOGGED_EVERY_S:
+            self._refusal_logged_s[counter] = now_s
+            logger.warning("%s", message)
 
     def drain(self) -> None:
         """Read no more from anyone."""
@@ -134,6 +148,7 @@ class Connection:
         "_closed",
         "_commands",
         "_goodbye",
+        "_goodbye_timer",
         "_paused",
         "_pulling",
         "_pumping",
@@ -169,6 +184,7 @@ class Connection:
         """What is still to be done, each with the size of the read that brought it."""
         self._goodbye: Close | None = None
         """Why this peer is being closed, as soon as what it published is acknowledged."""
+        self._goodbye_timer: asyncio.TimerHandle | None = None
 
     # The transport
 
@@ -193,6 +209,8 @@ class Connection:
             self._shared.broker.unsubscribe(subscription)
         self._subscriptions = self._queue = self._pulling = None
         self._writable = False
+        if self._goodbye_timer is not None:
+            self._goodbye_timer.cancel()
 
     def handle(self, commands: Sequence[object], size: int) -> None:
         """Carry out what one read of `size` bytes brought, behind what earlier ones did."""
@@ -207,9 +225,12 @@ class Connection:
         """A part at a time when it is much."""
         commands = self._commands
         assert commands is not None
+        is_over = self._goodbye is not None or self._closed or self._transport.is_closing()
         if self._closed or self._transport.is_closing():
             commands.clear()
-        for _ in range(min(_COMMANDS_AT_ONCE, len(commands))):
+        elif not commands and not is_over:
+            commands.extend(self._decode_more())
+        for _ in range(min(COMMANDS_AT_ONCE_MAX, len(commands))):
             if self._goodbye is not None:
                 self._discard(commands)
                 break
@@ -218,13 +239,24 @@ class Connection:
                 self._refuse(command)
             else:
                 self._do(command, size)
-        if commands:
+        if commands or (self._has_undecoded and not is_over):
             self.pause(Pause.COMMANDS)
-            self._shared.loop.call_soon(self._carry_out)
+            self._shared.turns.later(self._carry_out)
         else:
             self._commands = None
-            self._resume(Pause.COMMANDS)
+            if self._paused & Pause.COMMANDS:
+                self._shared.turns.end()
+                self._resume(Pause.COMMANDS)
         self._answer()
+
+    @property
+    def _has_undecoded(self) -> bool:
+        """Whether there is more in what was read: a read may bring ten thousand commands."""
+        return False
+
+    def _decode_more(self) -> Sequence[tuple[object, int]]:
+        """The next of these, each as in `_commands`."""
+        return ()
 
     def _discard(self, commands: deque[tuple[object, int]]) -> None:
         """Nothing behind a refusal counts."""
@@ -254,7 +286,8 @@ class Connection:
     def resume_writing(self) -> None:
         self._writable = True
         self._resume(Pause.ANSWERS)
-        self._pump()
+        if self._queue or self._pulling:
+            self._pump_soon()
 
     # Commands
 
@@ -298,6 +331,8 @@ class Connection:
             self.count_refusal(command.reason)
         self._goodbye = command
         self.pause(Pause.CLOSING)
+        # Commits may be held back for hours: nobody keeps a socket for so long who cannot use it.
+        self._goodbye_timer = self._shared.loop.call_later(GOODBYE_TIMEOUT_S, self._transport.abort)
 
     def count_refusal(self, reason: str) -> None:
         logger.warning("%s: closing: %s", self.peer, reason)
@@ -393,7 +428,7 @@ class Connection:
     def _pump_soon(self) -> None:
         if not self._pumping:
             self._pumping = True
-            self._shared.loop.call_soon(self._pump_now)
+            self._shared.turns.later(self._pump_now)
 
     def _pump_now(self) -> None:
         self._pumping = False
@@ -435,7 +470,7 @@ def hang_up(transport: asyncio.Transport, lost: Callable[[], None]) -> None:
     """
     # Reading is stopped and started so that the loop reads for the new protocol.
     transport.pause_reading()
-    transport.set_protocol(_Ending(lost))
+    transport.set_protocol(_Ending(transport, lost))
     transport.resume_reading()
     transport.write_eof()
     # But nobody waits for a peer that never reads.
@@ -443,10 +478,17 @@ def hang_up(transport: asyncio.Transport, lost: Callable[[], None]) -> None:
 
 
 class _Ending(asyncio.Protocol):
-    __slots__ = ("_lost",)
+    __slots__ = ("_bytes", "_lost", "_transport")
 
-    def __init__(self, lost: Callable[[], None]) -> None:
+    def __init__(self, transport: asyncio.Transport, lost: Callable[[], None]) -> None:
+        self._transport = transport
         self._lost = lost
+        self._bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._bytes += len(data)
+        if self._bytes > DISCARDED_BYTES_MAX:
+            self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost()

@@ -16,14 +16,17 @@ import httptools
 
 from headrace.config_values import Origins
 from headrace.server.connection import Connections, hang_up, peer_name
+from headrace.server.request_limits import RequestMeter, RequestRefusedError
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """How long a request may take to arrive."""
 HANDSHAKES_MAX = 1024
-"""Connections that have not said yet what they want; further ones are closed at once."""
-REQUEST_BYTES_MAX = 16 * 1024
-"""The largest request, all headers included."""
+"""Connections without a complete request; further ones are closed at once: so their memory is bounded."""
+URL_BYTES_MAX = 8 * 1024
+"""The longest URL here."""
+BODY_BYTES_MAX = 64 * 1024
+"""The longest body that is announced by a request which needs none."""
 
 _VERSION = "13"
 
@@ -72,9 +75,9 @@ class Handshake(asyncio.Protocol):
         "_complete",
         "_door",
         "_headers",
+        "_meter",
         "_method",
         "_parser",
-        "_size",
         "_timer",
         "_transport",
         "_url",
@@ -88,7 +91,7 @@ class Handshake(asyncio.Protocol):
         self._method = ""
         self._version = ""
         self._headers: dict[str, list[str]] = {}
-        self._size = 0
+        self._meter = RequestMeter(URL_BYTES_MAX)
         self._complete = self._answered = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -100,7 +103,7 @@ class Handshake(asyncio.Protocol):
             self._transport.abort()
             return
         self._door.waiting += 1
-        self._timer = shared.loop.call_later(HANDSHAKE_TIMEOUT_S, self._transport.abort)
+        self._timer = shared.loop.call_later(HANDSHAKE_TIMEOUT_S, self._give_up)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end_wait()
@@ -108,30 +111,54 @@ class Handshake(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._timer is None or self._answered:
             return
-        self._size += len(data)
-        rest = b""
         try:
-            try:
-                self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade as found:
-                rest = data[found.args[0] :]
-            except httptools.HttpParserError:
-                raise _Answer(400, "this is not an HTTP request") from None
-            if self._size - len(rest) > REQUEST_BYTES_MAX:
-                raise _Answer(431, f"a request may have {REQUEST_BYTES_MAX} bytes")
+            rest = self._feed(data)
             if self._complete:
                 self._upgrade(self._judge(), rest)
+        except RequestRefusedError as refusal:
+            self._refuse_request(refusal)
         except _Answer as answer:
             self._answer(answer)
+
+    def _feed(self, data: bytes) -> bytes:
+        """Give the parser what has come of the request; returns what lies behind it."""
+        at = 0
+        for piece in self._meter.pieces(memoryview(data)):
+            try:
+                self._parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as found:
+                return data[at + found.args[0] :]
+            except httptools.HttpParserError as error:
+                raise _refusal_for(error) from None
+            if self._complete:
+                break  # whatever comes behind it
+            at += len(piece)
+        return b""
+
+    def _refuse_request(self, refusal: RequestRefusedError) -> None:
+        self._door.shared.request_refused(peer_name(self._transport), str(refusal))
+        self._answer(_Answer(refusal.status, str(refusal)))
+
+    def _give_up(self) -> None:
+        if self._answered:
+            return  # it ends by itself
+        if self._method or self._url:
+            self._refuse_request(
+                RequestRefusedError(408, f"a request must come within {HANDSHAKE_TIMEOUT_S:g} s")
+            )
+        else:
+            self._transport.abort()
 
     # What the parser finds; only the first request counts
 
     def on_url(self, url: bytes) -> None:
         if not self._complete:
+            self._meter.url(len(url))
             self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._complete:
+            self._meter.header(len(name) + len(value))
             key = name.decode("latin-1").lower()
             self._headers.setdefault(key, []).append(value.decode("latin-1").strip())
 
@@ -145,6 +172,10 @@ class Handshake(asyncio.Protocol):
 
     def _judge(self) -> WebSocketConnection:
         """The connection that this request opens; raises the answer when it opens none."""
+        if int(self._header("content-length") or 0) > BODY_BYTES_MAX:
+            raise RequestRefusedError(
+                413, f"a body may have {BODY_BYTES_MAX} bytes, and needs none"
+            )
         path = self._url.partition(b"?")[0].decode("latin-1")
         method = self._method
         if path == "/healthz":
@@ -213,6 +244,7 @@ class Handshake(asyncio.Protocol):
 
     def _answer(self, answer: _Answer) -> None:
         self._answered = True
+        self._headers = {}  # nothing of the request is kept while the peer takes its time
         body = f"{answer}\n".encode()
         headers = {
             "Content-Type": "text/plain; charset=utf-8",
@@ -237,6 +269,14 @@ class Handshake(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
             self._door.waiting -= 1
+
+
+def _refusal_for(error: httptools.HttpParserError) -> RequestRefusedError | _Answer:
+    if isinstance(error.__context__, RequestRefusedError):
+        return error.__context__
+    if "overflow" in str(error):
+        return RequestRefusedError(413, f"a body may have {BODY_BYTES_MAX} bytes, and needs none")
+    return _Answer(400, "this is not an HTTP request")
 
 
 def _is_key(text: str) -> bool:

@@ -4,6 +4,7 @@ COUNTERS = {
     "connections_total": "Connections of Figg and Wombat clients accepted.",
     "connections_refused_total": "Connections turned away because connections_max was reached.",
     "connections_closed_for_bad_input_total": "Connections closed because the peer broke the protocol.",
+    "http_requests_refused_total": "HTTP requests that broke a limit of size, number or time.",
     "records_published_total": "Records received from publishers.",
     "subscriptions_total": "Subscriptions begun.",
     "duplicates_refused_total": "Publishes, events, messages and batches that had come before.",
@@ -12,6 +13,7 @@ COUNTERS = {
 }
 GAUGES = {
     "connections": "Open connections of Figg and Wombat clients.",
+    "http_requests_bytes": "Bytes of HTTP requests that are arriving or not answered yet.",
     "pending_bytes": "Bytes received and not yet committed.",
     "journal_files_waiting": "Full journal files that are not moved to segments yet.",
     "held_back": "1 while publishes are held back, else 0.",

@@ -29,6 +29,7 @@ from headrace.log.event_ids import EventIds
 from headrace.log.layout import Layout
 from headrace.log.recovery import mark_clean, recover
 from headrace.log.retention import Retention
+from headrace.log.staging import STAGED_FILE_BYTES_MAX
 from headrace.server import diagnostics
 from headrace.server.api import make_app
 from headrace.server.channel_rules import make_channels, make_postgres
@@ -41,8 +42,10 @@ from headrace.server.handshake import Door, Route
 from headrace.server.health import Health
 from headrace.server.hooks import load_hook
 from headrace.server.http import HttpListener
+from headrace.server.http_protocol import HttpShared
 from headrace.server.logux import Logux
 from headrace.server.metrics import Metrics
+from headrace.server.request_limits import RequestMemory
 from headrace.server.runner import LoopRunner
 from headrace.server.tcp import FiggConnection
 from headrace.server.waiting import Waiting
@@ -181,10 +184,24 @@ class Server:
                 await self._loop.create_server(make, sock=sock, backlog=_BACKLOG)
             )
         self._waiting = Waiting(self._store)
+        requests = RequestMemory(config.limits.requests_bytes_max)
         app = make_app(
-            connections, self._store, layout, self._waiting, channels, clock, config.access.token
+            connections,
+            self._store,
+            layout,
+            self._waiting,
+            channels,
+            clock,
+            requests,
+            config.access.token,
         )
-        self._http = HttpListener(app, config.limits.connections_max, http)
+        shared = HttpShared(
+            connections_max=config.limits.connections_max,
+            body_bytes_max=STAGED_FILE_BYTES_MAX,
+            memory=requests,
+            refused=connections.request_refused,
+        )
+        self._http = HttpListener(app, shared, http)
         await self._http.start()
         retention = Retention(config, layout, self._store, self._runner)
         timer = self._loop.create_task(self._tick(retention))

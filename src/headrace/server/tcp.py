@@ -31,9 +31,27 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
         self.opened(cast(asyncio.Transport, transport))
 
     def data_received(self, data: bytes) -> None:
-        self.handle(self._figg.receive_data(data), len(data))
+        self.handle(self._figg.receive_data(data), len(data) - self._figg.unread_bytes)
         if len(data) >= _LARGE_READ_BYTES:
             self.more_to_read()
+
+    @property
+    def _has_undecoded(self) -> bool:
+        return self._figg.unread_bytes > 0
+
+    def _decode_more(self) -> list[tuple[object, int]]:
+        before = self._figg.unread_bytes
+        if not before:
+            return []
+        commands = self._figg.receive_data(b"")
+        size = before - self._figg.unread_bytes
+        return [(command, size) for command in commands]
+
+    def eof_received(self) -> bool:
+        """The peer sends no more. It may still read: it gets its acknowledgements, and then the close."""
+        self.handle([self._figg.refuse("")._replace(is_peers_fault=False)], 0)
+        # True keeps the transport open, for as long as there is something to wait for.
+        return not self._closed
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost()

@@ -33,6 +33,11 @@ class FiggServerSession(TopicSession):
                 commands.append(self.refuse(message.reason))
         return commands
 
+    @property
+    def unread_bytes(self) -> int:
+        """Received and not decoded yet: `receive_data`, with or without further data, goes on with them."""
+        return len(self._figg.unread)
+
     def attaching(self, command: Attach) -> None:
         """Nothing of it is needed for the answer."""
 

@@ -133,6 +133,10 @@ class _BadFrameError(Exception):
     """A frame that cannot be read; becomes a `Bad` before it leaves this module."""
 
 
+CONTROLS_AT_ONCE_MAX = 100
+"""Messages other than publishes that one call of `receive` decodes: each is work for a server."""
+
+
 class ServerDecoder(_Decoder):
     """Reads what clients send.
 
@@ -140,10 +144,17 @@ class ServerDecoder(_Decoder):
     so it makes no difference whether publishes that are not there yet came before or after it.
     """
 
-    __slots__ = ()
+    __slots__ = ("unread",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unread = b""
+        """What came behind the last of many messages. The next call of `receive` begins with it."""
 
     def receive(self, data: bytes) -> list[ToServer]:
-        """Every message that `data` completes. After a `Bad` everything is ignored."""
+        """Every message that `data` completes, the first of very many. After a `Bad` all is ignored."""
+        if self.unread:
+            data, self.unread = self.unread + data, b""
         data = b"" if self.closed else self._buffer.take(data)
         if not data:
             return []
@@ -231,9 +242,13 @@ class ServerDecoder(_Decoder):
                     field = data[body:after]
                 else:
                     out.append(self._control(kind, data, body, stop))
+                    if len(out) == CONTROLS_AT_ONCE_MAX:
+                        self.unread = data[stop:]
+                        end = stop
                 position = stop
         except (_BadFrameError, BadTopicNameError) as error:
             self.closed = True
+            self.unread = b""
             bad: Bad | None = Bad(str(error))
         else:
             bad = None

@@ -1,0 +1,297 @@
+"""A connection of the HTTP listener: uvicorn's protocol, with limits on what a peer may send.
+
+Uvicorn collects a head of any size, takes any number of requests at once, and after an early answer goes on
+reading the body for ever. Here a request that breaks a limit is answered at once, behind all earlier requests
+of its connection. Then the connection ends, and what still comes is read and thrown away (`hang_up`), so that
+the peer sees the answer. What the application makes of requests is not known here.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headrace.server.connection import DISCARDED_BYTES_MAX, hang_up, peer_name
+from headrace.server.request_limits import (
+    HEADER_OVERHEAD_BYTES,
+    HELD,
+    HeldRequest,
+    RequestMemory,
+    RequestMeter,
+    RequestRefusedError,
+)
+
+REQUEST_TIMEOUT_S = 10.0
+"""How long a request's head may take to arrive, from the connection or from its first byte."""
+PIPELINED_MAX = 16
+"""Requests of one connection that wait for the answer to an earlier one."""
+
+_COUNTED = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE})
+"""Answers of the application that mean a broken limit."""
+
+
+class HttpShared:
+    """What the connections of the HTTP listener share."""
+
+    def __init__(
+        self,
+        connections_max: int,
+        body_bytes_max: int,
+        memory: RequestMemory,
+        refused: Callable[[str, str], None],
+    ) -> None:
+        self.connections_max = connections_max
+        self.body_bytes_max = body_bytes_max
+        """The longest body that any endpoint takes."""
+        self.memory = memory
+        self.refused = refused
+        """Called with the name of a peer, and with why its request was refused."""
+
+
+class EarlyAnswers:
+    """Stands before an application: an answer that comes before its request is whole ends the connection."""
+
+    def __init__(self, app: ASGIApp, refused: Callable[[str, str], None]) -> None:
+        self._app = app
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request: HeldRequest = scope[HELD]
+
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if message["status"] in _COUNTED:
+                    host, port = scope["client"] or ("unknown", 0)
+                    self._refused(f"{host}:{port}", HTTPStatus(message["status"]).phrase)
+                if not request.is_whole:
+                    headers = [*message.get("headers", ()), (b"connection", b"close")]
+                    message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, send_and_close)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    def __init__(self, shared: HttpShared, **options: Any) -> None:
+        super().__init__(**options)
+        self._shared = shared
+        self._meter = RequestMeter()
+        self._request = HeldRequest(shared.memory)
+        """The one that is arriving, or came last."""
+        self._unanswered: deque[HeldRequest] = deque()
+        """Requests with a complete head, in their order."""
+        self._refusal: RequestRefusedError | None = None
+        self._discarded_bytes = 0
+        self._asked = True
+        self._until_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # The transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._peer = peer_name(transport)
+        self._ending = _Transport(transport, self)
+        super().connection_made(self._ending)  # type: ignore[arg-type]
+        if len(self.connections) > self._shared.connections_max:
+            transport.abort()
+        else:
+            self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for request in (*self._unanswered, self._request):
+            request.release()
+        self._unanswered.clear()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > DISCARDED_BYTES_MAX:
+                self.transport.abort()
+            return
+        self._unset_keepalive_if_required()
+        try:
+            for piece in self._meter.pieces(memoryview(data)):
+                self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            # No other protocol is spoken here: the request is answered, and nothing behind it is read.
+            self.cycle.keep_alive = False
+        except httptools.HttpParserError as error:
+            self._refuse(_refusal_for(error))
+        except RequestRefusedError as refusal:
+            self._refuse(refusal)
+
+    # What the parser finds. An exception here ends the parser's work, and comes out of `feed_data`.
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= PIPELINED_MAX:
+            raise RequestRefusedError(429, f"{PIPELINED_MAX} requests may wait for their answers")
+        super().on_message_begin()
+        self._request = self.scope[HELD] = HeldRequest(self._shared.memory)  # type: ignore[typeddict-unknown-key]
+        self._meter.begin()
+        self._expect_request()
+
+    def on_url(self, url: bytes) -> None:
+        self._meter.url(len(url))
+        self._request.hold_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        size = len(name) + len(value)
+        self._meter.header(size)
+        # Trailers are counted, and left out: what they say comes too late for everyone.
+        if self._meter.in_head:
+            self._request.hold_head(size + HEADER_OVERHEAD_BYTES)
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._asked = True
+        bytes_max = self._shared.body_bytes_max
+        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        if int(length) > bytes_max:
+            raise RequestRefusedError(413, f"a body may have {bytes_max} bytes")
+        super().on_headers_complete()
+        self._meter.head_is_complete()
+        self._unanswered.append(self._request)
+
+    def on_body(self, body: bytes) -> None:
+        self._meter.body()
+        if self.cycle.response_complete:
+            return
+        self._request.hold_body(len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._meter.begin()
+        self._request.is_whole = True
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self._unanswered:  # unless the connection is lost
+            self._unanswered.popleft().release()
+        super().on_response_complete()
+        if self._refusal is not None and not self._unanswered:
+            self._answer(self._refusal)
+
+    # Refusals
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no request is only partly there."""
+        return not self.scope or self._request.is_whole
+
+    def _refuse(self, refusal: RequestRefusedError) -> None:
+        """Answer behind all earlier requests of this connection."""
+        self._refusal = refusal
+        self._shared.refused(self._peer, str(refusal))
+        if not self._meter.in_head and self._unanswered:
+            self._withdraw()
+        if not self._unanswered:
+            self._answer(refusal)
+
+    def _withdraw(self) -> None:
+        """The last request will never be whole: the application hears no more of it."""
+        cycle = self.cycle
+        if cycle.response_complete:
+            return  # and so is the answer
+        self._unanswered.pop().release()
+        if self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+        elif cycle.response_started:
+            self.transport.abort()  # half an answer cannot be taken back
+        else:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def _answer(self, refusal: RequestRefusedError) -> None:
+        if self.transport.is_closing():
+            return
+        body = json.dumps({"error": str(refusal)}).encode()
+        status = HTTPStatus(refusal.status)
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self._ending.hang_up()
+
+    def send_400_response(self, msg: str) -> None:
+        raise AssertionError("requests are refused by `_refuse`")
+
+    # Peers that dawdle
+
+    def _expect_request(self) -> None:
+        if self._asked:
+            self._asked = False
+            self._until_s = self.loop.time() + REQUEST_TIMEOUT_S
+            if self._timer is None:
+                self._timer = self.loop.call_at(self._until_s, self._look_for_request)
+
+    def _look_for_request(self) -> None:
+        self._timer = None
+        if self._asked or self._refusal is not None or self.transport.is_closing():
+            return
+        if self.loop.time() < self._until_s:
+            self._timer = self.loop.call_at(self._until_s, self._look_for_request)
+        elif self._request.head_bytes:
+            why = f"the head of a request must come within {REQUEST_TIMEOUT_S:g} seconds"
+            self._refuse(RequestRefusedError(408, why))
+        else:
+            self.transport.abort()  # it has asked nothing
+
+
+class _Transport:
+    """What uvicorn takes for its transport: the real one, but closing it early loses no answer."""
+
+    __slots__ = ("_is_ending", "_protocol", "_transport", "write")
+
+    def __init__(self, transport: asyncio.Transport, protocol: BoundedProtocol) -> None:
+        self._transport = transport
+        self._protocol = protocol
+        self._is_ending = False
+        self.write = transport.write
+
+    def close(self) -> None:
+        if self._is_ending:
+            self._transport.abort()  # the server stops, and waits for nobody
+        elif self._protocol.is_whole or self._transport.is_closing():
+            self._transport.close()
+        else:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        self._is_ending = True
+        hang_up(self._transport, lambda: self._protocol.connection_lost(None))
+
+    def is_closing(self) -> bool:
+        return self._is_ending or self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        if not self._is_ending:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._is_ending:
+            self._transport.resume_reading()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def _refusal_for(error: httptools.HttpParserError) -> RequestRefusedError:
+    if isinstance(error.__context__, RequestRefusedError):
+        return error.__context__
+    if "overflow" in str(error):  # of a Content-Length, or of the size of a chunk
+        return RequestRefusedError(413, "a body cannot be so long")
+    if isinstance(error, httptools.HttpParserCallbackError):  # a URL that says nothing
+        return RequestRefusedError(400, "this is not an HTTP request for this server")
+    return RequestRefusedError(400, f"this is not an HTTP request: {error}")
