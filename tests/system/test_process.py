@@ -44,7 +44,8 @@ def test_one_line_on_standard_output_says_what_is_open(start: Start, tmp_path: P
 
 
 def test_port_0_takes_free_ports_that_answer(start: Start, tmp_path: Path) -> None:
-    one, two = start(), start(data_dir=tmp_path / "other")
+    free = [f"--{name}=127.0.0.1:0" for name in ("figg", "ws", "http")]
+    one, two = start(*free), start(*free, data_dir=tmp_path / "other")
     ports = {one.figg[1], one.http[1], two.figg[1], two.http[1]}
     assert len(ports) == 4
     assert 0 not in ports
