@@ -85,7 +85,7 @@ def environment():
 def headrace(tmp_path, environment):
     """Run one command to its end in a directory of its own; bytes in and out with `text=False`."""
 
-    def run(*args, stdin=None, text=True, environ=None, timeout_s=30):
+    def run(*args, stdin=None, text=True, environ=None, timeout_s=90):
         return subprocess.run(
             [
                 sys.executable,

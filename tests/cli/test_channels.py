@@ -86,7 +86,7 @@ class Api:
 
     def wait(self, name, condition):
         """Until what is known of a channel is so."""
-        wait_until(lambda: condition(self.facts(name)), 10, f"{name}: {self.facts(name)}")
+        wait_until(lambda: condition(self.facts(name)), 30, f"{name}: {self.facts(name)}")
 
 
 @pytest.fixture

@@ -368,7 +368,7 @@ async def test_who_is_made_to_leave_elsewhere_is_told(
             query = {"name": a.name, "processor": "a"}
             assert (await http.post("/v1/channel/leave", params=query)).is_success
         with pytest.raises(LeftError, match="over HTTP or on another connection"):
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, 30)
         with pytest.raises(LeftError):
             await a.send("x")
         await until(lambda: a.state is ConnectionState.REFUSED)

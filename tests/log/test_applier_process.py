@@ -13,7 +13,7 @@ from headrace.log.applier_process import ApplierProcess
 from headrace.log.layout import Layout
 from tests.log.conftest import tiny
 
-WAIT_S = 20.0
+WAIT_S = 30
 
 
 class Line:

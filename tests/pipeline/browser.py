@@ -57,7 +57,7 @@ class Browser:
         os.close(self._out)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(10)
+        self._process.wait(30)
 
     def open(self, page: Path, *, dark: bool = False, width: int = 1200) -> None:
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]

@@ -24,7 +24,7 @@ from headrace.server.api_shared import RefusalWithFacts
 from headrace.testing import ServerProcess, wait_until
 from tests.broker.channel_world import NAME, World
 
-WAIT_S = 10
+WAIT_S = 30
 RAW = (b"accept", b"application/octet-stream")
 
 
@@ -193,7 +193,7 @@ def test_a_member_is_there_while_its_request_waits_and_no_longer(server: ServerP
                 client.recv(1)
             assert is_there(server)
     # It has hung up: nobody says any more that it is there.
-    wait_until(lambda: not is_there(server), 5, "the end of its presence")
+    wait_until(lambda: not is_there(server), 30, "the end of its presence")
 
 
 def test_what_is_not_there_is_told_with_a_code(server: ServerProcess) -> None:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from headrace.server import http
 
 CONNECTIONS_MAX = 3
-WAIT_S = 10.0
+WAIT_S = 30
 REQUEST = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n"
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

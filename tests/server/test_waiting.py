@@ -87,7 +87,7 @@ def test_a_change_is_answered_at_once(http, client, topic):
         assert not waiting.done()
         began = time.monotonic()
         client.publish(topic, b"y")
-        answer = waiting.result(9)
+        answer = waiting.result(30)
     assert time.monotonic() - began < 5
     assert answer["unchanged"] is False
     assert answer["version"] > version
@@ -125,14 +125,14 @@ def test_versions_go_on_after_a_restart_and_requests_that_wait_are_let_go(tmp_pa
     with ServerProcess(tmp_path / "data") as server:
         with connect_blocking(server.figg_url) as client:
             client.publish("t", b"x")
-        with httpx.Client(base_url=server.http_url, timeout=20) as http:
+        with httpx.Client(base_url=server.http_url, timeout=30) as http:
             version = topics(http)["version"]
             with ThreadPoolExecutor() as pool:
                 waiting = pool.submit(topics, http, since=version, wait_ms=10_000)
                 time.sleep(0.3)
                 began = time.monotonic()
                 server.terminate()
-                assert waiting.result(5)["unchanged"] is True
+                assert waiting.result(30)["unchanged"] is True
             assert time.monotonic() - began < 4
         assert "Cancel" not in server.stderr
         server.start()

@@ -15,7 +15,7 @@ from headrace.testing import ServerProcess, wait_until
 
 
 def get(server: ServerProcess, path: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(*server.http, timeout=10)
+    connection = http.client.HTTPConnection(*server.http, timeout=30)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -32,7 +32,7 @@ def get_json(server: ServerProcess, path: str, status: int = 200) -> Any:
 
 def destroy(server: ServerProcess, topic: str) -> int:
     """Destroy a topic and return the offset it ended at."""
-    connection = http.client.HTTPConnection(*server.http, timeout=10)
+    connection = http.client.HTTPConnection(*server.http, timeout=30)
     try:
         connection.request("DELETE", f"/v1/topic?name={topic}")
         response = connection.getresponse()

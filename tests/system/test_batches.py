@@ -114,7 +114,7 @@ def expected(*batches: list[Row]) -> dict[str, list[bytes]]:
 def read_all(server: ServerProcess, topic: str) -> list[bytes]:
     count = get_json(server, f"/v1/topics?prefix={_quoted(topic)}")["topics"][0]["records"]
     with connect_blocking(server.figg_url) as client:
-        messages = client.subscribe(topic, offset=0, timeout_s=20)
+        messages = client.subscribe(topic, offset=0, timeout_s=30)
         return [next(messages).payload for _ in range(count)]
 
 
@@ -129,7 +129,7 @@ def kill_in_upload(server: ServerProcess, files: list[bytes], number: int) -> No
         head = f"POST /v1/staged HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         sock.sendall(head.encode() + body[: len(body) // 2])
         staged = server.data_dir / "staged"
-        wait_until(lambda: len(list(staged.iterdir())) == 2, 10, "a half of an upload")
+        wait_until(lambda: len(list(staged.iterdir())) == 2, 30, "a half of an upload")
         server.kill()
 
 
@@ -265,12 +265,12 @@ def test_live_subscribers_of_both_protocols_receive_a_batch(start: Start) -> Non
                 got = received[index, topic] = []
                 client.subscribe(topic, lambda m, got=got: got.append(m.payload), offset=0)
                 figg.publish(topic, b"before")
-        wait_until(lambda: all(received.values()), 10, "live subscriptions")
+        wait_until(lambda: all(received.values()), 30, "live subscriptions")
         ids = [stage(server, body) for body in bodies(rows, 3, random.Random(1))]
         assert decide(server, 0, ids)["records"] == 5000
         for (_, topic), got in received.items():
             complete = [b"before"] * 2 + wanted[topic]
-            wait_until(lambda g=got, c=complete: len(g) >= len(c), 10, "the batch")
+            wait_until(lambda g=got, c=complete: len(g) >= len(c), 30, "the batch")
             assert got == complete
 
 
@@ -299,7 +299,7 @@ def test_what_is_being_uploaded_when_the_server_stops_leaves_nothing(start: Star
         head = f"POST /v1/staged HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         sock.sendall(head.encode() + body[: len(body) // 2])
         staged = server.data_dir / "staged"
-        wait_until(lambda: list(staged.iterdir()), 10, "a half of an upload")
+        wait_until(lambda: list(staged.iterdir()), 30, "a half of an upload")
         assert server.terminate() == 0
     server.start()
     assert list(staged.iterdir()) == []

@@ -97,7 +97,7 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def _wait_applied(known: Known, server: ServerProcess) -> None:
     """Until segments hold all but the last journal file: one being written may not count yet."""
-    wait_until(lambda: not metrics(server)["headrace_journal_files_waiting"], 20, "the applier")
+    wait_until(lambda: not metrics(server)["headrace_journal_files_waiting"], 30, "the applier")
     published = sum(4 + len(d) for records in known.records.values() for d in records.values())
     applied = sum(file.stat().st_size for file in known.path.glob("segments/**/*.log"))
     assert published - 131072 < applied < published

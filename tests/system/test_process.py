@@ -91,7 +91,7 @@ def test_sigterm_under_load_loses_nothing_it_acknowledged(start: Start, durabili
                 started.set()
 
     with in_threads(*(partial(load, b"t%d" % index) for index in range(4))):
-        assert started.wait(10)
+        assert started.wait(30)
         time.sleep(0.3)
         assert server.terminate() == 0
     server.start()

@@ -58,7 +58,7 @@ def test_a_directory_a_server_is_writing_to_is_sound_at_every_moment(start: Star
             records = sum(topic.records for topic in report.topics)
     finally:
         stop.set()
-        publisher.join(20)
+        publisher.join(30)
     server.kill()
     assert not verify(server.data_dir).damaged
     assert checks > 3

@@ -17,8 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 30.0
+# Ends of waits that never end so where all is well: late enough for a machine that is busy with other things.
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
+WAIT_TIMEOUT_S = 30.0
 POLL_S = 0.01
 
 _BACKLOG = 128
@@ -203,7 +205,7 @@ class ServerProcess:
             self.terminate()
         return self.start()
 
-    def wait_stderr(self, text: str, timeout_s: float = 10.0) -> None:
+    def wait_stderr(self, text: str, timeout_s: float = WAIT_TIMEOUT_S) -> None:
         """Wait until the server has written `text` to standard error."""
         wait_until(lambda: text in self.stderr, timeout_s, f"{text!r} on standard error")
 
@@ -226,7 +228,7 @@ class ServerProcess:
         for name, address in self._addresses.items():
             host, port = _split(address)
             if name not in self._held and (port == 0 or self._inherit):
-                sock = self._held[name] = _bound(host, port)
+                sock = self._held[name] = hold_port(host, port)
                 weakref.finalize(self, sock.close)
                 if self._inherit:
                     sock.listen(_BACKLOG)
@@ -271,7 +273,21 @@ class ServerProcess:
         return code
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
+def hold_port(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
+    """Return a socket that keeps a port, a free one unless it is given, until the socket is closed.
+
+    The socket does not listen: connections are refused. Linux gives the port to no outgoing connection and
+    to nobody who asks for a free one, but a server with SO_REUSEADDR may listen on it.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, port))
+    return sock
+
+
+def wait_until(
+    condition: Callable[[], object], timeout_s: float = WAIT_TIMEOUT_S, what: str = ""
+) -> None:
     """Poll until the condition holds; TimeoutError says what was waited for in vain."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -294,14 +310,6 @@ def _split(address: str) -> tuple[str, int]:
 
 def _joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket that keeps a port. As long as it does not listen, a server may: both have SO_REUSEADDR."""
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host, port))
-    return sock
 
 
 def _reap(process: "subprocess.Popen[bytes]") -> None:
