@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,9 @@ SPARK_TIMEOUT_S = 300
 """Rather late than early: a call to the JVM that is broken off takes the whole session with it."""
 
 
+REASON_CHARACTERS_MAX = 120
+"""Of a reason for skipping, as the end of a run shows it."""
+
 OF_SPARK = ("spark", "pipeline")
 """Directories of tests of which most share one session of Spark."""
 
@@ -33,6 +37,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         of_spark = any(Path(__file__).parent / name in item.path.parents for name in OF_SPARK)
         if of_spark and config.getoption("timeout", None) is None:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the end what was not tested, and why: one line for each reason."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", ()):
+        _, _, reason = report.longrepr
+        reasons[reason.removeprefix("Skipped: ").partition("\n")[0][:REASON_CHARACTERS_MAX]] += 1
+    if reasons:
+        terminalreporter.section("skipped tests")
+        for reason, count in reasons.most_common():
+            terminalreporter.write_line(f"{count:6} {reason}")
 
 
 @pytest.hookimpl(optionalhook=True)
