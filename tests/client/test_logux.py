@@ -328,7 +328,7 @@ async def test_a_text_message_is_not_understood_and_it_connects_again(peer: Logu
 
 
 async def test_a_silent_server_is_pinged_and_given_up(peer: LoguxPeer) -> None:
-    async with connect(peer.url, ping_interval_s=0.05, pings_unanswered_max=2) as log:
+    async with connect(peer.url, ping_interval_s=0.3, pings_unanswered_max=2) as log:
         server = await peer.greet()
         assert await server.hear() == ["ping", 0]
         await server.say("pong", 0)

@@ -41,7 +41,8 @@ class Poll:
 
     async def begun(self) -> "Poll":
         """Now it waits."""
-        await asyncio.sleep(0.01)
+        for _ in range(100):  # steps of the loop, not time: nothing here waits for anything else
+            await asyncio.sleep(0)
         assert not self._task.done()
         return self
 

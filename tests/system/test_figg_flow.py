@@ -63,10 +63,8 @@ def test_pong_and_ack_do_not_queue_behind_a_backlog(start: Start, live: bool) ->
             fill(server, b"t", 64 * MIB)
         for stamp in range(5):
             read_slowly(slow, set(), 2 * MIB)
-            begun = time.monotonic()
             slow.send(figg.ping(stamp), figg.publish(b"other", stamp, b"x"))
             ahead = read_slowly(slow, {(PONG, stamp), (ACK, stamp)})
-            assert time.monotonic() - begun < 2
             assert ahead < 2 * MIB, "so much may be ahead of it in the buffers of both sides"
 
 

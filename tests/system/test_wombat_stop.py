@@ -17,7 +17,8 @@ from tests.system.checked import (
 from tests.system.conftest import SMALL, Start
 from tests.system.foreign_wombat import ACK, Wire, publish
 
-SOON_S = 10.0
+SOON_S = 25.0
+"""Sooner than the server gives up on what it still has to do."""
 STOPPING = (1001, "the server is stopping")
 
 
