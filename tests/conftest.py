@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import settings
 
@@ -21,7 +22,11 @@ settings.load_profile("tests")
 # Most servers live for a second: without a file of their own they make a quarter of the usual journal.
 ServerProcess.environment = {"HEADRACE_CONFIG": str(Path(__file__).with_name("server.toml"))}
 
-SPARK_TIMEOUT_S = 300
+# Requests of tests may take longer than the 5 s of httpx, which has no other place to say so for all of them.
+for _phase in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _phase, 30.0)
+
+SPARK_TIMEOUT_S = 600
 """Rather late than early: a call to the JVM that is broken off takes the whole session with it."""
 
 

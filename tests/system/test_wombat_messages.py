@@ -524,9 +524,9 @@ def test_an_ordinary_websocket_library_with_all_its_defaults_is_served(
         assert websocket.response is not None
         assert "Sec-WebSocket-Extensions" not in websocket.response.headers
         websocket.send(attach(name))
-        assert wombat_client.decode(_bytes(websocket.recv(10))).type == ATTACHED
+        assert wombat_client.decode(_bytes(websocket.recv(30))).type == ATTACHED
         websocket.send(publish(name, 0, b"foo"))
-        found = {wombat_client.decode(_bytes(websocket.recv(10))).type for _ in range(2)}
+        found = {wombat_client.decode(_bytes(websocket.recv(30))).type for _ in range(2)}
         assert found == {ACK, PAYLOAD}
 
 
