@@ -18,7 +18,7 @@ from typing import Any, Self
 from tests.js.support import CHROMIUM, CHROMIUM_FLAGS
 from tests.tools import tool
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 class Browser:

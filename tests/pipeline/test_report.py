@@ -53,7 +53,7 @@ def _fill_channel(server: ServerProcess) -> None:
         for processor in ("p", "q"):
             asked = {"name": "doc", "processor": processor, "offset": last.json()["offset"]}
             assert http.post("/v1/channel/ack", params=asked).status_code == 200
-    wait_until(lambda: _counter(server, "channels_trimmed") > 0, 30, "the channel to be trimmed")
+    wait_until(lambda: _counter(server, "channels_trimmed") > 0, 120, "the channel to be trimmed")
 
 
 def _counter(server: ServerProcess, name: str) -> int:

@@ -101,7 +101,7 @@ def examples() -> list[tuple[str, str]]:
 
 
 def run(command: str, environ: dict[str, str], directory: Path) -> None:
-    subprocess.run(["bash", "-euc", command], env=environ, cwd=directory, check=True, timeout=30)
+    subprocess.run(["bash", "-euc", command], env=environ, cwd=directory, check=True, timeout=90)
 
 
 def answer(server: ServerProcess, command: str, directory: Path) -> str:

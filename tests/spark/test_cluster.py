@@ -56,7 +56,7 @@ def run_job(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-10_000:]
@@ -69,7 +69,7 @@ def run_job(
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_standalone_cluster_reads_and_writes_over_url(
     daemon: Daemon, published: tuple[ServerProcess, dict[str, list[bytes]]], tmp_path: Path
 ) -> None:
@@ -84,7 +84,7 @@ def test_a_standalone_cluster_reads_and_writes_over_url(
     }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_client_of_spark_connect_reads_and_writes(
     daemon: Daemon, published: tuple[ServerProcess, dict[str, list[bytes]]], tmp_path: Path
 ) -> None:

@@ -143,7 +143,7 @@ def test_times_say_where_to_begin_and_to_end(
 
 
 def wait_passed(ms: int) -> None:
-    wait_until(lambda: time.time_ns() // 1_000_000 > ms, 30, "the clock to go on")
+    wait_until(lambda: time.time_ns() // 1_000_000 > ms, 120, "the clock to go on")
 
 
 def test_topics_are_named_or_matched(

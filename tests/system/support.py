@@ -87,6 +87,6 @@ def verify(data_dir: Path) -> "subprocess.CompletedProcess[str]":
         [sys.executable, "-m", "headrace", "verify", "--data-dir", str(data_dir)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")},
     )

@@ -172,7 +172,7 @@ KILLS = {
 }
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_a_batch_is_there_once_wherever_the_server_was_killed(start: Start) -> None:
     server = start(config=SMALL)
     chance = random.Random(4)

@@ -81,7 +81,7 @@ def refused(tmp_path: Path, *sockets: socket.socket, **environ: str) -> str:
         pass_fds=passed,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert (ended.returncode, ended.stdout) == (1, "")
     line, rest = ended.stderr.split("\n", 1)

@@ -28,7 +28,7 @@ KILLS = int(TORTURE or 6)
 TOPICS = [b"t0", b"t1", b"t2"]
 
 
-@pytest.mark.timeout(120 + 10 * KILLS)
+@pytest.mark.timeout(240 + 30 * KILLS)
 @pytest.mark.parametrize("durability", ["synced", "written"] if TORTURE else ["synced"])
 def test_a_server_killed_again_and_again_keeps_its_promises(start: Start, durability: str) -> None:
     seed = int(os.environ.get("HEADRACE_SEED", random.randrange(2**32)))

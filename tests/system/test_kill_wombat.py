@@ -38,7 +38,7 @@ PUBLISHERS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.timeout(120 + 10 * KILLS)
+@pytest.mark.timeout(240 + 30 * KILLS)
 @pytest.mark.parametrize("durability", ["synced", "written"] if TORTURE else ["synced"])
 def test_a_server_killed_again_and_again_keeps_its_promises_to_wombats(
     start: Start, durability: str
