@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Most tests wait more than they compute. WORKERS=0 runs them in one process, as a debugger wants it.
 WORKERS ?= 3
 
-.PHONY: help run demo test setup tools java style types format bench torture docs clean
+.PHONY: help run demo test setup tools java style types format bench torture certain docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make style    check format and lint        make types    check types"
 	@echo "make format   mend format and lint         make docs     write docs/configuration.md anew"
 	@echo "make bench    measure against the peers    make torture  every test, at length: 200 kills under load, and more"
+	@echo "make certain  every test five times, twice beside busy loops (ARGS=tests/client for some)"
 	@echo "make clean    delete the virtual environment and caches (never a data directory)"
 
 # Only the ready line may reach standard output here.
@@ -65,6 +66,9 @@ bench: $(VENV)/.dev-installed java
 
 torture: setup
 	HEADRACE_TORTURE=$${HEADRACE_TORTURE:-200} $(PY) -m pytest --timeout 14400 $(ARGS)
+
+certain: setup
+	@.ci/certain $(PY) -m pytest -n $(WORKERS) $(ARGS)
 
 docs: $(VENV)/.dev-installed
 	$(PY) -m headrace config --markdown > docs/configuration.md
