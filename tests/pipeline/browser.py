@@ -4,17 +4,18 @@ So a page can be asked about that allows no script.
 """
 
 import base64
-import fcntl
 import json
 import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from headrace.testing.server import PASS_DESCRIPTORS
 from tests.js.support import CHROMIUM, CHROMIUM_FLAGS
 from tests.tools import tool
 
@@ -26,20 +27,16 @@ class Browser:
         command = tool(*CHROMIUM)
         from_us, to_it = os.pipe()
         from_it, to_us = os.pipe()
-
-        def place() -> None:  # where Chromium looks for them
-            ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (from_us, to_us)]
-            os.dup2(ends[0], 3)
-            os.dup2(ends[1], 4)
-
+        # Chromium looks for them at 3 and 4.
+        place = [sys.executable, "-I", "-S", "-c", PASS_DESCRIPTORS, f"{from_us},{to_us}"]
+        options = [*CHROMIUM_FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
         self._process = subprocess.Popen(
-            [command, *CHROMIUM_FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"],
+            [*place, command, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=place,
-            close_fds=False,
+            pass_fds=(from_us, to_us),
         )
         os.close(from_us)
         os.close(to_us)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.testing import ServerProcess
-from headrace.testing.server import PASS_SOCKETS
+from headrace.testing.server import PASS_DESCRIPTORS
 from tests.system import foreign_figg as figg
 from tests.system import foreign_wombat as wombat
 from tests.system.foreign_figg import DATA, Wire
@@ -74,7 +74,7 @@ def refused(tmp_path: Path, *sockets: socket.socket, **environ: str) -> str:
     """The one line that a server with these sockets ends with."""
     passed = tuple(sock.fileno() for sock in sockets)
     server = ServerProcess(tmp_path / "data", start=False)
-    command = [sys.executable, "-c", PASS_SOCKETS, ",".join(map(str, passed)), *server.command]
+    command = [sys.executable, "-c", PASS_DESCRIPTORS, ",".join(map(str, passed)), *server.command]
     ended = subprocess.run(
         command,
         env={**os.environ, "LISTEN_FDS": str(len(sockets)), **environ},

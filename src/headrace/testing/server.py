@@ -25,7 +25,7 @@ POLL_S = 0.01
 
 _BACKLOG = 128
 
-PASS_SOCKETS = """
+PASS_DESCRIPTORS = """
 import fcntl, os, sys
 given, command = sys.argv[1].split(","), sys.argv[2:]
 for number, one in enumerate([fcntl.fcntl(int(one), fcntl.F_DUPFD, 64) for one in given]):
@@ -34,9 +34,7 @@ for number, one in enumerate([fcntl.fcntl(int(one), fcntl.F_DUPFD, 64) for one i
 os.environ["LISTEN_PID"] = str(os.getpid())
 os.execv(command[0], command)
 """
-"""Only the process itself can know its `LISTEN_PID`: it sets that, moves the sockets to 3 and on, and becomes
-the server.
-"""
+"""A program that moves descriptors to 3 and on, sets its own `LISTEN_PID`, and becomes another program."""
 
 READY = re.compile(r"headrace ready(?: (?:figg|ws|http|data)=.*)+\n")
 
@@ -154,7 +152,7 @@ class ServerProcess:
         if self._inherit:
             passed = tuple(sock.fileno() for sock in self._held.values())
             descriptors = ",".join(map(str, passed))
-            command = [sys.executable, "-I", "-S", "-c", PASS_SOCKETS, descriptors, *command]
+            command = [sys.executable, "-I", "-S", "-c", PASS_DESCRIPTORS, descriptors, *command]
             names = ":".join(self._held)
             env = {**env, "LISTEN_FDS": str(len(passed)), "LISTEN_FDNAMES": names}
         with self.stderr_path.open("ab") as stderr:
