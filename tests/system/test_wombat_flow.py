@@ -102,8 +102,8 @@ def test_a_client_is_not_dropped_by_its_pings_during_a_long_backlog(start: Start
     fill(server, "t", 24 * MIB)
     with Wire(server.ws) as wire:
         end = wire.attach("t")
-    # The client is kept busy in its callback, as an application would.
-    with Client(server.ws, ping_s=0.5, on_payload=lambda *_: time.sleep(0.001)) as client:
+    # The client is kept busy in its callback, as an application would, for longer than its patience lasts.
+    with Client(server.ws, ping_s=2.0, on_payload=lambda *_: time.sleep(0.004)) as client:
         client.attach("t", "@0")
         client.wait_serial("t", end, 90)
         assert client.latencies_s, "it has pinged"
