@@ -99,7 +99,7 @@ def read_slowly(wire: Wire, wanted: set[tuple[int, int]], bytes_min: int = 0) ->
 
 def test_a_client_is_not_dropped_by_its_pings_during_a_long_backlog(start: Start) -> None:
     server = start()
-    fill(server, "t", 24 * MIB)
+    fill(server, "t", 16 * MIB)
     with Wire(server.ws) as wire:
         end = wire.attach("t")
     # The client is kept busy in its callback, as an application would, for longer than its patience lasts.
