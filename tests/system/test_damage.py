@@ -169,7 +169,7 @@ def test_damage_takes_nothing_else_with_it(
     chance = random.Random(f"{SEED} {known.path.parent.name[:4]} {kind} {how.__name__} {case}")
     files = sorted(f for f in known.path.glob(KINDS[kind]) if f.stat().st_size)
     if not files:
-        pytest.skip(f"there is no {kind} here")
+        pytest.skip(f"does not apply: this directory has no {kind}")
     shutil.copytree(known.path, tmp_path / "data")
     file = tmp_path / "data" / chance.choice(files).relative_to(known.path)
     damaged = Damaged(known, tmp_path / "data", kind, file, 0)
