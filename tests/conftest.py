@@ -20,7 +20,11 @@ settings.register_profile("tests", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("tests")
 
 # Most servers live for a second: without a file of their own they make a quarter of the usual journal.
-ServerProcess.environment = {"HEADRACE_CONFIG": str(Path(__file__).with_name("server.toml"))}
+# Raw Wombat clients send no PINGs of their own: a busy machine must not lose them in the middle of a test.
+ServerProcess.environment = {
+    "HEADRACE_CONFIG": str(Path(__file__).with_name("server.toml")),
+    "HEADRACE_LIMITS_SILENCE_S": "60",
+}
 
 # Requests of tests may take longer than the 5 s of httpx, which has no other place to say so for all of them.
 for _phase in ("connect", "read", "write", "pool"):

@@ -144,8 +144,7 @@ def test_a_publisher_that_the_server_does_not_read_is_not_silent(start: Start) -
 
 def test_a_publisher_that_was_not_read_has_time_to_be_heard_again(start: Start) -> None:
     """Its PING lies behind everything it could not get rid of."""
-    config = SMALL + "[limits]\npublish_bytes_max = 8388608\nsilence_s = 2.0\n"
-    server = start(config=config)
+    server = start(SHORT, config=SMALL + "[limits]\npublish_bytes_max = 8388608\n")
     crowd = framed(publish("crowd", number, bytes(200_000)) for number in range(80))
     # Arrays take a while to decode, so that the server is mostly reading when it looks at its clock.
     arrays = [publish("t", number, [255] * 200_000) for number in range(40)]
@@ -155,7 +154,7 @@ def test_a_publisher_that_was_not_read_has_time_to_be_heard_again(start: Start) 
         with held_back(server, stack.enter_context(sending(first, crowd))):
             publisher = stack.enter_context(Wire(server.ws, timeout_s=30))
             stack.enter_context(sending(publisher, much))()
-            time.sleep(2.3)
+            time.sleep(1.15 * SILENCE_S)
         while publisher.receive() != Message(PONG, number=42):
             pass
 
