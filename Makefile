@@ -8,17 +8,18 @@ unexport PYTHONDONTWRITEBYTECODE
 # Most tests wait more than they compute. WORKERS=0 runs them in one process, as a debugger wants it.
 WORKERS ?= 3
 
-.PHONY: help run demo test setup java style types format bench torture docs clean
+.PHONY: help run demo test setup tools java style types format bench torture certain docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run      start a server on loopback (ARGS='--durability written' passes flags on)"
 	@echo "make demo     from nothing to a picture: a live stream, a killed server, a lake, a report, an audit"
-	@echo "make test     run every test (ARGS='-k figg' passes flags on)"
-	@echo "make setup    only make the virtual environment, with all that tests need, and see to Java"
+	@echo "make test     run every test but the longest (ARGS='-k figg' passes flags on)"
+	@echo "make setup    only make the virtual environment, and install what tests need where it may"
 	@echo "make style    check format and lint        make types    check types"
 	@echo "make format   mend format and lint         make docs     write docs/configuration.md anew"
-	@echo "make bench    measure against the peers    make torture  all tests at length: 200 kills under load, and more"
+	@echo "make bench    measure against the peers    make torture  every test, at length: 200 kills under load, and more"
+	@echo "make certain  every test five times, twice beside busy loops (ARGS=tests/client for some)"
 	@echo "make clean    delete the virtual environment and caches (never a data directory)"
 
 # Only the ready line may reach standard output here.
@@ -33,17 +34,21 @@ run: $(VENV)/.run-installed
 	   echo; } >&2
 	@exec $(PY) -m headrace serve $(ARGS)
 
-demo: setup
+demo: $(VENV)/.dev-installed java
 	@$(PY) examples/demo.py $(ARGS)
 
 test: setup
 	$(PY) -m pytest -n $(WORKERS) $(ARGS)
 
-setup: $(VENV)/.dev-installed java
+setup: $(VENV)/.dev-installed tools
+
+# What tests need besides Python, where it may be installed. Without a program its tests are skipped.
+tools:
+	@.ci/tools
 
 # For Spark. Everything else works without it.
 java:
-	@.ci/java
+	@.ci/tools java
 
 style: $(VENV)/.dev-installed
 	$(PY) -m ruff format --check .
@@ -56,11 +61,14 @@ format: $(VENV)/.dev-installed
 types: $(VENV)/.dev-installed
 	$(PY) -m mypy
 
-bench: setup
+bench: $(VENV)/.dev-installed java
 	$(PY) -m bench $(ARGS)
 
 torture: setup
 	HEADRACE_TORTURE=$${HEADRACE_TORTURE:-200} $(PY) -m pytest --timeout 14400 $(ARGS)
+
+certain: setup
+	@.ci/certain $(PY) -m pytest -n $(WORKERS) $(ARGS)
 
 docs: $(VENV)/.dev-installed
 	$(PY) -m headrace config --markdown > docs/configuration.md

@@ -18,9 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
+
+from headrace.testing import hold_port
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
@@ -78,6 +81,12 @@ class Server:
         with contextlib.suppress(OSError):
             return (self.dir / "server.log").read_text(errors="replace")[-2000:]
         return ""
+
+    def take_port(self) -> None:
+        """Take a free port and hold it: nobody else is given it before the server listens."""
+        held = hold_port(self.host)
+        weakref.finalize(self, held.close)
+        self.port = held.getsockname()[1]
 
     def wait_for_port(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -221,7 +230,7 @@ class Redis(Server):
         self.fsync = fsync
 
     def start(self) -> None:
-        self.port = free_port()
+        self.take_port()
         # No snapshots and no rewriting of the append-only file: only what the load itself asks for.
         command = [
             find("redis-server") or "",
@@ -242,7 +251,7 @@ class Nats(Server):
     name = "NATS"
 
     def start(self) -> None:
-        self.port = free_port()
+        self.take_port()
         config = self.dir / "nats.conf"
         config.write_text(
             f'listen: "{self.host}:{self.port}"\n'
@@ -261,7 +270,7 @@ class NpmLogux(Server):
         self.modules = modules
 
     def start(self) -> None:
-        self.port = free_port()
+        self.take_port()
         self.spawn([find("node") or "", str(self.modules / "server.mjs"), str(self.port)])
         self.wait_for_port()
 
@@ -276,13 +285,6 @@ def missing(program: str) -> str | None:
 def find(program: str) -> str | None:
     """Its path. Debian puts nats-server into /usr/sbin, which is not in everyone's PATH."""
     return shutil.which(program) or shutil.which(program, path="/usr/sbin")
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def process_tree(pid: int) -> list[int]:

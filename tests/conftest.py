@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import settings
 
@@ -18,11 +20,22 @@ settings.register_profile("tests", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("tests")
 
 # Most servers live for a second: without a file of their own they make a quarter of the usual journal.
-ServerProcess.environment = {"HEADRACE_CONFIG": str(Path(__file__).with_name("server.toml"))}
+# Raw Wombat clients send no PINGs of their own: a busy machine must not lose them in the middle of a test.
+ServerProcess.environment = {
+    "HEADRACE_CONFIG": str(Path(__file__).with_name("server.toml")),
+    "HEADRACE_LIMITS_SILENCE_S": "60",
+}
 
-SPARK_TIMEOUT_S = 300
+# Requests of tests may take longer than the 5 s of httpx, which has no other place to say so for all of them.
+for _phase in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _phase, 30.0)
+
+SPARK_TIMEOUT_S = 600
 """Rather late than early: a call to the JVM that is broken off takes the whole session with it."""
 
+
+REASON_CHARACTERS_MAX = 120
+"""Of a reason for skipping, as the end of a run shows it."""
 
 OF_SPARK = ("spark", "pipeline")
 """Directories of tests of which most share one session of Spark."""
@@ -33,6 +46,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         of_spark = any(Path(__file__).parent / name in item.path.parents for name in OF_SPARK)
         if of_spark and config.getoption("timeout", None) is None:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the end what was not tested, and why: one line for each reason."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", ()):
+        _, _, reason = report.longrepr
+        reasons[reason.removeprefix("Skipped: ").partition("\n")[0][:REASON_CHARACTERS_MAX]] += 1
+    if reasons:
+        terminalreporter.section("skipped tests")
+        for reason, count in reasons.most_common():
+            terminalreporter.write_line(f"{count:6} {reason}")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -85,7 +110,7 @@ def environment():
 def headrace(tmp_path, environment):
     """Run one command to its end in a directory of its own; bytes in and out with `text=False`."""
 
-    def run(*args, stdin=None, text=True, environ=None, timeout_s=30):
+    def run(*args, stdin=None, text=True, environ=None, timeout_s=90):
         return subprocess.run(
             [
                 sys.executable,

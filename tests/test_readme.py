@@ -27,7 +27,7 @@ def test_the_examples_do_what_the_readme_shows(tmp_path, environment):
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,
-                timeout=30,
+                timeout=90,
                 check=False,
             )
             assert (done.returncode, done.stdout) == (0, expected), done.stderr
@@ -40,7 +40,7 @@ def test_the_examples_do_what_the_readme_shows(tmp_path, environment):
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,
-                timeout=30,
+                timeout=90,
                 check=False,
             )
             assert done.stdout == "50 b'hello from Python'\n", done.stderr

@@ -86,7 +86,7 @@ class Api:
 
     def wait(self, name, condition):
         """Until what is known of a channel is so."""
-        wait_until(lambda: condition(self.facts(name)), 10, f"{name}: {self.facts(name)}")
+        wait_until(lambda: condition(self.facts(name)), 30, f"{name}: {self.facts(name)}")
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def subscriber(server, name, processor, receive="push"):
             {"type": "join", "channel": name, "receive": receive},
         ):
             connection.send(json.dumps(message))
-            answer = json.loads(connection.recv(10))
+            answer = json.loads(connection.recv(30))
             assert answer["type"] in ("welcome", "joined"), answer
         yield connection
 
@@ -264,7 +264,7 @@ def test_nothing_is_cancelled_while_someone_is_there(run, server, name):
     with subscriber(server, name, "a") as connection:
         message = {"type": "send", "channel": name, "number": 1, "payload": 1}
         connection.send(json.dumps(message))
-        assert json.loads(connection.recv(10))["type"] == "sent"
+        assert json.loads(connection.recv(30))["type"] == "sent"
         assert run("keep", name).stderr == "nothing is scheduled: 1 subscriber there\n"
 
 

@@ -93,10 +93,10 @@ def test_a_wrong_command_line_is_exit_code_2(headrace, args, text):
         (["publish", "t", "--file", "/tmp"], "cannot read /tmp: Is a directory"),
         (["publish", "t", "--file", "missing"], "cannot read missing: No such file or directory"),
         (
-            ["publish", "t", "data", "--url", f"figg://{NOBODY}", "--timeout", "0.2"],
+            ["publish", "t", "data", "--url", f"figg://{NOBODY}", "--timeout", "1"],
             "Connection refused; is a server running? start one with: headrace serve",
         ),
-        (["subscribe", "t", "--url", f"figg://{NOBODY}", "--timeout", "0.2"], "no connection"),
+        (["subscribe", "t", "--url", f"figg://{NOBODY}", "--timeout", "1"], "no connection"),
         (["subscribe", "t", "--last", "1", "--http", NOBODY], "no answer from http://127.0.0.1:1"),
         (["topics", "--http", NOBODY], "no answer from http://127.0.0.1:1: Connection refused"),
         (["delete", "t", "--yes", "--http", NOBODY], "no answer"),
@@ -118,7 +118,7 @@ def test_a_closed_standard_stream_is_no_fault_of_our_own(command, redirection):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
     )
     assert "fault" not in done.stderr
     assert done.stderr.count("\n") == (0 if command == "config" else 1)

@@ -91,7 +91,7 @@ def test_a_line_is_published_before_the_next_is_written(spawn, topic, subscribe)
     assert subscribe("--from-start", "--count", 1) == "early\n"
     assert publisher.poll() is None
     publisher.stdin.close()
-    assert publisher.wait(10) == 0
+    assert publisher.wait(30) == 0
     publisher.stdin = None
 
 
@@ -101,7 +101,7 @@ def test_a_publisher_that_waits_for_input_can_be_interrupted(spawn, topic, subsc
     publisher.stdin.flush()
     subscribe("--from-start", "--count", 1)
     publisher.send_signal(signal.SIGINT)
-    assert publisher.wait(10) == 130
+    assert publisher.wait(30) == 130
     assert b"Traceback" not in publisher.stderr.read()
 
 
@@ -110,7 +110,7 @@ def test_a_publisher_whose_server_dies_says_what_was_not_acknowledged(
 ):
     with ServerProcess(tmp_path / "data") as server:
         publisher = spawn(
-            "publish", "t", "--url", server.figg_url, "--timeout", 1, stdin=subprocess.PIPE
+            "publish", "t", "--url", server.figg_url, "--timeout", 3, stdin=subprocess.PIPE
         )
         publisher.stdin.write(b"one\n")
         publisher.stdin.flush()
@@ -119,11 +119,11 @@ def test_a_publisher_whose_server_dies_says_what_was_not_acknowledged(
         server.kill()
         publisher.stdin.write(b"two\n")
         publisher.stdin.close()
-        assert publisher.wait(15) == 1
+        assert publisher.wait(30) == 1
         publisher.stdin = None
         errors = publisher.stderr.read().decode()
     assert "only 1 of 2 records acknowledged" in errors
-    assert f"headrace: no connection to {server.figg_url} for 1 s" in errors
+    assert f"headrace: no connection to {server.figg_url} for 3 s" in errors
 
 
 def test_subscribing_begins_with_what_is_published_later(spawn, publish, topic, headrace, at):
@@ -131,7 +131,7 @@ def test_subscribing_begins_with_what_is_published_later(spawn, publish, topic, 
     subscriber = spawn("subscribe", topic, "--count", 1)
     wait_for_subscriber(headrace, at, topic)
     publish(b"after")
-    assert subscriber.communicate(timeout=10)[0] == b"after\n"
+    assert subscriber.communicate(timeout=30)[0] == b"after\n"
     assert subscriber.returncode == 0
 
 
@@ -192,7 +192,7 @@ def test_a_topic_that_does_not_exist_is_said_and_waited_for(spawn, publish, topi
     line = subscriber.stderr.readline().decode()
     assert line == f"headrace: topic {topic!r} does not exist yet: waiting\n"
     publish(b"foo")
-    assert subscriber.communicate(timeout=10) == (b"foo\n", b"")
+    assert subscriber.communicate(timeout=30) == (b"foo\n", b"")
 
 
 def test_until_end_prints_what_there_is_and_ends(publish, subscribe):
@@ -215,10 +215,10 @@ def test_until_end_of_an_unknown_topic_ends_at_once(subscribe):
 )
 def test_a_port_that_speaks_something_else_is_given_up_in_time(headrace, at, scheme, reason):
     url = f"{scheme}://" + at["HEADRACE_HTTP"].removeprefix("http://")
-    done = headrace("publish", "t", "x", "--url", url, "--timeout", 0.5)
+    done = headrace("publish", "t", "x", "--url", url, "--timeout", 2)
     assert done.returncode == 1
     assert re.fullmatch(
-        rf"headrace: no connection [^\n]+ within 0.5 s: {reason}: [^\n]+"
+        rf"headrace: no connection [^\n]+ within 2 s: {reason}: [^\n]+"
         r"; is it the server's address for this protocol\?\n",
         done.stderr,
     )
@@ -239,7 +239,7 @@ def test_ctrl_c_ends_a_subscriber_quietly(spawn, publish, topic, headrace, at):
     subscriber = spawn("subscribe", topic)
     wait_for_subscriber(headrace, at, topic)
     subscriber.send_signal(signal.SIGINT)
-    assert subscriber.communicate(timeout=10) == (b"", b"")
+    assert subscriber.communicate(timeout=30) == (b"", b"")
     assert subscriber.returncode == 0
 
 
@@ -248,7 +248,7 @@ def test_a_subscriber_ends_when_nobody_reads_its_output(spawn, publish, topic):
     subscriber = spawn("subscribe", topic, "--from-start")
     assert subscriber.stdout.readline() == b"foo\n"
     subscriber.stdout.close()
-    assert subscriber.wait(10) == 0
+    assert subscriber.wait(30) == 0
     assert subscriber.stderr.read() == b""
     subscriber.stdout = None
 
@@ -262,7 +262,7 @@ def test_a_subscriber_goes_on_after_its_server_comes_back(headrace, spawn, tmp_p
         server.kill()
         server.start()
         assert headrace("publish", "t", "two", *url).returncode == 0
-        out, errors = subscriber.communicate(timeout=20)
+        out, errors = subscriber.communicate(timeout=30)
     assert out == b"two\n"
     assert subscriber.returncode == 0
     assert errors.decode().endswith("; trying again\n")

@@ -197,7 +197,7 @@ def test_deleting_an_unknown_topic_asks_nothing(spawn):
     primary, secondary = pty.openpty()
     deleting = spawn("delete", "no such topic", stdin=secondary)
     os.close(secondary)
-    _, errors = deleting.communicate(timeout=10)
+    _, errors = deleting.communicate(timeout=30)
     os.close(primary)
     assert deleting.returncode == 1
     assert re.fullmatch(r"headrace: [^\n]*no such topic[^\n]*\n", errors.decode())

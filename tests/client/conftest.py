@@ -52,7 +52,7 @@ def until() -> Callable[[Callable[[], object]], "asyncio.Future[None]"]:
 
     def until(condition: Callable[[], object]) -> "asyncio.Future[None]":
         async def look() -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while not condition():
                     await asyncio.sleep(0.001)
 

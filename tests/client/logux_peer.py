@@ -6,6 +6,7 @@ other hands than ours.
 
 import asyncio
 import time
+import weakref
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,12 +14,16 @@ import msgpack
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-WAIT_S = 10
+from headrace.testing import hold_port
+
+WAIT_S = 30
 
 
 class LoguxPeer:
     def __init__(self) -> None:
-        self.port = 0
+        held = hold_port()
+        weakref.finalize(self, held.close)
+        self.port: int = held.getsockname()[1]
         self.paths: list[str] = []
         self._server: Server | None = None
         self._accepted: asyncio.Queue[LoguxConnection] = asyncio.Queue()
@@ -49,7 +54,6 @@ class LoguxPeer:
         self._server = await serve(
             self._handle, "127.0.0.1", self.port, ping_interval=None, close_timeout=0.1
         )
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         if self._server is not None:

@@ -4,14 +4,16 @@ What it says on the wire is in `figg_peer.py` and `wombat_peer.py`.
 """
 
 import asyncio
-import socket
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple, Self, cast
 
 import uvloop
+
+from headrace.testing import hold_port
 
 
 class Attach(NamedTuple):
@@ -56,10 +58,10 @@ class Peer:
         """Close every connection as soon as it stands."""
         self._connection = connection
         self._server: asyncio.Server | None = None
-        # Bound once, so that the address stays the same while nothing listens.
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        # The address stays the same, and nobody else's, while nothing listens.
+        held = hold_port()
+        weakref.finalize(self, held.close)
+        self.port: int = held.getsockname()[1]
 
     @property
     def url(self) -> str:
@@ -225,10 +227,10 @@ class PeerThread:
         self._thread = threading.Thread(target=self._loop.run_forever)
 
     def start(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.peer.start(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(self.peer.start(), self._loop).result(30)
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.peer.stop(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(self.peer.stop(), self._loop).result(30)
 
     def acknowledge(self) -> None:
         self._loop.call_soon_threadsafe(self.peer.acknowledge)

@@ -35,7 +35,7 @@ def run(name: str, *arguments: object) -> str:
         [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.stderr == ""

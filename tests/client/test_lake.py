@@ -23,7 +23,7 @@ class Lake:
     def read(self, topic: str, offset: int) -> Iterator[Batch]:
         assert topic == "t"
         for batch in self._batches:
-            self.may_go_on.wait(10)
+            self.may_go_on.wait(30)
             yield [(end, payload) for end, payload in batch if end > offset]
         if self._fails:
             raise OSError("the disk is gone")

@@ -34,7 +34,7 @@ def test_the_examples_run_one_after_the_other(server: ServerProcess, tmp_path: P
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("1 milk [")

@@ -108,9 +108,8 @@ async def test_a_slow_subscriber_gets_everything(url: str, topic: str) -> None:
 
 
 async def test_pings_are_answered(url: str, until: Until) -> None:
-    async with headrace.connect(url, ping_interval_s=0.05) as client:
+    async with headrace.connect(url, ping_interval_s=0.5) as client:
         await until(lambda: client.latency_s is not None)
-        await asyncio.sleep(0.3)
         assert client.last_error == ""
 
 
@@ -204,8 +203,9 @@ async def test_a_killed_server_costs_time_and_nothing_else(tmp_path: Path, proto
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(publish(publisher))
                 tasks.create_task(subscribe(subscriber))
-                for _ in range(3):
-                    await asyncio.sleep(0.2)
+                for life in range(1, 4):
+                    while len(received) < life * total // 5:
+                        await asyncio.sleep(0.01)
                     await asyncio.to_thread(server.kill)
                     await asyncio.to_thread(server.start)
                 await asyncio.wait_for(enough.wait(), 60)

@@ -3,14 +3,15 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 import pytest_asyncio
 
 import headrace
 from headrace.client import Message
-from headrace.errors import ConnectTimeoutError
 from tests.client.logux_peer import LoguxPeer
+from tests.client.refusals import refused
 from tests.client.tls import Certificate, TlsProxy
 from tests.client.wombat_peer import WombatPeer
 
@@ -64,10 +65,12 @@ async def test_a_certificate_that_is_not_trusted_or_of_another_name_is_refused(
     proxy: TlsProxy, wombat_peer: WombatPeer, certificate: Certificate
 ) -> None:
     for host, context in (("localhost", None), ("127.0.0.1", certificate.trusted())):
-        with pytest.raises(ConnectTimeoutError, match="CERTIFICATE_VERIFY_FAILED"):
-            await headrace.connect(
-                f"wombats://{host}:{proxy.port}", ssl=context, connect_timeout_s=0.3
-            )
+        url = f"wombats://{host}:{proxy.port}"
+        dial = partial(headrace.connect, url, ssl=context)
+        await refused(
+            lambda timeout_s, dial=dial: dial(connect_timeout_s=timeout_s),
+            "CERTIFICATE_VERIFY_FAILED",
+        )
     assert wombat_peer.paths == []
 
 
@@ -80,8 +83,11 @@ async def test_a_context_may_trust_anyone(proxy: TlsProxy) -> None:
 
 
 async def test_a_server_without_tls_is_named(wombat_peer: WombatPeer) -> None:
-    with pytest.raises(ConnectTimeoutError, match="the server closed the connection"):
-        await headrace.connect(f"wombats://localhost:{wombat_peer.port}", connect_timeout_s=0.3)
+    url = f"wombats://localhost:{wombat_peer.port}"
+    await refused(
+        lambda timeout_s: headrace.connect(url, connect_timeout_s=timeout_s),
+        "the server closed the connection",
+    )
 
 
 async def test_it_goes_on_over_a_lost_connection(
@@ -94,7 +100,7 @@ async def test_it_goes_on_over_a_lost_connection(
         await client.publish("t", b"foo")
         wombat_peer.drop()
         await until(lambda: client.last_error == "the server closed the connection")
-        await asyncio.wait_for(client.publish("t", b"bar"), 10)
+        await asyncio.wait_for(client.publish("t", b"bar"), 30)
     assert wombat_peer.payloads("t") == [b"foo", b"bar"]
 
 
@@ -106,4 +112,4 @@ async def test_logux_goes_through_it_too(certificate: Certificate) -> None:
             await log.add({"type": "a"})
             await server.hear("sync")
             await server.say("synced", 1)
-            await asyncio.wait_for(log.synced(), 10)
+            await asyncio.wait_for(log.synced(), 30)

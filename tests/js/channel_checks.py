@@ -9,7 +9,7 @@ from headrace.channel_envelope import Message, decode_message
 from headrace.testing import ServerProcess
 from tests.js.support import Reports
 
-TIMEOUT_S = 10
+TIMEOUT_S = 30
 
 
 def channel_url(server: ServerProcess) -> str:

@@ -65,7 +65,7 @@ def log_of(server: ServerProcess, topic: str, count: int) -> list[tuple[int, str
 def _read(server: ServerProcess, topic: str, count: int) -> list[tuple[int, Any]]:
     with headrace.connect_blocking(server.figg_url) as client:
         log = []
-        for message in client.subscribe(topic, offset=0, timeout_s=10):
+        for message in client.subscribe(topic, offset=0, timeout_s=30):
             log.append((message.offset, message.payload))
             if len(log) == count:
                 break

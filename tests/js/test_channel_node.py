@@ -44,7 +44,7 @@ def test_who_returns_to_a_destroyed_channel_gets_the_state_and_then_what_is_new(
     with ServerProcess(tmp_path / "data", *settings) as server:
         with node("channelAbsence", channel_url(server)) as reports:
             assert reports.expect("done") == {"read": {"title": "x"}}
-        wait_until(lambda: is_destroyed(server), 10, "the end of the log")
+        wait_until(lambda: is_destroyed(server), 30, "the end of the log")
         with node("channelReturn", channel_url(server)) as reports:
             calls = reports.expect("done")["calls"]
     [restored, snapshot], *others = calls

@@ -14,7 +14,7 @@ from tests.js.checks import check_crash, check_payloads, check_slow
 from tests.js.support import CLIENT, NODE_FLAGS, node
 from tests.tools import node_tool
 
-UNIT_TIMEOUT_S = 100
+UNIT_TIMEOUT_S = 240
 UNIT_TESTS = ["codec", "session", "client", "channel_session", "channel"]
 
 
@@ -24,6 +24,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         yield server
 
 
+@pytest.mark.timeout(UNIT_TIMEOUT_S + 30)
 @pytest.mark.parametrize("name", UNIT_TESTS)
 def test_the_unit_tests_pass(name: str) -> None:
     run(node_tool(), *NODE_FLAGS, "--test", f"test/{name}.test.js", cwd=CLIENT)

@@ -714,7 +714,7 @@ class StoreContract:
         harness.append_once("p", 1, b"numbered", name="other")
         harness.restart(clean=True)
         if harness.persistent:
-            pytest.skip("these topics outlive the store")
+            pytest.skip("does not apply: these topics outlive the store")
         assert not harness.topic().exists
         assert not harness.topic("other").exists
         assert harness.store.topics("", "", 10) == []
@@ -730,4 +730,4 @@ class StoreContract:
 
     def _skip_unless_persistent(self, harness):
         if not harness.persistent:
-            pytest.skip("these topics end with the store")
+            pytest.skip("does not apply: these topics end with the store")

@@ -15,7 +15,7 @@ from headrace.log.layout import Layout
 from headrace.log.ring import ClosedFile
 from tests.log.conftest import tiny
 
-WAIT_S = 20.0
+WAIT_S = 30
 
 
 class Line:

@@ -116,7 +116,7 @@ def test_damage_takes_nothing_else_with_it(known, tmp_path, caplog, kind, damage
     shutil.copytree(known.path, path)
     files = sorted(file for file in path.glob(KINDS[kind]) if file.stat().st_size)
     if not files:
-        pytest.skip("after a clean stop there is none")
+        pytest.skip("does not apply: a clean stop leaves no such file")
     file = chance.choice(files)
     position = damage(file, chance)
     print(damage.__name__, file.relative_to(path), position)

@@ -74,7 +74,7 @@ class Channels:
             told = self._ask("GET", "", name=name).json()["snapshot"]
             return bool(told) and told["offset"] == self._ends[name]
 
-        wait_until(is_folded, 20, "the server to fold")
+        wait_until(is_folded, 120, "the server to fold")
         return self.kept(name)
 
     def kept(self, name: str) -> State:

@@ -4,21 +4,22 @@ So a page can be asked about that allows no script.
 """
 
 import base64
-import fcntl
 import json
 import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from headrace.testing.server import PASS_DESCRIPTORS
 from tests.js.support import CHROMIUM, CHROMIUM_FLAGS
 from tests.tools import tool
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 class Browser:
@@ -26,20 +27,16 @@ class Browser:
         command = tool(*CHROMIUM)
         from_us, to_it = os.pipe()
         from_it, to_us = os.pipe()
-
-        def place() -> None:  # where Chromium looks for them
-            ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (from_us, to_us)]
-            os.dup2(ends[0], 3)
-            os.dup2(ends[1], 4)
-
+        # Chromium looks for them at 3 and 4.
+        place = [sys.executable, "-I", "-S", "-c", PASS_DESCRIPTORS, f"{from_us},{to_us}"]
+        options = [*CHROMIUM_FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
         self._process = subprocess.Popen(
-            [command, *CHROMIUM_FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"],
+            [*place, command, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=place,
-            close_fds=False,
+            pass_fds=(from_us, to_us),
         )
         os.close(from_us)
         os.close(to_us)
@@ -57,7 +54,7 @@ class Browser:
         os.close(self._out)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(10)
+        self._process.wait(30)
 
     def open(self, page: Path, *, dark: bool = False, width: int = 1200) -> None:
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]

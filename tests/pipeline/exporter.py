@@ -43,7 +43,7 @@ class Exporters:
         (self.points / f"stop-{point}").touch()
         pid = self.start(**given)
         reached = self.points / f"reached-{point}"
-        wait_until(lambda: reached.exists() or self._said(), 30, f"the export to be {point}")
+        wait_until(lambda: reached.exists() or self._said(), 120, f"the export to be {point}")
         assert reached.exists(), self._said()
         os.kill(pid, signal.SIGKILL)
         (self.points / f"stop-{point}").unlink()
@@ -52,7 +52,7 @@ class Exporters:
     def finish(self, **given: Any) -> dict[str, Any]:
         """Run one to its end; its summary."""
         self.start(**given)
-        wait_until(self._said, 30, "the export to end")
+        wait_until(self._said, 120, "the export to end")
         found: dict[str, Any] = json.loads(self._said())
         return found
 

@@ -71,7 +71,7 @@ def stream(server: ServerProcess, into: Path, steps: Iterator[None], **given: An
 
 
 def until(condition: Callable[[], bool]) -> Iterator[None]:
-    end_s = time.monotonic() + 90
+    end_s = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < end_s, "the stream does not get there"
         yield
@@ -283,9 +283,9 @@ def test_a_command_goes_on_until_it_is_told_to_end(server, prefix, tmp_path, sha
     fill(server, {topic: [b"{}", b"[]"]})
 
     def meanwhile() -> None:
-        wait_until(lambda: ordinals(into) == {topic: 2}, 60, "the states of the log")
+        wait_until(lambda: ordinals(into) == {topic: 2}, 120, "the states of the log")
         fill(server, {topic: [b"no JSON"]})
-        wait_until(lambda: rows_of(into)[topic]["error"] is not None, 60, "the query")
+        wait_until(lambda: rows_of(into)[topic]["error"] is not None, 120, "the query")
         os.kill(os.getpid(), signal.SIGTERM)
 
     other = threading.Thread(target=meanwhile, daemon=True)
@@ -372,10 +372,10 @@ def test_a_driver_killed_with_all_its_processes_counts_nothing_twice(server, pre
         def is_there(driver: Any = driver, reached: Path = reached) -> bool:
             return reached.exists() or driver.poll() is not None
 
-        wait_until(lambda: (into / HIDDEN / "checkpoint").exists(), 90, "the query")
+        wait_until(lambda: (into / HIDDEN / "checkpoint").exists(), 120, "the query")
         fill(server, {topic: [b"1"] * 3 for topic in topics})
         sent += 3
-        wait_until(is_there, 90, f"it to be {point}")
+        wait_until(is_there, 120, f"it to be {point}")
         assert driver.poll() is None
         while members := session_members(driver.pid):
             for pid in members:

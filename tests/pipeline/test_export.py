@@ -416,10 +416,10 @@ def test_an_export_that_goes_on_ends_after_its_batch(
     points.mkdir()
 
     def ask_to_end() -> None:
-        wait_until(lambda: len(rows_of(lake)) == published.records, 60, "the first batch")
+        wait_until(lambda: len(rows_of(lake)) == published.records, 120, "the first batch")
         (points / "stop-writing").touch()
         published.more(3)
-        wait_until((points / "reached-writing").exists, 60, "a task")
+        wait_until((points / "reached-writing").exists, 120, "a task")
         os.kill(os.getpid(), number)
         (points / "stop-writing").unlink()
 
@@ -494,14 +494,14 @@ def test_an_export_that_goes_on_waits_for_a_server_that_is_away(
 
     exporting = threading.Thread(target=go_on)
     exporting.start()
-    wait_until(lambda: len(rows_of(lake)) == published.records, 30, "the first batch")
+    wait_until(lambda: len(rows_of(lake)) == published.records, 120, "the first batch")
     for _ in range(2):
         own_server.kill()
-        wait_until(lambda: "is tried again until it answers" in caplog.text, 30, "a warning")
+        wait_until(lambda: "is tried again until it answers" in caplog.text, 120, "a warning")
         own_server.start()
         published.more(5)
-        wait_until(lambda: len(rows_of(lake)) == published.records, 30, "another batch")
-        wait_until(lambda: published.cursors() == published.ends, 30, "the cursor")
+        wait_until(lambda: len(rows_of(lake)) == published.records, 120, "another batch")
+        wait_until(lambda: published.cursors() == published.ends, 120, "the cursor")
         caplog.clear()
     enough.set()
     exporting.join()
@@ -510,7 +510,7 @@ def test_an_export_that_goes_on_waits_for_a_server_that_is_away(
 
 
 @takes_long
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_a_driver_killed_with_all_its_processes_while_tasks_write(published, tmp_path):
     require_java()
     lake, points = tmp_path / "lake", tmp_path / "points"
@@ -528,7 +528,7 @@ def test_a_driver_killed_with_all_its_processes_while_tasks_write(published, tmp
         start_new_session=True,
     )
     reached = points / "reached-writing"
-    wait_until(lambda: reached.exists() or driver.poll() is not None, 90, "a task")
+    wait_until(lambda: reached.exists() or driver.poll() is not None, 120, "a task")
     assert driver.poll() is None
     while members := session_members(driver.pid):
         for pid in members:

@@ -22,7 +22,7 @@ wait_for = ["lake"]
 [journal]
 rotate_s = 0.1
 """
-WAIT_S = 30
+WAIT_S = 120
 
 
 def forgets(server: ServerProcess, topic: str) -> None:

@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def _fill_channel(server: ServerProcess) -> None:
-    with httpx.Client(base_url=server.http_url, timeout=20) as http:
+    with httpx.Client(base_url=server.http_url, timeout=30) as http:
         for processor in ("p", "q"):
             asked = {"name": "doc", "processor": processor}
             assert http.post("/v1/channel/join", params=asked).status_code == 200
@@ -53,7 +53,7 @@ def _fill_channel(server: ServerProcess) -> None:
         for processor in ("p", "q"):
             asked = {"name": "doc", "processor": processor, "offset": last.json()["offset"]}
             assert http.post("/v1/channel/ack", params=asked).status_code == 200
-    wait_until(lambda: _counter(server, "channels_trimmed") > 0, 20, "the channel to be trimmed")
+    wait_until(lambda: _counter(server, "channels_trimmed") > 0, 120, "the channel to be trimmed")
 
 
 def _counter(server: ServerProcess, name: str) -> int:

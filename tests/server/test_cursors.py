@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.http_url, timeout=20) as client:
+    with httpx.Client(base_url=server.http_url, timeout=30) as client:
         yield client
 
 
@@ -301,8 +301,8 @@ def test_retention_waits_for_a_reader_and_then_lets_go(tmp_path):
         def start(name: str) -> int:
             return http.get("/v1/topic", params={"name": name}).json()["start"]["ordinal"]
 
-        wait_until(lambda: start("free") == 1, 20, "retention without a reader")
+        wait_until(lambda: start("free") == 1, 30, "retention without a reader")
         assert start("held") == 0
         put(http, "group:slow", place("held", 3))
-        wait_until(lambda: start("held") == 3, 20, "retention after the reader")
+        wait_until(lambda: start("held") == 3, 30, "retention after the reader")
         assert "will miss" not in server.stderr

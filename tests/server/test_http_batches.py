@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.http_url, timeout=20) as client:
+    with httpx.Client(base_url=server.http_url, timeout=30) as client:
         yield client
 
 
@@ -151,7 +151,7 @@ def test_a_bad_upload_is_refused_and_nothing_of_it_is_kept(http, server, body, r
     before = set(staged_files(server))
     answer = http.post("/v1/staged", content=body)
     assert (answer.status_code, answer.json()) == (400, {"error": reason})
-    wait_until(lambda: set(staged_files(server)) <= before, 10, "nothing to be left")
+    wait_until(lambda: set(staged_files(server)) <= before, 30, "nothing to be left")
 
 
 def test_more_than_may_be_staged_is_refused(http, server):
@@ -159,7 +159,7 @@ def test_more_than_may_be_staged_is_refused(http, server):
     answer = http.post("/v1/staged", content=block("t", [bytes(200_000)]) * 45)
     assert answer.status_code == 507
     assert "limits.staged_bytes_max allows 8000000" in answer.json()["error"]
-    wait_until(lambda: set(staged_files(server)) <= before, 10, "nothing to be left")
+    wait_until(lambda: set(staged_files(server)) <= before, 30, "nothing to be left")
 
 
 def test_an_upload_that_says_it_is_too_long_is_refused_at_once(http):
@@ -179,8 +179,8 @@ def test_a_connection_lost_in_an_upload_leaves_nothing(http, server):
     with socket.create_connection((http.base_url.host, http.base_url.port), 10) as sock:
         sock.sendall(b"POST /v1/staged HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n")
         sock.sendall(block("t", [bytes(100_000)]) * 15)
-        wait_until(lambda: set(staged_files(server)) - before, 10, "a beginning")
-    wait_until(lambda: set(staged_files(server)) <= before, 10, "nothing to be left")
+        wait_until(lambda: set(staged_files(server)) - before, 30, "a beginning")
+    wait_until(lambda: set(staged_files(server)) <= before, 30, "nothing to be left")
     wait_until(lambda: "Traceback" not in server.stderr, 1)
 
 
@@ -310,9 +310,9 @@ async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
             writer.write(
                 b"POST /v1/%b HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nHRB1" % path
             )
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
             assert head.startswith(b"HTTP/1.1 408 ")
-            body = await asyncio.wait_for(reader.readuntil(b"}"), 10)
+            body = await asyncio.wait_for(reader.readuntil(b"}"), 30)
             assert json.loads(body) == {"error": said}
             writer.close()
     finally:

@@ -89,7 +89,7 @@ class FakeConnection:
 
     def _use(self, what: str) -> None:
         self._fake.asked.append(what)
-        self._fake.go_on.wait(20)
+        self._fake.go_on.wait(30)
         if self.is_lost:
             raise DatabaseError("the connection is lost", is_down=True)
         if self._fake.failures:
@@ -116,7 +116,7 @@ class Asker:
     async def answered(self, count: int) -> list[tuple[str, Any]]:
         while len(self.answers) < count:
             self._came.clear()
-            await asyncio.wait_for(self._came.wait(), 10)
+            await asyncio.wait_for(self._came.wait(), 30)
         return self.answers
 
     def _tell(self, what: str) -> Callable[[Any], None]:
@@ -169,7 +169,7 @@ async def test_answers_come_on_the_loop_and_work_is_done_elsewhere(fake: Fake):
         done.set()
 
     asker.snapshots.load("a", answer, answer)
-    await asyncio.wait_for(done.wait(), 10)
+    await asyncio.wait_for(done.wait(), 30)
     assert threads == [threading.get_ident()]
     await asker.snapshots.close()
 
@@ -248,7 +248,7 @@ async def test_a_database_that_does_not_answer_is_cut_off_in_time(
     assert await asker.answered(1) == [
         ("a failed", "PostgreSQL has not answered within 0.05 s"),
     ]
-    await asyncio.wait_for(asyncio.to_thread(fake.go_on.wait), 10)
+    await asyncio.wait_for(asyncio.to_thread(fake.go_on.wait), 30)
     assert fake.connections[0].is_cut
     await asker.snapshots.close()
     assert "it has not answered in time" in caplog.text
@@ -300,7 +300,7 @@ async def test_closing_waits_for_what_is_under_way_and_what_comes_of_it(fake: Fa
     await asyncio.sleep(0)
     assert not closing.done()
     fake.go_on.set()
-    await asyncio.wait_for(closing, 10)
+    await asyncio.wait_for(closing, 30)
     assert fake.rows == {"a": snapshot(7)}
     assert fake.connections[0].is_closed
     asker.load("a")
@@ -311,7 +311,7 @@ async def test_closing_does_not_wait_forever(fake: Fake):
     asker = make(fake, call_s_max=0.05)
     fake.go_on.clear()
     asker.load("a")
-    await asyncio.wait_for(asker.snapshots.close(), 10)
+    await asyncio.wait_for(asker.snapshots.close(), 30)
     assert [what for what, _ in asker.answers] == ["a failed"]
 
 

@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.http_url, timeout=20) as client:
+    with httpx.Client(base_url=server.http_url, timeout=30) as client:
         yield client
 
 
@@ -72,7 +72,7 @@ def paused(server: ServerProcess) -> Iterator[None]:
     """The applier does not run: what is published stays in the tail."""
     # It also makes the journal's files, one after another: with three there, the server has two of them.
     journal = server.data_dir / "journal"
-    wait_until(lambda: len(list(journal.glob("*.journal"))) >= 3, 20, "files of the journal")
+    wait_until(lambda: len(list(journal.glob("*.journal"))) >= 3, 30, "files of the journal")
     (applier,) = children(server.pid)
     os.kill(applier, signal.SIGSTOP)
     yield
@@ -162,7 +162,7 @@ def test_rows_and_bytes_are_those_of_the_files(http, client, server, topic):
     sent = b""
     for turn in range(4):
         sent += publish(client, topic, range(turn * 60, turn * 60 + 60))
-        wait_until(lambda: applied_end(http, topic) == len(sent), 20, "the applier")  # noqa: B023
+        wait_until(lambda: applied_end(http, topic) == len(sent), 30, "the applier")  # noqa: B023
     rows, data = files(server, topic)
     assert len(http.get("/v1/topic", params={"name": topic}).json()["segments"]) > 1
     assert ask(http, "/v1/index", topic, 0, 1 << 63) == rows
@@ -182,7 +182,7 @@ def test_the_tail_has_rows_and_bytes_too(http, client, topic, paused):
 def test_segments_and_tail_are_one(http, client, server, topic):
     """Also at the moment when a part of the tail is in segments already."""
     sent = publish(client, topic, range(80))
-    wait_until(lambda: applied_end(http, topic) == len(sent), 20, "the applier")
+    wait_until(lambda: applied_end(http, topic) == len(sent), 30, "the applier")
     (applier,) = children(server.pid)
     os.kill(applier, signal.SIGSTOP)
     try:
@@ -217,14 +217,14 @@ def test_what_is_before_the_start_is_gone(http, client, server):
     topic = "short/t"
     for turn in range(8):
         sent = publish(client, topic, range(turn * 50, turn * 50 + 50))
-        wait_until(lambda: applied_end(http, topic) == end_of(http, topic), 20, "the applier")
+        wait_until(lambda: applied_end(http, topic) == end_of(http, topic), 30, "the applier")
     assert sent
 
     def start() -> dict[str, int]:
         found: dict[str, int] = http.get("/v1/topic", params={"name": topic}).json()["start"]
         return found
 
-    wait_until(lambda: start()["offset"] > 0, 20, "retention")
+    wait_until(lambda: start()["offset"] > 0, 30, "retention")
     for path in PATHS:
         query = {"topic": topic, "from": 0, "to": 10, "bytes": 5}
         answer = http.get(path, params=query)
@@ -258,7 +258,7 @@ NOTHING = (b"", b"", 0)
 
 def test_many_ranges_are_as_each_alone(http, client, server, topic):
     sent = publish(client, topic, range(60))
-    wait_until(lambda: applied_end(http, topic) == len(sent), 20, "the applier")
+    wait_until(lambda: applied_end(http, topic) == len(sent), 30, "the applier")
     sent += publish(client, topic, range(60, 90))
     other = publish(client, f"{topic}/other", range(5))
     edges = [(0, 1), (0, 40), (len(sent) // 2, len(sent) // 2 + 1), (len(sent) - 1, len(sent) + 9)]
@@ -410,7 +410,7 @@ def test_a_client_that_hangs_up_harms_nobody(server, http, large):
         connection.close()
     assert http.get("/healthz").status_code == 200
     assert len(ask(http, "/v1/range", "large", 0, large)) == large
-    wait_until(lambda: segments_open(server) <= 20, 20, "files to be closed")
+    wait_until(lambda: segments_open(server) <= 20, 30, "files to be closed")
     assert "Traceback" not in server.stderr
     assert "Exception" not in server.stderr
 

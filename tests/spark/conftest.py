@@ -29,7 +29,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """For tests that use it decently."""
     root = tmp_path_factory.mktemp("spark")
     (root / "config.toml").write_text(SMALL)
-    flags = (f"--config={root / 'config.toml'}", "--durability=written")
+    # Clients of tests answer no pings while Spark is at work, which may take minutes on a busy machine.
+    patience = "--set=logux.ping_s=3600"
+    flags = (f"--config={root / 'config.toml'}", "--durability=written", patience)
     with ServerProcess(root / "data", *flags) as process:
         yield process
         assert process.running, process.stderr

@@ -11,8 +11,8 @@ from pathlib import Path
 from headrace.testing import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
-START_TIMEOUT_S = 90.0
-POINT_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
+POINT_TIMEOUT_S = 180.0
 
 
 def environment() -> dict[str, str]:

@@ -93,7 +93,7 @@ def publish(url: str, topic: str, payloads: Sequence[bytes]) -> None:
 def receive(url: str, topic: str, count: int) -> list[tuple[int, bytes]]:
     """The first messages of a topic: the offset just past each, and its payload."""
     with connect_blocking(url) as client:
-        messages = client.subscribe(topic, offset=0, timeout_s=20)
+        messages = client.subscribe(topic, offset=0, timeout_s=30)
         return [(message.offset, message.payload) for message in islice(messages, count)]
 
 
@@ -130,7 +130,7 @@ def wait_applied(server: ServerProcess, *topics: str) -> None:
         return bool(segments) and segments[-1]["end"] == found["end"]["offset"]
 
     for topic in topics:
-        wait_until(lambda t=topic: applied(t), 20, f"{topic} to be applied")
+        wait_until(lambda t=topic: applied(t), 120, f"{topic} to be applied")
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def query_of(query: Any) -> Iterator[Any]:
         query.stop()
 
 
-def finish(query: Any, timeout_s: float = 60) -> None:
+def finish(query: Any, timeout_s: float = 300) -> None:
     """Wait for a query that ends by itself; its error is raised here."""
     with query_of(query):
         assert query.awaitTermination(timeout_s), "the query goes on"

@@ -13,7 +13,7 @@ from tests.spark.conftest import Read, Start
 from tests.spark.support import SMALL, ask, finish, topics_of
 from tests.spark.test_sink import check_refused, write
 
-WAIT_S = 20
+WAIT_S = 120
 
 HELD = f"""
 {SMALL}

@@ -42,7 +42,7 @@ def test_the_guide_does_what_it_says(
     [prepare] = re.findall(r"^```sh\n(printf.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
     command = prepare.replace("headrace publish", f"{sys.executable} -m headrace publish")
     environ = os.environ | {"HEADRACE_URL": server.figg_url}
-    subprocess.run(["/bin/sh", "-ec", command], env=environ, check=True, timeout=60)
+    subprocess.run(["/bin/sh", "-ec", command], env=environ, check=True, timeout=240)
     names: dict[str, Any] = {}
     for code in examples(GUIDE):
         run(code, server, tmp_path, names)

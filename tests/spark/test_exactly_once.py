@@ -114,7 +114,7 @@ DRIVER_POINTS = [
 PARTITION_BYTES = [60_000, 30_000, 1_000_000, 45_000]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_driver_killed_at_any_point_loses_and_doubles_no_row(
     driver: tuple[Driver, ServerProcess], shared_spark: Any
 ) -> None:
@@ -192,7 +192,7 @@ SERVER_POINTS = [
 
 
 @takes_long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_server_killed_at_any_point_loses_and_doubles_no_row(
     driver: tuple[Driver, ServerProcess], shared_spark: Any
 ) -> None:
@@ -218,7 +218,7 @@ def test_a_server_killed_at_any_point_loses_and_doubles_no_row(
 
 
 @takes_long
-@pytest.mark.timeout(300 + 60 * KILLS)
+@pytest.mark.timeout(600 + 60 * KILLS)
 def test_queries_killed_again_and_again_lose_and_double_no_row(
     driver: tuple[Driver, ServerProcess], shared_spark: Any
 ) -> None:

@@ -14,7 +14,7 @@ from tests.spark.support import finish, topics_of
 from tests.spark.test_sink import check_refused, write
 from tests.system.logux.conftest import logux_url
 
-WAIT_S = 20
+WAIT_S = 120
 MS = 1475316540687
 
 

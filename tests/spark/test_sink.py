@@ -1,13 +1,12 @@
 """Batch writes through real Spark: where rows go, which are one, and that a refused one leaves nothing."""
 
 import hashlib
-import socket
 from typing import Any
 
 import pytest
 
 from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.testing import ServerProcess
+from headrace.testing import ServerProcess, hold_port
 from tests.spark.conftest import Start
 from tests.spark.support import SMALL, error_of, finish, receive, topics_of, with_options
 
@@ -153,8 +152,7 @@ def test_a_write_that_makes_no_sense_is_refused(
 
 
 def test_a_server_that_is_down_is_an_error_with_its_address(spark: Any) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
+    with hold_port() as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         said = error_of(lambda: write(numbers(spark, 3), url, topic="t"))
     assert f"no server answers at {url}" in said
@@ -163,13 +161,12 @@ def test_a_server_that_is_down_is_an_error_with_its_address(spark: Any) -> None:
 def test_of_several_servers_one_that_answers_is_taken(
     spark: Any, server: ServerProcess, topic: str
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
-    urls = f"http://127.0.0.1:{port},{server.http_url}"
-    write(numbers(spark, 100, tasks=3), urls, topic=topic)
-    assert payloads(server, topic, 100) == [b"%d" % n for n in range(100)]
-    read = spark.read.format("headrace").option("url", urls).option("subscribe", topic).load()
-    assert read.count() == 100
+    with hold_port() as closed:
+        urls = f"http://127.0.0.1:{closed.getsockname()[1]},{server.http_url}"
+        write(numbers(spark, 100, tasks=3), urls, topic=topic)
+        assert payloads(server, topic, 100) == [b"%d" % n for n in range(100)]
+        read = spark.read.format("headrace").option("url", urls).option("subscribe", topic).load()
+        assert read.count() == 100
 
 
 def test_a_token_is_needed_where_the_server_has_any(spark: Any, start: Start) -> None:

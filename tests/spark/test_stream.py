@@ -118,9 +118,9 @@ def test_a_query_begins_at_the_end_unless_it_is_told_otherwise(
     collected = Collected()
     writer = read_stream(subscribe=topic).writeStream.foreachBatch(collected)
     with query_of(writer.option("checkpointLocation", checkpoint).start()) as query:
-        wait_until(lambda: query.recentProgress, 30, "the query to have begun")
+        wait_until(lambda: query.recentProgress, 120, "the query to have begun")
         publish(server.figg_url, topic, [b"after"])
-        wait_until(lambda: collected.rows, 30, "what was published")
+        wait_until(lambda: collected.rows, 120, "what was published")
     assert collected.payloads(topic) == [b"after"]
 
 
@@ -138,10 +138,10 @@ def test_a_new_topic_joins_a_pattern(
     frame = read_stream(subscribePattern=f"{topic}/.*", startingOffsets="earliest", **place)
     writer = frame.writeStream.foreachBatch(collected)
     with query_of(writer.option("checkpointLocation", checkpoint).start()) as query:
-        wait_until(lambda: collected.rows, 30, "the first topic")
+        wait_until(lambda: collected.rows, 120, "the first topic")
         publish(server.figg_url, f"{topic}/b", [b"b1", b"b2"])
         publish(server.figg_url, f"{topic}/a", [b"a2"])
-        wait_until(lambda: len(collected.rows) == 4 or query.exception(), 30, "the second topic")
+        wait_until(lambda: len(collected.rows) == 4 or query.exception(), 120, "the second topic")
         assert query.exception() is None
     assert collected.payloads(f"{topic}/b") == [b"b1", b"b2"]
     assert collected.payloads(f"{topic}/a") == [b"a", b"a2"]
@@ -221,7 +221,7 @@ def wait_settled(server: ServerProcess, topic: str) -> None:
         kept = found["end"]["offset"] - first["end"]
         return found["start"]["offset"] == first["base"] > 0 and kept < 65536
 
-    wait_until(settled, 20, "retention to be done")
+    wait_until(settled, 120, "retention to be done")
 
 
 def test_a_destroyed_topic_that_was_being_read_is_an_error(
@@ -297,7 +297,7 @@ def test_a_topic_that_is_gone_with_a_batch_of_it_is_an_error(
     wait_applied(server, f"{topic}/t")
     plan(**options)
     send(server, "DELETE", "/v1/topic", name=f"{topic}/t")
-    wait_until(lambda: not list(index_files(server, f"{topic}/t")), 20, "the files to be deleted")
+    wait_until(lambda: not list(index_files(server, f"{topic}/t")), 120, "the files to be deleted")
     said = error_of(lambda: run(**options))
     assert f"7 records of topic '{topic}/t' are gone that the query has not read" in said
     assert ordinals(run(**options, failOnDataLoss=False)) == []
@@ -372,12 +372,12 @@ def test_the_progress_of_a_query_with_a_group_is_a_cursor_that_shows_its_lag(
     reader = f"group:{topic}"
     publish(server.figg_url, topic, numbered(0, 30))
     run(subscribe=topic, groupId=topic)
-    wait_until(lambda: cursors(server, reader) == {topic: 30}, 20, "the cursor")
+    wait_until(lambda: cursors(server, reader) == {topic: 30}, 120, "the cursor")
     publish(server.figg_url, topic, numbered(30, 37))
     listed = headrace("topics", topic, environ={"HEADRACE_HTTP": server.http_url})
     assert f"{reader} -7" in listed.stdout, listed.stderr
     run(subscribe=topic, groupId=topic)
-    wait_until(lambda: cursors(server, reader) == {topic: 37}, 20, "the cursor")
+    wait_until(lambda: cursors(server, reader) == {topic: 37}, 120, "the cursor")
 
 
 def test_a_query_without_a_group_leaves_no_cursor(
@@ -389,7 +389,7 @@ def test_a_query_without_a_group_leaves_no_cursor(
     run(subscribe=f"{topic}/a")
     # Listeners hear of queries one after the other: when the second is known, the first is over.
     run(subscribe=f"{topic}/a,{topic}/b", groupId=topic)
-    wait_until(lambda: cursors(server, f"group:{topic}"), 20, "the second query's cursor")
+    wait_until(lambda: cursors(server, f"group:{topic}"), 120, "the second query's cursor")
     found = ask(server, "/v1/cursors", topic=f"{topic}/a")["cursors"]
     assert [one["reader"] for one in found] == [f"group:{topic}"]
 
@@ -402,7 +402,7 @@ def test_retention_waits_for_a_query_that_is_behind(
     tracked(server)
     publish(server.figg_url, "t", numbered(0, 10, 200))
     run(subscribe="t", groupId="slow", url=server.http_url)
-    wait_until(lambda: cursors(server, "group:slow") == {"t": 10}, 20, "the cursor")
+    wait_until(lambda: cursors(server, "group:slow") == {"t": 10}, 120, "the cursor")
     for topic in ("t", "unread"):
         publish(server.figg_url, topic, numbered(10, 2000, 200))
         wait_applied(server, topic)

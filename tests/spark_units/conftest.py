@@ -108,7 +108,7 @@ def _fill(server: ServerProcess) -> dict[str, list[Record]]:
             publish("é/☃ +&%", b"%d" % part)
         publish("one", b"")
         client.flush()
-        wait_until(lambda: all(_is_settled(server, name) for name in sent), 20, "the applier")
+        wait_until(lambda: all(_is_settled(server, name) for name in sent), 30, "the applier")
     return {name: _kept(server, name, payloads) for name, payloads in sent.items()}
 
 

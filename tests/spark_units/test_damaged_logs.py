@@ -220,7 +220,7 @@ def test_what_a_server_has_forgotten_is_data_loss_and_the_rest_is_read(tmp_path)
                 client.flush()
                 time.sleep(0.12)  # or all of it becomes one run
             late = planned[0]._replace(end=state_of(log, "many").end)
-            wait_until(lambda: state_of(log, "many").start.offset, 20, "retention")
+            wait_until(lambda: state_of(log, "many").start.offset, 30, "retention")
             with pytest.raises(DataLossError, match=r"'many': retention has overtaken the read"):
                 list(options(place, True).read(Part([late])))
             found = [
@@ -393,7 +393,7 @@ def test_files_are_read_while_the_server_writes(tmp_path):
             client.flush()
             found = seen()
             assert found == sent[: len(found)]
-        wait_until(lambda: len(seen()) == len(sent), 20, "the applier")
+        wait_until(lambda: len(seen()) == len(sent), 30, "the applier")
         assert seen() == sent
         assert len(segments_of(server, "t")) > 1
 
@@ -407,7 +407,7 @@ def test_a_topic_made_anew_is_seen_in_files_without_its_first_life(tmp_path):
     with start_server(tmp_path) as server, connect_blocking(server.figg_url) as client:
         log = FileLog(str(server.data_dir))
         client.publish("t", b"old")
-        wait_until(lambda: "t" in log.topics(["t"]), 20, "the applier")
+        wait_until(lambda: "t" in log.topics(["t"]), 30, "the applier")
         destroy(server, "t")
         client.publish("t", b"new")
         wait_until(
@@ -416,4 +416,4 @@ def test_a_topic_made_anew_is_seen_in_files_without_its_first_life(tmp_path):
         (part,) = parts(log, "t", 100)
         assert read(log, part) == [Record(7, 1, b"new")]
         destroy(server, "t")
-        wait_until(lambda: log.topics(["t"]) == {}, 20, "the end of it")
+        wait_until(lambda: log.topics(["t"]) == {}, 30, "the end of it")

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.spark.http_client import HttpClient, ServerError
 from headrace.spark.options import Place
+from headrace.testing import hold_port
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -85,22 +86,21 @@ def test_something_else_than_a_server_of_ours_is_named_so(serve):
 
 
 def test_a_server_that_is_not_there_is_an_error_that_says_what_to_look_at(serve):
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    listener.close()
-    with pytest.raises(ServerError, match=r"no server answers at .*--http listener"):
-        client(url).json("GET", "/", {})
+    with (
+        hold_port() as closed,
+        pytest.raises(ServerError, match=r"no server answers at .*--http listener"),
+    ):
+        client(f"http://127.0.0.1:{closed.getsockname()[1]}").json("GET", "/", {})
 
 
 @pytest.mark.parametrize("send", ["json", "upload"])
 def test_the_next_server_is_asked_when_the_first_is_gone(serve, send):
-    gone = socket.create_server(("127.0.0.1", 0))
-    address = f"http://127.0.0.1:{gone.getsockname()[1]}"
-    gone.close()
-    one = client(address, serve(OK + b"Content-Length: 2\r\n\r\n{}"))
-    found = one.json("GET", "/", {}) if send == "json" else one.upload("/", b"x")
-    assert found == {}
-    one.close()
+    with hold_port() as gone:
+        address = f"http://127.0.0.1:{gone.getsockname()[1]}"
+        one = client(address, serve(OK + b"Content-Length: 2\r\n\r\n{}"))
+        found = one.json("GET", "/", {}) if send == "json" else one.upload("/", b"x")
+        assert found == {}
+        one.close()
 
 
 def test_a_server_that_is_busy_is_asked_again(serve):

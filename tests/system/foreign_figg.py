@@ -117,7 +117,7 @@ class Wire:
     """One blocking connection that sends what it is told and hands over message by message."""
 
     def __init__(
-        self, address: Address, timeout_s: float = 10.0, receive_buffer_bytes: int | None = None
+        self, address: Address, timeout_s: float = 30.0, receive_buffer_bytes: int | None = None
     ) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         if receive_buffer_bytes is not None:
@@ -316,7 +316,7 @@ class Client:
         with self._changed:
             self._closing = True
         self._wake()
-        self._thread.join(10)
+        self._thread.join(30)
         self._wake_send.close()
         self._wake_receive.close()
 
@@ -338,7 +338,7 @@ class Client:
         try:
             while not self._closing:
                 try:
-                    connection = socket.create_connection(self.address, timeout=5)
+                    connection = socket.create_connection(self.address, timeout=30)
                 except OSError:
                     self._pause(failures)
                     failures += 1

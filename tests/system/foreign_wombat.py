@@ -161,7 +161,7 @@ class Wire:
     def __init__(
         self,
         address: Address,
-        timeout_s: float = 10.0,
+        timeout_s: float = 30.0,
         receive_buffer_bytes: int | None = None,
         path: str = "/v1/ws",
         headers: Iterable[tuple[str, str]] = (),
@@ -401,7 +401,7 @@ class Client:
         with self._changed:
             self._closing = True
         self._wake()
-        self._thread.join(10)
+        self._thread.join(30)
         self._wake_send.close()
         self._wake_receive.close()
 
@@ -429,7 +429,7 @@ class Client:
         try:
             while not self._closing:
                 try:
-                    wire = Wire(self.address, timeout_s=5)
+                    wire = Wire(self.address, timeout_s=30)
                 except (OSError, EOFError, InvalidHandshake):
                     self._pause(failures)
                     failures += 1

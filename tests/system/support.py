@@ -16,7 +16,7 @@ from tests.tools import tool, without
 
 
 def get(server: ServerProcess, path: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(*server.http, timeout=10)
+    connection = http.client.HTTPConnection(*server.http, timeout=30)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -33,7 +33,7 @@ def get_json(server: ServerProcess, path: str, status: int = 200) -> Any:
 
 def destroy(server: ServerProcess, topic: str) -> int:
     """Destroy a topic and return the offset it ended at."""
-    connection = http.client.HTTPConnection(*server.http, timeout=10)
+    connection = http.client.HTTPConnection(*server.http, timeout=30)
     try:
         connection.request("DELETE", f"/v1/topic?name={topic}")
         response = connection.getresponse()
@@ -109,6 +109,6 @@ def verify(data_dir: Path) -> "subprocess.CompletedProcess[str]":
         [sys.executable, "-m", "headrace", "verify", "--data-dir", str(data_dir)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")},
     )

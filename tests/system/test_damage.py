@@ -97,7 +97,7 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def _wait_applied(known: Known, server: ServerProcess) -> None:
     """Until segments hold all but the last journal file: one being written may not count yet."""
-    wait_until(lambda: not metrics(server)["headrace_journal_files_waiting"], 20, "the applier")
+    wait_until(lambda: not metrics(server)["headrace_journal_files_waiting"], 30, "the applier")
     published = sum(4 + len(d) for records in known.records.values() for d in records.values())
     applied = sum(file.stat().st_size for file in known.path.glob("segments/**/*.log"))
     assert published - 131072 < applied < published
@@ -169,7 +169,7 @@ def test_damage_takes_nothing_else_with_it(
     chance = random.Random(f"{SEED} {known.path.parent.name[:4]} {kind} {how.__name__} {case}")
     files = sorted(f for f in known.path.glob(KINDS[kind]) if f.stat().st_size)
     if not files:
-        pytest.skip(f"there is no {kind} here")
+        pytest.skip(f"does not apply: this directory has no {kind}")
     shutil.copytree(known.path, tmp_path / "data")
     file = tmp_path / "data" / chance.choice(files).relative_to(known.path)
     damaged = Damaged(known, tmp_path / "data", kind, file, 0)

@@ -81,7 +81,7 @@ def fill(disk: Path) -> None:
 def wait_journal(disk: Path) -> None:
     """Until its files are made, which happens in the background."""
     journal = disk / "data" / "journal"
-    wait_until(lambda: len(list(journal.glob("*.journal"))) == JOURNAL_FILES, 20, "the journal")
+    wait_until(lambda: len(list(journal.glob("*.journal"))) == JOURNAL_FILES, 30, "the journal")
 
 
 def make_room(disk: Path) -> None:
@@ -142,7 +142,7 @@ def test_publishers_are_held_back_until_there_is_room(
                 reader.wait_offset(b"t", end)
                 assert get(server, "/healthz")[0] == 503
                 pongs = len(writer.latencies_s)
-                wait_until(lambda: len(writer.latencies_s) > pongs + 2, 20, "the publisher's PONGs")
+                wait_until(lambda: len(writer.latencies_s) > pongs + 2, 30, "the publisher's PONGs")
                 assert (writer.connections, writer.dropped_by_pings) == (1, 0)
             finally:
                 make_room(disk)

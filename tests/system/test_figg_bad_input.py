@@ -118,7 +118,7 @@ def test_why_a_connection_was_closed_is_logged(server: ServerProcess, connect: C
     with connect() as wire:
         wire.send(frame(figg.PING, U64, version=77))
         wire.until_closed()
-    wait_until(lambda: "77" in server.stderr[before:], 10, "the version in the log")
+    wait_until(lambda: "77" in server.stderr[before:], 30, "the version in the log")
 
 
 def test_bad_input_is_counted(server: ServerProcess, connect: Connect) -> None:

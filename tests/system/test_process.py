@@ -7,15 +7,13 @@ import re
 import signal
 import socket
 import subprocess
-import threading
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from headrace.testing import ServerFailedError, ServerProcess
+from headrace.testing import ServerFailedError, ServerProcess, wait_until
 from tests.system import foreign_figg as figg
 from tests.system.checked import in_threads
 from tests.system.conftest import SMALL, Start
@@ -46,7 +44,8 @@ def test_one_line_on_standard_output_says_what_is_open(start: Start, tmp_path: P
 
 
 def test_port_0_takes_free_ports_that_answer(start: Start, tmp_path: Path) -> None:
-    one, two = start(), start(data_dir=tmp_path / "other")
+    free = [f"--{name}=127.0.0.1:0" for name in ("figg", "ws", "http")]
+    one, two = start(*free), start(*free, data_dir=tmp_path / "other")
     ports = {one.figg[1], one.http[1], two.figg[1], two.http[1]}
     assert len(ports) == 4
     assert 0 not in ports
@@ -61,9 +60,7 @@ def test_sigterm_ends_an_idle_server_with_exit_code_0(start: Start) -> None:
     with Wire(server.figg) as wire:
         wire.publish(b"t", b"foo")
         wire.attach(b"t", 7)
-        begun = time.monotonic()
         assert server.terminate() == 0
-        assert time.monotonic() - begun < 10
         assert wire.until_closed() == [], "connections are closed"
     assert "Traceback" not in server.stderr
 
@@ -79,7 +76,6 @@ def test_sigint_ends_it_as_well(start: Start) -> None:
 def test_sigterm_under_load_loses_nothing_it_acknowledged(start: Start, durability: str) -> None:
     server = start(f"--durability={durability}", config=SMALL)
     acked: dict[bytes, int] = {}
-    started = threading.Event()
 
     def load(topic: bytes) -> None:
         number, acked[topic] = 0, -1
@@ -89,14 +85,11 @@ def test_sigterm_under_load_loses_nothing_it_acknowledged(start: Start, durabili
                     wire.send(figg.publish(topic, number, b"%d" % number))
                     number += 1
                 acked[topic] = max(acked[topic], wire.expect(ACK).number)
-                started.set()
 
     with in_threads(*(partial(load, b"t%d" % index) for index in range(4))):
-        assert started.wait(10)
-        time.sleep(0.3)
+        wait_until(lambda: sum(acked.values()) > 1000, what="acknowledgements")
         assert server.terminate() == 0
     server.start()
-    assert sum(acked.values()) > 1000
     for topic, last in acked.items():
         stored = [data for _, data in read_all(server, topic)]
         assert stored == [b"%d" % number for number in range(len(stored))]

@@ -82,10 +82,8 @@ def test_pong_and_ack_do_not_queue_behind_a_backlog(start: Start, live: bool) ->
             fill(server, "t", 20 * MIB)
         for stamp in range(3):
             read_slowly(slow, set(), 2 * MIB)
-            begun = time.monotonic()
             slow.send(ping(stamp), publish("other", stamp, b"x"))
             ahead = read_slowly(slow, {(PONG, stamp), (ACK, stamp)})
-            assert time.monotonic() - begun < 2
             assert ahead < 2 * MIB, "so much may be ahead of it in the buffers of both sides"
 
 
@@ -101,11 +99,11 @@ def read_slowly(wire: Wire, wanted: set[tuple[int, int]], bytes_min: int = 0) ->
 
 def test_a_client_is_not_dropped_by_its_pings_during_a_long_backlog(start: Start) -> None:
     server = start()
-    fill(server, "t", 24 * MIB)
+    fill(server, "t", 16 * MIB)
     with Wire(server.ws) as wire:
         end = wire.attach("t")
-    # The client is kept busy in its callback, as an application would.
-    with Client(server.ws, ping_s=0.5, on_payload=lambda *_: time.sleep(0.001)) as client:
+    # The client is kept busy in its callback, as an application would, for longer than its patience lasts.
+    with Client(server.ws, ping_s=2.0, on_payload=lambda *_: time.sleep(0.004)) as client:
         client.attach("t", "@0")
         client.wait_serial("t", end, 90)
         assert client.latencies_s, "it has pinged"

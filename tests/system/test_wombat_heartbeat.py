@@ -24,9 +24,11 @@ from tests.system.foreign_wombat import (
 )
 from tests.system.support import get_json, held_back
 
-SILENCE_S = 0.8
+SILENCE_S = 2.0
+"""Long enough for a busy machine to hear the pings of clients that send them in time."""
+LONGER_S = 1.5 * SILENCE_S
 SHORT = f"--set=limits.silence_s={SILENCE_S}"
-SOON_S = 5.0
+SOON_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def test_a_client_that_never_pings_is_told_why_it_is_closed(impatient: ServerPro
 def test_a_ping_gives_another_while_and_no_more(impatient: ServerProcess) -> None:
     with Wire(impatient.ws) as wire:
         begun = time.monotonic()
-        while time.monotonic() - begun < 4 * SILENCE_S:
+        while time.monotonic() - begun < LONGER_S:
             assert wire.alive()
             time.sleep(SILENCE_S / 5)
         last = time.monotonic()
@@ -113,13 +115,13 @@ def test_a_silent_client_leaves_no_subscription_behind(impatient: ServerProcess)
 def test_a_client_that_pings_every_while_is_never_dropped(impatient: ServerProcess) -> None:
     with Client(impatient.ws, ping_s=SILENCE_S / 2) as client:
         client.attach("t")
-        until = time.monotonic() + 4 * SILENCE_S
+        until = time.monotonic() + LONGER_S
         while time.monotonic() < until:
             client.publish("t", b"x")
             time.sleep(0.01)
         client.flush()
         assert (client.connections, client.dropped_by_pings, client.closed) == (1, 0, [])
-        assert len(client.latencies_s) >= 4
+        assert len(client.latencies_s) >= 2
 
 
 def test_a_publisher_that_the_server_does_not_read_is_not_silent(start: Start) -> None:
@@ -128,7 +130,7 @@ def test_a_publisher_that_the_server_does_not_read_is_not_silent(start: Start) -
     much = framed([*publishes, ping(42)])
     with Wire(server.ws, timeout_s=30) as publisher, Wire(server.ws) as other:
         with sending(publisher, much) as go, held_back(server, go):
-            until = time.monotonic() + 4 * SILENCE_S
+            until = time.monotonic() + LONGER_S
             while time.monotonic() < until:
                 assert other.alive(), "who is read must ping, and is answered"
                 time.sleep(SILENCE_S / 5)
@@ -142,8 +144,7 @@ def test_a_publisher_that_the_server_does_not_read_is_not_silent(start: Start) -
 
 def test_a_publisher_that_was_not_read_has_time_to_be_heard_again(start: Start) -> None:
     """Its PING lies behind everything it could not get rid of."""
-    config = SMALL + "[limits]\npublish_bytes_max = 8388608\nsilence_s = 2.0\n"
-    server = start(config=config)
+    server = start(SHORT, config=SMALL + "[limits]\npublish_bytes_max = 8388608\n")
     crowd = framed(publish("crowd", number, bytes(200_000)) for number in range(80))
     # Arrays take a while to decode, so that the server is mostly reading when it looks at its clock.
     arrays = [publish("t", number, [255] * 200_000) for number in range(40)]
@@ -153,7 +154,7 @@ def test_a_publisher_that_was_not_read_has_time_to_be_heard_again(start: Start) 
         with held_back(server, stack.enter_context(sending(first, crowd))):
             publisher = stack.enter_context(Wire(server.ws, timeout_s=30))
             stack.enter_context(sending(publisher, much))()
-            time.sleep(2.3)
+            time.sleep(1.15 * SILENCE_S)
         while publisher.receive() != Message(PONG, number=42):
             pass
 

@@ -520,13 +520,13 @@ def test_an_ordinary_websocket_library_with_all_its_defaults_is_served(
     server: ServerProcess, name: str
 ) -> None:
     host, port = server.ws
-    with connect_websocket(f"ws://{host}:{port}/v1/ws", open_timeout=10) as websocket:
+    with connect_websocket(f"ws://{host}:{port}/v1/ws", open_timeout=30) as websocket:
         assert websocket.response is not None
         assert "Sec-WebSocket-Extensions" not in websocket.response.headers
         websocket.send(attach(name))
-        assert wombat_client.decode(_bytes(websocket.recv(10))).type == ATTACHED
+        assert wombat_client.decode(_bytes(websocket.recv(30))).type == ATTACHED
         websocket.send(publish(name, 0, b"foo"))
-        found = {wombat_client.decode(_bytes(websocket.recv(10))).type for _ in range(2)}
+        found = {wombat_client.decode(_bytes(websocket.recv(30))).type for _ in range(2)}
         assert found == {ACK, PAYLOAD}
 
 

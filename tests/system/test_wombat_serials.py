@@ -242,7 +242,7 @@ def test_an_expired_serial_is_answered_with_another_and_the_oldest_kept_message(
         # Whole runs expire, and a run has up to 500 records.
         for number in range(0, 5000, 500):
             publisher.publish("t", *[b"%096d" % (number + i) for i in range(500)])
-        wait_until(lambda: start_of(server, "t") > 60_000, 20, "records to expire")
+        wait_until(lambda: start_of(server, "t") > 60_000, 30, "records to expire")
         epoch = epoch_of(server, "t")
         for asked in (f"{epoch}@0", f"{epoch}@100", f"{epoch}@50000", "@0", "@100", "0@0", "abc"):
             earlier = start_of(server, "t")
@@ -345,7 +345,7 @@ def test_a_subscriber_that_retention_overtakes_is_told_and_not_left_with_a_gap(
         with Wire(server.ws) as publisher:
             for first in range(0, len(payloads), 100):
                 publisher.publish("t", *payloads[first : first + 100])
-        wait_until(lambda: start_of(server, "t") > 11_000_000, 20, "records to expire")
+        wait_until(lambda: start_of(server, "t") > 11_000_000, 30, "records to expire")
         messages, closed = slow.until_closed()
     for found in messages:
         assert offset_of(found.serial) == position + 1000, "no gap before it"

@@ -17,7 +17,8 @@ from tests.system.checked import (
 from tests.system.conftest import SMALL, Start
 from tests.system.foreign_wombat import ACK, Wire, publish
 
-SOON_S = 10.0
+SOON_S = 25.0
+"""Sooner than the server gives up on what it still has to do."""
 STOPPING = (1001, "the server is stopping")
 
 
@@ -57,8 +58,8 @@ def test_exactly_what_is_stored_is_acknowledged_before_the_goodbye(start: Start)
 def test_peers_that_do_not_care_do_not_keep_it_from_stopping(start: Start) -> None:
     server = start()
     with ExitStack() as stack:
-        stack.enter_context(socket.create_connection(server.ws, timeout=10))
-        halfway = stack.enter_context(socket.create_connection(server.ws, timeout=10))
+        stack.enter_context(socket.create_connection(server.ws, timeout=30))
+        halfway = stack.enter_context(socket.create_connection(server.ws, timeout=30))
         halfway.sendall(b"GET /v1/ws HTTP/1.1\r\nHost:")
         deaf = stack.enter_context(Wire(server.ws, receive_buffer_bytes=65536))
         deaf.attach("t")

@@ -245,7 +245,7 @@ test("a channel that ended is no unhandled rejection of what was sent", async (t
     console.log(channel.error.code);
   `;
   const args = ["--experimental-websocket", "--input-type=module", "--eval", script];
-  const ran = promisify(execFile)(process.execPath, args, { timeout: 20_000 });
+  const ran = promisify(execFile)(process.execPath, args, { timeout: 60_000 });
   const connection = await rejoin(peer);
   connection.send("left", { reason: "replaced" });
   assert.equal((await ran).stdout, "replaced\n");

@@ -8,7 +8,7 @@ import { createServer } from "node:http";
 
 import { decode, encode } from "../headrace.js";
 
-const WAIT_MS = 10_000;
+const WAIT_MS = 30_000;
 const TEXT = 1;
 const BINARY = 2;
 const CLOSE = 8;

@@ -7,7 +7,6 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -19,8 +18,7 @@ from headrace.broker.batch_messages import BatchMessages
 from headrace.broker.broker import Broker
 from headrace.broker.snapshots import NotedSnapshots
 from headrace.config import Config
-from headrace.config_values import Address
-from headrace.errors import HeadraceError, ListenError
+from headrace.errors import HeadraceError
 from headrace.log import journal
 from headrace.log.applier_process import ApplierProcess
 from headrace.log.disk import Disk
@@ -30,7 +28,7 @@ from headrace.log.layout import Layout
 from headrace.log.recovery import mark_clean, recover
 from headrace.log.retention import Retention
 from headrace.log.staging import STAGED_FILE_BYTES_MAX
-from headrace.server import diagnostics
+from headrace.server import diagnostics, notify
 from headrace.server.api import make_app
 from headrace.server.channel_rules import make_channels, make_postgres
 from headrace.server.channels import ChannelConnections
@@ -43,6 +41,7 @@ from headrace.server.health import Health
 from headrace.server.hooks import load_hook
 from headrace.server.http import HttpListener
 from headrace.server.http_protocol import HttpShared
+from headrace.server.listeners import BACKLOG, address_text, open_listeners
 from headrace.server.logux import Logux
 from headrace.server.metrics import Metrics
 from headrace.server.request_limits import RequestMemory
@@ -58,7 +57,6 @@ _TICK_S = 0.25
 _DRAIN_TIMEOUT_S = 30.0
 _DRAIN_FULL_TIMEOUT_S = 2.0
 """How long a stop waits for room on a full disk: what waits for it was never acknowledged."""
-_BACKLOG = 1024
 
 _SWITCH_INTERVAL_S = 0.0002
 """How long the loop keeps the interpreter from the thread that waits to start a commit's write."""
@@ -104,6 +102,7 @@ class Server:
         self._timers: list[asyncio.Task[None]] = []
         self._listeners: list[asyncio.Server] = []
         self._http: HttpListener | None = None
+        self._manager = notify.ServiceManager(os.environ)
 
     async def start(self) -> None:
         config = self._config
@@ -112,9 +111,7 @@ class Server:
         layout.make()
         self._lock = layout.lock()
         # Listeners first: a taken port must not cost a recovery.
-        figg = _listen(config.listen.figg, "figg")
-        ws = _listen(config.listen.ws, "ws")
-        http = _listen(config.listen.http, "http")
+        figg, ws, http = open_listeners(config.listen, os.environ)
         disk = self._disk = Disk()
         boot_id = journal.boot_id()
         started_s = time.monotonic()
@@ -180,9 +177,7 @@ class Server:
         )
         door = Door(connections, routes, config.listen.origins)
         for sock, make in ((figg, lambda: FiggConnection(connections)), (ws, door)):
-            self._listeners.append(
-                await self._loop.create_server(make, sock=sock, backlog=_BACKLOG)
-            )
+            self._listeners.append(await self._loop.create_server(make, sock=sock, backlog=BACKLOG))
         self._waiting = Waiting(self._store)
         requests = RequestMemory(config.limits.requests_bytes_max)
         app = make_app(
@@ -214,15 +209,18 @@ class Server:
         gc.freeze()
         gc.set_threshold(*_COLLECT_THRESHOLDS)
         print(
-            f"headrace ready figg={_name(figg)} ws={_name(ws)} http={_name(http)} data={root}",
+            f"headrace ready figg={address_text(figg)} ws={address_text(ws)} "
+            f"http={address_text(http)} data={root}",
             flush=True,
         )
+        self._manager.tell(notify.READY)
 
     async def until_stopped(self) -> int:
         return await self._stopped
 
     async def stop(self) -> None:
         """Stop accepting, finish and acknowledge what was taken, apply everything, let go."""
+        self._manager.tell(notify.STOPPING)
         for timer in self._timers:
             timer.cancel()
         for listener in self._listeners:
@@ -331,27 +329,6 @@ def _raise_file_limit() -> None:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _listen(address: Address, name: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((address.host, address.port))
-        sock.listen(_BACKLOG)
-    except OSError as error:
-        sock.close()
-        raise ListenError(
-            f"cannot listen on {address.host}:{address.port} for {name}: {error.strerror}"
-        ) from error
-    sock.setblocking(False)
-    return sock
-
-
-def _name(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _wall_ms() -> int:

@@ -1,6 +1,14 @@
 """What tests of Headrace and of applications on it need: a server process and a log checker."""
 
 from headrace.testing.checker import Kind, LogChecker, Violation
-from headrace.testing.server import ServerFailedError, ServerProcess, wait_until
+from headrace.testing.server import ServerFailedError, ServerProcess, hold_port, wait_until
 
-__all__ = ["Kind", "LogChecker", "ServerFailedError", "ServerProcess", "Violation", "wait_until"]
+__all__ = [
+    "Kind",
+    "LogChecker",
+    "ServerFailedError",
+    "ServerProcess",
+    "Violation",
+    "hold_port",
+    "wait_until",
+]

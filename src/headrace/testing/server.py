@@ -1,12 +1,13 @@
-"""A real server process for tests: started, killed and restarted on one data directory.
+"""A real server process for tests: started, killed and restarted on one data directory and its addresses.
 
-It knows the command line and the ready line, nothing of what the server does inside.
+It knows the command line, the ready line and how sockets are inherited, and nothing of the server's inside.
 """
 
 import os
 import re
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,9 +17,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 30.0
+# Ends of waits that never end so where all is well: late enough for a machine that is busy with other things.
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
+WAIT_TIMEOUT_S = 30.0
 POLL_S = 0.01
+
+_BACKLOG = 128
+
+PASS_DESCRIPTORS = """
+import fcntl, os, sys
+given, command = sys.argv[1].split(","), sys.argv[2:]
+for number, one in enumerate([fcntl.fcntl(int(one), fcntl.F_DUPFD, 64) for one in given]):
+    os.dup2(one, 3 + number)
+    os.close(one)
+os.environ["LISTEN_PID"] = str(os.getpid())
+os.execv(command[0], command)
+"""
+"""A program that moves descriptors to 3 and on, sets its own `LISTEN_PID`, and becomes another program."""
 
 READY = re.compile(r"headrace ready(?: (?:figg|ws|http|data)=.*)+\n")
 
@@ -37,6 +53,10 @@ class ServerProcess:
 
     Starts at once and waits for the ready line, unless made with `start=False`. Leaving the
     context kills what still runs. Extra flags are passed on as they are.
+
+    The ports are held here from the first start on: no other program, and no outgoing connection, can be
+    given one between two lives. Connections are refused while no server runs. With `inherit=True` each
+    life inherits listening sockets instead, as from systemd, and connections wait for the next life.
     """
 
     environment: ClassVar[Mapping[str, str]] = {}
@@ -51,6 +71,7 @@ class ServerProcess:
         http: str = "127.0.0.1:0",
         stderr_path: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
+        inherit: bool = False,
         start: bool = True,
     ) -> None:
         self.data_dir = Path(data_dir).absolute()
@@ -60,6 +81,8 @@ class ServerProcess:
         self.stdout = ""
         self._addresses = {"figg": figg, "ws": ws, "http": http}
         self._env = _environment({**self.environment, **(env or {})})
+        self._inherit = inherit
+        self._held: dict[str, socket.socket] = {}
         self._process: subprocess.Popen[bytes] | None = None
         if start:
             self.start()
@@ -123,13 +146,23 @@ class ServerProcess:
         """Start without waiting: for tests that want the server dead before it is ready."""
         assert not self.running, "the server is already running"
         self.ready_line = self.stdout = ""
+        self._hold_ports()
+        command, env = self.command, self._env
+        passed: tuple[int, ...] = ()
+        if self._inherit:
+            passed = tuple(sock.fileno() for sock in self._held.values())
+            descriptors = ",".join(map(str, passed))
+            command = [sys.executable, "-I", "-S", "-c", PASS_DESCRIPTORS, descriptors, *command]
+            names = ":".join(self._held)
+            env = {**env, "LISTEN_FDS": str(len(passed)), "LISTEN_FDNAMES": names}
         with self.stderr_path.open("ab") as stderr:
             self._process = subprocess.Popen(
-                self.command,
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env=self._env,
+                env=env,
+                pass_fds=passed,
             )
         weakref.finalize(self, _reap, self._process)
 
@@ -170,7 +203,7 @@ class ServerProcess:
             self.terminate()
         return self.start()
 
-    def wait_stderr(self, text: str, timeout_s: float = 10.0) -> None:
+    def wait_stderr(self, text: str, timeout_s: float = WAIT_TIMEOUT_S) -> None:
         """Wait until the server has written `text` to standard error."""
         wait_until(lambda: text in self.stderr, timeout_s, f"{text!r} on standard error")
 
@@ -184,6 +217,20 @@ class ServerProcess:
         traceback: TracebackType | None,
     ) -> None:
         self.kill()
+        for sock in self._held.values():
+            sock.close()
+        self._held.clear()
+
+    def _hold_ports(self) -> None:
+        """Choose the free ports that were asked for, once, and keep them bound."""
+        for name, address in self._addresses.items():
+            host, port = _split(address)
+            if name not in self._held and (port == 0 or self._inherit):
+                sock = self._held[name] = hold_port(host, port)
+                weakref.finalize(self, sock.close)
+                if self._inherit:
+                    sock.listen(_BACKLOG)
+                self._addresses[name] = _joined(host, sock.getsockname()[1])
 
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "the server was never started"
@@ -224,7 +271,21 @@ class ServerProcess:
         return code
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
+def hold_port(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
+    """Return a socket that keeps a port, a free one unless it is given, until the socket is closed.
+
+    The socket does not listen: connections are refused. Linux gives the port to no outgoing connection and
+    to nobody who asks for a free one, but a server with SO_REUSEADDR may listen on it.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, port))
+    return sock
+
+
+def wait_until(
+    condition: Callable[[], object], timeout_s: float = WAIT_TIMEOUT_S, what: str = ""
+) -> None:
     """Poll until the condition holds; TimeoutError says what was waited for in vain."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -234,14 +295,19 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: s
 
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    # A setting left in the tester's environment must not change what is tested.
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    # What is left in the tester's environment must not change what is tested.
+    left_out = ("HEADRACE_", "LISTEN_", "NOTIFY_SOCKET")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return {**clean, **extra}
 
 
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _reap(process: "subprocess.Popen[bytes]") -> None:

@@ -92,7 +92,7 @@ class Cluster:
             # A file: the server would keep a pipe open.
             stdout=(output := tempfile.TemporaryFile()),  # noqa: SIM115
             stderr=subprocess.STDOUT,
-            timeout=60,
+            timeout=120,
             check=False,
             **self._as_user,
         )

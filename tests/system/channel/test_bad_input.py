@@ -18,7 +18,7 @@ from headrace.testing import ServerProcess, wait_until
 from tests.system.conftest import Start
 from tests.system.support import resident_bytes
 
-WAIT_S = 20
+WAIT_S = 30
 MIB = 1 << 20
 POLICY, NOT_UTF8, TOO_BIG = 1008, 1007, 1009
 HUGE = 10 * MIB

@@ -15,7 +15,7 @@ EXCHANGES = re.findall(r"^```channel\n(.*?)^```", PAGE.read_text("utf-8"), re.DO
 
 
 def hear(client: ClientConnection) -> Any:
-    return json.loads(client.recv(timeout=10))
+    return json.loads(client.recv(timeout=30))
 
 
 def same(found: Any, expected: Any) -> bool:

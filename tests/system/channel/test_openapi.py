@@ -20,7 +20,7 @@ from headrace.testing import ServerProcess
 EXAMPLES = 21
 """Requests to each endpoint in each of the three ways."""
 
-TIMEOUT_S = 10
+TIMEOUT_S = 30
 
 MEMBERS = {"doc/1": "a", "map/1": "b", "uploaded/1": "c"}
 """Channels with different reducers, and who asks as a member of them."""

@@ -220,8 +220,8 @@ def test_requests_behind_a_join_that_waits_for_its_snapshot_do_not_overtake_it(
                 {"type": "leave", "channel": CHANNEL},
             ):
                 wire.send(json.dumps(message))
-            assert json.loads(wire.recv(timeout=10))["type"] == "welcome"
-        told = [json.loads(wire.recv(timeout=10)) for _ in range(3)]
+            assert json.loads(wire.recv(timeout=30))["type"] == "welcome"
+        told = [json.loads(wire.recv(timeout=30)) for _ in range(3)]
         assert [one["type"] for one in told] == ["joined", "sent", "left"]
     assert "Traceback" not in server.stderr
 

@@ -9,7 +9,7 @@ import msgpack
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-WAIT_S = 10
+WAIT_S = 30
 
 
 class Client:

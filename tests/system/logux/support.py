@@ -16,7 +16,7 @@ import pytest
 from tests.tools import node_tool, without
 
 HERE = Path(__file__).parent
-WAIT_S = 20.0
+WAIT_S = 30
 
 
 def install(directory: Path) -> Path:
@@ -70,8 +70,8 @@ class Host:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait(10)
-        self._reader.join(10)
+        self._process.wait(30)
+        self._reader.join(30)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):

@@ -23,7 +23,7 @@ sha256 = "{hashlib.sha256(b"correct").hexdigest()}"
 
 
 def hear(client: ClientConnection) -> Any:
-    return json.loads(client.recv(timeout=10))
+    return json.loads(client.recv(timeout=30))
 
 
 def same(found: Any, expected: Any) -> bool:

@@ -335,7 +335,7 @@ def test_an_application_hides_events_and_positions_differ(governed: Open) -> Non
 
 
 def test_a_silent_client_is_pinged_and_given_up(tmp_path: Path) -> None:
-    flags = ("--set=logux.ping_s=0.3", "--set=logux.timeout_s=0.5")
+    flags = ("--set=logux.ping_s=0.3", "--set=logux.timeout_s=2")
     with ServerProcess(tmp_path / "data", *flags) as server, ExitStack() as stack:
         client = Client(stack, logux_url(server))
         client.connect("one")

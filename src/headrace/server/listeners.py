@@ -1,0 +1,170 @@
+"""Listening sockets of the server: inherited from a service manager, or opened as configured.
+
+Inheriting follows sd_listen_fds(3): `LISTEN_FDS` sockets from descriptor 3 on, for the process `LISTEN_PID`,
+with the names `LISTEN_FDNAMES`. What answers on a socket is decided in `server.py`.
+"""
+
+import os
+import socket
+from collections.abc import Iterable, MutableMapping
+from typing import NamedTuple
+
+from headrace.config import Listen
+from headrace.config_values import Address
+from headrace.errors import ListenError
+
+BACKLOG = 1024
+NAMES = ("figg", "ws", "http")
+"""The listeners, as the settings and `LISTEN_FDNAMES` call them."""
+
+_EITHER = "figg, ws or http"
+_FIRST_DESCRIPTOR = 3
+_VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
+
+
+class Inherited(NamedTuple):
+    """An inherited socket as `assign` sees it."""
+
+    descriptor: int
+    name: str
+    address: Address
+
+    def __str__(self) -> str:
+        named = f"named {self.name!r}" if self.name else "without a name"
+        return f"inherited socket {self.descriptor} ({named}, {self.address})"
+
+
+class Listeners(NamedTuple):
+    figg: socket.socket
+    ws: socket.socket
+    http: socket.socket
+
+
+def open_listeners(configured: Listen, environ: MutableMapping[str, str]) -> Listeners:
+    """Return a listening socket for each listener, and remove the variables for inheriting.
+
+    An inherited socket takes the place of the listener's setting.
+    """
+    given = inherited_names(environ, os.getpid())
+    for variable in _VARIABLES:
+        environ.pop(variable, None)  # they are not for child processes
+    found: list[socket.socket] = []
+    try:
+        for number, name in enumerate(given):
+            found.append(_inherit(_FIRST_DESCRIPTOR + number, name))
+        seen = [
+            Inherited(sock.fileno(), name, _address(sock))
+            for sock, name in zip(found, given, strict=True)
+        ]
+        by_name = dict(zip(assign(seen, configured), found, strict=True))
+        for name in NAMES:
+            if name not in by_name:
+                by_name[name] = _listen(getattr(configured, name), name)
+                found.append(by_name[name])
+    except ListenError:
+        for sock in found:
+            sock.close()
+        raise
+    return Listeners(**by_name)
+
+
+def inherited_names(environ: MutableMapping[str, str], pid: int) -> list[str]:
+    """Return the names of the sockets that this process inherits; "" for a socket without a name."""
+    if environ.get("LISTEN_PID") != str(pid):
+        return []  # nothing is inherited, or the sockets are for another process
+    count = environ.get("LISTEN_FDS", "")
+    if not (count.isascii() and count.isdigit() and int(count) <= len(NAMES)):
+        raise ListenError(
+            f"LISTEN_FDS is {count!r}: the server inherits at most {len(NAMES)} sockets, "
+            f"one for each listener ({', '.join(NAMES)})"
+        )
+    names = environ.get("LISTEN_FDNAMES")
+    if names is None:
+        return [""] * int(count)
+    split = names.split(":") if names else []
+    if len(split) != int(count):
+        raise ListenError(
+            f"LISTEN_FDNAMES has {len(split)} names for the {count} inherited sockets of LISTEN_FDS"
+        )
+    return split
+
+
+def assign(inherited: Iterable[Inherited], configured: Listen) -> list[str]:
+    """Return for each inherited socket its listener: by its name, or else by the port in the settings."""
+    taken: dict[str, Inherited] = {}
+    for one in inherited:
+        name = one.name if one.name in NAMES else _listener_of(one.address, configured)
+        if name is None:
+            raise ListenError(
+                f"{one} belongs to no listener: name it {_EITHER} (FileDescriptorName=), "
+                f"or set a listener to its port"
+            )
+        if name in taken:
+            raise ListenError(
+                f"{taken[name]} and {one} are both for the listener {name}: pass one of them"
+            )
+        taken[name] = one
+    return list(taken)
+
+
+def address_text(sock: socket.socket) -> str:
+    """The socket's address as `HOST:PORT`."""
+    return str(_address(sock))
+
+
+def _listener_of(address: Address, configured: Listen) -> str | None:
+    """The port decides, since a service manager may listen on more hosts; the host where ports are equal."""
+    settings: dict[str, Address] = {name: getattr(configured, name) for name in NAMES}
+    of_port = [name for name in NAMES if settings[name].port == address.port]
+    exact = [name for name in of_port if settings[name] == address]
+    found = exact or of_port
+    return found[0] if len(found) == 1 else None
+
+
+def _inherit(descriptor: int, name: str) -> socket.socket:
+    called = f"inherited descriptor {descriptor}" + (f" ({name})" if name else "")
+    try:
+        sock = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise ListenError(f"{called} is not a socket: {error.strerror}") from error
+    try:
+        _check(sock, called)
+    except ListenError:
+        sock.detach()  # with a wrong LISTEN_FDS it may be a descriptor of the event loop
+        raise
+    sock.set_inheritable(False)
+    sock.setblocking(False)
+    return sock
+
+
+def _check(sock: socket.socket, called: str) -> None:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+        family = getattr(sock.family, "name", sock.family)
+        kind = getattr(sock.type, "name", sock.type)
+        raise ListenError(
+            f"{called} is a socket of {family} and {kind}: listeners take TCP sockets only"
+        )
+    if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        raise ListenError(
+            f"{called} is not listening: pass the listening socket itself (Accept=no)"
+        )
+
+
+def _listen(address: Address, name: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address.host, address.port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ListenError(
+            f"cannot listen on {address.host}:{address.port} for {name}: {error.strerror}"
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+def _address(sock: socket.socket) -> Address:
+    return Address(*sock.getsockname()[:2])

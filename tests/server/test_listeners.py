@@ -1,0 +1,116 @@
+"""Which listener an inherited socket belongs to, decided without sockets or processes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headrace.config import Listen
+from headrace.config_values import Address
+from headrace.errors import ListenError
+from headrace.server.listeners import Inherited, assign, inherited_names
+
+DEFAULTS = Listen()
+FREE = Listen(
+    figg=Address("127.0.0.1", 0), ws=Address("127.0.0.1", 0), http=Address("127.0.0.1", 0)
+)
+
+
+def given(fds: str, names: str | None = None, pid: int = 7) -> dict[str, str]:
+    environ = {"LISTEN_PID": str(pid), "LISTEN_FDS": fds}
+    return environ if names is None else environ | {"LISTEN_FDNAMES": names}
+
+
+def sockets(*described: tuple[str, str]) -> list[Inherited]:
+    return [
+        Inherited(3 + number, name, Address.parse(address))
+        for number, (name, address) in enumerate(described)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({}, []),
+        (given("2", pid=8), []),
+        ({"LISTEN_FDS": "3"}, []),
+        (given("0"), []),
+        (given("0", ""), []),
+        (given("2"), ["", ""]),
+        (given("3", "figg:ws:http"), ["figg", "ws", "http"]),
+        (given("2", ":ws"), ["", "ws"]),
+    ],
+)
+def test_sockets_are_inherited_by_the_process_they_are_for(
+    environ: dict[str, str], names: list[str]
+) -> None:
+    assert inherited_names(environ, 7) == names
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        (given("many"), "LISTEN_FDS is 'many'"),
+        (given(""), "LISTEN_FDS is ''"),
+        (given("-1"), "LISTEN_FDS is '-1'"),
+        (given("4"), "at most 3 sockets, one for each listener"),
+        (given("9" * 30), "at most 3 sockets"),
+        (given("3", "figg:ws"), "LISTEN_FDNAMES has 2 names for the 3 inherited sockets"),
+        (given("1", ""), "LISTEN_FDNAMES has 0 names for the 1 inherited sockets"),
+    ],
+)
+def test_variables_that_make_no_sense_are_refused(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(ListenError, match=words):
+        inherited_names(environ, 7)
+
+
+@pytest.mark.parametrize(
+    ("inherited", "listeners"),
+    [
+        ([("http", "127.0.0.1:1"), ("figg", "[::]:2")], ["http", "figg"]),
+        # A name counts more than a port, and names of units mean nothing.
+        ([("ws", "127.0.0.1:8119"), ("headrace.socket", "127.0.0.1:8121")], ["ws", "http"]),
+        ([("", "127.0.0.1:8121"), ("", "0.0.0.0:8120"), ("", "[::]:8119")], ["http", "ws", "figg"]),
+        ([], []),
+    ],
+)
+def test_a_socket_belongs_to_a_listener_by_name_or_else_by_port(
+    inherited: list[tuple[str, str]], listeners: list[str]
+) -> None:
+    assert assign(sockets(*inherited), DEFAULTS) == listeners
+
+
+def test_where_ports_are_equal_the_host_decides() -> None:
+    settings = Listen(figg=Address("127.0.0.1", 80), ws=Address("127.0.0.2", 80))
+    assert assign(sockets(("", "127.0.0.2:80")), settings) == ["ws"]
+    with pytest.raises(ListenError, match="belongs to no listener"):
+        assign(sockets(("", "127.0.0.3:80")), settings)
+
+
+@pytest.mark.parametrize(
+    ("inherited", "words"),
+    [
+        (
+            [("wombat", "127.0.0.1:99")],
+            r"inherited socket 3 \(named 'wombat', 127\.0\.0\.1:99\) belongs to no listener",
+        ),
+        ([("", "[::1]:99")], r"inherited socket 3 \(without a name, \[::1\]:99\) belongs to no"),
+        ([("figg", "127.0.0.1:1"), ("figg", "[::1]:1")], "3 .* and .* 4 .* both for the .* figg"),
+        ([("figg", "127.0.0.1:1"), ("", "127.0.0.1:8119")], "both for the listener figg"),
+    ],
+)
+def test_a_wrong_set_is_refused(inherited: list[tuple[str, str]], words: str) -> None:
+    with pytest.raises(ListenError, match=words):
+        assign(sockets(*inherited), DEFAULTS)
+
+
+def test_a_setting_of_port_0_matches_no_socket() -> None:
+    with pytest.raises(ListenError, match="belongs to no listener"):
+        assign(sockets(("", "127.0.0.1:8119")), FREE)
+
+
+def test_the_documented_socket_unit_fits_the_default_settings() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    addresses = re.findall(r"^ListenStream=(.+)$", manual, re.MULTILINE)
+    unit = sockets(*(("headrace.socket", address) for address in addresses))
+    assert assign(unit, DEFAULTS) == ["figg", "ws", "http"]
