@@ -313,6 +313,20 @@ def test_a_member_that_does_not_acknowledge_is_sent_a_window(
     assert b.texts()[:2] == ["2", "3"]
 
 
+def test_an_ack_that_comes_again_is_answered_with_what_is_durable(world: World) -> None:
+    """And not with one that came later and is not committed."""
+    a, b = Client(world, "a"), Client(world, "b")
+    first, second, third = (a.send(str(n)).offset or 0 for n in range(3))
+    answers: list[int] = []
+    for offset in (second, first, third):
+        b.channel.ack(b.member, offset, answers.append, world.refused)
+    world.commit()
+    world.commit()
+    assert answers == [second, second]
+    world.commit()
+    assert answers == [second, second, third]
+
+
 def test_a_connection_without_room_goes_on_when_it_has_some(world: World) -> None:
     a, b = Client(world, "a"), Client(world, "b")
     b.has_room = False
@@ -732,6 +746,19 @@ def test_an_uploaded_state_is_kept_and_an_older_one_never_replaces_it(world: Wor
     assert world.snapshot is not None and world.snapshot.content.data == b"2"
     world.settle_broker()
     assert world.disk.start.ordinal == 2
+
+
+def test_a_state_is_shown_when_it_is_durable(world: World) -> None:
+    world.rule = rule("uploaded")
+    a = Client(world, "a")
+    offset = a.send("x").offset or 0
+    shown: list[Any] = []
+    upload(a.channel, offset, Content(b"1", True), lambda _: None, lambda _: None)
+    world.channels.load_snapshot(NAME, shown.append, shown.append)
+    assert not shown
+    world.commit_all()
+    assert [one.content.data for one in shown] == [b"1"]
+    assert world.snapshot == shown[0]
 
 
 def test_what_an_uploaded_state_stands_for_is_missed_by_who_was_away(world: World) -> None:

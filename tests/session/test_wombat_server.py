@@ -5,8 +5,11 @@ import pytest
 
 from headrace.errors import LocalProtocolError
 from headrace.session.server import Attach, Close, Detach, Publish
-from headrace.session.units import REPEATS_MAX
-from headrace.session.wombat_server import WombatServerSession
+from headrace.session.wombat_server import (
+    REMEMBERED_BYTES_MAX,
+    REMEMBERED_S,
+    WombatServerSession,
+)
 from headrace.wire import wombat
 from headrace.wire.wombat_decoder import ClientDecoder
 
@@ -94,14 +97,76 @@ def test_a_number_that_came_before_is_acknowledged_and_not_stored_again() -> Non
     assert session.finished
 
 
-def test_of_a_read_with_old_and_new_numbers_only_the_new_are_stored() -> None:
+def test_of_a_read_with_old_and_new_publishes_only_the_new_are_stored() -> None:
     session = made()
     session.stored(published(session, publishes(1, 2)).unit)
     acks(session)
-    command = published(session, [*publishes(2, 3, payload=b"y"), *publishes(2, 4, topic="u")])
-    assert command.records == {"t": [b"\0\0\0\1y"], "u": [b"\0\0\0\1x"]}
+    command = published(session, [*publishes(2, 3), *publishes(4, topic="u")])
+    assert command.records == {"t": [b"\0\0\0\1x"], "u": [b"\0\0\0\1x"]}
     session.stored(command.unit)
     assert acks(session) == [("t", 3), ("u", 4)]
+
+
+def test_publishes_are_the_same_only_by_topic_number_and_payload() -> None:
+    session = made()
+    for topic, payload in (("a", b"x"), ("b", b"x"), ("a", b"y")):
+        messages = publishes(0, topic=topic, payload=payload)
+        command = published(session, messages)
+        assert command.records == {topic: [b"\0\0\0\1" + payload]}
+        assert session.receive_messages(messages, 2.0) == []
+        session.stored(command.unit)
+        assert acks(session) == [(topic, 0)]
+    assert session.repeats == 3
+
+
+def test_a_client_may_count_for_each_topic() -> None:
+    session = made()
+    first = published(session, [*publishes(0, topic="a"), *publishes(0, topic="b")])
+    assert first.records.keys() == {"a", "b"}
+    second = published(session, [*publishes(1, 2, topic="a"), *publishes(1, topic="b")])
+    session.stored(second.unit)
+    assert acks(session) == [], "numbers below are under way"
+    session.stored(first.unit)
+    assert acks(session) == [("a", 2), ("b", 1)]
+    assert session.receive_messages(publishes(1, topic="b"), 2.0) == []
+    assert acks(session) == [("b", 1)]
+
+
+def test_numbers_of_each_topic_turn_on_their_own() -> None:
+    session = made()
+    ahead = published(session, publishes(LAST - 1, LAST, 0, topic="a"))
+    behind = published(session, publishes(LAST, topic="b"))
+    session.stored(behind.unit)
+    assert acks(session) == []
+    session.stored(ahead.unit)
+    assert acks(session) == [("a", 0), ("b", LAST)]
+    assert session.receive_messages(publishes(LAST, topic="a"), 2.0) == []
+    turned = published(session, publishes(0, topic="b"))
+    assert session.receive_messages(publishes(LAST, topic="b"), 2.0) == []
+    session.stored(turned.unit)
+    assert acks(session) == [("b", 0), ("a", LAST)]
+
+
+def test_a_busy_topic_does_not_keep_another_waiting_for_ever() -> None:
+    """A client that counts for each topic has low numbers under way on one of them at any time."""
+    session = made()
+    low = published(session, publishes(0, topic="b"))
+    high = published(session, publishes(1000, topic="a"))
+    session.stored(high.unit)
+    assert acks(session) == [], "with one counter for both, 1000 would stand for 0 too"
+    next_low = published(session, publishes(1, topic="b"))
+    session.stored(low.unit)
+    assert acks(session) == [("b", 0), ("a", 1000)]
+    session.stored(next_low.unit)
+    assert acks(session) == [("b", 1)]
+
+
+def test_what_is_discarded_is_not_acknowledged_as_a_repeat() -> None:
+    session = made()
+    command = published(session, publishes(0))
+    assert session.receive_messages(publishes(0), 0.0) == []
+    session.discard(command)
+    assert acks(session) == []
 
 
 def test_numbers_below_the_first_are_new_too() -> None:
@@ -260,15 +325,34 @@ def test_a_discarded_unit_is_never_acknowledged() -> None:
 
 def test_publishes_that_come_again_and_again_cost_a_bounded_amount() -> None:
     session = made()
-    first = published(session, publishes(0))
-    for number in range(5000):
+    commands = [published(session, publishes(0, topic=f"t{number}")) for number in range(3000)]
+    for number in range(3000):
         assert session.receive_messages(publishes(0, topic=f"t{number}"), 2.0) == []
         assert acks(session) == [], "still under way"
-    session.stored(first.unit)
-    again = acks(session)
-    assert ("t", 0) in again
-    assert len(again) <= REPEATS_MAX + 1
+    for command in commands:
+        session.stored(command.unit)
+    assert len(acks(session)) == 3000
     assert session.finished
+    units = session._units
+    assert units is not None and not units.size and not units._repeats
+
+
+def test_of_acknowledged_publishes_the_newest_are_remembered_for_a_while() -> None:
+    session = made()
+    for number in range(100):
+        session.stored(published(session, publishes(number, payload=b"x" * 10_000)).unit)
+        acks(session)
+    numbers = session._numbers
+    assert numbers is not None and numbers.bytes <= REMEMBERED_BYTES_MAX + 10_100
+    assert session.receive_messages(publishes(99, 98, 97, payload=b"x" * 10_000), 0.0) == []
+    assert acks(session) == [("t", 99)]
+    again = published(session, publishes(0, payload=b"x" * 10_000))
+    session.receive_messages([wombat.encode_ping(1)], REMEMBERED_S + 1.0)
+    assert numbers.bytes, "this one is under way"
+    session.stored(again.unit)
+    assert acks(session) == [("t", 0)], "forgotten, and stored twice"
+    session.receive_messages([wombat.encode_ping(1)], REMEMBERED_S + 1.0)
+    assert not numbers.bytes
 
 
 def test_publishes_come_before_what_else_a_read_brought() -> None:

@@ -166,7 +166,7 @@ class Receiving(ChannelState):
         # Without that, it may be a snapshot that is acknowledged, behind which it has sent something itself.
         is_confirmed = member.acked is None and member.standing is Standing.MEMBER
         if offset <= member.offset and (is_confirmed or offset < self.topic.start_offset):
-            self.after_changes(lambda: answer(member.confirmed[0]))
+            self._answer_with_cursor(member, answer)
             self.hub.look_later(self)  # its cursor may have moved by what it has sent itself
             return
 
@@ -188,11 +188,17 @@ class Receiving(ChannelState):
                     )
                 )
             elif found.offset < member.offset:
-                self.after_changes(lambda: answer(member.confirmed[0]))
+                self._answer_with_cursor(member, answer)
             else:
                 self._acknowledge(member, found.offset, found.ordinal, answer)
 
         look()
+
+    def _answer_with_cursor(self, member: Member, answer: Callable[[int], None]) -> None:
+        """Acknowledge again what was acknowledged before, when that is durable."""
+        # As it is now: what moves it while this waits may not be durable when this is answered.
+        cursor = member.confirmed[0]
+        self.after_changes(lambda: answer(cursor))
 
     def _boundary(self, member: Member, offset: int) -> Position | None:
         """Behind the message that ends at an offset, and those of the member that follow."""

@@ -15,6 +15,7 @@ from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
 from headrace.broker.channel_joining import Joining
 from headrace.broker.channel_member import Member, Subscriber
+from headrace.broker.channel_notes import Snapshot
 from headrace.broker.channel_state import ChannelState
 from headrace.broker.snapshots import Snapshots
 from headrace.errors import BadTopicNameError
@@ -105,6 +106,25 @@ class Channels:
         channel = self._known.get(one.topic.name.removeprefix(CHANNEL_PREFIX))
         if channel is not None:
             channel.committed(one)
+
+    def load_snapshot(
+        self,
+        name: str,
+        done: Callable[[Snapshot | None], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Load the snapshot of a channel for someone else: it is given when it is durable."""
+        channel = self.get(name)
+
+        def loaded(found: Snapshot | None) -> None:
+            channel.after_changes(lambda: done(found))
+            self.rest(channel)
+
+        def not_loaded(reason: str) -> None:
+            failed(reason)
+            self.rest(channel)
+
+        self.snapshots.load(name, loaded, not_loaded)
 
     def lost(self, subscriber: Subscriber, processor: str, joined: Mapping[str, Channel]) -> None:
         """A connection has ended; a few channels a step, so that nobody waits for thousands of them."""

@@ -17,7 +17,7 @@ class Snapshots(Protocol):
         done: Callable[[Snapshot | None], None],
         failed: Callable[[str], None],
     ) -> None:
-        """May call back at once."""
+        """May call back at once, and with one that is being stored."""
 
     def save(
         self,

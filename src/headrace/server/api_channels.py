@@ -189,7 +189,11 @@ class ChannelsApi:
 
     async def snapshot(self, request: Request) -> Response:
         name = self._named(request)
-        snapshot = await self._snapshot(name)
+        snapshot: Snapshot | None = await _answer(
+            lambda done, refuse: self._channels.load_snapshot(
+                name, done, lambda reason: refuse(ChannelError("unavailable", reason))
+            )
+        )
         if snapshot is None:
             raise _refusal(ChannelError("not-found", f"channel {name!r} has no snapshot"))
         if RAW not in request.headers.get("accept", ""):

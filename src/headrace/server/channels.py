@@ -187,7 +187,7 @@ class ChannelConnection(ChannelSubscriber):
             elif isinstance(message, wire.Leave):
                 self._leave(name, say)
             elif isinstance(message, wire.Snapshot):
-                self._hub.channels.snapshots.load(
+                self._hub.channels.load_snapshot(
                     name,
                     lambda found: say(
                         {"type": "snapshot", "channel": name, "snapshot": self._snapshot(found)}

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
+from headrace.broker.logux_echoes import Echoes, Origin
 from headrace.broker.logux_log import LoguxLog, NewEvent
 from headrace.broker.subscription import Encode, Slice, Subscription
 from headrace.config_protocols import LoguxSettings
@@ -15,7 +16,7 @@ from headrace.errors import BadTopicNameError
 from headrace.log.event_ids import EventIds
 from headrace.log.runner import Runner
 from headrace.log.store import Topic
-from headrace.logux_envelope import Event
+from headrace.logux_envelope import Created, Event, Number
 from headrace.model import Position, check_topic_name
 from headrace.server.connection import Connections, Pause
 from headrace.server.credentials import Credentials
@@ -25,6 +26,7 @@ from headrace.session.logux5_ledger import Ledger
 from headrace.session.logux5_server import Logux5ServerSession, is_protocol_5
 from headrace.session.logux_server import LoguxServerSession
 from headrace.session.logux_session import Add, Authenticate, Incoming, LoguxSession
+from headrace.session.units import Unit
 from headrace.wire import logux, websocket
 from headrace.wire.logux_events import ChannelEvents, Outgoing, outgoing
 
@@ -120,6 +122,18 @@ class Logux:
                 partial(self.shared.metrics.count, "duplicates_refused_total"),
             )
         return log
+
+    def echoes(
+        self,
+        topic: str,
+        host: str | Number,
+        synced: int,
+        may_see: Callable[[Event, Created, Origin], bool],
+    ) -> Echoes:
+        """For a connection of a host that has so many records of the log."""
+        store = self.shared.broker.store
+        handle = store.topic(topic)
+        return Echoes(handle, store, self._runner, host=host, synced=synced, may_see=may_see)
 
     def events(self, topic: str, at: Position, records: Sequence[bytes]) -> list[Outgoing]:
         """The events of a commit, the same objects for everyone who asks."""
@@ -228,14 +242,14 @@ class LoguxConnection(WebSocketConnection):
         may = [self._may_send(one) for one in command.events]
         if not all(may):
             self._feed.refuse(unit, may)
-        events = [
-            NewEvent.of(one.payload, one.created)
-            for one, is_allowed in zip(command.events, may, strict=True)
-            if is_allowed
-        ]
+        events = [one for one, is_allowed in zip(command.events, may, strict=True) if is_allowed]
         self._under_way(size)
+        self._feed.sift(events, lambda kept: self._store(kept, unit, size))
+
+    def _store(self, events: Sequence[Incoming], unit: Unit, size: int) -> None:
         if events:
-            self.logux.log(self.topic).add(events, lambda: self._stored(unit, size))
+            new = [NewEvent.of(one.payload, one.created) for one in events]
+            self.logux.log(self.topic).add(new, lambda: self._stored(unit, size))
         else:
             self._stored(unit, size)
 

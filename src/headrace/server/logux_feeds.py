@@ -1,13 +1,14 @@
 """What a Logux connection gets of its log: all of it, or in protocol 5 the channels that it asks for."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from headrace.broker.logux_echoes import Echoes, Origin, Sent
 from headrace.broker.subscription import State, Subscription
-from headrace.logux_envelope import BadEnvelopeError, keys_of_id
+from headrace.logux_envelope import BadEnvelopeError, Created, Event, keys_of_id
 from headrace.model import Position
 from headrace.session.logux5_server import (
     DENIED,
@@ -18,6 +19,7 @@ from headrace.session.logux5_server import (
     Unsubscribe,
 )
 from headrace.session.logux_server import Follow, LoguxServerSession
+from headrace.session.logux_session import Incoming
 from headrace.session.units import Unit
 from headrace.wire.logux5 import client_of
 from headrace.wire.logux_events import Outgoing, outgoing_of
@@ -41,6 +43,9 @@ class Feed(Protocol):
     def refuse(self, unit: Unit, may: Sequence[bool]) -> None:
         """The application does not take all of what is to be stored."""
 
+    def sift(self, events: Sequence[Incoming], keep: Callable[[list[Incoming]], None]) -> None:
+        """Go on with those that the log may lack, in the order in which messages came."""
+
     def let_in(self) -> None:
         """The peer is who it says."""
 
@@ -62,15 +67,30 @@ class WholeLog:
         self._session = session
         self._born = 0
         """How many records there were when the peer came: later ones of its own it has."""
+        self._echoes: Echoes | None = None
 
     def do(self, command: object) -> None:
         assert isinstance(command, Follow)
         connection = self._connection
         self._born = connection.store_topic.end_ordinal
+        self._echoes = connection.logux.echoes(
+            connection.topic, self._session.peer, command.ordinal, self._may_see
+        )
         connection.follow(connection.topic, command.ordinal, self._encode)
 
     def refuse(self, unit: Unit, may: Sequence[bool]) -> None:
         """Peers are not told."""
+
+    def sift(self, events: Sequence[Incoming], keep: Callable[[list[Incoming]], None]) -> None:
+        assert self._echoes is not None
+
+        def found(echoes: list[bool]) -> None:
+            keep([one for one, is_echo in zip(events, echoes, strict=True) if not is_echo])
+
+        self._echoes.sift([Sent(one.event, one.created) for one in events], found)
+
+    def _may_see(self, event: Event, created: Created, origin: Origin) -> bool:
+        return self._connection.may("see", event, {"created": created, "origin": origin})
 
     def let_in(self) -> None:
         """The peer says itself how far it is."""
@@ -112,6 +132,9 @@ class Channels:
 
     def refuse(self, unit: Unit, may: Sequence[bool]) -> None:
         self._session.denied(unit, may)
+
+    def sift(self, events: Sequence[Incoming], keep: Callable[[list[Incoming]], None]) -> None:
+        keep(list(events))  # ids never change
 
     def let_in(self) -> None:
         session = self._session

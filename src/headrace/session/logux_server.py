@@ -4,9 +4,15 @@ Two dialects share it, the seed's (0.0) and that of the npm packages (0.1): they
 and credentials, and the first message says which it is. A `sync` of a client may have several events, ours
 have one each.
 
-Clients raise the position they ask for next time to any number they see, so no `ping` or `pong` may name one
-above `sent`. And when they connect again they send back what they got from us since our last `synced`: so
-after each exchange we ask by a `ping` how far its own log reaches, and say `synced` to that.
+`synced` is the only acknowledgement. It answers one `sync`, repeats that message's number, and waits until
+the events of this and every earlier `sync` are durable. The numbers in a client's `ping` and `pong` say how
+far the client's own log reaches, which may be far ahead of what it has sent: they are never answered with
+`synced`.
+
+Clients raise the position they ask for next time to any number they see, so no `ping` or `pong` may name
+one above `sent`. When the last `sync` is answered, a `pong` tells the client that number. It covers the
+client's own events, so that the client does not ask for them when it connects again. It is no `ping`, because
+clients of npm fail when a message that they have to answer meets them while they disconnect.
 """
 
 from collections.abc import Sequence
@@ -35,17 +41,13 @@ class _Dialect(Enum):
 
 
 class LoguxServerSession(LoguxSession):
-    __slots__ = ("_ask_again", "_asked", "_dialect", "_pongs", "_synced")
+    __slots__ = ("_dialect", "_synced")
 
     def __init__(self, host: str) -> None:
         super().__init__(host)
         self._dialect = _Dialect.UNKNOWN
         self._synced: Number = 0
         """How much of our log the peer had when it came."""
-        self._pongs: set[int] = set()
-        """Units that answer a `pong`, and are no reason to ask again."""
-        self._asked = self._ask_again = False
-        """Whether the peer was asked how far its log reaches, and has got more since."""
 
     def turn_away(self) -> Close:
         self._error("Wrong credentials", "auth", ["wrong-credentials"])
@@ -66,7 +68,7 @@ class LoguxServerSession(LoguxSession):
         credentials = options
         if is_npm:
             credentials = options.get("credentials") if isinstance(options, dict) else None
-        self._synced = message.synced
+        self._synced = self._told = message.synced
         return Authenticate(message.host, credentials)
 
     def _welcome(self, now_ms: int, credentials: Any) -> list[NamedTuple]:
@@ -79,14 +81,12 @@ class LoguxServerSession(LoguxSession):
         return [Follow(int(self._synced))]
 
     def _synced_came(self, count: int) -> None:
-        self._ask()
+        """The next `connect` says how much of our log the peer has."""
 
     def _heard(self, message: logux.Message, now_ms: int, commands: list[NamedTuple]) -> None:
         if isinstance(message, logux.Sync):
             commands.append(self._sync(message))
-        elif isinstance(message, logux.Pong):
-            self._pong(message.synced)
-        else:
+        elif not isinstance(message, logux.Pong):
             name = message_name(message)
             text = f"Unknown message type `{name}`"
             self._error(text, "protocol", ["unknown-message", name])
@@ -103,35 +103,12 @@ class LoguxServerSession(LoguxSession):
             events = [one for _, one in sorted(zip(stamps, events, strict=True), key=_age)]
         return Add(events, self._unit(message.added))
 
-    def _ask(self) -> None:
-        """How far does your log reach? And: so far have you got ours."""
-        if self._asked:
-            self._ask_again = True
-        else:
-            self._asked = True
-            self._send(["ping", self.sent])
-
-    def _pong(self, position: Number) -> None:
-        if self._asked:
-            # Behind what it has sent us before: until that is stored, nothing up to here is.
-            unit = self._unit(position)
-            self._publishes_under_way().stored(unit)
-            self._pongs.add(unit.lowest)
-            self._asked = False
-        if self._ask_again:
-            self._ask_again = False
-            self._ask()
-
     def _acknowledge(self, ready: Sequence[Unit]) -> None:
         """One for each: clients count them."""
-        stored = False
         for unit in sorted(ready, key=lambda one: one.lowest):
             self._send(["synced", self._numbers.pop(unit.lowest)])
-            stored |= unit.lowest not in self._pongs
-            self._pongs.discard(unit.lowest)
-        if stored:
-            # Its own events lie before `sent` now: it need not get them when it comes again.
-            self._ask()
+        if self.finished and self.sent > self._told:
+            self._tell("pong")
 
     # Refusals
 

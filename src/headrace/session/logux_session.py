@@ -43,7 +43,7 @@ class _State(Enum):
 class LoguxSession(ServerSession):
     __slots__ = (
         *("_binary", "_connected_ms", "_count", "_held", "_host", "_numbers", "_state"),
-        *("closed", "peer", "sent"),
+        *("_told", "closed", "peer", "sent"),
     )
 
     def __init__(self, host: str) -> None:
@@ -61,6 +61,8 @@ class LoguxSession(ServerSession):
         self.peer: str | Number = ""
         self.sent = 0
         """How many records of the log the peer has, or is not to see: set by whoever sends them."""
+        self._told: Number = 0
+        """The last such number that the peer has heard of, or has named itself."""
 
     @property
     def binary(self) -> bool:
@@ -115,7 +117,7 @@ class LoguxSession(ServerSession):
     def ping(self) -> None:
         """Ask whether the peer is there."""
         if self._state is _State.OPEN:
-            self._send(["ping", self.sent])
+            self._tell("ping")
 
     def discard(self, command: object) -> None:
         if isinstance(command, Add):
@@ -151,7 +153,7 @@ class LoguxSession(ServerSession):
             if isinstance(message, logux.Connect):
                 commands.append(self._bad("connect comes once"))
             elif isinstance(message, logux.Ping):
-                self._send(["pong", self.sent])
+                self._tell("pong")
             elif isinstance(message, logux.Synced):
                 self._synced_came(1)
             elif not isinstance(message, logux.Error):
@@ -172,6 +174,11 @@ class LoguxSession(ServerSession):
         self._numbers[self._count] = number
         self._publishes_under_way().add(unit)
         return unit
+
+    def _tell(self, name: str) -> None:
+        """Say how much of the log the peer has."""
+        self._told = self.sent
+        self._send([name, self.sent])
 
     def _send(self, message: list[Any]) -> None:
         self._out.append(logux.encode(message, binary=self._binary))

@@ -1,23 +1,53 @@
 """Which publishes of a connection are not acknowledged yet, and which may be now.
 
-A *unit* is the publishes of one read. ACK n may go out when no unit that is still under way holds a number
-at or below n, so units that finish out of turn (topics may differ in durability) wait for the others.
+A *unit* is the publishes of one read. Units that finish out of turn (topics may differ in durability) wait
+for the others, until an ACK is true whichever way the client takes it:
+
+- A client with one counter for all topics takes ACK n for everything up to n. So no unit under way may hold a
+  number at or below n. Where topics are acknowledged one by one, a unit that came when this one was durable
+  already does not count: with one counter its numbers are higher, and with a counter for each topic it
+  must not keep the other topics waiting for ever.
+- A client with a counter for each topic takes ACK n of a topic for everything up to n in that topic. So no
+  unit under way may hold a number at or below n in the same topic.
 """
 
+from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import NamedTuple
+
 from headrace.errors import LocalProtocolError
+
+
+class Range(NamedTuple):
+    """Numbers as they are: never wrapped."""
+
+    lowest: int
+    highest: int
 
 
 class Unit:
     """Publishes that came in one read. Numbers are compared as they are: never wrapped."""
 
-    __slots__ = ("done", "highest", "lowest", "topics")
+    __slots__ = ("came", "done", "highest", "lowest", "size", "topics")
 
-    def __init__(self, lowest: int, highest: int, topics: dict[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        lowest: int,
+        highest: int,
+        topics: Mapping[str, Range] | None = None,
+        size: int = 0,
+    ) -> None:
         self.lowest = lowest
         self.highest = highest
         self.topics = topics
-        """The highest number of each topic, where a protocol acknowledges by topic."""
-        self.done = False
+        """The same for each topic by its own numbers, where a protocol acknowledges by topic."""
+        self.size = size
+        """What it takes to remember its publishes, where a protocol does."""
+        self.came = 0
+        """How many units came before it."""
+        self.done: int | None = None
+        """When it became durable: how many units had come until then."""
 
 
 REPEATS_MAX = 1024
@@ -27,49 +57,97 @@ REPEATS_MAX = 1024
 class Units:
     """The publishes of one connection that are not acknowledged yet."""
 
-    __slots__ = ("_news", "_repeats", "_units")
+    __slots__ = ("_came", "_news", "_repeats", "_units", "size")
 
     def __init__(self) -> None:
         self._units: list[Unit] = []
-        self._repeats: dict[str, int] = {}
-        """The highest number of each topic that came again, stored before or being stored."""
+        """In the order in which they came."""
+        self._came = 0
+        self._repeats: dict[str, Unit] = {}
+        """For each topic the highest number that came again, stored before or being stored."""
         self._news = False
         """Whether a unit has become durable since the last answer."""
+        self.size = 0
+        """What it takes to remember them."""
 
     def __len__(self) -> int:
         return len(self._units)
 
     def add(self, unit: Unit) -> None:
+        unit.came = self._came
+        self._came += 1
         self._units.append(unit)
+        self.size += unit.size
 
-    def repeat(self, topic: str, number: int) -> None:
-        """A number has come again: it is acknowledged again, as soon as nothing below it is under way."""
-        if topic in self._repeats or len(self._repeats) < REPEATS_MAX:
-            self._repeats[topic] = max(number, self._repeats.get(topic, 0))
-            self._news = True
+    def repeat(self, topic: str, number: int, number_of_topic: int) -> None:
+        """A publish has come again: it is acknowledged again, like a unit that is durable."""
+        known = self._repeats.get(topic)
+        if known is None and len(self._repeats) >= REPEATS_MAX:
+            return
+        if known is not None and known.topics is not None:
+            number = max(number, known.highest)
+            number_of_topic = max(number_of_topic, known.topics[topic].highest)
+        again = Unit(number, number, {topic: Range(number_of_topic, number_of_topic)})
+        again.done = self._came
+        self._repeats[topic] = again
+        self._news = True
 
     def stored(self, unit: Unit) -> None:
-        if unit.done:
+        if unit.done is not None:
             raise LocalProtocolError("a unit is stored once")
-        unit.done = self._news = True
+        unit.done = self._came
+        self._news = True
 
     def discard(self, unit: Unit) -> None:
         self._units.remove(unit)
+        self.size -= unit.size
+        # What came again may be of this unit, which is never stored.
+        self._repeats.clear()
 
     def take(self) -> list[Unit]:
         """The units that may be acknowledged by now; they are forgotten here."""
         if not self._news:
             return []
         self._news = False
-        waiting = min((one.lowest for one in self._units if not one.done), default=None)
-        ready: list[Unit] = []
-        kept: list[Unit] = []
-        for one in self._units:
-            may = one.done and (waiting is None or one.highest < waiting)
-            (ready if may else kept).append(one)
-        self._units = kept
-        for topic, number in list(self._repeats.items()):
-            if waiting is None or number < waiting:
-                del self._repeats[topic]
-                ready.append(Unit(number, number, {topic: number}))
+        waiting = [one for one in self._units if one.done is None]
+        if not waiting:
+            ready, self._units = self._units, []
+            ready += self._repeats.values()
+            self._repeats = {}
+        else:
+            obstacles = _Obstacles(waiting)
+            ready = [one for one in self._units if obstacles.let_pass(one)]
+            self._units = [one for one in self._units if not obstacles.let_pass(one)]
+            for topic, one in list(self._repeats.items()):
+                if obstacles.let_pass(one):
+                    ready.append(self._repeats.pop(topic))
+        self.size -= sum(one.size for one in ready)
         return ready
+
+
+class _Obstacles:
+    """Units under way, in the order in which they came."""
+
+    def __init__(self, waiting: list[Unit]) -> None:
+        self._came = [one.came for one in waiting]
+        self._lowest = list(accumulate((one.lowest for one in waiting), min))
+        """The lowest number of each and those before it."""
+        self._by_topic: dict[str, int] = {}
+        for one in waiting:
+            for topic, numbers in (one.topics or {}).items():
+                known = self._by_topic.get(topic, numbers.lowest)
+                self._by_topic[topic] = min(known, numbers.lowest)
+
+    def let_pass(self, one: Unit) -> bool:
+        if one.done is None:
+            return False
+        if one.topics is None:
+            return one.highest < self._lowest[-1]
+        before = bisect_left(self._came, one.done)
+        if before and self._lowest[before - 1] <= one.highest:
+            return False
+        by_topic = self._by_topic
+        return all(
+            topic not in by_topic or numbers.highest < by_topic[topic]
+            for topic, numbers in one.topics.items()
+        )

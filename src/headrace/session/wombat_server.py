@@ -1,6 +1,6 @@
 """The server's side of one Wombat connection, without I/O: messages in, commands out; events in, bytes out.
 
-Besides what every session keeps: which sequence numbers it has brought (a client sends again what was not
+Besides what every session keeps: which publishes it has brought (a client sends again what was not
 acknowledged within two seconds), where it asked to be attached, and when it was last heard of.
 """
 
@@ -8,9 +8,15 @@ from collections.abc import Sequence
 
 from headrace.session.numbers import Numbers
 from headrace.session.server import Attach, Command, Detach, Publish, TopicSession
-from headrace.session.units import Unit
+from headrace.session.units import Range, Unit, Units
 from headrace.wire import wombat
 from headrace.wire.wombat_decoder import ServerDecoder
+
+REMEMBERED_BYTES_MAX = 1 << 18
+"""Publishes that are remembered besides those under way: a client may have sent them again before it got the
+acknowledgement."""
+REMEMBERED_S = 30.0
+"""How long they are remembered: many times the two seconds after which clients send again."""
 
 
 class WombatServerSession(TopicSession):
@@ -32,7 +38,7 @@ class WombatServerSession(TopicSession):
         commands: list[Command] = []
         for message in self._wombat.receive(messages):
             if isinstance(message, wombat.Publishes):
-                self._publishes(message, commands)
+                self._publishes(message, now, commands)
             elif isinstance(message, wombat.Ping):
                 self.heard(now)
                 self._out.append(wombat.encode_pong(message.timestamp))
@@ -42,6 +48,7 @@ class WombatServerSession(TopicSession):
                 commands.append(Detach(message.topic))
             else:
                 commands.append(self.refuse(message.reason, message.code))
+        self._forget(now)
         return commands
 
     def heard(self, now: float) -> None:
@@ -76,54 +83,83 @@ class WombatServerSession(TopicSession):
             return Attach(message.topic, 0)
         return Attach(message.topic, serial.offset, serial.epoch, message.serial)
 
-    def _publishes(self, message: wombat.Publishes, commands: list[Command]) -> None:
+    def _publishes(self, message: wombat.Publishes, now: float, commands: list[Command]) -> None:
         if self._numbers is None:
             self._numbers = Numbers()
-        if message.in_order:
-            first = self._numbers.unwrap(message.first)
-            last = first + sum(map(len, message.records.values())) - 1
-            if self._numbers.add_run(first, last):
-                topics = {
-                    name: first + (of[-1] - message.first) % wombat.SEQUENCE_NUMBERS
-                    for name, of in message.numbers.items()
-                }
-                unit = Unit(first, last, topics)
-                self._publishes_under_way().add(unit)
-                # First, so that a refusal of anything else in this read does not cost them.
-                commands.insert(0, Publish(message.records, unit))
-                return
-        self._one_by_one(message, self._numbers, commands)
-
-    def _one_by_one(
-        self, message: wombat.Publishes, numbers: Numbers, commands: list[Command]
-    ) -> None:
-        """A number that has come before is not stored again, only acknowledged."""
         units = self._publishes_under_way()
+        command = self._all_new(message, self._numbers, now)
+        if command is None:
+            command = self._only_new(message, self._numbers, units, now)
+        if command is not None:
+            units.add(command.unit)
+            # First, so that a refusal of anything else in this read does not cost them.
+            commands.insert(0, command)
+
+    def _forget(self, now: float) -> None:
+        """Let go of what no client sends again."""
+        if self._numbers is not None and self._numbers.bytes:
+            under_way = self._publishes_under_way().size
+            before = now - REMEMBERED_S if not under_way else 0.0
+            self._numbers.forget(REMEMBERED_BYTES_MAX + under_way, before)
+
+    def _all_new(self, message: wombat.Publishes, numbers: Numbers, now: float) -> Publish | None:
+        """Take publishes that go on behind those before them; None when one of them may not."""
+        firsts: list[int] = []
+        for name, of in message.numbers.items():
+            first = numbers.unwrap_of(name, of[0])
+            if not numbers.is_ahead(name, first) or not (message.in_order or _is_run(of)):
+                return None
+            firsts.append(first)
+        lowest, highest = [], []
+        topics: dict[str, Range] = {}
+        before = numbers.bytes
+        for (name, of), first in zip(message.numbers.items(), firsts, strict=True):
+            last = numbers.add_ahead(name, of, first, message.records[name], now)
+            topics[name] = Range(first, last)
+            lowest.append(numbers.unwrap(of[0]))
+            highest.append(lowest[-1] + last - first)
+        numbers.heard(max(highest))
+        unit = Unit(min(lowest), max(highest), topics, numbers.bytes - before)
+        return Publish(message.records, unit)
+
+    def _only_new(
+        self, message: wombat.Publishes, numbers: Numbers, units: Units, now: float
+    ) -> Publish | None:
+        """Take them one by one: what has come before is not stored again, only acknowledged."""
         fresh: dict[str, list[bytes]] = {}
-        taken: dict[str, list[int]] = {}
+        topics: dict[str, Range] = {}
+        taken: list[int] = []
+        before = numbers.bytes
         for name, records in message.records.items():
+            of_topic: list[int] = []
             for wire_number, record in zip(message.numbers[name], records, strict=True):
                 number = numbers.unwrap(wire_number)
-                if numbers.add(number):
+                number_of_topic = numbers.unwrap_of(name, wire_number)
+                numbers.heard(number)
+                if numbers.add(name, number_of_topic, record, now):
                     fresh.setdefault(name, []).append(record)
-                    taken.setdefault(name, []).append(number)
+                    of_topic.append(number_of_topic)
+                    taken.append(number)
                 else:
                     self.repeats += 1
-                    units.repeat(name, number)
-        if fresh:
-            unit = Unit(
-                min(map(min, taken.values())),
-                max(map(max, taken.values())),
-                {topic: max(of) for topic, of in taken.items()},
-            )
-            units.add(unit)
-            commands.insert(0, Publish(fresh, unit))
+                    units.repeat(name, number, number_of_topic)
+            if of_topic:
+                topics[name] = Range(min(of_topic), max(of_topic))
+        if not fresh:
+            return None
+        unit = Unit(min(taken), max(taken), topics, numbers.bytes - before)
+        return Publish(fresh, unit)
 
     def _acknowledge(self, ready: Sequence[Unit]) -> None:
         """One ACK for each topic, with the highest number of it."""
         highest: dict[str, int] = {}
         for unit in ready:
-            for topic, number in (unit.topics or {}).items():
-                highest[topic] = max(number, highest.get(topic, 0))
+            for topic, numbers in (unit.topics or {}).items():
+                highest[topic] = max(numbers.highest, highest.get(topic, 0))
         for topic, number in highest.items():
             self._out.append(wombat.encode_ack(topic, number % wombat.SEQUENCE_NUMBERS))
+
+
+def _is_run(numbers: Sequence[int]) -> bool:
+    """Whether each number is one more than the one before it."""
+    return numbers == list(range(numbers[0], numbers[0] + len(numbers)))

@@ -29,7 +29,12 @@ function report(client, fact) {
 
 const actions = {
   make({ client, url, credentials, subprotocol, protocol, ping, timeout, fixTime }) {
-    const log = new Log({ store: new MemoryStore(), timer: createTimer(client) });
+    const made = createTimer(client);
+    const timer = () => {
+      const [ms, ...rest] = made();
+      return [ms + (clients[client]?.fast ?? 0), ...rest];
+    };
+    const log = new Log({ store: new MemoryStore(), timer });
     log.keep(() => true);
     const connection = new Reconnect(new BrowserConnection(url), { minDelay: 50, maxDelay: 200 });
     const options = { credentials, subprotocol, fixTime: fixTime ?? true };
@@ -50,6 +55,18 @@ const actions = {
     const connection = clients[client].connection;
     connection.connection.ws.addEventListener("close", () => report(client, { closed: true }));
     connection.disconnect();
+  },
+  // The same as soon as it has so many events and has said so.
+  disconnectAfter({ client, count }) {
+    clients[client].log.on("event", () => {
+      count -= 1;
+      if (count !== 0) return;
+      setImmediate(() => setImmediate(() => actions.disconnect({ client })));
+    });
+  },
+  // From now on, the client's clock is fast by so many milliseconds.
+  setClock({ client, fast }) {
+    clients[client].fast = fast;
   },
   // The connection is gone, as when a cable is pulled: it will be tried again.
   cut({ client }) {

@@ -31,12 +31,12 @@ class Client:
         return msgpack.unpackb(data) if self._binary else json.loads(data)
 
     def hear_only(self, *types: str) -> Any:
-        """The next message of one of these types; a `ping` is answered by the way."""
+        """The next message of one of these types; a `pong` that says how much we have is passed over."""
         while True:
             message = self.hear()
             if message[0] in types:
                 return message
-            assert message[0] == "ping", message
+            assert message[0] == "pong", message
 
     def connect(self, host: str, synced: int = 0, *credentials: Any) -> None:
         self.say("connect", [0, 0], host, synced, *credentials)

@@ -117,10 +117,10 @@ class Host:
             lambda: self.of(client, "state").count(state) >= times,
         )
 
-    def wait_settled(self, client: str) -> None:
-        """Until the client knows that the server has everything: what it got from there, too."""
+    def wait_position(self, client: str, position: int) -> None:
+        """Until the client knows that it has so much of the server's log."""
         deadline = time.monotonic() + WAIT_S
-        while (facts := self.facts(client))["synced"] != facts["added"]:
+        while (facts := self.facts(client))["otherSynced"] < position:
             assert time.monotonic() < deadline, facts
             time.sleep(0.02)
 

@@ -17,14 +17,10 @@ def start(host: Host, client: str, url: str, **options: object) -> None:
     host.do("connect", client)
 
 
-def settle(host: Host) -> None:
-    """Until both clients know that the server has all they have.
-
-    One that is cut off before sends again what it got from there, with another time: its clock has another
-    error by then.
-    """
+def settle(host: Host, position: int) -> None:
+    """Until both clients know that they have so much of the server's log, own events among it."""
     for client in ("a", "b"):
-        host.wait_settled(client)
+        host.wait_position(client, position)
 
 
 def test_events_go_both_ways_in_order(npm01: Host, url: str) -> None:
@@ -45,8 +41,9 @@ def test_what_was_added_offline_comes_later(npm01: Host, url: str) -> None:
     start(npm01, "b", url)
     npm01.do("connect", "a")
     assert [one["n"] for one in npm01.wait_events("b", 20)] == list(range(20))
-    settle(npm01)
+    settle(npm01, 20)
     npm01.disconnect("b")
+    npm01.do("setClock", "b", fast=5000)
     npm01.do("add", "a", events=numbered(20, 30))
     npm01.do("add", "b", events=numbered(100, 105))
     npm01.do("connect", "b")
@@ -62,8 +59,9 @@ def test_a_server_that_was_killed_goes_on(npm01: Host, server: ServerProcess, ur
     start(npm01, "b", url)
     npm01.do("add", "a", events=numbered(0, 50))
     npm01.wait_events("b", 50)
-    settle(npm01)
+    settle(npm01, 50)
     server.kill()
+    npm01.do("setClock", "b", fast=-70)
     npm01.do("add", "a", events=numbered(50, 60))
     npm01.do("add", "b", events=numbered(200, 210))
     server.start()
@@ -80,17 +78,50 @@ def test_a_client_that_is_cut_off_again_and_again_gets_everything_once(
     start(npm01, "a", url)
     start(npm01, "b", url)
     for round_ in range(5):
-        npm01.do("add", "a", events=numbered(round_ * 20, round_ * 20 + 20))
-        npm01.do("add", "b", events=numbered(1000 + round_ * 20, 1020 + round_ * 20))
+        writer, reader = ("a", "b") if round_ % 2 else ("b", "a")
+        npm01.do("add", writer, events=numbered(round_ * 20, round_ * 20 + 20))
+        npm01.wait_events(reader, 20 * round_ + 20)
+        settle(npm01, 20 * round_ + 20)
+        # Both have another error of their clocks on the next connection.
+        npm01.do("setClock", reader, fast=100 * round_)
+        npm01.do("cut", reader)
+        npm01.do("setClock", writer, fast=-3 * round_)
+        npm01.do("cut", writer)
         for client in ("a", "b"):
-            npm01.wait_events(client, 40 * round_ + 40)
-        settle(npm01)
-        npm01.do("cut", "a" if round_ % 2 else "b")
-    npm01.wait_events("a", 200)
-    npm01.wait_events("b", 200)
+            npm01.wait_state(client, "synchronized", round_ + 2)
+    npm01.do("add", "a", events=numbered(100, 101))
+    npm01.wait_events("b", 101)
     for client in ("a", "b"):
-        numbers = sorted(one["n"] for one in npm01.events(client))
-        assert numbers == [*range(100), *range(1000, 1100)]
+        assert sorted(one["n"] for one in npm01.events(client)) == list(range(101))
+
+
+def test_a_client_that_disconnects_after_a_catch_up_lives_on(npm01: Host, url: str) -> None:
+    """A `ping` that meets it then makes it throw, which ends the process."""
+    start(npm01, "a", url)
+    npm01.do("add", "a", events=numbered(0, 500))
+    npm01.wait_position("a", 500)
+    readers = [f"reader {n}" for n in range(6)]
+    for reader in readers:
+        npm01.do("make", reader, url=url)
+        npm01.do("disconnectAfter", reader, count=500)
+        npm01.do("connect", reader)
+        npm01.wait(f"end of {reader}", lambda reader=reader: npm01.of(reader, "closed"))
+        assert len(npm01.events(reader)) == 500
+    for reader in readers:
+        assert npm01.facts(reader)["otherSynced"] == 500
+
+
+def test_a_client_that_lost_its_log_gets_its_own_events(npm01: Host, url: str) -> None:
+    start(npm01, "a", url)
+    npm01.do("add", "a", events=numbered(0, 20))
+    npm01.wait_position("a", 20)
+    npm01.disconnect("a")
+    npm01.do("connect", "a")
+    npm01.wait_state("a", "synchronized", 2)
+    npm01.disconnect("a")
+    assert len(npm01.events("a")) == 20, "it has them"
+    start(npm01, "a", url)
+    assert [one["n"] for one in npm01.wait_events("a", 40)[20:]] == list(range(20))
 
 
 def test_another_version_is_refused_for_good(npm01: Host, url: str) -> None:

@@ -75,6 +75,78 @@ def test_duplicates_are_answered_and_delivered_once(
     assert three.hear_only("pong") == ["pong", 50]
 
 
+@pytest.mark.parametrize("version", [[0, 0], [0, 1]])
+def test_a_pong_far_ahead_of_what_was_sent_acknowledges_nothing(
+    open_: Open, version: list[int]
+) -> None:
+    """It has the last number of the client's log, of which ten `sync` bring a tenth each."""
+    client = open_()
+    client.say("connect", version, "one", 0)
+    assert client.hear()[0] == "connected"
+    heard = []
+    for last in range(10, 101, 10):
+        pairs = [part for n in range(last - 9, last + 1) for part in ({"type": "x"}, [n, "one", 0])]
+        client.say("sync", last, *pairs)
+        client.say("pong", 100)
+        while heard[-1:] != [["synced", last]]:
+            heard.append(client.hear())
+        client.say("pong", 100)
+    client.say("ping", 100)
+    while heard[-1] != ["pong", 100]:
+        heard.append(client.hear())
+    assert [message for message in heard if message[0] == "synced"] == [
+        ["synced", last] for last in range(10, 101, 10)
+    ]
+    assert {message[0] for message in heard} == {"synced", "pong"}, "nobody was silent"
+    again = open_()
+    again.connect("one", heard[-1][1])
+    again.say("ping", 100)
+    assert again.hear() == ["pong", 100], "its own events do not come back"
+
+
+def test_echoes_with_other_times_are_answered_and_not_stored(
+    open_: Open, server: ServerProcess, url: str
+) -> None:
+    writer, reader = open_(), open_()
+    writer.connect("writer")
+    reader.connect("reader")
+    for n in range(1, 6):
+        writer.say("sync", n, {"type": "x", "n": n}, [n, "writer", 0])
+        assert reader.hear() == ["sync", n, {"type": "x", "n": n}, [n, "writer", 0]]
+    for is_killed in (False, True):
+        if is_killed:
+            server.kill()
+            server.start()
+        again = open_(at=url)
+        again.connect("reader", 5 + is_killed)
+        back = [
+            part
+            for n in range(5, 0, -1)
+            for part in ({"n": n, "type": "x"}, [n + 0.5, "writer", 0])
+        ]
+        again.say("sync", 6, {"type": "new"}, [9 + is_killed, "reader", 0], *back)
+        assert again.hear() == ["synced", 6]
+        again.say("ping", 6)
+        assert again.hear_only("pong")[1] == 6 + is_killed
+
+
+def test_equal_events_of_a_third_host_are_both_stored(open_: Open) -> None:
+    """One was delivered to whoever brings the other, 3 ms later."""
+    writer = open_()
+    writer.connect("writer")
+    writer.say("sync", 1, {"type": "x"}, [1000, "third", 0])
+    assert writer.hear_only("synced") == ["synced", 1]
+    relay = open_()
+    relay.connect("relay", 1)
+    relay.say("sync", 1, {"type": "x"}, [1003, "third", 0])
+    assert relay.hear_only("synced") == ["synced", 1]
+    relay.say("sync", 2, {"type": "x"}, [1000, "third", 0], {"type": "x"}, [1006, "third", 0])
+    assert relay.hear_only("synced") == ["synced", 2]
+    reader = open_()
+    reader.connect("reader")
+    assert [reader.hear()[3][0] for _ in range(3)] == [1000, 1003, 1006]
+
+
 def test_a_lost_answer_costs_nothing(open_: Open) -> None:
     one = open_()
     one.connect("one")

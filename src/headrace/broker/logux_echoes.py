@@ -1,0 +1,248 @@
+"""Which events of a 0.x client are echoes of what the client got from this log. Knows no connection.
+
+When such a client connects again, it sends back, in one message, what it got from us since our last `synced`.
+The times differ from those in the log, because the client corrects its clock by another amount on every
+connection. An event with a time that the log has is a duplicate, which `LoguxLog` knows. Any other event is
+an echo only if
+
+- its host, counter and content are those of an event that was delivered to this client, and
+- at least two such events of the message differ from the delivered ones by the same time, and no other
+  difference explains as many of them.
+
+Each delivered event absorbs one echo. In doubt an event is stored: a duplicate is better than a loss.
+
+A client that connects with `synced` N has got everything before the Nth record that it may see and has not
+sent itself. So the log says what was delivered, also after a restart of the server.
+"""
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.log.records import split_records
+from headrace.log.runner import Runner
+from headrace.log.store import ColdError, Reader, Run, Store, Topic
+from headrace.logux_envelope import (
+    BadEnvelopeError,
+    Created,
+    Event,
+    Number,
+    Stamp,
+    created_of,
+    decode_envelope,
+    plain,
+    stamp_of,
+)
+from headrace.model import RECORD_HEADER_BYTES
+
+DELIVERED_MAX = 100_000
+"""Delivered events, the newest, that echoes are compared with."""
+DELIVERED_BYTES_MAX = 64 << 20
+"""The same in bytes of the log."""
+MESSAGES_MAX = 8
+"""Messages of one connection that are compared: clients echo once, when they connect."""
+PAIRS_MAX = 500_000
+"""Pairs of events of one message and of the log that are compared to find the difference in time."""
+
+_DIGEST_BYTES = 16
+_READ_BYTES = 1 << 20
+
+Host = str | Number
+Origin = Host | None
+
+
+class Sent(NamedTuple):
+    """An event that a client has sent."""
+
+    event: Event
+    created: Created
+
+
+class Echoes:
+    """The echoes of one connection."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        store: Store,
+        runner: Runner,
+        *,
+        host: Host,
+        synced: int,
+        may_see: Callable[[Event, Created, Origin], bool],
+    ) -> None:
+        """`synced` is the position that the client has connected with."""
+        self._topic = topic
+        self._store = store
+        self._runner = runner
+        self._host = host
+        # A position that the log has never had: nothing is known to be delivered.
+        self._synced = synced if synced <= topic.end_ordinal else 0
+        self._may_see = may_see
+        self._messages = 0
+        self._absorbed: set[tuple[bytes, Number]] = set()
+        """Delivered events that have absorbed an echo, by digest and milliseconds."""
+        self._waiting: deque[tuple[Sequence[Sent], Callable[[list[bool]], None]]] = deque()
+        self._busy = False
+
+    def sift(self, events: Sequence[Sent], answer: Callable[[list[bool]], None]) -> None:
+        """Say of each event of one message whether it is an echo; messages are answered in their order."""
+        self._waiting.append((events, answer))
+        if not self._busy:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        while self._waiting:
+            candidates = self._candidates(self._waiting[0][0])
+            if candidates:
+                self._compare(candidates)
+                return
+            self._answer(set())
+
+    def _compare(self, candidates: "_Candidates") -> None:
+        self._busy = True
+        self._messages += 1
+        reading = _Reading(self._topic, self._store, self._runner, candidates)
+        reading.start(self._host, self._synced, lambda: self._finish(candidates))
+
+    def _finish(self, candidates: "_Candidates") -> None:
+        self._busy = False
+        self._answer(self._find(candidates))
+        self._go_on()
+
+    def _answer(self, echoes: set[int]) -> None:
+        events, answer = self._waiting.popleft()
+        answer([place in echoes for place in range(len(events))])
+
+    def _candidates(self, events: Sequence[Sent]) -> "_Candidates":
+        """Events of other hosts, by digest; empty where there is nothing to compare."""
+        found: _Candidates = {}
+        if not self._synced or self._messages >= MESSAGES_MAX or len(events) < 2:
+            return found
+        for place, one in enumerate(events):
+            stamp = stamp_of(one.created)
+            if stamp is not None and stamp.host != self._host:
+                same = found.setdefault(_digest(stamp, one.event), _Same(one.event, stamp))
+                same.places.setdefault(stamp.ms, place)
+        if sum(len(same.places) for same in found.values()) < 2:
+            found.clear()
+        return found
+
+    # What is an echo
+
+    def _find(self, candidates: "_Candidates") -> set[int]:
+        """The places of the echoes among the events of one message."""
+        for digest, same in candidates.items():
+            for ms in list(same.delivered):
+                # One with the very time of a delivered event is that event: the log knows it.
+                is_known = same.places.pop(ms, None) is not None
+                if is_known or (digest, ms) in self._absorbed or not self._was_shown(same, ms):
+                    del same.delivered[ms]
+        echoes: set[int] = set()
+        while (shift := _shift(candidates.values())) is not None:
+            for digest, same in candidates.items():
+                for ms in [ms for ms in same.places if ms - shift in same.delivered]:
+                    del same.delivered[ms - shift]
+                    self._absorbed.add((digest, ms - shift))
+                    echoes.add(same.places.pop(ms))
+        return echoes
+
+    def _was_shown(self, same: "_Same", ms: Number) -> bool:
+        return self._may_see(same.event, [ms, *same.stamp[1:]], same.delivered[ms])
+
+
+class _Same:
+    """Events that differ in nothing but their milliseconds."""
+
+    __slots__ = ("delivered", "event", "places", "stamp")
+
+    def __init__(self, event: Event, stamp: Stamp) -> None:
+        self.event = event
+        self.stamp = stamp
+        self.places: dict[Number, int] = {}
+        """Where in the message they are, by their milliseconds."""
+        self.delivered: dict[Number, Origin] = {}
+        """The origin of each that is in the log and was delivered, by its milliseconds."""
+
+
+_Candidates = dict[bytes, _Same]
+
+
+def _shift(candidates: Iterable[_Same]) -> Number | None:
+    """The difference in time that explains the most events and at least two, if only one does."""
+    counts: Counter[Number] = Counter()
+    left = PAIRS_MAX
+    # Those with few equal ones say most.
+    for same in sorted(candidates, key=lambda one: len(one.places) * len(one.delivered)):
+        left -= len(same.places) * len(same.delivered)
+        if left < 0:
+            break
+        counts.update([ms - other for ms in same.places for other in same.delivered])
+    (first, most), (_, next_most) = [*counts.most_common(2), (0, 0), (0, 0)][:2]
+    return first if most > max(next_most, 1) else None
+
+
+class _Reading:
+    """Finds the delivered events that are the same as those of a message, but for their time."""
+
+    def __init__(self, topic: Topic, store: Store, runner: Runner, candidates: _Candidates) -> None:
+        self._topic = topic
+        self._store = store
+        self._runner = runner
+        self._candidates = candidates
+        self._reader: Reader = store.reader(topic)
+
+    def start(self, host: Host, synced: int, done: Callable[[], None]) -> None:
+        def begin() -> None:
+            topic, store = self._topic, self._store
+            end = store.locate_ordinal(topic, synced).offset
+            first = store.locate_ordinal(topic, max(synced - DELIVERED_MAX, 0)).offset
+            near = store.locate_offset(topic, max(end - DELIVERED_BYTES_MAX, 0)).offset
+            read(max(first, near), end)
+
+        def read(offset: int, end: int) -> None:
+            if offset >= end:
+                done()
+                return
+            chunk = self._reader.read(offset, _READ_BYTES)
+            if chunk.next_offset <= offset:
+                done()
+                return
+            self._runner.background(
+                lambda: self._compare(chunk.runs, host, synced),
+                lambda _: self._try(lambda: read(chunk.next_offset, end)),
+            )
+
+        self._try(begin)
+
+    def _try(self, step: Callable[[], None]) -> None:
+        """Do something that may have to wait for the disk."""
+        try:
+            step()
+        except ColdError as cold:
+            self._runner.background(cold.warm, lambda _: self._try(step))
+
+    def _compare(self, runs: Iterable[Run], host: Host, synced: int) -> None:
+        for run in runs:
+            records = split_records(run.data, run.record_count)
+            for record in records[: max(synced - run.ordinal, 0)]:
+                try:
+                    envelope = decode_envelope(record[RECORD_HEADER_BYTES:])
+                    stamp = stamp_of(created_of(envelope))
+                except BadEnvelopeError:
+                    continue
+                is_own = envelope.origin == host and not envelope.batch
+                if stamp is not None and not is_own:
+                    event = msgspec.json.decode(envelope.event)
+                    same = self._candidates.get(_digest(stamp, event))
+                    if same is not None:
+                        same.delivered[stamp.ms] = envelope.origin
+
+
+def _digest(stamp: Stamp, event: object) -> bytes:
+    host, number = [one if isinstance(one, str) else plain(one) for one in stamp[1:]]
+    text = msgspec.json.encode([host, number, event], order="sorted")
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()

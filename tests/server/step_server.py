@@ -1,0 +1,126 @@
+"""A server driven by hand: its real connections and broker on a real store, without sockets.
+
+Commits are done when a test says so, and every answer is seen at the moment when it is written: so a test
+can ask whether what an answer stands for is in the log by then.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from headrace.broker.broker import Broker
+from headrace.config import Config, Journal, Limits, PrefixRule, Segment
+from headrace.config_protocols import LoguxSettings
+from headrace.log.event_ids import EventIds
+from headrace.model import Durability
+from headrace.server.connection import Connections
+from headrace.server.credentials import Credentials
+from headrace.server.logux import Logux
+from headrace.server.metrics import Metrics
+from headrace.server.wombat import Wombats
+from headrace.testing.store import StepStore
+
+MEMORY = "memory/"
+"""Topics with this prefix are durable at once: their publishes overtake others."""
+
+
+class StepServer:
+    """One store for many examples, each of which uses topics of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.steps = StepStore(
+            Config(
+                data_dir=path,
+                journal=Journal(file_bytes=16 << 20, files=3),
+                segment=Segment(bytes=1 << 20),
+                topics=(PrefixRule(prefix=MEMORY, durability=Durability.MEMORY),),
+            )
+        )
+        self.ids = EventIds(path)
+        self.runner = self.steps.runner
+
+    def start(self) -> None:
+        """Serve; in the loop of an example."""
+
+        def failed(reason: str) -> None:
+            raise AssertionError(reason)
+
+        broker = Broker(self.steps.store, self.runner, failed)
+        self.connections = Connections(broker, Limits(), Metrics())
+        self.wombats = Wombats(self.connections)
+        self.logux = Logux(
+            self.connections,
+            self.runner,
+            self.ids,
+            LoguxSettings(),
+            Credentials([], lambda host, credentials: True),
+            None,
+            lambda: 1_700_000_000_000,
+        )
+
+    async def step(self, count: int) -> None:
+        """Let the store do so many things, and connections say what comes of each."""
+        for _ in range(count):
+            self.runner.step()
+            await breathe()
+
+    async def settle(self) -> None:
+        while self.runner.step():
+            await breathe()
+
+    def payloads(self, topic: str) -> list[bytes]:
+        """What is in the log by now."""
+        return self.steps.payloads(topic)
+
+    def close(self) -> None:
+        self.ids.close()
+        self.steps.crash()
+
+
+async def breathe() -> None:
+    """Let the loop do what it has to, and what comes of that."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+class Wire:
+    """A transport, and WebSocket, that hands on what is written at once."""
+
+    def __init__(self, heard: Callable[[bytes], None]) -> None:
+        self._heard = heard
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        if not self.is_closed:
+            self._heard(data)
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 1) if name == "peername" else None
+
+    def send_close(self, code: object, reason: object) -> None:
+        raise AssertionError(f"closed by the server: {reason!r}")
+
+    def _nothing(self, *args: object, **kwargs: object) -> None: ...
+
+    pause_reading = resume_reading = set_write_buffer_limits = set_protocol = write_eof = _nothing
+
+
+def frames(data: bytes) -> Iterator[bytes]:
+    """The payloads of WebSocket frames of a server."""
+    while data:
+        size, at = data[1], 2
+        if size >= 126:
+            at = 4 if size == 126 else 10
+            size = int.from_bytes(data[2:at])
+        yield data[at : at + size]
+        data = data[at + size :]
