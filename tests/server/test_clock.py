@@ -254,7 +254,20 @@ def test_the_time_is_saved_every_minute_and_after_a_jump(machine, tmp_path):
     assert file.read() == machine.server.known
 
 
-@pytest.mark.parametrize("data", [b"", bytes(512), b"\xff\xfe", b"[1]", b'{"boot_id":"x"}'])
+@pytest.mark.parametrize(
+    "data", [b"", bytes(512), b"\xff\xfe", b"[1]", b'00000000 {"boot_id":"x"}']
+)
 def test_a_damaged_file_counts_as_none(tmp_path, data):
     (tmp_path / "clock").write_bytes(data)
     assert ClockFile(tmp_path, Disk(), StepRunner()).read() is None
+
+
+def test_no_flipped_bit_makes_another_time(machine, tmp_path):
+    file = ClockFile(tmp_path, Disk(), StepRunner())
+    file.save(machine.server.known)
+    sound = (tmp_path / "clock").read_bytes()
+    for at in range(8 * len(sound)):
+        data = bytearray(sound)
+        data[at // 8] ^= 1 << at % 8
+        (tmp_path / "clock").write_bytes(data)
+        assert file.read() is None

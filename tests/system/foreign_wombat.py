@@ -317,6 +317,7 @@ class Client:
         ping_s: float = 5.0,
         resend_s: float = 2.0,
         backoff_s: tuple[float, float] = (0.02, 0.5),
+        receive_buffer_bytes: int | None = None,
     ) -> None:
         self.address = address
         self.connections = 0
@@ -333,6 +334,7 @@ class Client:
         self._ping_s = ping_s
         self._resend_s = resend_s
         self._backoff_s = backoff_s
+        self._receive_buffer_bytes = receive_buffer_bytes
         self._changed = threading.Condition()
         self._closing = False
         self._next_number = first_number
@@ -429,7 +431,7 @@ class Client:
         try:
             while not self._closing:
                 try:
-                    wire = Wire(self.address, timeout_s=30)
+                    wire = Wire(self.address, 30, self._receive_buffer_bytes)
                 except (OSError, EOFError, InvalidHandshake):
                     self._pause(failures)
                     failures += 1

@@ -46,6 +46,7 @@ KINDS = {
     "shared memory": "catalogue.sqlite-shm",
     "backup": "catalogue.backup.sqlite",
     "lock": "lock",
+    "clock": "clock",
 }
 
 

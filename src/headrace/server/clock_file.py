@@ -1,12 +1,14 @@
 """The file in the data directory from which a server learns what time it was for the last one.
 
-A file that is missing or damaged counts as none: the wall clock is then believed as it is.
+The file is a line of JSON behind its crc32c: one wrong digit could make everything too old. A file that is
+missing or damaged counts as none: the wall clock is then believed as it is.
 """
 
 import logging
 from pathlib import Path
 
 import msgspec
+from crc32c import crc32c
 
 from headrace.log.disk import Disk
 from headrace.log.runner import Runner
@@ -28,8 +30,11 @@ class ClockFile:
 
     def read(self) -> KnownTime | None:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=KnownTime)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            crc, _, line = self._path.read_bytes().partition(b" ")
+            if crc != _crc(line):
+                return None
+            return msgspec.json.decode(line, type=KnownTime)
+        except (OSError, msgspec.MsgspecError):
             return None
 
     def tick(self, clock: SteadyClock) -> None:
@@ -46,7 +51,8 @@ class ClockFile:
         fd = self._disk.open(new, create=True)
         try:
             self._disk.cut(fd, 0)
-            self._disk.write(fd, [msgspec.json.encode(known)], 0)
+            line = msgspec.json.encode(known) + b"\n"
+            self._disk.write(fd, [_crc(line), b" ", line], 0)
             self._disk.sync(fd)
         finally:
             self._disk.close(fd)
@@ -58,6 +64,10 @@ class ClockFile:
         if isinstance(result, BaseException):
             # Nothing is lost by it but a minute: the next one tries again.
             logger.debug("the time could not be saved: %s", result)
+
+
+def _crc(line: bytes) -> bytes:
+    return b"%08x" % crc32c(line)
 
 
 def _differ(known: KnownTime, saved: KnownTime) -> bool:
