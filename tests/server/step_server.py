@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from headrace.broker.broker import Broker
-from headrace.config import Config, Journal, Limits, PrefixRule, Segment
+from headrace.config import ClockSettings, Config, Journal, Limits, PrefixRule, Segment
 from headrace.config_protocols import LoguxSettings
 from headrace.log.event_ids import EventIds
+from headrace.log.store import Store
 from headrace.model import Durability
+from headrace.server.clock import SteadyClock
 from headrace.server.connection import Connections
 from headrace.server.credentials import Credentials
+from headrace.server.health import Health
 from headrace.server.logux import Logux
 from headrace.server.metrics import Metrics
 from headrace.server.wombat import Wombats
@@ -47,7 +50,7 @@ class StepServer:
             raise AssertionError(reason)
 
         broker = Broker(self.steps.store, self.runner, failed)
-        self.connections = Connections(broker, Limits(), Metrics())
+        self.connections = Connections(broker, Limits(), Metrics(), health_of(self.steps.store))
         self.wombats = Wombats(self.connections)
         self.logux = Logux(
             self.connections,
@@ -124,3 +127,11 @@ def frames(data: bytes) -> Iterator[bytes]:
             size = int.from_bytes(data[2:at])
         yield data[at : at + size]
         data = data[at + size :]
+
+
+def health_of(store: Store) -> Health:
+    """Health by a clock that stands still."""
+    clock = SteadyClock(
+        ClockSettings(), wall_ms=lambda: 0, boot_ms=lambda: 0, boot_id="boot", known=None
+    )
+    return Health(store, clock)

@@ -19,6 +19,7 @@ from headrace.server.metrics import Metrics
 from headrace.server.tcp import FiggConnection
 from headrace.server.turns import TURN_PIECES_MAX
 from headrace.testing.store import StepStore
+from tests.server.step_server import health_of
 from tests.system import foreign_figg as figg
 
 WAIT_S = 10.0
@@ -39,7 +40,9 @@ class Figg:
             return subscribe(sink, name, *others)
 
         broker.subscribe = record  # type: ignore[method-assign]
-        self.connections = Connections(broker, config.limits, Metrics())
+        self.connections = Connections(
+            broker, config.limits, Metrics(), health_of(self.store.store)
+        )
 
     async def listen(self) -> None:
         loop = asyncio.get_running_loop()
