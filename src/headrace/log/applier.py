@@ -122,7 +122,13 @@ class Applier:
 
     def prepare(self, path: Path, size: int) -> None:
         """Make a journal file; the catalogue knows of it before it is put to use."""
+        old = self._catalogue.meta().journal_files.get(path.name)
+        if old is not None and size < old:
+            self._note_journal_file(path, size)  # or the shorter file would seem to be cut
         journal.prepare_file(self._disk, path, size)
+        self._note_journal_file(path, size)
+
+    def _note_journal_file(self, path: Path, size: int) -> None:
         meta = self._catalogue.meta()
         files = {**meta.journal_files, path.name: size}
         with self._catalogue.transaction():

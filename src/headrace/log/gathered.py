@@ -173,7 +173,9 @@ class Gathered:
             self._create(made, entry.ms)
         elif entry.kind == journal.NAMES:
             for name in msgspec.msgpack.decode(entry.data, type=Names):
-                self._create(name, entry.ms)
+                # The catalogue has seen the end of an older topic that it does not know.
+                if name.topic_id >= self._new_from or self._plan(name.topic_id) is not None:
+                    self._create(name, entry.ms)
         elif entry.kind == journal.LOST:
             self._lost(entry)
         elif entry.kind == journal.TRIM:

@@ -7,7 +7,9 @@ copies of the file's header or from the catalogue, never from a frame.
 
 import re
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -159,7 +161,8 @@ class _Format2:
         """The first frame that begins at or after `position`, found by its head or its foot."""
         if self._heads is None:
             self._heads = self._all_heads()
-        return next((head for head in self._heads if head.position >= position), None)
+        number = bisect_left(self._heads, position, key=attrgetter("position"))
+        return self._heads[number] if number < len(self._heads) else None
 
     def _all_heads(self) -> list[FrameHead]:
         found: dict[int, FrameHead] = {}
@@ -175,7 +178,7 @@ class _Format2:
                 place = head.position if magic == HEAD_MAGIC else end - FRAME_FOOT_BYTES
                 if position == place:
                     found[head.position] = head
-        return sorted(found.values(), key=lambda head: head.position)
+        return sorted(found.values(), key=attrgetter("position"))
 
     def _parse(self, position: int, magic: int) -> FrameHead | None:
         if position + FRAME_HEAD_BYTES > len(self._data):
