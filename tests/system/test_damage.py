@@ -244,6 +244,23 @@ def segment_of(damaged: Damaged) -> tuple[int, int]:
     return int(relative.stem.split("-")[1]), (damaged.known.path / relative).stat().st_size
 
 
+@pytest.mark.parametrize(("block", "garbage"), [(0, False), (1, True)])
+def test_a_bad_header_of_a_journal_file_costs_nothing(
+    known: Known, start: Start, tmp_path: Path, block: int, garbage: bool
+) -> None:
+    shutil.copytree(known.path, tmp_path / "data")
+    for file in _files(tmp_path / "data", "journal"):
+        data = bytearray(file.read_bytes())
+        data[4096 * block : 4096 * (block + 1)] = random.randbytes(4096) if garbage else bytes(4096)
+        file.write_bytes(data)
+    killed = known.path.parent.name.startswith("kill")
+    assert verify(tmp_path / "data").returncode == killed
+    server = start(config=CONFIG)
+    for topic, records in known.records.items():
+        assert read_to_marker(server, topic) == records
+    assert ("a copy of the file's header is damaged" in server.stderr) is killed
+
+
 def test_a_sound_directory_verifies(known: Known, tmp_path: Path) -> None:
     shutil.copytree(known.path, tmp_path / "data")
     found = verify(tmp_path / "data")
