@@ -30,11 +30,27 @@ def restore_rows(rows: Sequence[Row | None], segment: SegmentRow, read: Read) ->
     """The rows of a whole index, None for each that cannot be restored."""
     first = _lead_on(rows, segment)
     last = _lead_back(rows, segment, first)
-    if first == last:
+    gap = _gap(rows, segment, first, last)
+    if first == last and (gap.base, gap.first_ordinal) == (gap.end, gap.end_ordinal):
         return list(rows)
+    # A row of another place may fit to one side: if the records do not, its neighbours are doubted too.
+    for before, after in ((first, last), (max(0, first - 1), min(len(rows), last + 1))):
+        made = _rows_of(_gap(rows, segment, before, after), read)
+        if made is not None:
+            return [*rows[:before], *made, *rows[after:]]
+    # The segment is damaged there too: what holds by itself is all there is.
+    return [
+        *rows[:first],
+        *(_if_inside(row, gap) for row in rows[first:last]),
+        *rows[last:],
+    ]
+
+
+def _gap(rows: Sequence[Row | None], segment: SegmentRow, first: int, last: int) -> SegmentRow:
+    """What lies between two rows, as if it were a segment."""
     before = rows[first - 1] if first else None
     after = rows[last] if last < len(rows) else None
-    gap = SegmentRow(
+    return SegmentRow(
         segment.topic_id,
         before.end if before else segment.base,
         after.offset if after else segment.end,
@@ -45,14 +61,10 @@ def restore_rows(rows: Sequence[Row | None], segment: SegmentRow, read: Read) ->
         # No earlier than they were: who asks for a time gets a few records more, and misses none.
         after.ms if after else segment.last_ms,
     )
-    made = _rows_of(gap, read)
-    if made is None:
-        # The segment is damaged there too: what holds by itself is all there is.
-        made = [
-            row if row and gap.base <= row.offset < row.end <= gap.end else None
-            for row in rows[first:last]
-        ]
-    return [*rows[:first], *made, *rows[last:]]
+
+
+def _if_inside(row: Row | None, gap: SegmentRow) -> Row | None:
+    return row if row is not None and gap.base <= row.offset < row.end <= gap.end else None
 
 
 def _lead_on(rows: Sequence[Row | None], segment: SegmentRow) -> int:
@@ -62,9 +74,7 @@ def _lead_on(rows: Sequence[Row | None], segment: SegmentRow) -> int:
         if row is None or (row.offset, row.ordinal) != (offset, ordinal) or row.end > segment.end:
             return number
         offset, ordinal = row.end, row.ordinal + row.record_count
-    if (offset, ordinal) == (segment.end, segment.end_ordinal):
-        return len(rows)
-    return len(rows) - 1
+    return len(rows)
 
 
 def _lead_back(rows: Sequence[Row | None], segment: SegmentRow, first: int) -> int:
@@ -92,4 +102,4 @@ def _rows_of(gap: SegmentRow, read: Read) -> list[Row | None] | None:
         rows.append(Row(offset, length, ordinal, count, gap.last_ms, crc32c(block[:length])))
         offset += length
         ordinal += count
-    return rows if (offset, ordinal) == (gap.end, gap.end_ordinal) else None
+    return rows if rows and (offset, ordinal) == (gap.end, gap.end_ordinal) else None

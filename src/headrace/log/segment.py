@@ -165,6 +165,7 @@ class Segments:
 
     def find(self, segment: SegmentRow, wanted: Callable[[Row], bool]) -> int:
         """The number of the first row that is wanted; all rows after it must be wanted too."""
+        restored = self._index_key(segment) in self._restored
         low, high = 0, segment.rows
         while low < high:
             middle = (low + high) // 2
@@ -173,17 +174,12 @@ class Segments:
                 high = middle
             else:
                 low = middle + 1
-        if self._leads_astray(segment, low):
-            return self.find(segment, wanted)
-        return low
-
-    def _leads_astray(self, segment: SegmentRow, number: int) -> bool:
-        """Return whether rows are wrong here that were not known to be: they are restored then."""
-        if self._index_key(segment) in self._restored or not segment.rows:
-            return False
-        first = max(0, number - 1)
-        rows = self._rows(segment, first, min(2, segment.rows - first))
-        return self._index_key(segment) in self._restored and bool(rows)
+        if restored:
+            return low
+        # Rows that are wrong lead astray: those around the place that was found are restored if they are.
+        first = max(0, low - 1)
+        self._rows(segment, first, min(2, segment.rows - first))
+        return low if self._index_key(segment) not in self._restored else self.find(segment, wanted)
 
     def row(self, segment: SegmentRow, number: int) -> Row | None:
         return self._good_row(segment, number, segment.rows)
