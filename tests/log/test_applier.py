@@ -554,11 +554,3 @@ def test_records_of_a_topic_that_nothing_names_are_kept_under_its_number(directo
     assert [payload for _, _, payload in directory.records()[b"$lost/9"]] == [b"x", b"y"]
     directory.apply(ghost.create())
     assert [payload for _, _, payload in directory.records()[b"topic"]] == [b"x", b"y"]
-
-
-def test_entries_of_topics_that_were_destroyed_are_ignored(directory):
-    directory.apply(Writer(9).create(), Writer(9).destroy())
-    ghost = Writer(8)
-    before = directory.rows()
-    assert directory.apply(ghost.append(b"x"), ghost.trim(), ghost.destroy()) == []
-    assert directory.rows() == before

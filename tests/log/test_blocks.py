@@ -103,6 +103,25 @@ def test_neither_a_payload_nor_a_copy_is_taken_for_a_block(tmp_path):
     assert [one for one in found if isinstance(one, Block)] == blocks_of(blocks)[1:]
 
 
+def test_a_payload_is_not_taken_for_a_block_where_a_search_goes_on(tmp_path):
+    """A block without a sound header is longer than what is read at once: the next read begins inside it."""
+    rest = struct.pack(">HIII", 6, 1, 10, crc32c(pack_record(b"forged"))) + b"victim"
+    forged = crc32c(rest).to_bytes(4) + rest + pack_record(b"forged")
+    records = [pack_record(b"")] + [pack_record(forged * (PAYLOAD_BYTES_MAX // len(forged)))] * 3
+    name = "n" * 255
+    # The forged header stands at the place where the next read begins.
+    begin = len(encode_block(name, b"", 0)) + len(b"".join(records)) + 4
+    filler = (1 << 20) - begin
+    records.append(pack_record(bytes(filler) + forged))
+    data = b"".join(records)
+    sent = encode_block(name, data, len(records)) + body(("other", [b"sound"]))
+    made = bytearray(staged(sent))
+    made[8] ^= 1
+    (tmp_path / ID).write_bytes(made)
+    found = read_all(tmp_path / ID, len(made), 4096)
+    assert [one.topic for one in found if isinstance(one, Block)] == ["other"]
+
+
 def test_a_staged_file_of_an_earlier_version_is_read(tmp_path):
     decoder = BlockDecoder()
     made = b"".join(decoder.feed(body(*THREE)))

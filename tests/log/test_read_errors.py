@@ -6,7 +6,7 @@ import os
 import pytest
 
 from headrace.config import Segment
-from headrace.log import file_reads
+from headrace.log import file_reads, segment
 from headrace.log.raw import RawTopic
 from headrace.testing.store import StepStore
 from tests.log.conftest import tiny
@@ -82,6 +82,15 @@ def test_an_index_that_cannot_be_read_costs_no_record(store, monkeypatch):
     assert store.payloads("topic") == [payload(number) for number in range(RECORDS)]
     assert store.store.damage_count > 0
     everything(store)  # fails nowhere
+
+
+def test_rows_that_were_restored_meanwhile_are_asked_for_again(store, monkeypatch):
+    bad = sorted(store.layout.segments.glob("*/*"))[:2]
+    with monkeypatch.context() as patch:
+        Failing(patch, lambda _, name, *__: name in map(str, bad))
+        assert len(store.payloads("topic")) < RECORDS
+    monkeypatch.setattr(segment, "UNREADABLE_S", 0.0)
+    assert store.payloads("topic") == [payload(number) for number in range(RECORDS)]
 
 
 def test_an_error_that_stays_is_damage_and_everything_else_is_served(store, monkeypatch):

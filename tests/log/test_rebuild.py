@@ -358,6 +358,22 @@ def test_an_older_catalogue_that_someone_put_back_loses_nothing(open_store, tmp_
     assert any("more was applied" in report for report in store.reports)
 
 
+def test_an_older_catalogue_is_good_enough_while_the_journal_is_complete(open_store, tmp_path):
+    store = open_store()
+    store.append("topic", b"1")
+    shutil.copy(store.layout.root / FILE_NAME, tmp_path / "older")
+    for payload in (b"2", b"3"):
+        store.rotate()
+        store.append("topic", payload)
+    store.crash()
+    for suffix in ("", "-wal", "-shm"):
+        (store.layout.root / f"{FILE_NAME}{suffix}").unlink(missing_ok=True)
+    shutil.copy(tmp_path / "older", store.layout.root / FILE_NAME)
+    store = open_store()
+    assert store.reports == []
+    assert store.payloads("topic") == [b"1", b"2", b"3"]
+
+
 def test_of_two_lives_of_a_name_the_later_one_counts(open_store, monkeypatch):
     store = open_store()
     fill(store)

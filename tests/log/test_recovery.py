@@ -480,7 +480,38 @@ def test_without_both_headers_the_catalogue_knows_the_generation(damaged):
     store, found = damaged(COMMITS, flip_both)
     assert store.payloads("a") == [b"a1", b"a2", b"a3"]
     assert ends(store, "a", "b") == [18, 12]
-    assert found.quarantined() == []
+    # The file is kept, and another one takes its place: the next start has another generation.
+    assert len(found.quarantined()) == 1
+
+
+def test_a_file_without_headers_is_no_riddle_for_the_next_start(open_store):
+    store = open_store()
+    for commit in COMMITS:
+        store.append(*commit)
+    store.crash()
+    path = Journal(store).frames()[0][0]
+    path.write_bytes(bytes(journal.FRAMES_POSITION) + path.read_bytes()[journal.FRAMES_POSITION :])
+    assert open_store().payloads("a") == [b"a1", b"a2", b"a3"]
+    store = open_store()
+    assert store.reports == []
+    assert ends(store, "a", "b") == [18, 12]
+
+
+def test_frames_of_an_earlier_use_do_not_vouch_for_a_file_without_headers(open_store):
+    store = open_store()
+    for number in range(40):
+        store.append("topic", b"%d" % number)
+    store.settle()
+    store.rotate()
+    store.append("topic", b"in a file that was used before")
+    end = ends(store, "topic")[0]
+    store.crash()
+    path, position, frame = Journal(store).frames()[-1]
+    assert position == journal.FRAMES_POSITION
+    path.write_bytes(bytes(frame.end) + path.read_bytes()[frame.end :])
+    store = open_store()
+    assert any("neither copy of its header can be read" in report for report in store.reports)
+    assert ends(store, "topic")[0] > end
 
 
 def test_a_file_of_which_nothing_can_be_believed_is_kept_and_all_topics_jump(damaged):
@@ -530,6 +561,76 @@ def test_a_journal_file_that_is_missing_is_noticed(open_store):
     assert all(new >= old for new, old in zip(ends(store, "a", "b"), before, strict=True))
     assert store.store.topic("new").end_offset >= JUMP
     assert not any("the catalogue is rebuilt" in report for report in store.reports)
+
+
+def test_written_topics_jump_after_a_crash_of_the_machine_also_where_an_entry_is_damaged(
+    open_store,
+):
+    store = open_store(boot_id=BOOTS[0])
+    for name in ("written/w", "a", "a", "written/w", "a", "a"):
+        store.append(name, b"x")
+    store.append("written/w", b"seen, and lost with the power")
+    end = ends(store, "written/w")[0]
+    store.crash()
+    found = Journal(store)
+    path, position, frame = found.frames()[-1]
+    found.lose(2)
+    path.write_bytes(path.read_bytes()[:position] + bytes(65_536 - position))
+    store = open_store(boot_id=BOOTS[1])
+    assert ends(store, "written/w")[0] > end
+
+
+def test_a_topic_called_like_lost_ones_leaves_a_tombstone(open_store):
+    store = open_store()
+    store.append("$lost/7", b"first life")
+    store.destroy("$lost/7")
+    end = store.store.topic("$lost/7").end
+    store = open_store()
+    store.append("$lost/7", b"second life")
+    assert store.store.topic("$lost/7").epoch > end.epoch
+    assert store.store.topic("$lost/7").start_offset == end.offset
+
+
+def test_a_start_that_was_killed_forgets_no_name(open_store, monkeypatch):
+    store = open_store()
+    store.applying = False
+    handles = [store.store.topic(name) for name in ("one", "two")]
+    store.store.append({topic: [pack_record(b"x" * 700)] for topic in handles}, lambda: None)
+    store.runner.run()
+    store.rotate()
+    for number in range(3):
+        store.append("one", b"%d" % number)
+    store.append("two", b"y")
+    store.crash()
+    path, position, _ = Journal(store).frames()[0]
+    Journal(store).flip(path, position + FRAME_HEAD_BYTES + 9)  # the entry that makes "one"
+    apply, calls = recovery.Applier.apply, []
+
+    def killed(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return apply(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery.Applier, "apply", killed)
+        with pytest.raises(KeyboardInterrupt):
+            open_store()
+    store = open_store()
+    assert store.payloads("one") == [b"x" * 700, b"0", b"1", b"2"]
+    assert store.payloads("two") == [b"x" * 700, b"y"]
+
+
+def test_files_of_others_in_the_journal_are_left_alone(open_store):
+    store = open_store()
+    store.append("topic", b"x")
+    store.crash()
+    other = store.layout.journal / "0 copy.journal"
+    other.write_bytes(b"someone's")
+    store = open_store()
+    assert store.reports == []
+    assert store.payloads("topic") == [b"x"]
+    assert other.read_bytes() == b"someone's"
 
 
 def test_a_start_that_was_killed_forgets_no_jump(open_store, monkeypatch):

@@ -13,10 +13,11 @@ leaves files nobody names, which the next start sweeps. Entries hold absolute va
 applied is recognised by its offset and skipped.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -26,9 +27,7 @@ from headrace.log import journal
 from headrace.log.catalogue import TOMBSTONES_MAX, Catalogue
 from headrace.log.catalogue_rows import Meta, SegmentRow, TopicRow
 from headrace.log.disk import Disk
-from headrace.log.entries import (
-    StagedFiles,
-)
+from headrace.log.entries import Name, StagedFiles
 from headrace.log.gathered import Gathered, Loss, Plan
 from headrace.log.index import (
     Header,
@@ -139,17 +138,17 @@ class Applier:
         quarantine(self._layout, path, problem)
 
     def apply(
-        self, entries: Iterable[journal.Entry], applied: int, *, new_from: int | None = None
+        self,
+        entries: Iterable[journal.Entry],
+        applied: int,
+        names: Mapping[int, Name] = MappingProxyType({}),
     ) -> list[Loss]:
         """Make the entries part of the log; `applied` is the last commit they belong to.
 
-        Records of a topic that nothing names are kept under its number, if that is at least `new_from`:
-        smaller ones were named before, and destroyed. By default the catalogue says which are new.
+        `names` says what topics are called of which the entry that made them may be lost.
         """
         meta = self._catalogue.meta()
-        if new_from is None:
-            new_from = meta.next_topic_id
-        gathered = Gathered(self._catalogue, self._topic_row, new_from=new_from)
+        gathered = Gathered(self._catalogue, self._topic_row, names)
         for entry in entries:
             gathered.add(entry)
         self._write(gathered.plans.values())

@@ -149,7 +149,7 @@ def _serve(config: Config, line: socket.socket) -> None:
             libc.malloc_trim(0)
             if time.monotonic() - backed_up_s > BACKUP_S:
                 # Without room for it, or on a bad spot, the last one stays.
-                with contextlib.suppress(OSError, DataDirectoryError):
+                with contextlib.suppress(OSError, sqlite3.Error, DataDirectoryError):
                     catalogue.keep_backup(disk)
                 backed_up_s = time.monotonic()
     finally:

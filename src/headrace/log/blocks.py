@@ -220,6 +220,7 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
             wanted = min(max(bytes_max, BLOCK_BYTES_MAX), size - position)
             # Blocks are slices of it: what they become is a copy anyway.
             data = memoryview(read_patiently(fd, wanted, position)[0])
+            first = memoryview(read_patiently(fd, HEADER_BYTES + TOPIC_BYTES_MAX, 0)[0])
         finally:
             os.close(fd)
     except OSError as error:
@@ -227,7 +228,7 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
             raise
         return [Read(Damaged(f"the file cannot be read: {error.strerror}"), size)]
     found: list[Read] = []
-    seed = staged_seed(path.name)
+    seed = _seed_of(path.name, first)
     at = 0
     while at < bytes_max and position + at < size:
         what, end = _staged_block(data, at, position, seed)
@@ -240,7 +241,7 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
             behind = _next_block(data, at + 1, position, seed)
             if behind is None:
                 # What was not read yet may still hold blocks; a header may begin in the last bytes.
-                partly = len(data) == wanted < size - position
+                partly = seed is not None and len(data) == wanted < size - position
                 behind = max(at + 1, wanted - HEADER_BYTES - TOPIC_BYTES_MAX)
                 found.append(Read(what, position + behind if partly else size))
                 break
@@ -249,11 +250,27 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
     return found
 
 
-def _next_block(data: memoryview, at: int, position: int, seed: int) -> int | None:
+def _seed_of(staged_id: str, first: memoryview) -> int | None:
+    """The seed of a file, by the header that it begins with; None for one that has no seed."""
+    seed = staged_seed(staged_id)
+    if len(first) >= HEADER_BYTES and _header_holds(first, 0, 0):
+        # An earlier version has staged it: nothing in it tells a block from a payload.
+        return seed if _header_holds(first, 0, _placed(seed, 0)) else None
+    return seed
+
+
+def _placed(seed: int | None, place: int) -> int:
+    """What the checksum of a header at this place of the file starts from."""
+    return crc32c(_PLACE.pack(place), seed) if seed is not None else 0
+
+
+def _next_block(data: memoryview, at: int, position: int, seed: int | None) -> int | None:
     """Where the next block begins whose header holds."""
+    if seed is None:
+        return None
     for match in _LIKE_A_HEADER.finditer(data, at):
         begin = match.start()
-        if _header_holds(data, begin, crc32c(_PLACE.pack(position + begin), seed)):
+        if _header_holds(data, begin, _placed(seed, position + begin)):
             return begin
     return None
 
@@ -267,7 +284,7 @@ def _header_holds(data: memoryview, at: int, seed: int) -> bool:
 
 
 def _staged_block(
-    data: memoryview, at: int, position: int, seed: int
+    data: memoryview, at: int, position: int, seed: int | None
 ) -> tuple[Block | Damaged, int | None]:
     """The block and where it ends; None when that is not known, or not in `data`.
 
@@ -278,9 +295,7 @@ def _staged_block(
         return Damaged("the file is cut off"), None
     _, name_bytes, count, length, crc = _HEADER.unpack_from(data, at)
     data_at = name_at + name_bytes
-    # Earlier versions staged headers without a seed.
-    placed = crc32c(_PLACE.pack(position + at), seed)
-    if not (_header_holds(data, at, placed) or _header_holds(data, at, 0)):
+    if not _header_holds(data, at, _placed(seed, position + at)):
         return Damaged("a block's header is damaged"), None
     end = data_at + length
     if end > len(data):

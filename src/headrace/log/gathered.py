@@ -4,8 +4,9 @@ The first step of applying. It reads the catalogue and writes nothing; entries h
 that are applied already are recognised and change nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
 import msgspec
@@ -93,6 +94,20 @@ class LostName(NamedTuple):
 
 Loss = Damage | LostDecision | LostNote | LostName
 
+
+def name_of(entry: journal.Entry) -> Name:
+    """What an entry says that makes a topic."""
+    made = msgspec.msgpack.decode(entry.extra, type=Create)
+    return Name(
+        topic_id=entry.topic_id,
+        name=made.name,
+        epoch=made.epoch,
+        durability=made.durability,
+        offset=entry.offset,
+        ordinal=entry.ordinal,
+    )
+
+
 _NAMELESS = b"$lost/"
 
 
@@ -137,11 +152,13 @@ class Gathered:
         self,
         catalogue: Catalogue,
         topic_row: Callable[[int], TopicRow | None],
-        *,
-        new_from: int,
+        names: Mapping[int, Name] = MappingProxyType({}),
     ) -> None:
         self._catalogue = catalogue
-        self._new_from = new_from
+        self._names = names
+        """By number, what the journal says anywhere of topics: the entry that made one may be lost."""
+        self._over: set[int] = set()
+        """Numbers of topics that were destroyed, though nothing here says so."""
         self._topic_row = topic_row
         self.plans: dict[int, Plan] = {}
         self.tombstones: dict[bytes, TombstoneRow] = {}
@@ -165,17 +182,10 @@ class Gathered:
             if entry.extra:
                 self._produced(plan, entry)
         elif entry.kind == journal.CREATE:
-            create = msgspec.msgpack.decode(entry.extra, type=Create)
-            made = Name(
-                *(entry.topic_id, create.name, create.epoch, create.durability),
-                *(entry.offset, entry.ordinal),
-            )
-            self._create(made, entry.ms)
+            self._create(name_of(entry), entry.ms)
         elif entry.kind == journal.NAMES:
             for name in msgspec.msgpack.decode(entry.data, type=Names):
-                # The catalogue has seen the end of an older topic that it does not know.
-                if name.topic_id >= self._new_from or self._plan(name.topic_id) is not None:
-                    self._create(name, entry.ms)
+                self._create(name, entry.ms)
         elif entry.kind == journal.LOST:
             self._lost(entry)
         elif entry.kind == journal.TRIM:
@@ -211,13 +221,9 @@ class Gathered:
         if plan is not None:
             self._name(plan, create)
             return
-        other = self._catalogue.topic(create.name)
-        if other is not None:
-            if other.id > create.topic_id:
-                return  # the catalogue was rebuilt, and knows a later life: this one was destroyed
-            old = self._plan(other.id)
-            if old is not None:
-                old.destroyed = True  # in a part of the journal that is lost
+        if not self._is_newest(create):
+            self._over.add(create.topic_id)
+            return
         row = TopicRow(
             create.topic_id,
             create.name,
@@ -235,19 +241,36 @@ class Gathered:
     def _name(self, plan: Plan, create: Name) -> None:
         """Take what is said again of a topic; it may have been known by its number only."""
         row = plan.row._replace(durability=create.durability)
-        if is_nameless(row.name):
+        if is_nameless(row.name) and row.name != create.name and self._is_newest(create):
             row = row._replace(name=create.name, epoch=create.epoch)
             plan.created = True
             self.tombstones.pop(create.name, None)
         plan.row = row
         self.nameless.pop(row.id, None)
 
+    def _is_newest(self, create: Name) -> bool:
+        """Return whether a topic is the newest life of its name; earlier ones were destroyed then."""
+        other = self._catalogue.topic(create.name)
+        if other is None or other.id == create.topic_id:
+            return True
+        if other.id > create.topic_id:
+            return False  # the catalogue was rebuilt, and knows a later life
+        old = self._plan(other.id)
+        if old is not None:
+            old.destroyed = True  # in a part of the journal that is lost
+        return True
+
     def _unnamed(self, entry: journal.Entry) -> Plan | None:
-        """Keep records whose topic nothing names, under the number of the topic."""
-        if entry.topic_id < self._new_from:
-            return None  # the catalogue knew the topic, and has seen its end
+        """Take a topic whose making is lost; without a name its records are kept under its number."""
+        if entry.topic_id in self._over:
+            return None
+        made = self._names.get(entry.topic_id)
+        if made is not None:
+            self._create(made, entry.ms)
+            return self._plan(entry.topic_id)
         name = nameless(entry.topic_id)
-        while self._catalogue.topic(name) is not None:
+        taken = {plan.row.name for plan in self.plans.values()}
+        while name in taken or self._catalogue.topic(name) is not None:
             name += b"+"
         durability = Durability.SYNCED.value.encode()
         at = (entry.offset, entry.ordinal)
@@ -360,8 +383,7 @@ class Gathered:
         if plan is None:
             return
         plan.destroyed = True
-        if is_nameless(plan.row.name):
-            self.nameless.pop(plan.row.id, None)
+        if self.nameless.pop(plan.row.id, None):
             return
         destroy = msgspec.msgpack.decode(entry.extra, type=Destroy)
         self.tombstones[plan.row.name] = TombstoneRow(

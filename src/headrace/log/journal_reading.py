@@ -379,8 +379,11 @@ def _entry_at(data: memoryview, position: int, seed: int) -> tuple[Entry | None,
 def _next_entry(data: memoryview, position: int, stop: int, seed: int) -> int | None:
     """Where the next entry begins whose header holds: its seed is a secret of this commit."""
     for match in _ENTRY_BEGIN.finditer(data, position, stop):
-        if match.start() + ENTRY_HEADER_BYTES > stop:
+        begin = match.start()
+        if begin + ENTRY_HEADER_BYTES > stop:
             return None
-        if _entry_at(data, match.start(), seed)[0] is not None:
-            return match.start()
+        _, extra_bytes, data_bytes, *_ = ENTRY.unpack_from(data, begin)
+        size = ENTRY_HEADER_BYTES + extra_bytes + data_bytes
+        if begin + size <= stop and _entry_at(data, begin, seed)[0] is not None:
+            return begin
     return None

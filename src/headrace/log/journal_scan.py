@@ -20,8 +20,9 @@ import msgspec
 
 from headrace.log import journal
 from headrace.log.catalogue_rows import Meta
-from headrace.log.entries import Cursor, Producer
+from headrace.log.entries import Cursor, Name, Names, Producer
 from headrace.log.file_reads import load
+from headrace.log.gathered import name_of
 from headrace.log.journal_reading import CUT, Frame, Problem, read_frames, read_header
 from headrace.log.layout import Layout
 
@@ -57,8 +58,8 @@ class JournalScan:
         self.untrusted = [file.path for file in self._files if file.is_untrusted]
         """Files that hold something, and nothing says what."""
         self._files = [file for file in self._files if not file.is_untrusted]
-        self.unreadable = [file.path for file in self._files if file.unreadable]
-        """Files with sectors that the disk cannot read."""
+        self.spent = [file.path for file in self._files if file.unreadable or not file.has_header]
+        """Files that are not used again: parts that the disk cannot read, or no header."""
         numbers = {number for file in self._files for number in file.sequences}
         self.last = max(numbers, default=0)
         headers = [header for header in found.values() if header is not None]
@@ -70,21 +71,43 @@ class JournalScan:
         self._vouched = synced if self.machine_crashed else self.last - 1
         # A rebuilt catalogue does not know what is applied: the journal is read as far back as it goes.
         first = min(numbers, default=1) if rebuilt else meta.applied + 1
-        missing = [number for number in range(first, self._vouched + 1) if number not in numbers]
-        self.missing = missing
+        missing = self.missing = list(_gaps(numbers, first, self._vouched))
         """The numbers of commits that must be there and are not."""
-        self._outdated = max((one for one in missing if one <= meta.rebuilt_from), default=0)
+        known = meta.rebuilt_from
+        self._outdated = max((min(gap[-1], known) for gap in missing if gap[0] <= known), default=0)
         """What commits before this one have noted is older than what the catalogue was rebuilt from."""
-        self.is_ahead = any((header.applied or 0) > meta.applied for header in headers)
-        """Whether the catalogue is older than the journal: frames vanish only when their file is used
-        again, and then its header says that they were applied."""
-        if not meta.generation and first in missing:
-            # Files of format 1 do not say what was applied.
-            self.is_ahead |= not any(file.covers(first) for file in self._files)
+        self.is_ahead = bool(missing) and missing[0][0] == first and self._is_ahead(headers, first)
+        """Whether the catalogue is older than the journal, and the journal begins later than it ends."""
         for file in self._files:
             self._judge(file, numbers)
         self._judge_ends(missing)
         self._judge_whole(missing)
+
+    def _is_ahead(self, headers: list[journal.JournalHeader], first: int) -> bool:
+        """Frames vanish only when their file is used again: its header says that they were applied."""
+        if any((header.applied or 0) > self._meta.applied for header in headers):
+            return True
+        # Files of format 1 do not say it.
+        old = not self._meta.generation
+        return old and not any(file.covers(first) for file in self._files)
+
+    @property
+    def missing_count(self) -> int:
+        return sum(map(len, self.missing))
+
+    def names(self) -> dict[int, Name]:
+        """By number, what topics are called that were made in the journal; only where some of it is lost."""
+        found: dict[int, Name] = {}
+        if not self.damages and not self.unfinished and not self.lost_unknown:
+            return found
+        for path in self.paths:
+            for entry in self.entries(path):
+                if entry.kind == journal.CREATE:
+                    found[entry.topic_id] = name_of(entry)
+                elif entry.kind == journal.NAMES:
+                    names = msgspec.msgpack.decode(entry.data, type=Names)
+                    found |= {name.topic_id: name for name in names}
+        return found
 
     @property
     def lost_unknown(self) -> bool:
@@ -122,7 +145,7 @@ class JournalScan:
     def _judge(self, file: "_File", numbers: set[int]) -> None:
         applied = self._meta.applied
         for problem in file.header_problems if file.last > applied else ():
-            self._harmless(problem)
+            self._harmless(problem, file.first)
         for before, problem in file.bad_frames:
             number = before + 1
             # One that another file holds was not here: only something left from earlier looks so.
@@ -132,20 +155,21 @@ class JournalScan:
             if number > applied:
                 self._bad(file, number, problem)
 
-    def _judge_ends(self, missing: list[int]) -> None:
+    def _judge_ends(self, missing: list[range]) -> None:
         """Keep what is left of frames that were the last of their file, and of which nothing holds."""
         for file, after in pairwise(self._files):
-            if any(file.last < number < after.first for number in missing):
+            if any(gap[0] < after.first and file.last < gap[-1] for gap in missing):
                 rest = load(file.path).data[file.end :]
                 length = max(len(bytes(rest).rstrip(b"\0")), journal.BLOCK_BYTES)
                 problem = Problem(file.path.name, file.end, length, "frames are damaged")
                 self.damages.append((file.path, problem))
 
-    def _judge_whole(self, missing: list[int]) -> None:
+    def _judge_whole(self, missing: list[range]) -> None:
         if missing:
-            self._lost_through = max(self._lost_through, missing[-1])
+            self._lost_through = max(self._lost_through, missing[-1][-1])
             self.reports.append(
-                f"journal: {len(missing)} commits from number {missing[0]} on are missing: damage"
+                f"journal: {self.missing_count} commits from number {missing[0][0]} on are missing: "
+                "damage"
             )
         if self.missing_files or self.untrusted:
             self._lost_through = sys.maxsize
@@ -159,7 +183,7 @@ class JournalScan:
 
     def _bad(self, file: "_File", number: int, problem: Problem) -> None:
         if problem.harmless:
-            self._harmless(problem)
+            self._harmless(problem, number)
             return
         damage = number <= self._vouched or problem.reason == CUT
         if damage:
@@ -173,7 +197,14 @@ class JournalScan:
             + ("damage: kept in quarantine" if damage else "never acknowledged: dropped")
         )
 
-    def _harmless(self, problem: Problem) -> None:
+    def _harmless(self, problem: Problem, number: int) -> None:
+        if self.machine_crashed and number > self._vouched:
+            self.unfinished.append(problem)
+            self.reports.append(
+                f"journal {problem.file} at byte {problem.position}: {problem.reason}, "
+                "never acknowledged: what holds of it is kept"
+            )
+            return
         self.harmless.append(problem)
         self.reports.append(
             f"journal {problem.file} at byte {problem.position}: {problem.reason}, "
@@ -184,7 +215,7 @@ class JournalScan:
 class _File:
     """What one file holds, by the numbers of its commits."""
 
-    def __init__(self, path: Path, header: journal.JournalHeader | None, generation: int) -> None:
+    def __init__(self, path: Path, header: journal.JournalHeader | None, meta: Meta) -> None:
         self.path = path
         self.sequences: list[int] = []
         self.synced = 0
@@ -195,10 +226,11 @@ class _File:
         """Each with the number of the commit it is part of."""
         self.end = 0
         """Where the last frame ends."""
-        before = header.first - 1 if header is not None else sys.maxsize
+        self.has_header = header is not None
+        before = header.first - 1 if header is not None else 0
         loaded = load(path)
         self.unreadable = loaded.unreadable
-        for item in read_frames(path, entries=False, generation=generation, loaded=loaded):
+        for item in read_frames(path, entries=False, generation=meta.generation, loaded=loaded):
             if isinstance(item, Frame):
                 self.sequences.append(item.sequence)
                 self.synced = max(self.synced, item.synced)
@@ -212,7 +244,11 @@ class _File:
                 self.end = item.end
         self.last = max(self.sequences, default=0)
         self.first = header.first if header is not None else min(self.sequences, default=0)
-        self.is_untrusted = header is None and not self.sequences
+        if header is None:
+            # Frames before the first one that is found belong to commits just before its own.
+            first = self.first - 1
+            self.bad_frames = [(before or first - 1, one) for before, one in self.bad_frames]
+        self.is_untrusted = header is None and self.last <= meta.applied
 
     def covers(self, number: int) -> bool:
         """Whether this commit, though missing, was in this file."""
@@ -232,16 +268,26 @@ def _unapplied(headers: dict[Path, journal.JournalHeader | None], meta: Meta) ->
             if later and later[0] <= meta.applied + 1:
                 continue
             if not meta.clean or header.first > meta.applied:
-                files.append(_File(path, header, meta.generation))
+                files.append(_File(path, header, meta))
         elif not meta.clean and not _is_unused(path, meta):
-            files.append(_File(path, None, meta.generation))
+            files.append(_File(path, None, meta))
     return sorted(files, key=lambda file: file.first)
 
 
 def _is_unused(path: Path, meta: Meta) -> bool:
-    """Whether a file without a header was prepared and never written to."""
+    """Whether a file without a header holds nothing of the last server."""
+    if meta.generation and path.name not in meta.journal_files:
+        return True  # it was given up
     loaded = load(path)
     return loaded.is_blank and len(loaded.data) >= meta.journal_files.get(path.name, 0)
+
+
+def _gaps(numbers: set[int], first: int, last: int) -> Iterator[range]:
+    """The stretches of numbers from `first` to `last` that are not there."""
+    for number in [*sorted(number for number in numbers if first <= number <= last), last + 1]:
+        if number > first:
+            yield range(first, number)
+        first = number + 1
 
 
 def _without_gaps(frame: Frame, next_topic_id: int) -> Iterator[journal.Entry]:

@@ -38,7 +38,9 @@ class Layout:
         return self.journal / f"{number}.journal"
 
     def journal_files(self) -> list[Path]:
-        return sorted(self.journal.glob("*.journal"))
+        # What has another name is not ours, and stays.
+        found = [path for path in self.journal.glob("*.journal") if path.stem.isdecimal()]
+        return sorted(found, key=lambda path: int(path.stem))
 
     def segment(self, topic_id: int, base: int) -> Path:
         directory = f"{topic_id % SEGMENT_DIRECTORIES:02x}"

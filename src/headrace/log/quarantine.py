@@ -5,8 +5,10 @@ import os
 import time
 from pathlib import Path
 
+from crc32c import crc32c
+
 from headrace.log.disk import Disk
-from headrace.log.file_reads import load
+from headrace.log.file_reads import read_patiently
 from headrace.log.journal_reading import Problem
 from headrace.log.layout import Layout
 
@@ -14,15 +16,20 @@ from headrace.log.layout import Layout
 def quarantine(layout: Layout, path: Path, problem: Problem) -> None:
     """Copy the damaged part of a journal file, which will be recycled."""
     layout.quarantine.mkdir(exist_ok=True)
-    damaged = load(path).data[problem.position : problem.position + problem.length]
-    name = f"journal-{_now_ms()}-{path.stem}-{problem.position}.bin"
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        damaged, _ = read_patiently(fd, problem.length, problem.position)
+    finally:
+        os.close(fd)
+    # The same bytes have the same name: an applier that tries again keeps them once.
+    name = f"journal-{path.stem}-{problem.position}-{crc32c(damaged):08x}.bin"
     (layout.quarantine / name).write_bytes(damaged)
 
 
 def quarantine_journal(layout: Layout, disk: Disk, path: Path) -> None:
     """Move a journal file out of the way: a new one is made in its place."""
     layout.quarantine.mkdir(exist_ok=True)
-    disk.rename(path, layout.quarantine / f"journal-{_now_ms()}-{path.name}")
+    disk.rename(path, layout.quarantine / f"journal-{int(time.time() * 1000)}-{path.name}")
     disk.sync_directory(layout.quarantine)
     disk.sync_directory(layout.journal)
 
@@ -32,7 +39,3 @@ def quarantine_file(layout: Layout, path: Path) -> None:
     layout.quarantine.mkdir(exist_ok=True)
     with contextlib.suppress(FileExistsError, FileNotFoundError):
         os.link(path, layout.quarantine / f"staged-{path.name}.bin")
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

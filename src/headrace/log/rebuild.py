@@ -29,6 +29,7 @@ from headrace.log.catalogue_rows import (
 )
 from headrace.log.disk import Disk
 from headrace.log.entries import StagedFiles
+from headrace.log.file_reads import load, read_patiently
 from headrace.log.index import (
     HEADER_BYTES,
     RUN_BYTES_MAX,
@@ -90,7 +91,7 @@ def _rebuild_index(layout: Layout, disk: Disk, topic: TopicRow, segment: Segment
     path = layout.index(segment.topic_id, segment.base)
     rows: list[Row] = []
     if path.exists():
-        for row in decode_rows(path.read_bytes()[HEADER_BYTES:]):
+        for row in decode_rows(bytes(load(path).data)[HEADER_BYTES:]):
             if row is None or row.offset != (rows[-1].end if rows else segment.base):
                 break
             rows.append(row)
@@ -123,8 +124,8 @@ def _rows_from_records(layout: Layout, segment: SegmentRow, last: Row | None) ->
     rows: list[Row] = []
     with layout.segment(segment.topic_id, segment.base).open("rb") as file:
         while offset < segment.end and ordinal < segment.end_ordinal:
-            file.seek(offset - segment.base)
-            block = file.read(min(segment.end - offset, RUN_BYTES_MAX))
+            wanted = min(segment.end - offset, RUN_BYTES_MAX)
+            block, _ = read_patiently(file.fileno(), wanted, offset - segment.base)
             length, count = walk(block, min(RUN_RECORDS_MAX, segment.end_ordinal - ordinal))
             if not count:
                 break
@@ -368,7 +369,7 @@ def _set_aside_segments(layout: Layout, known: set[tuple[int, int]], reports: li
 
 
 def _read_index(file: SegmentFile) -> tuple[Header | None, SegmentRow | None]:
-    data = file.path.read_bytes()
+    data = bytes(load(file.path).data)
     header = decode_header(data)
     rows = list(decode_rows(data[HEADER_BYTES:]))
     # The last rows may be ahead of their records when the machine stopped in between.
@@ -395,5 +396,5 @@ def _row_holds(path: Path, base: int, row: Row | None) -> bool:
     if row is None or not path.exists():
         return False
     with path.open("rb") as file:
-        file.seek(row.offset - base)
-        return crc32c(file.read(row.length)) == row.crc
+        data, _ = read_patiently(file.fileno(), row.length, row.offset - base)
+        return crc32c(data) == row.crc

@@ -23,7 +23,7 @@ from headrace.log.catalogue import (
 )
 from headrace.log.catalogue_rows import TopicRow
 from headrace.log.disk import Disk
-from headrace.log.file_reads import ATTEMPTS_MAX
+from headrace.log.file_reads import ATTEMPTS_MAX, RETRY_S
 from headrace.log.journal_reading import read_header
 from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout
@@ -68,18 +68,18 @@ def recover(
             quarantine_journal(layout, disk, path)
         reports += repair_segments(layout, disk, catalogue)
         applier = Applier(disk, layout, catalogue, rule)
-        new_from = catalogue.meta().next_topic_id
+        names = scan.names()
         with _collector_paused():
             for path in scan.paths:
-                losses = applier.apply(scan.entries(path), scan.last_of(path), new_from=new_from)
+                losses = applier.apply(scan.entries(path), scan.last_of(path), names)
                 reports += map(str, losses)
-        for path in scan.unreadable:
-            quarantine_journal(layout, disk, path)
         applier.clear_batches()
         remove_unfinished(layout, disk)
         with catalogue.transaction():
             if catalogue.meta().jump_due:
-                _jump(catalogue, "damage", None, reports, proven=scan.proven)
+                # What a crash of the machine takes from `written` topics, no later entry can show.
+                proven = () if scan.machine_crashed else scan.proven
+                _jump(catalogue, "damage", None, reports, proven=proven)
             elif scan.machine_crashed:
                 _jump(catalogue, "a crash of the machine", Durability.WRITTEN, reports)
             _note_durabilities(catalogue, rule)
@@ -90,9 +90,15 @@ def recover(
                 jump_due=False,
                 rebuilt_from=0,
                 generation=secrets.randbits(63) | 1,
-                journal_files={path.name: path.stat().st_size for path in layout.journal_files()},
+                journal_files={
+                    path.name: path.stat().st_size
+                    for path in layout.journal_files()
+                    if path not in scan.spent
+                },
             )
             catalogue.put_meta(meta)
+        for path in scan.spent:
+            quarantine_journal(layout, disk, path)
         return Recovered(max(scan.last, meta.applied) + 1, meta.generation, reports)
     finally:
         catalogue.close()
@@ -110,7 +116,8 @@ def _open(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Catalogue, bo
             try:
                 return _open_sound(layout), False
             except UnreadableCatalogueError as error:
-                reason = str(error)  # the disk may fail for a moment
+                reason = str(error)
+                time.sleep(RETRY_S)  # the disk may fail for a moment
             except DamagedCatalogueError as error:
                 reason = str(error)
                 break

@@ -111,6 +111,8 @@ class Segments:
         self._unreadable = Unreadable()
         self._restored: dict[tuple[int, int, int], list[Row | None]] = {}
         """Rows of indexes that are damaged, as far as their segments say what these were."""
+        self._passing: dict[tuple[int, int, int], float] = {}
+        """Those of them that were restored while the disk could not read something, and when."""
 
     def close(self) -> None:
         while self._open:
@@ -202,6 +204,8 @@ class Segments:
         return self._pread(path, count * ROW_BYTES, row_position(first))
 
     def _rows(self, segment: SegmentRow, first: int, count: int) -> list[Row | None]:
+        if self._passing:
+            self._forget_passing()
         restored = self._restored.get(self._index_key(segment))
         if restored is not None:
             return restored[first : first + count]
@@ -219,7 +223,17 @@ class Segments:
         if len(self._restored) >= _RESTORED_MAX:
             self._restored.clear()
         self._restored[self._index_key(segment)] = restored
+        if self._unreadable.of(path) or self._unreadable.of(path.with_suffix(".idx")):
+            # What the disk cannot read now is asked for again later.
+            self._passing[self._index_key(segment)] = time.monotonic()
         return restored
+
+    def _forget_passing(self) -> None:
+        """Forget rows that were restored while the disk could not read, when it is asked again."""
+        for key, since_s in list(self._passing.items()):
+            if time.monotonic() - since_s >= UNREADABLE_S:
+                del self._passing[key]
+                self._restored.pop(key, None)
 
     def _is_foreign(self, segment: SegmentRow) -> bool:
         """Return whether the index begins with a block of another index: its rows are restored then."""

@@ -7,6 +7,7 @@ the catalogue is asked again, and what it no longer names is no damage.
 """
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,7 +20,7 @@ from headrace.log.catalogue import (
     UnreadableCatalogueError,
 )
 from headrace.log.catalogue_rows import BatchRow, SegmentRow, TopicRow
-from headrace.log.file_reads import ATTEMPTS_MAX
+from headrace.log.file_reads import ATTEMPTS_MAX, RETRY_S
 from headrace.log.inspect import CatalogueView, open_unchanged
 from headrace.log.journal_reading import read_header
 from headrace.log.layout import Layout
@@ -81,7 +82,7 @@ def _open(data_dir: Path) -> AbstractContextManager[CatalogueView]:
                 view.meta()
             break
         except UnreadableCatalogueError:
-            continue
+            time.sleep(RETRY_S)
     return open_unchanged(data_dir)
 
 

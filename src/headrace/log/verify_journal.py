@@ -4,6 +4,7 @@ Which frames must be there is recovery's question too, and `journal_scan.py` ans
 followed from the catalogue's end on, through everything that a start of the server would apply.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,8 @@ import msgspec
 from headrace.log import journal
 from headrace.log.catalogue import Catalogue
 from headrace.log.catalogue_rows import BatchRow
-from headrace.log.entries import Create, Name, Names, Noted
-from headrace.log.gathered import Gathered, nameless
+from headrace.log.entries import Name, Names, Noted
+from headrace.log.gathered import Gathered, name_of, nameless
 from headrace.log.journal_reading import Problem
 from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout
@@ -45,7 +46,7 @@ class JournalCheck:
         """The topics it says anything of, by number."""
         self._nameless: dict[int, Damage] = {}
         self._catalogue = catalogue
-        self._gathered = Gathered(catalogue, catalogue.topic_by_id, new_from=0)
+        self._gathered = Gathered(catalogue, catalogue.topic_by_id)
         scan = JournalScan(layout, catalogue.meta(), journal.boot_id())
         self.unfinished = [_damage(problem) for problem in scan.unfinished]
         """Writes that did not come to their end, and so were never acknowledged."""
@@ -59,13 +60,14 @@ class JournalCheck:
             for path in scan.untrusted
         ]
         if scan.missing:
-            first, last = scan.missing[0], scan.missing[-1]
+            count, first, last = scan.missing_count, scan.missing[0][0], scan.missing[-1][-1]
             self.damages.append(
-                Damage("journal", f"{len(scan.missing)} commits from {first} to {last} are missing")
+                Damage("journal", f"{count} commits from {first} to {last} are missing")
             )
+        names = scan.names()
         for path in scan.paths:
             for entry in scan.entries(path):
-                self._follow(path, entry)
+                self._follow(path, entry, names)
         self.damages += self._nameless.values()
 
     @property
@@ -77,7 +79,7 @@ class JournalCheck:
     def all_damages(self) -> list[Damage]:
         return [*self.damages, *(one for life in self.lives.values() for one in life.damages)]
 
-    def _follow(self, path: Path, entry: journal.Entry) -> None:
+    def _follow(self, path: Path, entry: journal.Entry, names: Mapping[int, Name]) -> None:
         life = self._life(entry.topic_id)
         file = f"journal/{path.name}"
         if entry.kind == journal.DECIDE:
@@ -85,9 +87,7 @@ class JournalCheck:
         elif entry.extra and entry.kind in (journal.APPEND, journal.LOST, journal.ADVANCE):
             self._gathered.add(entry._replace(kind=journal.ADVANCE))
         if entry.kind == journal.CREATE:
-            made = msgspec.msgpack.decode(entry.extra, type=Create)
-            at = (entry.offset, entry.ordinal)
-            self._name(Name(entry.topic_id, made.name, made.epoch, made.durability, *at))
+            self._name(name_of(entry))
         elif entry.kind == journal.LOST_NAMES:
             self.damages.append(Damage(file, "names of topics are damaged"))
         elif entry.kind == journal.NAMES:
@@ -97,6 +97,9 @@ class JournalCheck:
             if not entry.topic_id:
                 self.damages.append(Damage(file, "the decision of a batch is damaged"))
                 return
+            if life is None and entry.topic_id in names:
+                self._name(names[entry.topic_id])
+                life = self._life(entry.topic_id)
             if life is None:
                 life = self.lives[entry.topic_id] = Life(
                     nameless(entry.topic_id).decode(), entry.ms, entry.offset, entry.ordinal, 0
