@@ -573,7 +573,7 @@ def test_written_topics_jump_after_a_crash_of_the_machine_also_where_an_entry_is
     end = ends(store, "written/w")[0]
     store.crash()
     found = Journal(store)
-    path, position, frame = found.frames()[-1]
+    path, position, _ = found.frames()[-1]
     found.lose(2)
     path.write_bytes(path.read_bytes()[:position] + bytes(65_536 - position))
     store = open_store(boot_id=BOOTS[1])

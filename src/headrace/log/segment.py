@@ -132,8 +132,9 @@ class Segments:
 
         `row` is where an earlier block ended, which saves the search.
         """
-        if row is None:
+        if row is None or self._index_key(segment) in self._restored:
             row = self.find(segment, lambda candidate: candidate.end > offset)
+        restored = self._index_key(segment) in self._restored
         path = self._layout.segment(segment.topic_id, segment.base)
         runs: list[Run] = []
         damaged: list[DamagedRun] = []
@@ -142,6 +143,8 @@ class Segments:
         while row < segment.rows and taken < bytes_max:
             rows = self._rows(segment, row, min(_ROWS_AT_ONCE, segment.rows - row))
             if self._index_key(segment) in self._restored:
+                if not restored:
+                    return self.read(segment, offset, bytes_max)  # other rows have led here
                 index = path.with_suffix(".idx")
                 damaged.append(DamagedRun(index, position, position, 0, 0, "its rows are damaged"))
             chosen: list[Row] = []
