@@ -309,6 +309,19 @@ def test_an_entry_whose_header_is_damaged_takes_no_other_with_it(file):
         file.flip(at)
 
 
+def test_a_header_of_another_place_takes_no_sound_entry_with_it(file):
+    """A copy of an entry's header, in front of the entry itself, says that its data is here."""
+    first, second, third = (entry(bytes([n]) * 300, offset=300 * n) for n in range(3))
+    begin, _ = file.commit(first, second, third)
+    size = len(encode_entry(*first, seed=0))
+    place = begin + FRAME_HEAD_BYTES
+    copy = file.path.read_bytes()[place + size : place + size + 100]
+    file.change(place, copy)
+    (frame,) = file.frames()
+    assert frame.entries == [second, third]
+    assert frame.problems
+
+
 def test_an_entry_inside_a_payload_is_not_taken_for_one_behind_damage(file):
     forged = encode_entry(*entry(b"never published"), seed=0)
     real = entry(bytes(3) + forged + bytes(5))

@@ -18,6 +18,7 @@ from crc32c import crc32c
 from headrace.log import journal_format1
 from headrace.log.file_reads import Loaded, load
 from headrace.log.journal import (
+    APPEND,
     BLOCK_BYTES,
     CRC,
     ENTRY,
@@ -333,7 +334,7 @@ def _entries(
     while position + ENTRY_HEADER_BYTES <= stop and len(entries) != entries_max:
         entry, crc = _entry_at(data, position, seed)
         if entry is None:
-            found = _next_entry(data, position + 1, stop, seed) if resume else None
+            found = _next_entry(data, position + 1, stop, seed, stop) if resume else None
             if found is None:
                 break
             reason = "an entry's header is damaged"
@@ -342,6 +343,15 @@ def _entries(
             continue
         size = ENTRY_HEADER_BYTES + len(entry.extra) + len(entry.data)
         if position + size > stop or crc32c(entry.data) != crc:
+            inside = (
+                _next_entry(data, position + 1, stop, seed, position + size) if resume else None
+            )
+            if inside is not None:
+                # No payload contains an entry: the header before it belongs to another place.
+                reason = "an entry's header is damaged"
+                problems.append(Problem(name, position, inside - position, reason))
+                position = inside
+                continue
             lost = _LOST_AS.get(entry.kind, LOST)
             entry = entry._replace(kind=lost, data=bytes(len(entry.data)))
             problems.append(Problem(name, position, size, "an entry's data is damaged", entry))
@@ -351,7 +361,17 @@ def _entries(
         # Nothing says what stood here.
         rest = start + length - position
         problems.append(Problem(name, position, rest, "an entry's header is damaged"))
-    return entries, problems
+    return _without_copies(entries) if problems else entries, problems
+
+
+def _without_copies(entries: list[Entry]) -> list[Entry]:
+    """Entries without those that are damaged here and sound in another place of the frame."""
+    sound = {(entry.topic_id, entry.offset) for entry in entries if entry.kind == APPEND}
+    return [
+        entry
+        for entry in entries
+        if entry.kind != LOST or not entry.topic_id or (entry.topic_id, entry.offset) not in sound
+    ]
 
 
 def _entry_at(data: memoryview, position: int, seed: int) -> tuple[Entry | None, int]:
@@ -376,10 +396,15 @@ def _entry_at(data: memoryview, position: int, seed: int) -> tuple[Entry | None,
     return entry, crc
 
 
-def _next_entry(data: memoryview, position: int, stop: int, seed: int) -> int | None:
-    """Where the next entry begins whose header holds: its seed is a secret of this commit."""
-    for match in _ENTRY_BEGIN.finditer(data, position, stop):
+def _next_entry(data: memoryview, position: int, stop: int, seed: int, before: int) -> int | None:
+    """Where the next entry begins whose header holds, and which begins `before` an end.
+
+    The seed is a secret of this commit, so that no payload contains such a header.
+    """
+    for match in _ENTRY_BEGIN.finditer(data, position, min(before + 1, stop)):
         begin = match.start()
+        if begin >= before:
+            return None
         if begin + ENTRY_HEADER_BYTES > stop:
             return None
         _, extra_bytes, data_bytes, *_ = ENTRY.unpack_from(data, begin)

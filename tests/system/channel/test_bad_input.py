@@ -333,9 +333,9 @@ def test_a_message_of_ten_megabytes_is_not_even_read(
     peer = dial().hello("p").join(name)
     before = resident_bytes(abused.pid)
     message = peer.write(good("send", name) | {"number": 1, "payload": "x" * HUGE})
+    # Once: who sends more than the server discards may be cut off before it has read why.
     with suppress(ConnectionClosed):
-        for _ in range(10):
-            peer.connection.send(message)
+        peer.connection.send(message)
     assert peer.until_closed() == []
     assert peer.code == TOO_BIG
     assert resident_bytes(abused.pid) < before + HUGE
