@@ -1,4 +1,4 @@
-"""Which events of a 0.x client are echoes of what the client got from this log. Knows no connection.
+"""Finds events of a 0.x client that are echoes of events from this log. Knows no connection.
 
 When such a client connects again, it sends back, in one message, what it got from us since our last `synced`.
 The times differ from those in the log, because the client corrects its clock by another amount on every
@@ -163,7 +163,7 @@ class _Same:
         self.event = event
         self.stamp = stamp
         self.places: dict[Number, int] = {}
-        """Where in the message they are, by their milliseconds."""
+        """The places of the events in the message, by their milliseconds."""
         self.delivered: dict[Number, Origin] = {}
         """The origin of each that is in the log and was delivered, by its milliseconds."""
 

@@ -173,7 +173,7 @@ _KEYS: dict[type, int] = {
     BatchRow: 2,
     NoteRow: 1,
 }
-"""How many of a row's first values are its key."""
+"""The number of leading values of a row that are its key."""
 
 
 def row_key(row: tuple[object, ...]) -> object:

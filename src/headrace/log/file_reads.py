@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PAGE_BYTES = 4096
-"""What the system reads at once, and so what one bad sector costs."""
+"""The unit that the system reads at once, and so the cost of one bad sector."""
 
 ATTEMPTS_MAX = 3
 RETRY_S = 0.1

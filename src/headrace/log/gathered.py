@@ -96,7 +96,7 @@ Loss = Damage | LostDecision | LostNote | LostName
 
 
 def name_of(entry: journal.Entry) -> Name:
-    """What an entry says that makes a topic."""
+    """Return the name and position in an entry that makes a topic."""
     made = msgspec.msgpack.decode(entry.extra, type=Create)
     return Name(
         topic_id=entry.topic_id,
@@ -112,7 +112,7 @@ _NAMELESS = b"$lost/"
 
 
 def nameless(topic_id: int) -> bytes:
-    """What a topic is called of which only the number is known."""
+    """Return the name for a topic of which only the number is known."""
     return b"%s%x" % (_NAMELESS, topic_id)
 
 

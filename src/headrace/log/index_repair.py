@@ -2,8 +2,7 @@
 
 Rows follow each other without a gap, from the segment's first record to its last. So the rows that count
 are those which lead from the beginning, and those which lead to the end. Where these do not meet, the sizes
-of the records say where each begins; they are believed if following them leads to exactly where the sound
-rows go on.
+of the records say where each begins. They are believed if following them leads exactly to the next sound row.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +46,7 @@ def restore_rows(rows: Sequence[Row | None], segment: SegmentRow, read: Read) ->
 
 
 def _gap(rows: Sequence[Row | None], segment: SegmentRow, first: int, last: int) -> SegmentRow:
-    """What lies between two rows, as if it were a segment."""
+    """Describe the records between two rows, as if they were a segment."""
     before = rows[first - 1] if first else None
     after = rows[last] if last < len(rows) else None
     return SegmentRow(

@@ -37,9 +37,9 @@ from crc32c import crc32c
 from headrace.log.disk import Disk
 
 BLOCK_BYTES = 4096
-"""What a disk loses at once: no two frames, and no two copies of a header, share a block."""
+"""Unit that a disk loses at once: no two frames, and no two copies of a header, share a block."""
 SECTOR_BYTES = 512
-"""What some disks lose at once."""
+"""Unit that some disks lose at once."""
 
 CREATE, APPEND, TRIM, DESTROY, CURSOR, DECIDE, ADVANCE, CHANGE, NOTE, NAMES = range(1, 11)
 LOST_NAMES, LOST_NOTE, LOST = 253, 254, 255
@@ -88,7 +88,7 @@ class Entry(NamedTuple):
 
 
 class JournalHeader(NamedTuple):
-    """What a journal file says about itself, in two copies."""
+    """The header of a journal file, which stands in two copies."""
 
     generation: int
     file: int
@@ -99,30 +99,30 @@ class JournalHeader(NamedTuple):
     """The last applied commit when the file was put to use: a catalogue that knows less is out of date.
     None for a file of format 1, which does not say."""
     size: int
-    """How long the file was made: a shorter file was cut."""
+    """The length that the file was made with: a shorter file was cut."""
     boot_id: bytes
 
 
 class FrameHead(NamedTuple):
-    """What a frame says about itself, at its beginning and at its end."""
+    """The fields that identify a frame, which stand at its beginning and at its end."""
 
     generation: int
     file: int
     first: int
     """The `first` of the file's header: frames of an earlier use have another one."""
     position: int
-    """Where the frame begins in its file: a copy of it elsewhere does not count."""
+    """The frame's place in its file: a copy of the frame elsewhere does not count."""
     sequence: int
     synced: int
     """The last commit known to be on disk when this one was written."""
     length: int
-    """How many bytes the entries take."""
+    """The size of all entries in bytes."""
     crc: int
-    """Of all entries."""
+    """The checksum of all entries."""
 
 
 def entry_seed(generation: int, sequence: int) -> int:
-    """What the crc of every entry header of a commit starts from."""
+    """Return the seed of the checksums of all entry headers of a commit."""
     return crc32c(_SEED.pack(generation, sequence))
 
 
@@ -236,7 +236,7 @@ def _encode_head(magic: int, fields: tuple[int, ...]) -> bytes:
 
 
 def frame_bytes(body: int) -> int:
-    """What a frame with `body` bytes of entries takes in the file."""
+    """Return the space that a frame with `body` bytes of entries takes in the file."""
     return -(-(FRAME_HEAD_BYTES + body + FRAME_FOOT_BYTES) // BLOCK_BYTES) * BLOCK_BYTES
 
 

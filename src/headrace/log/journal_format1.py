@@ -1,4 +1,4 @@
-"""How frames lie in journal files of format 1, which earlier versions wrote. Only ever read.
+"""The layout of journal files of format 1, which earlier versions wrote and this one only reads.
 
 A file has one header, in its first sector. Frames begin at multiples of a sector and have no foot. Their
 generation is drawn for each use of the file, and the crc of an entry's header has no seed.

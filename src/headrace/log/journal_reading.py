@@ -65,7 +65,7 @@ class Problem(NamedTuple):
     length: int
     reason: str
     entry: Entry | None = None
-    """What is known of the entry when only its data is bad."""
+    """The entry, if only its data is bad."""
     harmless: bool = False
     """True when the same facts stand in another block, so that nothing is lost."""
 
@@ -80,9 +80,9 @@ class Frame(NamedTuple):
     """In their order; an entry whose data is damaged is one of `LOST…` and has zeros instead."""
     problems: list[Problem]
     seed: int
-    """What the checksums of its entries' headers start from."""
+    """The seed of the checksums of its entry headers."""
     end: int
-    """Where the next frame begins in the file."""
+    """The place in the file where the next frame begins."""
 
 
 def read_header(path: Path, generation: int = 0) -> JournalHeader | None:
@@ -118,7 +118,7 @@ def _parse_header(path: Path, data: memoryview, position: int) -> JournalHeader 
 
 
 class _Format(Protocol):
-    """How frames lie in a file."""
+    """The layout of frames in a file."""
 
     frames_position: int
     head_bytes: int
@@ -397,7 +397,7 @@ def _entry_at(data: memoryview, position: int, seed: int) -> tuple[Entry | None,
 
 
 def _next_entry(data: memoryview, position: int, stop: int, seed: int, before: int) -> int | None:
-    """Where the next entry begins whose header holds, and which begins `before` an end.
+    """Find the next entry whose header holds and which begins `before` an end.
 
     The seed is a secret of this commit, so that no payload contains such a header.
     """

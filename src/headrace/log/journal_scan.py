@@ -1,4 +1,4 @@
-"""What the journal still holds for the segments, and what of it is damaged. Reads only; applies nothing.
+"""Finds the commits that the journal still holds for the segments, and the damage. Applies nothing.
 
 A commit began only after the one before it was written, and numbers are given without gaps. So, with the
 machine still up, everything before the last commit must be there. After a crash of the machine only what a
@@ -37,7 +37,7 @@ class JournalScan:
     ) -> None:
         self._meta = meta
         self.reports: list[str] = []
-        """What was found, in words for an operator."""
+        """The findings, in words for an operator."""
         self.damages: list[tuple[Path, Problem]] = []
         self.harmless: list[Problem] = []
         """Damage by which nothing is lost."""
@@ -77,7 +77,7 @@ class JournalScan:
         self._outdated = max((min(gap[-1], known) for gap in missing if gap[0] <= known), default=0)
         """What commits before this one have noted is older than what the catalogue was rebuilt from."""
         self.is_ahead = bool(missing) and missing[0][0] == first and self._is_ahead(headers, first)
-        """Whether the catalogue is older than the journal, and the journal begins later than it ends."""
+        """True if the catalogue is older than the journal, and the journal begins later than it ends."""
         for file in self._files:
             self._judge(file, numbers)
         self._judge_ends(missing)
@@ -111,7 +111,7 @@ class JournalScan:
 
     @property
     def lost_unknown(self) -> bool:
-        """Whether something acknowledged was lost and nothing says of which topics."""
+        """Return whether something acknowledged was lost and nothing says of which topics."""
         return self._lost_through > 0
 
     @property
@@ -213,7 +213,7 @@ class JournalScan:
 
 
 class _File:
-    """What one file holds, by the numbers of its commits."""
+    """The commits of one file, by their numbers."""
 
     def __init__(self, path: Path, header: journal.JournalHeader | None, meta: Meta) -> None:
         self.path = path
@@ -225,7 +225,7 @@ class _File:
         self.bad_entries: list[tuple[int, Problem]] = []
         """Each with the number of the commit it is part of."""
         self.end = 0
-        """Where the last frame ends."""
+        """The place in the file where the last frame ends."""
         self.has_header = header is not None
         before = header.first - 1 if header is not None else 0
         loaded = load(path)
@@ -251,7 +251,7 @@ class _File:
         self.is_untrusted = header is None and self.last <= meta.applied
 
     def covers(self, number: int) -> bool:
-        """Whether this commit, though missing, was in this file."""
+        """Return whether this commit, though missing, was in this file."""
         return self.first <= number <= self.last
 
 
@@ -275,7 +275,7 @@ def _unapplied(headers: dict[Path, journal.JournalHeader | None], meta: Meta) ->
 
 
 def _is_unused(path: Path, meta: Meta) -> bool:
-    """Whether a file without a header holds nothing of the last server."""
+    """Return whether a file without a header holds nothing of the last server."""
     if meta.generation and path.name not in meta.journal_files:
         return True  # it was given up
     loaded = load(path)

@@ -146,7 +146,16 @@ class Segments:
                 if not restored:
                     return self.read(segment, offset, bytes_max)  # other rows have led here
                 index = path.with_suffix(".idx")
-                damaged.append(DamagedRun(index, position, position, 0, 0, "its rows are damaged"))
+                damaged.append(
+                    DamagedRun(
+                        index,
+                        position,
+                        position,
+                        0,
+                        0,
+                        "its rows are damaged: records are found by their sizes",
+                    )
+                )
             chosen: list[Row] = []
             for candidate in rows:
                 if taken >= bytes_max:

@@ -33,7 +33,7 @@ SETTLE_MS = 10 * 60 * 1000
 
 
 class KnownTime(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the next server has to know of this one's clock."""
+    """The state of the clock that the next server has to know."""
 
     boot_id: str
     offset_ms: int
@@ -127,7 +127,7 @@ class SteadyClock:
 
     @property
     def trouble(self) -> str:
-        """What operators are told of a jump; empty while there is none."""
+        """The sentence that tells operators of a jump; empty while there is none."""
         if self._jump is None:
             return ""
         side = "ahead" if self.ahead_ms > 0 else "behind"

@@ -37,7 +37,7 @@ _COUNTED = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_
 
 
 class HttpShared:
-    """What the connections of the HTTP listener share."""
+    """State that the connections of the HTTP listener share."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether no request is only partly there."""
+        """Return whether no request has arrived in part."""
         return not self.scope or self._request.is_whole
 
     def _refuse(self, refusal: RequestRefusedError) -> None:

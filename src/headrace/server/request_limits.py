@@ -14,7 +14,7 @@ HEADERS_MAX = 100
 HEAD_BYTES_MAX = 16 * 1024
 """Names and values of all headers together. Trailers, and the line before a chunk, may have as much."""
 HELD: Final = "headrace.held"
-"""Where the ASGI scope of a request has its `HeldRequest`."""
+"""Key of the `HeldRequest` in the ASGI scope of a request."""
 HEADER_OVERHEAD_BYTES = 128
 """Memory that a header takes besides its bytes."""
 
@@ -105,7 +105,7 @@ class RequestMeter:
 
 
 class RequestMemory:
-    """What the requests of all connections hold: heads and bodies, until they are answered."""
+    """The memory that the requests of all connections hold: heads and bodies, until they are answered."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -125,7 +125,7 @@ class RequestMemory:
 
 
 class HeldRequest:
-    """How much of a request has come, and the memory that it holds."""
+    """Count of what has come of a request, and of the memory that it holds."""
 
     __slots__ = ("_memory", "body_bytes", "head_bytes", "is_whole")
 
