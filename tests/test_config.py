@@ -227,25 +227,25 @@ def test_channels_have_values_by_prefix_and_are_never_in_memory_only(tmp_path):
         [channels]
         grace_s = 7.0
         [[topics]]
-        prefix = "channel/doc/"
+        prefix = "$channel/doc/"
         reducer = "merge"
         lease_s = 5.0
         """,
     )
     config = load({}, {}, file).config
-    assert config.rule("channel/doc/1")[5:] == ("merge", 5.0, 7.0)
-    assert config.rule("channel/room")[5:] == ("last", 604_800.0, 7.0)
-    assert config.rule("channel/room").durability is Durability.WRITTEN
+    assert config.rule("$channel/doc/1")[5:] == ("merge", 5.0, 7.0)
+    assert config.rule("$channel/room")[5:] == ("last", 604_800.0, 7.0)
+    assert config.rule("$channel/room").durability is Durability.WRITTEN
     assert config.rule("room").durability is Durability.MEMORY
 
 
-@pytest.mark.parametrize("topic", ["logux/main", "channel/1"])
+@pytest.mark.parametrize("topic", ["$logux/main", "$channel/1"])
 def test_name_spaces_with_rules_of_their_own_have_no_retention(topic):
     assert Config().rule(topic)[1:3] == (0, 0)
     assert Config().rule("loguxmain").retention_age_s == 604_800
 
 
-@pytest.mark.parametrize("topic", ["logux/main", "channel/1"])
+@pytest.mark.parametrize("topic", ["$logux/main", "$channel/1"])
 def test_no_retention_of_the_user_reaches_into_such_a_name_space(topic):
     for prefix in ("", topic[:3], topic):
         rules = (PrefixRule(prefix=prefix, retention_age_s=5.0, retention_bytes=6),)
@@ -254,7 +254,7 @@ def test_no_retention_of_the_user_reaches_into_such_a_name_space(topic):
     assert broad.rule("other")[1:3] == (5.0, 6)
 
 
-@pytest.mark.parametrize("prefix", ["channel/", "channel/doc/", "logux/", "logux/main"])
+@pytest.mark.parametrize("prefix", ["$channel/", "$channel/doc/", "$logux/", "$logux/main"])
 @pytest.mark.parametrize("key", ["retention_age_s", "retention_bytes"])
 def test_a_retention_that_would_never_count_is_refused(tmp_path, prefix, key):
     text = f'[[topics]]\nprefix = "a"\n{key} = 9\n[[topics]]\nprefix = "{prefix}"\n{key} = '
@@ -267,8 +267,8 @@ def test_a_retention_that_would_never_count_is_refused(tmp_path, prefix, key):
 
 
 def test_a_rule_that_leaves_retention_alone_does_not_bring_it_back_to_a_name_space():
-    rules = (PrefixRule(prefix="logux/main", durability=Durability.WRITTEN),)
-    rule = Config(topics=rules).rule("logux/main")
+    rules = (PrefixRule(prefix="$logux/main", durability=Durability.WRITTEN),)
+    rule = Config(topics=rules).rule("$logux/main")
     assert (rule.durability, rule.retention_age_s) == (Durability.WRITTEN, 0)
 
 

@@ -88,7 +88,7 @@ def joined(server: ServerProcess, *names: str) -> list[Processor]:
 
 
 def log_exists(server: ServerProcess) -> bool:
-    return get(server, f"/v1/topic?name=channel/{CHANNEL}")[0] == 200
+    return get(server, f"/v1/topic?name=$channel/{CHANNEL}")[0] == 200
 
 
 def wait_destroyed(server: ServerProcess) -> None:
@@ -163,7 +163,7 @@ def test_a_server_killed_before_the_snapshot_is_stored_has_its_log(
         assert database.rows("SELECT pg_terminate_backend(%s, 10000)", writer) == [(True,)]
     assert database.snapshot(CHANNEL) is None
     server.start()
-    assert start_of(server, f"channel/{CHANNEL}") == 0
+    assert start_of(server, f"$channel/{CHANNEL}") == 0
     wait_destroyed(server)
     assert database.snapshot(CHANNEL) == (end, b"3")
 
@@ -175,7 +175,7 @@ def test_while_the_database_is_stopped_members_go_on_and_what_is_read_is_kept(
     a, b = joined(server, "a", "b")
     first = a.send(1)
     b.ack(first)
-    wait_until(lambda: start_of(server, f"channel/{CHANNEL}") == first, what="a first trim")
+    wait_until(lambda: start_of(server, f"$channel/{CHANNEL}") == first, what="a first trim")
     with cluster.stopped():
         b.join()
         end = a.send(2, 3)
@@ -185,8 +185,8 @@ def test_while_the_database_is_stopped_members_go_on_and_what_is_read_is_kept(
         assert str(cluster.directory) not in refused["error"], "it is not for clients where it is"
         b.ack(end)
         server.wait_stderr("nothing is forgotten for now")
-        assert start_of(server, f"channel/{CHANNEL}") == first
-    wait_until(lambda: start_of(server, f"channel/{CHANNEL}") == end, 30, "the log to be trimmed")
+        assert start_of(server, f"$channel/{CHANNEL}") == first
+    wait_until(lambda: start_of(server, f"$channel/{CHANNEL}") == end, 30, "the log to be trimmed")
     assert database.snapshot(CHANNEL) == (end, b"3")
     assert Processor(server, "c").join()["snapshot"]["payload"] == 3
 
