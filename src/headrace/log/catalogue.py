@@ -143,24 +143,22 @@ class Catalogue:
             self._add(*ADDED)
             self.put_meta(Meta())
 
-    def migrate(self) -> int:
-        """Bring a catalogue of an earlier format to this one, in place; return how many topics it renames."""
+    def migrate(self) -> None:
+        """Bring a catalogue of an earlier format to this one, in place and losing nothing."""
         meta = self.meta()
-        renamed = 0
         if meta.format < FORMAT:
             with self.transaction():
                 self._add(*(version for version in ADDED if version > meta.format))
                 if meta.format < RENAMED_FORMAT:
-                    renamed = self._rename()
+                    self._rename()
                 self.put_meta(msgspec.structs.replace(meta, format=FORMAT))
-        return renamed
 
     def names_in_file(self) -> dict[int, bytes]:
         """Return the names of all topics as they stand in the file, by number."""
         return {row.id: row.name for row in self._raw(TopicRow)}
 
-    def _rename(self) -> int:
-        """Give all rows the present names of their topics; return how many topics have a new one."""
+    def _rename(self) -> None:
+        """Give all rows the present names of their topics."""
         topics = [row for row in self._raw(TopicRow) if row.name.startswith(_OLD)]
         self._replace("topics", topics, [present(row) for row in topics])
         # Ordinary topics that had a reserved name were deleted before: what readers and producers have left
@@ -181,7 +179,6 @@ class Catalogue:
         self._replace(
             "tombstones", graves, [row for row in merged.values() if row.name not in living]
         )
-        return len(topics)
 
     def _replace(self, table: str, old: Iterable[_Named], new: Collection[R]) -> None:
         """Put rows in the place of others, which are known by their topics' names."""
@@ -414,8 +411,11 @@ class Catalogue:
 
     def _stored(self, name: bytes) -> bytes:
         """Return a topic's name as it stands in the file."""
-        old = self._is_old and name.startswith(_RESERVED)
-        return name.removeprefix(b"$") if old else name
+        if not self._is_old:
+            return name
+        if name.startswith(_OLD):
+            return b"\xff"  # no topic had this name, and no name is like this
+        return name.removeprefix(b"$") if name.startswith(_RESERVED) else name
 
     def _all(self, kind: type[R], where: str, *values: object) -> Iterator[R]:
         """Rows with the present names of their topics."""

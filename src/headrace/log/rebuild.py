@@ -156,9 +156,11 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
     ]
     ordinary = found.ordinary | old.ordinary
     if not old.renamed:
+        # Names of all others are the present ones already.
+        renamed = {row.id: row.name for row in topics if row.id not in ordinary}
         named = {row.id: row.name for row in topics if row.id in ordinary}
         check_unreserved(layout, named, 0, old.meta.generation)
-        log_renamed(sum(is_reserved(row.name) for row in topics))
+        log_renamed(sum(map(is_reserved, renamed.values())))
     topics = [row for row in topics if row.id not in ordinary]
     kept: dict[bytes, TopicRow] = {}
     for row in sorted(topics):

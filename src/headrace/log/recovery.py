@@ -138,9 +138,12 @@ def _open_sound(layout: Layout) -> Catalogue:
             catalogue.make()  # the very first start did not come as far as this
         catalogue.check()
         meta = catalogue.meta()
+        renamed = 0
         if meta.format < RENAMED_FORMAT:
-            check_unreserved(layout, catalogue.names_in_file(), meta.applied, meta.generation)
-        log_renamed(catalogue.migrate())
+            names = catalogue.names_in_file()
+            renamed = check_unreserved(layout, names, meta.applied, meta.generation)
+        catalogue.migrate()
+        log_renamed(renamed)
     except DataDirectoryError:
         catalogue.close()
         raise

@@ -12,7 +12,7 @@ from headrace.log import journal
 from headrace.log.gathered import names_in
 from headrace.log.journal_reading import Frame, read_frames
 from headrace.log.layout import Layout
-from headrace.model import ENVELOPE_PREFIXES
+from headrace.model import ENVELOPE_PREFIXES, present_name
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +26,13 @@ def is_reserved(name: bytes) -> bool:
 
 def check_unreserved(
     layout: Layout, named: Mapping[int, bytes], applied: int, generation: int
-) -> None:
+) -> int:
     """Raise DataDirectoryError if an earlier version has left a topic with a name that is reserved now.
 
-    `named` has topics by number, under their names in the files. The commits of the journal behind `applied`
-    make and destroy others.
+    Returns how many topics have another name now. `named` has topics by number, under their names in the
+    files. The commits of the journal behind `applied` make and destroy others.
     """
-    taken = {number: name for number, name in named.items() if is_reserved(name)}
+    names = dict(named)
     destroyed: set[int] = set()
     for path in layout.journal_files():
         for frame in read_frames(path, generation=generation):
@@ -44,10 +44,9 @@ def check_unreserved(
                 elif entry.kind in journal.PRESENT_KINDS:
                     # Read as a present one, it keeps its name.
                     kept = entry._replace(kind=journal.PRESENT_KINDS[entry.kind])
-                    taken |= {
-                        one.topic_id: one.name for one in names_in(kept) if is_reserved(one.name)
-                    }
-    found = sorted({name.decode() for number, name in taken.items() if number not in destroyed})
+                    names |= {one.topic_id: one.name for one in names_in(kept)}
+    living = {name for number, name in names.items() if number not in destroyed}
+    found = sorted(name.decode() for name in living if is_reserved(name))
     if found:
         more = f" and {len(found) - 1} others" if len(found) > 1 else ""
         raise DataDirectoryError(
@@ -56,6 +55,7 @@ def check_unreserved(
             "or publish their records under another name, delete them, and then start this version; nothing "
             "was changed"
         )
+    return sum(present_name(name) != name for name in living)
 
 
 def log_renamed(topics: int) -> None:
