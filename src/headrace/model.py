@@ -123,4 +123,14 @@ def present_name(name: bytes) -> bytes:
     return b"$" + name if name.startswith(_OLD_PREFIXES) else name
 
 
+def legacy_name(name: str) -> str:
+    """Return what a reserved topic was called by earlier versions, and never that for another topic.
+
+    For hashes of names that must stay what they were.
+    """
+    if name.startswith(ENVELOPE_PREFIXES):
+        return name.removeprefix("$")
+    return f"${name}" if name.startswith(tuple(OLD_PREFIXES)) else name
+
+
 _OLD_PREFIXES = tuple(prefix.encode() for prefix in OLD_PREFIXES)
