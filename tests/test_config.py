@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.config import to_markdown
-from headrace.config import Config, PrefixRule
+from headrace.config import Config, PrefixRule, old_names
+from headrace.config_protocols import Access, AccessToken
 from headrace.config_values import Address, Origins
 from headrace.errors import ConfigError
 from headrace.model import Durability
+from headrace.server.credentials import is_granted
 from headrace.settings import SETTINGS, load
 
 REPOSITORY = Path(__file__).parent.parent
@@ -237,6 +239,45 @@ def test_channels_have_values_by_prefix_and_are_never_in_memory_only(tmp_path):
     assert config.rule("$channel/room")[5:] == ("last", 604_800.0, 7.0)
     assert config.rule("$channel/room").durability is Durability.WRITTEN
     assert config.rule("room").durability is Durability.MEMORY
+
+
+def test_a_rule_for_names_of_earlier_versions_counts_for_the_present_ones(tmp_path):
+    text = """
+        [[topics]]
+        prefix = "channel/doc/"
+        reducer = "merge"
+        [[topics]]
+        prefix = "channel/doc/long/"
+        lease_s = 5.0
+        """
+    config = load({}, {}, write(tmp_path, text)).config
+    assert config.rule("$channel/doc/1").reducer == "merge"
+    assert config.rule("$channel/doc/long/1")[5:7] == ("merge", 5.0)
+    assert config.rule("$channel/room").reducer == "last"
+    assert old_names(config)[0] == (
+        "the [[topics]] rule for 'channel/doc/' counts for '$channel/doc/' too, where channels and logs of "
+        "Logux are now: write '$channel/doc/', or add a rule for that if 'channel/doc/' is meant"
+    )
+    assert len(old_names(config)) == 2
+    both = text + '[[topics]]\nprefix = "$channel/doc/"\nreducer = "count"\n'
+    config = load({}, {}, write(tmp_path, both)).config
+    assert config.rule("$channel/doc/1").reducer == "count"
+    assert config.rule("channel/doc/1").reducer == "merge"
+    assert len(old_names(config)) == 1
+    assert old_names(Config()) == []
+
+
+def test_a_grant_for_names_of_earlier_versions_is_one_for_the_present_ones():
+    old = AccessToken(name="app", sha256="0" * 64, grants=("channel/mine/", "http"))
+    assert is_granted(old, "$channel/mine/1") and is_granted(old, "http")
+    assert not is_granted(old, "$channel/other") and not is_granted(old, "$logux/main")
+    new = AccessToken(name="app", sha256="0" * 64, grants=("$channel/mine/",))
+    assert is_granted(new, "$channel/mine/1")
+    assert not is_granted(new, "channel/mine/1") and not is_granted(new, "$channel/other")
+    told = old_names(Config(access=Access(token=(old, new))))
+    assert told == [
+        "the grant 'channel/mine/' of the token 'app' counts as '$channel/mine/': write that"
+    ]
 
 
 @pytest.mark.parametrize("topic", ["$logux/main", "$channel/1"])

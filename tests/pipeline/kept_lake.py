@@ -2,8 +2,9 @@
 
     python -m tests.pipeline.kept_lake tests/pipeline/old_names.tar.xz
 
-was run with the last such version. The archive has the data directory, and lakes of two formats. Each has three
-batches, of which two are compacted. It also has the rows without duplicates and the states of the first lake.
+was run with the last such version. The archive has the data directory and two lakes of different formats.
+Each lake has three batches, of which two are compacted. The archive also has the rows of the first lake without
+duplicates, and its states.
 """
 
 import sys
