@@ -3,8 +3,8 @@
     python -m tests.pipeline.kept_lake tests/pipeline/old_names.tar.xz
 
 was run with the last such version. The archive has the data directory and two lakes of different formats.
-Each lake has three batches, of which two are compacted. The archive also has the rows of the first lake without
-duplicates, and its states.
+Each lake has three batches, of which two are compacted. Jobs have made the rows without duplicates, and the
+states, of the first lake.
 """
 
 import sys
