@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -377,3 +379,22 @@ def test_commits_are_synchronous_whatever_the_database_says(database: Database):
     setting = connection._connection.execute("SHOW synchronous_commit").fetchone()
     assert setting == ("on",)
     connection.close()
+
+
+def test_a_snapshot_from_before_topics_were_renamed_belongs_to_its_channel(
+    database: Database, tmp_path: Path
+):
+    with tarfile.open(Path(__file__).parents[2] / "log" / "old_names" / "served.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    connection = server_side.connector(database.url)()
+    connection.save("room", Snapshot(1, 64, 4, 1, Content(b'"kept"', is_json=True)))
+    connection.close()
+    (tmp_path / "config.toml").write_text(config(database.url, reducer="last", grace_s=300))
+    with ServerProcess(tmp_path / "data", f"--config={tmp_path / 'config.toml'}") as server:
+        for _ in range(2):
+            status, found = Processor(server, "new", "room").ask("GET", "snapshot")
+            assert status == 200
+            assert (found["snapshot"]["offset"], found["snapshot"]["payload"]) == (64, "kept")
+            server.kill()
+            server.start()
+        assert start_of(server, "$channel/room") == 48
