@@ -194,6 +194,28 @@ def test_a_rebuild_tells_ordinary_topics_of_the_old_names_from_renamed_ones(
     store.crash()
 
 
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_catalogue_that_does_not_say_its_format_has_the_names_of_its_backup(
+    old, tmp_path, renamed
+):
+    data = tmp_path / "data"
+    if renamed:
+        store = start(data)
+        store.append("channel/room", b"ordinary")
+        store.close()
+    with sqlite3.connect(data / FILE_NAME) as database:
+        database.execute("UPDATE meta SET crc = 0")
+    database.close()
+    store = StepStore(small(data, 4))
+    assert len(store.payloads(ROOM)) == old["topics"]["channel/room"]["records"]
+    if renamed:
+        assert store.payloads("channel/room") == [b"ordinary"]
+    else:
+        assert exists(store, "channel/room") is None
+    assert {one.topic for one in store.store.cursors(limit=9)} == {ROOM, MAIN}
+    store.crash()
+
+
 def remove(data: Path, names: list[str]) -> None:
     for name in names:
         for suffix in ("", "-wal", "-shm"):
