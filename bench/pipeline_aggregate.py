@@ -148,7 +148,7 @@ def _rows(channels: int) -> Iterator[Rows]:
         pa.array(payloads, pa.binary()),
     ]
     for number in range(channels):
-        topic = f"channel/doc/{number:08}"
+        topic = f"$channel/doc/{number:08}"
         arrays = [pa.array([topic] * EACH), *columns]
         batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
         yield Rows(topic, EPOCH, 0, boundaries, ms, data, batch)

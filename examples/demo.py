@@ -51,7 +51,7 @@ def main() -> None:
         )
         asyncio.run(stream(server, root, asked.rounds))
         pipeline("export", "--once", "--lake", lake, "--http", http)
-        aggregate = ("--reducer", "map", "--pattern", "channel/.*", "--into", states)
+        aggregate = ("--reducer", "map", "--pattern", r"\$channel/.*", "--into", states)
         pipeline("aggregate", "--lake", lake, "--http", http, *aggregate)
         pipeline("report", "--lake", lake, "--http", http, "--out", page)
         headrace_command("topics", "--http", http)

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.config import to_markdown
-from headrace.config import Config, PrefixRule
+from headrace.config import Config, PrefixRule, old_names
+from headrace.config_protocols import Access, AccessToken
 from headrace.config_values import Address, Origins
 from headrace.errors import ConfigError
 from headrace.model import Durability
+from headrace.server.credentials import is_granted
 from headrace.settings import SETTINGS, load
 
 REPOSITORY = Path(__file__).parent.parent
@@ -227,25 +229,64 @@ def test_channels_have_values_by_prefix_and_are_never_in_memory_only(tmp_path):
         [channels]
         grace_s = 7.0
         [[topics]]
-        prefix = "channel/doc/"
+        prefix = "$channel/doc/"
         reducer = "merge"
         lease_s = 5.0
         """,
     )
     config = load({}, {}, file).config
-    assert config.rule("channel/doc/1")[5:] == ("merge", 5.0, 7.0)
-    assert config.rule("channel/room")[5:] == ("last", 604_800.0, 7.0)
-    assert config.rule("channel/room").durability is Durability.WRITTEN
+    assert config.rule("$channel/doc/1")[5:] == ("merge", 5.0, 7.0)
+    assert config.rule("$channel/room")[5:] == ("last", 604_800.0, 7.0)
+    assert config.rule("$channel/room").durability is Durability.WRITTEN
     assert config.rule("room").durability is Durability.MEMORY
 
 
-@pytest.mark.parametrize("topic", ["logux/main", "channel/1"])
+def test_a_rule_for_names_of_earlier_versions_counts_for_the_present_ones(tmp_path):
+    text = """
+        [[topics]]
+        prefix = "channel/doc/"
+        reducer = "merge"
+        [[topics]]
+        prefix = "channel/doc/long/"
+        lease_s = 5.0
+        """
+    config = load({}, {}, write(tmp_path, text)).config
+    assert config.rule("$channel/doc/1").reducer == "merge"
+    assert config.rule("$channel/doc/long/1")[5:7] == ("merge", 5.0)
+    assert config.rule("$channel/room").reducer == "last"
+    assert old_names(config)[0] == (
+        "the [[topics]] rule for 'channel/doc/' counts for '$channel/doc/' too, where channels and logs of "
+        "Logux are now: write '$channel/doc/', or add a rule for that if 'channel/doc/' is meant"
+    )
+    assert len(old_names(config)) == 2
+    both = text + '[[topics]]\nprefix = "$channel/doc/"\nreducer = "count"\n'
+    config = load({}, {}, write(tmp_path, both)).config
+    assert config.rule("$channel/doc/1").reducer == "count"
+    assert config.rule("channel/doc/1").reducer == "merge"
+    assert len(old_names(config)) == 1
+    assert old_names(Config()) == []
+
+
+def test_a_grant_for_names_of_earlier_versions_is_one_for_the_present_ones():
+    old = AccessToken(name="app", sha256="0" * 64, grants=("channel/mine/", "http"))
+    assert is_granted(old, "$channel/mine/1") and is_granted(old, "http")
+    assert not is_granted(old, "$channel/other") and not is_granted(old, "$logux/main")
+    new = AccessToken(name="app", sha256="0" * 64, grants=("$channel/mine/",))
+    assert is_granted(new, "$channel/mine/1")
+    assert not is_granted(new, "channel/mine/1") and not is_granted(new, "$channel/other")
+    told = old_names(Config(access=Access(token=(old, new))))
+    assert told == [
+        "the grant 'channel/mine/' of the token 'app' counts as '$channel/mine/': write that"
+    ]
+
+
+@pytest.mark.parametrize("topic", ["$logux/main", "$channel/1"])
 def test_name_spaces_with_rules_of_their_own_have_no_retention(topic):
     assert Config().rule(topic)[1:3] == (0, 0)
     assert Config().rule("loguxmain").retention_age_s == 604_800
 
 
-@pytest.mark.parametrize("topic", ["logux/main", "channel/1"])
+@pytest.mark.parametrize("topic", ["$logux/main", "$channel/1"])
 def test_no_retention_of_the_user_reaches_into_such_a_name_space(topic):
     for prefix in ("", topic[:3], topic):
         rules = (PrefixRule(prefix=prefix, retention_age_s=5.0, retention_bytes=6),)
@@ -254,7 +295,7 @@ def test_no_retention_of_the_user_reaches_into_such_a_name_space(topic):
     assert broad.rule("other")[1:3] == (5.0, 6)
 
 
-@pytest.mark.parametrize("prefix", ["channel/", "channel/doc/", "logux/", "logux/main"])
+@pytest.mark.parametrize("prefix", ["$channel/", "$channel/doc/", "$logux/", "$logux/main"])
 @pytest.mark.parametrize("key", ["retention_age_s", "retention_bytes"])
 def test_a_retention_that_would_never_count_is_refused(tmp_path, prefix, key):
     text = f'[[topics]]\nprefix = "a"\n{key} = 9\n[[topics]]\nprefix = "{prefix}"\n{key} = '
@@ -267,8 +308,8 @@ def test_a_retention_that_would_never_count_is_refused(tmp_path, prefix, key):
 
 
 def test_a_rule_that_leaves_retention_alone_does_not_bring_it_back_to_a_name_space():
-    rules = (PrefixRule(prefix="logux/main", durability=Durability.WRITTEN),)
-    rule = Config(topics=rules).rule("logux/main")
+    rules = (PrefixRule(prefix="$logux/main", durability=Durability.WRITTEN),)
+    rule = Config(topics=rules).rule("$logux/main")
     assert (rule.durability, rule.retention_age_s) == (Durability.WRITTEN, 0)
 
 

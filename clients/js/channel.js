@@ -30,7 +30,7 @@ import { ChannelSession, DEFAULTS, contentOf } from "./channel_session.js";
 export { ChannelError } from "./channel_session.js";
 
 const PATH = "/v1/channels";
-const TOPIC_PREFIX = "channel/";
+const TOPIC_PREFIX = "$channel/";
 const PROCESSOR_BYTES_MAX = 255;
 const STATE_BYTES_MAX = 1024 * 1024;
 const WAYS = ["push", "signal", "poll"];

@@ -12,8 +12,11 @@
 
 export const PAYLOAD_BYTES_MAX = 262_144;
 const TOPIC_BYTES_MAX = 255;
+/** Reserved names may be one byte longer than ordinary ones. */
+const RESERVED_TOPIC_BYTES_MAX = 256;
+const RESERVED_PREFIX = "$";
 /** Topics whose records have an envelope: only their own protocols publish there. */
-const RESERVED_PREFIXES = ["logux/", "channel/"];
+const ENVELOPE_PREFIXES = ["$logux/", "$channel/"];
 
 const PATH = "/v1/ws";
 /** Of `wombat://`; the others have the port of their transport, as a load balancer does. */
@@ -784,8 +787,12 @@ export class WombatSession {
   /** Take a publish, also without a connection. What is over the window is sent later. */
   publish(topic, payload) {
     checkTopic(topic);
-    if (RESERVED_PREFIXES.some((prefix) => topic.startsWith(prefix))) {
-      throw new BadTopicNameError(`topic "${topic}" is published to by its own protocol only`);
+    if (topic.startsWith(RESERVED_PREFIX)) {
+      throw new BadTopicNameError(
+        ENVELOPE_PREFIXES.some((prefix) => topic.startsWith(prefix))
+          ? `topic "${topic}" is published to by its own protocol only`
+          : `topic "${topic}" is reserved, as every name that begins with "$": choose another name`,
+      );
     }
     if (payload.length > PAYLOAD_BYTES_MAX) {
       throw new PayloadTooLargeError(
@@ -1478,9 +1485,10 @@ export function checkTopic(topic) {
   }
   if (3 * topic.length <= TOPIC_BYTES_MAX) return; // without looking at each character
   const size = utf8.encode(topic).length;
-  if (size > TOPIC_BYTES_MAX) {
+  const most = topic.startsWith(RESERVED_PREFIX) ? RESERVED_TOPIC_BYTES_MAX : TOPIC_BYTES_MAX;
+  if (size > most) {
     throw new BadTopicNameError(
-      `a topic name may have ${TOPIC_BYTES_MAX} bytes of UTF-8, this one has ${size}`,
+      `a topic name may have ${most} bytes of UTF-8, this one has ${size}`,
     );
   }
 }

@@ -4,12 +4,12 @@ Made once at the edge and passed down. The annotations here are the one source o
 `headrace config` and of `docs/configuration.md`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from headrace.config_pipeline import Pipeline
 from headrace.config_protocols import (
@@ -21,7 +21,7 @@ from headrace.config_protocols import (
 )
 from headrace.config_setting import NUMBER_MAX, Section, setting
 from headrace.config_values import Address, Origins, Readers
-from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, Durability
+from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, OLD_PREFIXES, Durability
 
 T = TypeVar("T")
 
@@ -360,7 +360,7 @@ class Config(Section, frozen=True):
 
     def rule(self, topic: str) -> TopicRule:
         """What holds for `topic`: each value from the longest matching prefix that sets it."""
-        by_length = sorted(self.topics, key=lambda rule: -len(rule.prefix))
+        by_length = sorted(_with_present_names(self.topics), key=lambda rule: -len(rule.prefix))
         matching = [rule for rule in (*BUILT_IN_RULES, *by_length) if topic.startswith(rule.prefix)]
         retention, channels = self.retention, self.channels
         durability = _first((rule.durability for rule in matching), self.durability)
@@ -378,6 +378,38 @@ class Config(Section, frozen=True):
             lease_s=_first((rule.lease_s for rule in matching), channels.lease_s),
             grace_s=_first((rule.grace_s for rule in matching), channels.grace_s),
         )
+
+
+def _with_present_names(rules: Sequence[PrefixRule]) -> list[PrefixRule]:
+    """Rules, and those that earlier versions would have applied to channels and logs of Logux."""
+    old = [structs.replace(rule, prefix=f"${rule.prefix}") for rule in _old_rules(rules)]
+    return [*rules, *old]
+
+
+def _old_rules(rules: Sequence[PrefixRule]) -> list[PrefixRule]:
+    """Those for reserved topics as earlier versions named them; none that has one for the present name."""
+    prefixes = {rule.prefix for rule in rules}
+    return [
+        rule
+        for rule in rules
+        if rule.prefix.startswith(tuple(OLD_PREFIXES)) and f"${rule.prefix}" not in prefixes
+    ]
+
+
+def old_names(config: Config) -> list[str]:
+    """Sentences about settings that name channels and logs of Logux as earlier versions did."""
+    rules = [
+        f"the [[topics]] rule for {rule.prefix!r} counts for '${rule.prefix}' too, where channels and logs "
+        f"of Logux are now: write '${rule.prefix}', or add a rule for that if {rule.prefix!r} is meant"
+        for rule in _old_rules(config.topics)
+    ]
+    grants = [
+        f"the grant {grant!r} of the token {token.name!r} counts as '${grant}': write that"
+        for token in config.access.token
+        for grant in token.grants or ()
+        if grant.startswith(tuple(OLD_PREFIXES))
+    ]
+    return rules + grants
 
 
 def _first(values: Iterable[T | None], otherwise: T) -> T:

@@ -38,7 +38,7 @@ class AccessToken(Struct, frozen=True, kw_only=True):
         tuple[str, ...] | None,
         setting(
             "What it is good for: `http` for the HTTP API, and beginnings of the names of topics, such as "
-            "`logux/main`. Without any, everything."
+            "`$logux/main`. Without any, everything."
         ),
     ] = None
 

@@ -12,7 +12,11 @@ RECORD_HEADER_BYTES = 4
 """A record on disk and on the Figg wire is a big-endian uint32 size and the payload."""
 
 TOPIC_BYTES_MAX = 255
-"""The longest topic name, in bytes of UTF-8."""
+"""The longest ordinary topic name, in bytes of UTF-8."""
+
+RESERVED_TOPIC_BYTES_MAX = 256
+"""The longest reserved topic name: channels and logs of Logux could have such names when their prefixes
+were one byte shorter."""
 
 READER_BYTES_MAX = 255
 """The longest name of a reader that has cursors, in bytes of UTF-8."""
@@ -20,15 +24,20 @@ READER_BYTES_MAX = 255
 JUMP = 1 << 32
 """How far offsets and ordinals of a topic skip ahead when records that clients may have seen are lost."""
 
-LOGUX_PREFIX = "logux/"
+LOGUX_PREFIX = "$logux/"
 """Topics that are logs of Logux: their records are events in envelopes."""
 
-CHANNEL_PREFIX = "channel/"
+CHANNEL_PREFIX = "$channel/"
 """Topics that are logs of channels: their records are messages in envelopes."""
 
-RESERVED_PREFIXES = (LOGUX_PREFIX, CHANNEL_PREFIX)
+ENVELOPE_PREFIXES = (LOGUX_PREFIX, CHANNEL_PREFIX)
 """Name spaces whose records have an envelope: only their own protocols publish there."""
 
+RESERVED_PREFIXES = ("$",)
+"""Every name that begins like this is reserved: clients read such topics and do not publish to them."""
+
+OLD_PREFIXES = {name.removeprefix("$"): name for name in ENVELOPE_PREFIXES}
+"""Earlier prefixes of the reserved name spaces, with the present ones."""
 
 LAKE_READER = "lake"
 """The reader whose cursors say how far topics are in the lake."""
@@ -67,11 +76,16 @@ def check_topic_name(name: str) -> bytes:
         raise BadTopicNameError("a topic name must be valid UTF-8") from None
     if not encoded:
         raise BadTopicNameError("a topic name must not be empty")
-    if len(encoded) > TOPIC_BYTES_MAX:
+    if len(encoded) > topic_bytes_max(encoded):
         raise BadTopicNameError(
-            f"a topic name may have {TOPIC_BYTES_MAX} bytes of UTF-8, this one has {len(encoded)}"
+            f"a topic name may have {topic_bytes_max(encoded)} bytes of UTF-8, this one has {len(encoded)}"
         )
     return encoded
+
+
+def topic_bytes_max(name: bytes) -> int:
+    """Return how long a name that begins like this one may be."""
+    return RESERVED_TOPIC_BYTES_MAX if name.startswith(b"$") else TOPIC_BYTES_MAX
 
 
 def check_reader_name(name: str) -> bytes:
@@ -93,5 +107,30 @@ def check_publish_topic(name: str) -> bytes:
     """The same for a topic that is to be published to as it is, without an envelope."""
     encoded = check_topic_name(name)
     if name.startswith(RESERVED_PREFIXES):
-        raise BadTopicNameError(f"topic {name!r} is published to by its own protocol only")
+        raise BadTopicNameError(reserved_reason(name))
     return encoded
+
+
+def reserved_reason(name: str) -> str:
+    """Return why a client cannot publish to a reserved topic."""
+    if name.startswith(ENVELOPE_PREFIXES):
+        return f"topic {name!r} is published to by its own protocol only"
+    return f"topic {name!r} is reserved, as every name that begins with '$': choose another name"
+
+
+def present_name(name: bytes) -> bytes:
+    """Return the present name of a topic that an earlier version has named."""
+    return b"$" + name if name.startswith(_OLD_PREFIXES) else name
+
+
+def legacy_name(name: str) -> str:
+    """Return what a reserved topic was called by earlier versions, and never that for another topic.
+
+    For hashes of names that must stay what they were.
+    """
+    if name.startswith(ENVELOPE_PREFIXES):
+        return name.removeprefix("$")
+    return f"${name}" if name.startswith(tuple(OLD_PREFIXES)) else name
+
+
+_OLD_PREFIXES = tuple(prefix.encode() for prefix in OLD_PREFIXES)

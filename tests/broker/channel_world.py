@@ -21,7 +21,7 @@ from headrace.model import Durability, Position
 from headrace.reducers import reducer
 
 NAME = "c"
-TOPIC = "channel/c"
+TOPIC = "$channel/c"
 LEASE_MS, GRACE_MS, PRESENCE_MS, REMEMBER_MS = 1_000_000, 10_000, 5_000, 10_000_000
 
 NOWHERE = Position(0, 0, 0)

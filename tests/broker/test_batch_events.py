@@ -29,7 +29,7 @@ from headrace.testing.disk import DiskModel, RecordingDisk
 from headrace.testing.store import StepStore
 from tests.log.conftest import QUICK
 
-LOGS = ("logux/a", "logux/b")
+LOGS = ("$logux/a", "$logux/b")
 
 DUPLICATE = BatchAnswer(duplicate=True, records=0)
 
@@ -51,8 +51,8 @@ class Bench:
             segment=Segment(bytes=4096),
             limits=Limits(memory_topic_bytes_max=1 << 20),
             topics=(
-                PrefixRule(prefix="logux/memory", durability=Durability.MEMORY),
-                PrefixRule(prefix="logux/written", durability=Durability.WRITTEN),
+                PrefixRule(prefix="$logux/memory", durability=Durability.MEMORY),
+                PrefixRule(prefix="$logux/written", durability=Durability.WRITTEN),
             ),
         )
         self.start()
@@ -124,28 +124,28 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def test_events_of_a_batch_are_stored_once_and_others_beside_them(bench: Bench) -> None:
     staged = bench.steps.stage(
         ("plain", [b"one"]),
-        ("logux/a", [event(1, "x", 0), event(2, "x", 0), event(1, "x", 0)]),
+        ("$logux/a", [event(1, "x", 0), event(2, "x", 0), event(1, "x", 0)]),
         ("plain", [b"two"]),
-        ("logux/b", [event(1, "x", 0)]),
-        ("logux/a", [event(2.0, "x", 0.0), event("any", "timer")]),
+        ("$logux/b", [event(1, "x", 0)]),
+        ("$logux/a", [event(2.0, "x", 0.0), event("any", "timer")]),
     )
     assert bench.steps.batch("p", 0, staged) == BatchAnswer(duplicate=False, records=8)
-    assert bench.stored("logux/a") == [[1, "x", 0], [2, "x", 0], ["any", "timer"]]
-    assert bench.stored("logux/b") == [[1, "x", 0]]
+    assert bench.stored("$logux/a") == [[1, "x", 0], [2, "x", 0], ["any", "timer"]]
+    assert bench.stored("$logux/b") == [[1, "x", 0]]
     assert bench.steps.payloads("plain") == [b"one", b"two"]
     assert bench.steps.batch("p", 0, staged) == DUPLICATE
-    again = bench.steps.stage(("logux/a", [event(2, "x", 0), event(3, "x", 0)]))
+    again = bench.steps.stage(("$logux/a", [event(2, "x", 0), event(3, "x", 0)]))
     assert bench.steps.batch("p", 1, again).records == 2
-    assert bench.stored("logux/a")[2:] == [["any", "timer"], [3, "x", 0]]
+    assert bench.stored("$logux/a")[2:] == [["any", "timer"], [3, "x", 0]]
     bench.steps.settle()
     assert list(bench.steps.layout.staged.iterdir()) == []
 
 
 def test_an_event_with_an_id_is_the_one_with_the_same_time(bench: Bench) -> None:
     ids = [b'{"event": {"type": "t"}, "id": "5 x 0", "time": 7}']
-    staged = bench.steps.stage(("logux/a", [*ids, event(5, "x", 0), event(5, "x", 1)]))
+    staged = bench.steps.stage(("$logux/a", [*ids, event(5, "x", 0), event(5, "x", 1)]))
     bench.steps.batch("p", 0, staged)
-    assert bench.stored("logux/a") == [[5, "x", 0], [5, "x", 1]]
+    assert bench.stored("$logux/a") == [[5, "x", 0], [5, "x", 1]]
 
 
 def test_what_is_no_event_cannot_be_staged(bench: Bench) -> None:
@@ -153,20 +153,20 @@ def test_what_is_no_event_cannot_be_staged(bench: Bench) -> None:
         BadBlockError, match=r"block 2 at byte .*: record 2: its event is no object"
     ):
         bench.steps.stage(
-            ("logux/a", [event(1)]),
-            ("logux/a", [event(1), b'{"event": [], "created": [1]}']),
+            ("$logux/a", [event(1)]),
+            ("$logux/a", [event(1), b'{"event": [], "created": [1]}']),
         )
     assert list(bench.steps.layout.staged.iterdir()) == []
 
 
 def test_what_comes_behind_events_waits_until_they_are_durable(bench: Bench) -> None:
-    staged = bench.steps.stage(("logux/a", [event(1, "x", 0)]), ("plain", [b"one"]))
+    staged = bench.steps.stage(("$logux/a", [event(1, "x", 0)]), ("plain", [b"one"]))
     answers = bench.decide(0, staged)
-    log, plain = bench.log("logux/a").topic, bench.steps.store.topic("plain")
+    log, plain = bench.log("$logux/a").topic, bench.steps.store.topic("plain")
     while not answers:
         assert bench.steps.runner.step()
         assert plain.end_ordinal <= log.end_ordinal
-    assert bench.stored("logux/a") and bench.steps.payloads("plain") == [b"one"]
+    assert bench.stored("$logux/a") and bench.steps.payloads("plain") == [b"one"]
 
 
 def test_many_events_are_given_to_their_logs_in_portions(
@@ -190,17 +190,17 @@ def test_many_events_are_given_to_their_logs_in_portions(
 
 
 def test_events_found_at_a_start_wait_for_whoever_stores_them(bench: Bench) -> None:
-    staged = bench.steps.stage(("plain", [b"one"]), ("logux/a", [event(1, "x", 0)]))
+    staged = bench.steps.stage(("plain", [b"one"]), ("$logux/a", [event(1, "x", 0)]))
     bench.decide(0, staged)
     while not bench.batches._batches[0].decided:
         bench.steps.runner.step()
     bench.restart(ready=False)
     bench.run()
     assert bench.batches.pending == 1
-    assert bench.stored("logux/a") == []
+    assert bench.stored("$logux/a") == []
     bench.make_ready()
     assert bench.batches.pending == 0
-    assert bench.stored("logux/a") == [[1, "x", 0]]
+    assert bench.stored("$logux/a") == [[1, "x", 0]]
     assert bench.steps.payloads("plain") == [b"one"]
     assert bench.steps.batch("p", 0) == DUPLICATE
 
@@ -250,7 +250,7 @@ def test_a_kill_while_events_are_given_again_leaves_each_once(tmp_path: Path) ->
     for kills in range(0, 60, 3):
         bench = Bench(tmp_path / str(kills))
         bench.decide(0, mixed(bench))
-        while bench.steps.store.topic("logux/a").end_ordinal < 9:
+        while bench.steps.store.topic("$logux/a").end_ordinal < 9:
             bench.steps.runner.step()
         bench.restart(ready=False)
         bench.batches.take_events(BatchEvents(bench.log, bench.steps.runner))
@@ -265,9 +265,9 @@ def test_what_a_batch_has_stored_before_is_not_given_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path)
-    blocks = [("logux/a", [event(n, "x", 0, size=3000)]) for n in range(40)]
+    blocks = [("$logux/a", [event(n, "x", 0, size=3000)]) for n in range(40)]
     bench.decide(0, bench.steps.stage(*blocks))
-    while bench.steps.store.topic("logux/a").end_ordinal < 30:
+    while bench.steps.store.topic("$logux/a").end_ordinal < 30:
         bench.steps.runner.step()
     given: list[int] = []
     add = BatchEvents.add
@@ -279,7 +279,7 @@ def test_what_a_batch_has_stored_before_is_not_given_again(
     monkeypatch.setattr(BatchEvents, "add", counted)
     bench.restart()
     assert 10 <= sum(given) <= 20
-    assert bench.stored("logux/a") == [[n, "x", 0] for n in range(40)]
+    assert bench.stored("$logux/a") == [[n, "x", 0] for n in range(40)]
     bench.kill()
 
 
@@ -304,14 +304,14 @@ def test_a_stop_at_any_step_is_clean_and_the_next_start_goes_on(tmp_path: Path, 
 
 def test_a_log_in_memory_gets_its_events_and_the_batch_its_end(bench: Bench) -> None:
     staged = bench.steps.stage(
-        ("logux/memory", [event(1, "x", 0), event(1, "x", 0)]),
-        ("logux/written", [event(1, "x", 0)]),
+        ("$logux/memory", [event(1, "x", 0), event(1, "x", 0)]),
+        ("$logux/written", [event(1, "x", 0)]),
     )
     assert bench.steps.batch("p", 0, staged).records == 3
-    assert bench.stored("logux/memory") == [[1, "x", 0]]
+    assert bench.stored("$logux/memory") == [[1, "x", 0]]
     bench.restart()
-    assert bench.stored("logux/memory") == []
-    assert bench.stored("logux/written") == [[1, "x", 0]]
+    assert bench.stored("$logux/memory") == []
+    assert bench.stored("$logux/written") == [[1, "x", 0]]
     assert bench.steps.batch("p", 0) == DUPLICATE
 
 
@@ -332,13 +332,13 @@ def test_what_a_crash_of_the_machine_takes_from_a_written_log_is_stored_again(
     disk = RecordingDisk()
     with disk.record_catalogue():
         bench = Bench(tmp_path / "data", disk=disk)
-        bench.steps.append("logux/written", event(0, "x", 0))
+        bench.steps.append("$logux/written", event(0, "x", 0))
         bench.steps.store.sync_written(lambda: None)
         bench.run()
-        blocks = [("logux/written", [event(n, "x", 0, size=3000)]) for n in range(1, 20)]
+        blocks = [("$logux/written", [event(n, "x", 0, size=3000)]) for n in range(1, 20)]
         assert bench.steps.batch("p", 0, bench.steps.stage(*blocks)).records == 19
-        while not bench.logs["logux/written"].idle:
-            bench.logs["logux/written"].tick()
+        while not bench.logs["$logux/written"].idle:
+            bench.logs["$logux/written"].tick()
             bench.run()
     bench.kill()
     model = DiskModel(tmp_path / "data")
@@ -349,18 +349,18 @@ def test_what_a_crash_of_the_machine_takes_from_a_written_log_is_stored_again(
     for file in (tmp_path / "data").glob(f"{FILE_NAME}*"):
         shutil.copy(file, tmp_path / "after")
     bench = Bench(tmp_path / "after", boot_id=b"the second boot.")
-    assert bench.stored("logux/written") == [[n, "x", 0] for n in range(20)]
+    assert bench.stored("$logux/written") == [[n, "x", 0] for n in range(20)]
     assert bench.steps.batch("p", 0) == DUPLICATE
     bench.kill()
 
 
 def test_damage_of_a_staged_file_takes_its_block_only(bench: Bench) -> None:
     staged = bench.steps.stage(
-        ("logux/a", [event(1, "x", 0)]),
-        ("logux/a", [event(2, "x", 0)]),
-        ("logux/a", [event(3, "x", 0)]),
+        ("$logux/a", [event(1, "x", 0)]),
+        ("$logux/a", [event(2, "x", 0)]),
+        ("$logux/a", [event(3, "x", 0)]),
         ("plain", [b"behind it"]),
-        ("logux/a", [event(4, "x", 0)]),
+        ("$logux/a", [event(4, "x", 0)]),
     )
     path = bench.steps.layout.staged_file(staged)
     data = bytearray(path.read_bytes())
@@ -368,7 +368,7 @@ def test_damage_of_a_staged_file_takes_its_block_only(bench: Bench) -> None:
         data[data.index(time)] ^= 1
     path.write_bytes(data)
     assert bench.steps.batch("p", 0, staged) == BatchAnswer(False, records=3, damaged=2)
-    assert bench.stored("logux/a") == [[1, "x", 0], [3, "x", 0]]
+    assert bench.stored("$logux/a") == [[1, "x", 0], [3, "x", 0]]
     assert bench.batches.pending == 0
     bench.restart()
     assert bench.steps.batch("p", 0) == DUPLICATE
@@ -377,7 +377,7 @@ def test_damage_of_a_staged_file_takes_its_block_only(bench: Bench) -> None:
 def test_a_store_that_fails_answers_nobody_and_the_next_goes_on(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     answers = bench.decide(0, mixed(bench))
-    while bench.steps.store.topic("logux/a").end_ordinal < 9:
+    while bench.steps.store.topic("$logux/a").end_ordinal < 9:
         bench.steps.runner.step()
     bench.steps.store._fail("the disk is gone")
     bench.run()
@@ -389,48 +389,48 @@ def test_a_store_that_fails_answers_nobody_and_the_next_goes_on(tmp_path: Path) 
 
 def test_an_event_of_a_client_and_of_a_batch_is_one(bench: Bench) -> None:
     """They come at the same time, to a log that nobody has used before."""
-    staged = bench.steps.stage(("logux/a", [event(n, "x", 0) for n in range(5)]))
+    staged = bench.steps.stage(("$logux/a", [event(n, "x", 0) for n in range(5)]))
     answers = bench.decide(0, staged)
     mine = [NewEvent.of(event(n, "x", 0), [n, "x", 0]) for n in range(3, 8)]
     told: list[int] = []
-    bench.log("logux/a").add(mine, lambda: told.append(1))
+    bench.log("$logux/a").add(mine, lambda: told.append(1))
     bench.run()
     assert told and answers
-    counted = Counter(map(tuple, bench.stored("logux/a")))
+    counted = Counter(map(tuple, bench.stored("$logux/a")))
     assert counted == {(n, "x", 0): 1 for n in range(8)}
 
 
 def test_who_looks_at_a_log_meanwhile_and_leaves_does_not_cost_it_its_events(bench: Bench) -> None:
     store = bench.steps.store
-    answers = bench.decide(0, bench.steps.stage(("logux/a", [event(1, "x", 0)])))
+    answers = bench.decide(0, bench.steps.stage(("$logux/a", [event(1, "x", 0)])))
     while not answers:
-        store.forget(store.topic("logux/a"))
+        store.forget(store.topic("$logux/a"))
         assert bench.steps.runner.step()
-    assert bench.stored("logux/a") == [[1, "x", 0]]
-    bench.steps.append("logux/a", event(2, "x", 0))
+    assert bench.stored("$logux/a") == [[1, "x", 0]]
+    bench.steps.append("$logux/a", event(2, "x", 0))
     bench.steps.settle()
     bench.restart()
-    assert bench.stored("logux/a") == [[1, "x", 0], [2, "x", 0]]
+    assert bench.stored("$logux/a") == [[1, "x", 0], [2, "x", 0]]
 
 
 def test_a_record_that_is_no_event_after_all_is_told_and_left_out(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     payloads = [event(1, "x", 0), b"no event", event(2, "x", 0)]
-    block = Block("logux/a", 3, b"".join(map(pack_record, payloads)))
+    block = Block("$logux/a", 3, b"".join(map(pack_record, payloads)))
     told: list[BaseException | None] = []
     BatchEvents(bench.log, bench.steps.runner).add([block], told.append)
     bench.run()
     assert told == [None]
-    assert bench.stored("logux/a") == [[1, "x", 0], [2, "x", 0]]
-    assert "topic 'logux/a': a record of a batch is left out" in caplog.text
+    assert bench.stored("$logux/a") == [[1, "x", 0], [2, "x", 0]]
+    assert "topic '$logux/a': a record of a batch is left out" in caplog.text
 
 
 def test_events_that_cannot_be_looked_at_are_given_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(batch_events, "_events_of", _no_memory)
-    answers = bench.decide(0, bench.steps.stage(("logux/a", [event(1, "x", 0)])))
+    answers = bench.decide(0, bench.steps.stage(("$logux/a", [event(1, "x", 0)])))
     bench.run()
     assert answers == []
     assert "batch 0 of producer 'p' cannot be read for now: no memory" in caplog.text
@@ -438,7 +438,7 @@ def test_events_that_cannot_be_looked_at_are_given_again(
     bench.batches.tick()
     bench.run()
     assert answers == [BatchAnswer(duplicate=False, records=1)]
-    assert bench.stored("logux/a") == [[1, "x", 0]]
+    assert bench.stored("$logux/a") == [[1, "x", 0]]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -448,7 +448,7 @@ def test_a_stop_does_not_wait_for_events_that_cannot_be_looked_at(
     bench = Bench(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_events, "_events_of", _no_memory)
-        answers = bench.decide(0, bench.steps.stage(("logux/a", [event(1, "x", 0)])))
+        answers = bench.decide(0, bench.steps.stage(("$logux/a", [event(1, "x", 0)])))
         while bench.batches._held is None:
             bench.steps.runner.step()
         if not is_late:
@@ -458,7 +458,7 @@ def test_a_stop_does_not_wait_for_events_that_cannot_be_looked_at(
         bench.ids.close()
     assert answers == [None]
     bench.start()
-    assert bench.stored("logux/a") == [[1, "x", 0]]
+    assert bench.stored("$logux/a") == [[1, "x", 0]]
     bench.kill()
 
 
@@ -471,9 +471,9 @@ def test_events_say_that_they_came_with_a_batch(tmp_path: Path, size: int) -> No
     bench = Bench(tmp_path)
     one = event(1, "x", 0, size=max(size - len(event(1, "x", 0)), 0))
     none = json.dumps({"event": {"type": "t"}, "created": [2, "x", 0]}).encode()
-    bench.steps.batch("p", 0, bench.steps.stage(("logux/a", [one, none])))
+    bench.steps.batch("p", 0, bench.steps.stage(("$logux/a", [one, none])))
     bench.run()
-    first, second = map(decode_envelope, bench.steps.payloads("logux/a"))
+    first, second = map(decode_envelope, bench.steps.payloads("$logux/a"))
     assert (first.origin, first.batch) == (("o", True) if size == 10 else (None, False))
     assert second.batch is False
     bench.kill()

@@ -48,7 +48,7 @@ class Listener(RecordingListener):
     def committed(self, appended: Sequence[Appended]) -> None:
         super().committed(appended)
         for one in appended:
-            if self.hub is not None and one.topic.name.startswith("channel/"):
+            if self.hub is not None and one.topic.name.startswith("$channel/"):
                 self.hub.committed(one)
 
 
@@ -141,7 +141,7 @@ class Bench:
 
     def stored(self, name: str) -> list[tuple[str, int, Any]]:
         """Processor, number and value of what is kept, in order."""
-        found = map(decode_message, self.steps.payloads(f"channel/{name}"))
+        found = map(decode_message, self.steps.payloads(f"$channel/{name}"))
         return [(one.processor, one.number, json.loads(one.content.data)[0]) for one in found]
 
     def join(self, name: str, processor: str) -> tuple[Joined, Watcher]:
@@ -194,32 +194,32 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def test_messages_without_numbers_get_the_next_ones_of_their_processor(bench: Bench) -> None:
     answer = bench.write(
         0,
-        ("channel/a", [row("x", value=1), row("y", value=2), row("x", value=3)]),
+        ("$channel/a", [row("x", value=1), row("y", value=2), row("x", value=3)]),
         ("plain", [b"one"]),
-        ("channel/b", [row("x", value=4)]),
-        ("channel/a", [row("x", value=5)]),
+        ("$channel/b", [row("x", value=4)]),
+        ("$channel/a", [row("x", value=5)]),
     )
     assert answer == BatchAnswer(duplicate=False, records=6)
     assert bench.stored("a") == [("x", 1, 1), ("y", 1, 2), ("x", 2, 3), ("x", 3, 5)]
     assert bench.stored("b") == [("x", 1, 4)]
     assert bench.steps.payloads("plain") == [b"one"]
     assert bench.decide(0) == [] and bench.steps.batch("p", 0) == DUPLICATE
-    bench.write(1, ("channel/a", [row("x", value=6)]))
+    bench.write(1, ("$channel/a", [row("x", value=6)]))
     assert bench.stored("a")[-1] == ("x", 4, 6)
     bench.steps.settle()
     assert list(bench.steps.layout.staged.iterdir()) == []
 
 
 def test_a_number_is_stored_once_whoever_brings_it(bench: Bench) -> None:
-    bench.write(0, ("channel/a", [row("x", 1, "one"), row("x", 2, "two"), row("x", 2, "again")]))
-    assert bench.write(1, ("channel/a", [row("x", n, "other") for n in (1, 2, 3)])).records == 3
+    bench.write(0, ("$channel/a", [row("x", 1, "one"), row("x", 2, "two"), row("x", 2, "again")]))
+    assert bench.write(1, ("$channel/a", [row("x", n, "other") for n in (1, 2, 3)])).records == 3
     assert bench.stored("a") == [("x", 1, "one"), ("x", 2, "two"), ("x", 3, "other")]
     joined, _ = bench.join("a", "x")
     assert joined.number == 3
     assert bench.send("a", "x", 3).is_duplicate
     assert not bench.send("a", "x", 4).is_duplicate
     bench.restart()
-    bench.write(2, ("channel/a", [row("x", 4), row("x", 5, "five")]))
+    bench.write(2, ("$channel/a", [row("x", 4), row("x", 5, "five")]))
     assert [number for _, number, _ in bench.stored("a")] == [1, 2, 3, 4, 5]
 
 
@@ -240,8 +240,10 @@ def test_a_number_is_stored_once_whoever_brings_it(bench: Bench) -> None:
 def test_a_gap_refuses_the_batch_before_it_is_decided(
     bench: Bench, rows: list[bytes], said: str
 ) -> None:
-    bench.write(0, ("channel/a", [row("x", 1)]))
-    staged = bench.steps.stage(("plain", [b"row"]), ("channel/b", [row("z")]), ("channel/a", rows))
+    bench.write(0, ("$channel/a", [row("x", 1)]))
+    staged = bench.steps.stage(
+        ("plain", [b"row"]), ("$channel/b", [row("z")]), ("$channel/a", rows)
+    )
     answers = bench.decide(1, staged)
     behind = bench.decide(2, bench.steps.stage(("plain", [b"behind"])))
     bench.run()
@@ -255,13 +257,13 @@ def test_a_gap_refuses_the_batch_before_it_is_decided(
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_what_was_refused_can_be_asked_for_again(bench: Bench, is_killed: bool) -> None:
-    staged = bench.steps.stage(("channel/a", [row("x", 2), row("x", 3)]))
+    staged = bench.steps.stage(("$channel/a", [row("x", 2), row("x", 3)]))
     answers = bench.decide(0, staged)
     bench.run()
     assert isinstance(answers[0], BatchRefusedError)
     if is_killed:
         bench.restart()
-    bench.batches.decide("other", 0, [bench.steps.stage(("channel/a", [row("x", 1)]))], print)
+    bench.batches.decide("other", 0, [bench.steps.stage(("$channel/a", [row("x", 1)]))], print)
     bench.run()
     assert bench.steps.batch("p", 0, staged) == BatchAnswer(duplicate=False, records=2)
     assert [number for _, number, _ in bench.stored("a")] == [1, 2, 3]
@@ -270,16 +272,16 @@ def test_what_was_refused_can_be_asked_for_again(bench: Bench, is_killed: bool) 
 def test_what_the_reducer_cannot_fold_refuses_the_batch(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "map")
     good = encode_row(Message("x", 0, Content(b'{"key": "k", "value": 1}', is_json=True)))
-    said = bench.refused(0, ("channel/a", [good, row("x")]))
+    said = bench.refused(0, ("$channel/a", [good, row("x")]))
     assert said.startswith("channel 'a' cannot take a message of 'x': it is not what this reducer")
-    assert bench.write(0, ("channel/a", [good])) == BatchAnswer(duplicate=False, records=1)
+    assert bench.write(0, ("$channel/a", [good])) == BatchAnswer(duplicate=False, records=1)
     bench.kill()
 
 
 def test_what_is_no_message_cannot_be_staged(bench: Bench) -> None:
     broken = row("x").replace(b"[0,", b"[0;")
     with pytest.raises(BadBlockError, match=r"block 2 at byte .*: record 2: its content is not"):
-        bench.steps.stage(("channel/a", [row("x")]), ("channel/a", [row("x"), broken]))
+        bench.steps.stage(("$channel/a", [row("x")]), ("$channel/a", [row("x"), broken]))
     assert list(bench.steps.layout.staged.iterdir()) == []
 
 
@@ -304,20 +306,20 @@ def test_a_message_without_a_number_leaves_room_for_the_largest(bench: Bench) ->
 
 def test_members_get_what_a_batch_brings_and_its_sender_is_none(bench: Bench) -> None:
     _, watcher = bench.join("a", "member")
-    bench.write(0, ("channel/a", [row("x"), row("member"), row("x")]))
+    bench.write(0, ("$channel/a", [row("x"), row("member"), row("x")]))
     assert watcher.got == [("x", 1), ("x", 2)]
     members = bench.hub.get("a").members
     assert members["x"].standing is Standing.LEFT
     assert members["member"].number == 1
     assert bench.hub.get("a").schedule is None
     assert bench.send("a", "member", 2) == Accepted(bench.hub.get("a").end_offset, False)
-    [(at, _)] = bench.steps.read("channel/a")[-1:]
+    [(at, _)] = bench.steps.read("$channel/a")[-1:]
     assert at == bench.hub.get("a").end_offset
 
 
 def test_who_sends_with_batches_only_does_not_hold_the_log(bench: Bench) -> None:
     _, watcher = bench.join("a", "member")
-    bench.write(0, ("channel/a", [row("x"), row("x")]))
+    bench.write(0, ("$channel/a", [row("x"), row("x")]))
     channel = bench.hub.get("a")
     end = channel.topic.end_offset
     channel.ack(channel.members["member"], end, lambda _: None, _never)
@@ -331,13 +333,13 @@ def test_a_batch_does_not_renew_the_lease_of_a_member(bench: Bench) -> None:
     bench.join("a", "there")
     bench.hub.get("a").gone("away", watcher)
     bench.pass_time(LEASE_MS // 2)
-    bench.write(0, ("channel/a", [row("away")]))
+    bench.write(0, ("$channel/a", [row("away")]))
     away = bench.hub.get("a").members["away"]
     assert away.offset == bench.hub.get("a").end_offset > 0  # its own are not pending
     assert bench.hub.get("a").holds(away, bench.steps.clock.ms)
     bench.pass_time(LEASE_MS // 2)
     assert not bench.hub.get("a").holds(away, bench.steps.clock.ms)
-    bench.write(1, ("channel/a", [row("away")]))
+    bench.write(1, ("$channel/a", [row("away")]))
     assert not bench.hub.get("a").holds(away, bench.steps.clock.ms)
     # It is forgotten only so long after the last message in its name.
     bench.pass_time(REMEMBER_MS - 1)
@@ -351,7 +353,7 @@ def test_a_channel_that_nobody_has_joined_is_destroyed_after_its_grace(
     bench: Bench, is_killed: bool
 ) -> None:
     bench.pass_time(1)  # what is done once after a start is done
-    bench.write(0, ("channel/a", [row("x", value="last")]))
+    bench.write(0, ("$channel/a", [row("x", value="last")]))
     if is_killed:
         bench.restart()
     bench.pass_time(GRACE_MS - 1)
@@ -361,22 +363,22 @@ def test_a_channel_that_nobody_has_joined_is_destroyed_after_its_grace(
     joined, _ = bench.join("a", "x")
     assert joined.number == 1
     assert joined.snapshot is not None and joined.snapshot.content.data == b'["last", ""]'
-    bench.write(1, ("channel/a", [row("x")]))
+    bench.write(1, ("$channel/a", [row("x")]))
     assert bench.stored("a") == [("x", 2, 0)]
 
 
 def test_more_batches_do_not_put_off_the_destruction(bench: Bench) -> None:
-    bench.write(0, ("channel/a", [row("x")]))
+    bench.write(0, ("$channel/a", [row("x")]))
     bench.pass_time(GRACE_MS - 1)
-    bench.write(1, ("channel/a", [row("x")]))
+    bench.write(1, ("$channel/a", [row("x")]))
     bench.pass_time(1)
     assert bench.stored("a") == []
 
 
 def test_a_gap_behind_the_decision_is_passed_over(bench: Bench) -> None:
     """The numbers before it are forgotten: nothing that was decided is left out."""
-    bench.write(0, ("channel/a", [row("x", 1)]))
-    answers = bench.decide(1, bench.steps.stage(("channel/a", [row("x", 2), row("x", 3)])))
+    bench.write(0, ("$channel/a", [row("x", 1)]))
+    answers = bench.decide(1, bench.steps.stage(("$channel/a", [row("x", 2), row("x", 3)])))
     while not bench.batches._batches[0].decided:
         bench.steps.runner.step()
     bench.pass_time(REMEMBER_MS + GRACE_MS)
@@ -389,9 +391,9 @@ def mixed(bench: Bench) -> str:
     blocks: list[tuple[str, list[bytes]]] = []
     for n in range(24):
         numbered = [row("numbered", n * 2 + m + 1, f"{n}.{m}", size=300) for m in range(2)]
-        blocks.append(("channel/a", numbered))
+        blocks.append(("$channel/a", numbered))
         free = [row("free", value=f"{n}.{m}", size=300) for m in range(3)]
-        blocks.append((f"channel/{NAMES[n % 3 % 2]}", free))
+        blocks.append((f"$channel/{NAMES[n % 3 % 2]}", free))
         blocks.append(("plain", [b"row %d" % n + bytes(300)]))
     return bench.steps.stage(*blocks)
 
@@ -443,7 +445,7 @@ def test_a_kill_while_messages_are_given_again_leaves_each_once(tmp_path: Path) 
     for kills in range(0, 60, 3):
         bench = Bench(tmp_path / str(kills))
         bench.decide(0, mixed(bench))
-        while bench.steps.store.topic("channel/a").end_ordinal < 9:
+        while bench.steps.store.topic("$channel/a").end_ordinal < 9:
             bench.steps.runner.step()
         bench.restart(ready=False)
         bench.batches.take_messages(BatchMessages(bench.hub, bench.steps.runner))
@@ -475,7 +477,7 @@ def test_a_stop_at_any_step_is_clean_and_the_next_start_goes_on(tmp_path: Path, 
 def test_a_store_that_fails_answers_nobody_and_the_next_goes_on(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     answers = bench.decide(0, mixed(bench))
-    while bench.steps.store.topic("channel/a").end_ordinal < 9:
+    while bench.steps.store.topic("$channel/a").end_ordinal < 9:
         bench.steps.runner.step()
     bench.steps.store._fail("the disk is gone")
     bench.run()
@@ -488,14 +490,14 @@ def test_a_store_that_fails_answers_nobody_and_the_next_goes_on(tmp_path: Path) 
 def test_the_same_producer_and_number_again_is_another_batch_when_they_are_forgotten(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.write(0, ("channel/a", [row("x", value=1)]))
+    bench.write(0, ("$channel/a", [row("x", value=1)]))
     monkeypatch.setattr(bench.batches, "_was_decided", lambda *_: False)
-    bench.write(0, ("channel/a", [row("x", value=2)]))
+    bench.write(0, ("$channel/a", [row("x", value=2)]))
     assert bench.stored("a") == [("x", 1, 1), ("x", 2, 2)]
 
 
 def test_uploads_from_before_a_start_are_looked_through_too(bench: Bench) -> None:
-    gap = bench.steps.stage(("plain", [b"row"]), ("channel/a", [row("x", 2)]))
+    gap = bench.steps.stage(("plain", [b"row"]), ("$channel/a", [row("x", 2)]))
     plain = bench.steps.stage(("plain", [b"row"]))
     bench.restart()
     refused, written = bench.decide(0, gap), bench.decide(1, plain)
@@ -511,7 +513,7 @@ def test_a_batch_that_cannot_be_looked_through_is_so_later(
     def no_memory(*_: object) -> Any:
         raise OSError("no memory")
 
-    staged = bench.steps.stage(("channel/a", [row("x")]))
+    staged = bench.steps.stage(("$channel/a", [row("x")]))
     with monkeypatch.context() as patch:
         patch.setattr("headrace.log.batches.read_staged", no_memory)
         answers = bench.decide(0, staged)

@@ -553,7 +553,7 @@ def test_the_lake_holds_a_channel_before_its_first_export_and_lets_go_when_it_mo
     world.settle_broker()
     assert world.disk.start.ordinal == 0
     world.store.reader_cursors["lake"] = Position(1, first, 1)
-    world.channels.readers_moved(["orders", f"channel/{NAME}"])
+    world.channels.readers_moved(["orders", f"$channel/{NAME}"])
     world.settle_broker()
     assert world.disk.start.ordinal == 1
 

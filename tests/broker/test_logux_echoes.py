@@ -14,7 +14,7 @@ from headrace.config import Config, Journal, Segment
 from headrace.logux_envelope import Created, Envelope, encode_envelope, raw_event
 from headrace.testing.store import StepStore
 
-TOPIC = "logux/main"
+TOPIC = "$logux/main"
 
 
 def sent(ms: float, content: Any = "x", host: str = "c", number: int = 0) -> Sent:

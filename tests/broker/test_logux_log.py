@@ -16,7 +16,7 @@ from headrace.logux_envelope import Envelope, decode_envelope, encode_envelope, 
 from headrace.model import Durability, Position
 from headrace.testing.store import StepStore
 
-TOPIC = "logux/main"
+TOPIC = "$logux/main"
 
 
 def event(*created: Any, origin: str = "a") -> NewEvent:
@@ -218,7 +218,7 @@ def test_a_log_made_anew_has_nothing_of_the_old_one(
 
 def test_another_log_notices_that_the_table_is_gone(bench: Bench) -> None:
     store, runner = bench.steps.store, bench.steps.runner
-    other = LoguxLog(store.topic("logux/other"), store, runner, bench.ids)
+    other = LoguxLog(store.topic("$logux/other"), store, runner, bench.ids)
     other.add([event(1, "a", 0)], lambda: None)
     bench.add(event(1, "a", 0))
     while not other.idle:
@@ -227,7 +227,7 @@ def test_another_log_notices_that_the_table_is_gone(bench: Bench) -> None:
     bench.ids.discard()
     other.add([event(1, "a", 0)], lambda: None)
     runner.run()
-    assert store.topic("logux/other").end_ordinal == 1
+    assert store.topic("$logux/other").end_ordinal == 1
 
 
 @pytest.mark.parametrize("meanwhile", MEANWHILE)

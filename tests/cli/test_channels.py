@@ -15,19 +15,19 @@ CONFIG = """
 [channels]
 presence_s = 0.2
 [[topics]]
-prefix = "channel/brief/"
+prefix = "$channel/brief/"
 lease_s = 0.2
 [[topics]]
-prefix = "channel/ends/"
+prefix = "$channel/ends/"
 grace_s = 0.2
 [[topics]]
-prefix = "channel/uploaded/"
+prefix = "$channel/uploaded/"
 reducer = "uploaded"
 [[topics]]
-prefix = "channel/waited/"
+prefix = "$channel/waited/"
 retention_wait_for = ["group:w"]
 [[topics]]
-prefix = "channel/broken/"
+prefix = "$channel/broken/"
 reducer = "broken:reduce"
 grace_s = 0.2
 """
@@ -210,7 +210,7 @@ def test_explain_names_the_readers_that_hold_the_log(run, api):
     end = api.send(name, "a", 1)
     epoch = api.facts(name)["epoch"]
     for place, words in ((0, " and holds the log."), (end, ".")):
-        position = {"topic": f"channel/{name}", "epoch": epoch, "offset": place}
+        position = {"topic": f"$channel/{name}", "epoch": epoch, "offset": place}
         position["ordinal"] = 1 if place else 0
         api.ask("POST", "/v1/cursors", json={"reader": "group:w", "positions": [position]})
         api.wait(name, lambda told, place=place: told["needed_from"] == place)

@@ -74,7 +74,7 @@ def assert_one_line(done, code: int, text: str) -> None:
         ),
         (["pipeline", "replay", "t", "--lake", "x"], "--to"),
         (["pipeline", "replay", "t", "--to", "u"], "say where the lake is: --lake DIR"),
-        (["pipeline", "replay", "t", "--to", "logux/u", "--lake", "x"], "its own protocol only"),
+        (["pipeline", "replay", "t", "--to", "$logux/u", "--lake", "x"], "its own protocol only"),
         (["pipeline", "replay", "t", "--to", "u", "--lake", "x", "--since", "2h"], "same moment"),
         (["pipeline", "replay", "t", "--to", "u", "--lake", "x", "--until", "soon"], "ISO 8601"),
         (["pipeline", "report", "t", "--pattern", "t"], "exclude each other"),

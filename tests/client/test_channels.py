@@ -38,14 +38,14 @@ WAIT_S = 30
 TOKEN, SHORT_TOKEN = "for all", "for some"
 CONFIG = """
 [[topics]]
-prefix = "channel/short/"
+prefix = "$channel/short/"
 grace_s = 0.05
 reducer = "merge"
 [[topics]]
-prefix = "channel/map/"
+prefix = "$channel/map/"
 reducer = "map"
 [[topics]]
-prefix = "channel/uploaded/"
+prefix = "$channel/uploaded/"
 reducer = "uploaded"
 """
 TOKENS = f"""
@@ -55,7 +55,7 @@ sha256 = "{hashlib.sha256(TOKEN.encode()).hexdigest()}"
 [[access.token]]
 name = "some"
 sha256 = "{hashlib.sha256(SHORT_TOKEN.encode()).hexdigest()}"
-grants = ["channel/mine/"]
+grants = ["$channel/mine/"]
 """
 WAYS = pytest.mark.parametrize("receive", ["push", "signal", "poll"])
 
@@ -410,7 +410,7 @@ async def destroyed(server: ServerProcess, url: str) -> None:
     name = url.split("/", 3)[3]
     async with httpx.AsyncClient(base_url=server.http_url) as http, asyncio.timeout(WAIT_S):
         while True:
-            answer = await http.get("/v1/topics", params={"prefix": f"channel/{name}"})
+            answer = await http.get("/v1/topics", params={"prefix": f"$channel/{name}"})
             if not answer.json()["topics"]:
                 return
             await asyncio.sleep(0.01)

@@ -73,7 +73,7 @@ def log_of(server: ServerProcess, channel: str, count: int) -> list[tuple[int, M
     """The first messages of a channel, over another protocol."""
     log = []
     with headrace.connect_blocking(server.figg_url) as client:
-        for record in client.subscribe(f"channel/{channel}", offset=0, timeout_s=TIMEOUT_S):
+        for record in client.subscribe(f"$channel/{channel}", offset=0, timeout_s=TIMEOUT_S):
             log.append((record.offset, decode_message(record.payload)))
             if len(log) == count:
                 break

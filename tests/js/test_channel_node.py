@@ -67,7 +67,7 @@ def test_who_is_replaced_or_not_let_in_hears_why(tmp_path: Path) -> None:
         [[access.token]]
         name = "test"
         sha256 = "{hashlib.sha256(b"secret").hexdigest()}"
-        grants = ["channel/c"]
+        grants = ["$channel/c"]
         """,
         "utf-8",
     )

@@ -129,10 +129,10 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path):
     assert refused(ours).startswith(f"{ours} is partitioned by topic and date: give --by-topic")
     (commit_file,) = (ours / LOG).glob("*.json")
     text = commit_file.read_text()
-    assert '"headrace.format":"1"' in text
-    commit_file.write_text(text.replace('"headrace.format":"1"', '"headrace.format":"2"'))
+    assert '"headrace.format":"2"' in text
+    commit_file.write_text(text.replace('"headrace.format":"2"', '"headrace.format":"3"'))
     assert refused(ours, by_topic=True) == (
-        f"{ours} was written by a newer version (format 2, this one writes 1): use that one"
+        f"{ours} was written by a newer version (format 3, this one writes 2): use that one"
     )
     commit_file.write_text("")
     assert f"{ours / LOG} cannot be read: " in refused(ours, by_topic=True)

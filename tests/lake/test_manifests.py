@@ -61,9 +61,9 @@ def test_a_newer_a_damaged_and_a_missing_one_are_refused(tmp_path):
     found = Manifests(tmp_path)
     found.write(manifest(0, {}, {}))
     (path,) = tmp_path.rglob("*.json")
-    path.write_text('{"format": 2, "something": "else"}')
+    path.write_text('{"format": 3, "something": "else"}')
     with pytest.raises(
-        LakeError, match=r"was written by a newer version \(format 2, this one writes 1\)"
+        LakeError, match=r"was written by a newer version \(format 3, this one writes 2\)"
     ):
         found.read(0)
     path.write_text('{"format": 1, "number": 0')
@@ -162,7 +162,7 @@ def test_folded_ones_that_are_damaged_or_newer_are_refused(tmp_path):
     path.write_bytes(path.read_bytes().replace(b'"batches":2', b'"batches":1'))
     with pytest.raises(LakeError, match="is damaged"):
         found.reach(2)
-    path.write_bytes(Folded(batches=2, format=2).encode())
+    path.write_bytes(Folded(batches=2, format=3).encode())
     with pytest.raises(LakeError, match="newer version"):
         found.reach(2)
 

@@ -147,10 +147,10 @@ def test_everyone_reads_it(tmp_path, by_topic):
 
 def test_a_newer_format_is_refused(lake):
     with sqlite3.connect(lake._lake / "_headrace" / "files.db") as database:
-        database.execute("update lake set format = 2")
+        database.execute("update lake set format = 3")
     database.close()
     with pytest.raises(LakeError) as refused:
         open_table(lake._lake)
     assert str(refused.value) == (
-        f"{lake._lake} was written by a newer version (format 2, this one writes 1): use that one"
+        f"{lake._lake} was written by a newer version (format 3, this one writes 2): use that one"
     )

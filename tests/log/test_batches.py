@@ -320,7 +320,7 @@ class Later:
 
 def test_events_are_left_to_others_and_what_comes_behind_waits_for_them(open_store):
     store = open_store()
-    staged = store.stage(("logux/x", [EVENT]), ("a", [b"one"]), ("logux/y", [EVENT, EVENT]))
+    staged = store.stage(("$logux/x", [EVENT]), ("a", [b"one"]), ("$logux/y", [EVENT, EVENT]))
     behind = stage(store)
     answers: list[BatchAnswer | None] = []
     store.store.batches.decide("p", 0, [staged], answers.append)
@@ -331,15 +331,15 @@ def test_events_are_left_to_others_and_what_comes_behind_waits_for_them(open_sto
     store.runner.run()
     [(blocks, done)] = later.added
     assert [(block.topic, block.payloads()) for block in blocks] == [
-        ("logux/x", [EVENT]),
-        ("logux/y", [EVENT, EVENT]),
+        ("$logux/x", [EVENT]),
+        ("$logux/y", [EVENT, EVENT]),
     ]
     assert store.payloads("a") == [] and answers == []
     done(None)
     store.runner.run()
     assert store.payloads("a") == [b"one", b"row 1", b"row 2"]
     assert answers == [BatchAnswer(duplicate=False, records=4), NEW]
-    assert store.payloads("logux/x") == []
+    assert store.payloads("$logux/x") == []
     store = open_store()
     assert store.store.batches.pending == 0
 
@@ -348,7 +348,7 @@ def test_a_stop_waits_for_events_that_are_under_way(open_store):
     store = open_store()
     later = Later()
     store.store.batches.take_events(later)
-    staged = store.stage(("logux/x", [EVENT]), ("a", [b"one"]))
+    staged = store.stage(("$logux/x", [EVENT]), ("a", [b"one"]))
     store.store.batches.decide("p", 0, [staged], lambda _: None)
     store.runner.run()
     store.store.batches.stop()
@@ -366,7 +366,7 @@ def test_a_stop_waits_for_events_that_are_under_way(open_store):
 
 def test_events_that_are_not_durable_when_the_server_ends_are_given_again(open_store):
     store = open_store()
-    staged = store.stage(("a", [b"one"]), ("logux/x", [EVENT]), ("a", [b"two"]))
+    staged = store.stage(("a", [b"one"]), ("$logux/x", [EVENT]), ("a", [b"two"]))
     for _ in range(3):
         later = Later()
         store.store.batches.take_events(later)

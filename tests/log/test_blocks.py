@@ -197,12 +197,15 @@ LONG = pack_record(bytes(PAYLOAD_BYTES_MAX + 1))
         (header(magic=b"HRB2"), "it begins with b'HRB2' instead of b'HRB1'"),
         (header(name=b""), "a topic name must not be empty"),
         (header(name=b"\xff"), "its topic name is not UTF-8"),
-        (header(name=b"x" * 256), "its topic name has 256 bytes, 255 are allowed"),
-        (header(name=b"logux/"), "topic 'logux/' is no log of Logux: a name is missing behind it"),
-        (header(name=b"logux/" + b"x" * 250), "its topic name has 256 bytes, 255 are allowed"),
-        (header(name=b"channel/"), "topic 'channel/' is no channel: a name is missing behind it"),
+        (header(name=b"x" * 256), "a topic name may have 255 bytes of UTF-8, this one has 256"),
         (
-            header(name=b"channel/x"),
+            header(name=b"$logux/"),
+            "topic '$logux/' is no log of Logux: a name is missing behind it",
+        ),
+        (header(name=b"$logux/" + b"x" * 250), "its topic name has 257 bytes, 256 are allowed"),
+        (header(name=b"$channel/"), "topic '$channel/' is no channel: a name is missing behind it"),
+        (
+            header(name=b"$channel/x"),
             "record 1: this is no message of a channel: Expected `array`, got `int`",
         ),
         (header(count=0), "it has 0 records, 1 to 500 are allowed"),
@@ -237,7 +240,7 @@ def test_events_for_logs_of_logux_are_taken():
         b' {"created" : ["any", 5], "event" : {"type":"t"}, "origin": null, "more": 1} ',
         b'{"event":{"type":"t","deep":' + b"[" * 98 + b"]" * 98 + b'},"created":[1]}',
     ]
-    assert staged(body(("logux/x", events), ("other", [b"anything"])))
+    assert staged(body(("$logux/x", events), ("other", [b"anything"])))
 
 
 NO_EVENT = "this is no event of Logux"
@@ -278,7 +281,7 @@ NO_EVENT = "this is no event of Logux"
 )
 def test_what_no_client_of_logux_could_have_brought_is_refused(payload, reason):
     with pytest.raises(BadBlockError, match=r"^block 2 at byte \d+: record 3: ") as caught:
-        staged(body(("logux/x", [EVENT]), ("logux/x", [EVENT, EVENT, payload, EVENT])))
+        staged(body(("$logux/x", [EVENT]), ("$logux/x", [EVENT, EVENT, payload, EVENT])))
     assert reason in str(caught.value)
 
 

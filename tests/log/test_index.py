@@ -23,7 +23,7 @@ from headrace.log.index import (
 
 u64 = st.integers(0, (1 << 64) - 1)
 u32 = st.integers(0, (1 << 32) - 1)
-names = st.text(max_size=255).filter(lambda name: len(name.encode()) <= 255)
+names = st.text(min_size=1, max_size=256).filter(lambda name: len(name.encode()) <= 256)
 headers = st.builds(Header, u64, u64, u64, u64, names)
 rows = st.builds(Row, u64, u32, u64, u32, u64, u32)
 

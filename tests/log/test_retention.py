@@ -100,13 +100,13 @@ def test_the_last_segment_of_an_idle_topic_expires_too(keep):
 
 def test_names_of_logux_and_channels_are_never_touched(keep):
     kept = keep(age_s=DAY_S, bytes=100)
-    for name in ("logux/log", "channel/c", "topic"):
+    for name in ("$logux/log", "$channel/c", "topic"):
         kept.append(name, b"x" * 80)
         kept.append(name, b"y" * 80)
         kept.append(name, b"z" * 80)
     kept.wait(30 * DAY_S)
-    assert len(kept.store.payloads("logux/log")) == 3
-    assert len(kept.store.payloads("channel/c")) == 3
+    assert len(kept.store.payloads("$logux/log")) == 3
+    assert len(kept.store.payloads("$channel/c")) == 3
     assert kept.store.payloads("topic") == []
 
 

@@ -17,7 +17,7 @@ REDUCERS = {"last": "last", "count": "count", "merge": "merge", "map": "map", "e
 """By what the names of channels begin with."""
 
 CONFIG = SMALL + "".join(
-    f'[[topics]]\nprefix = "channel/{prefix}/"\nreducer = "{name}"\n'
+    f'[[topics]]\nprefix = "$channel/{prefix}/"\nreducer = "{name}"\n'
     for prefix, name in {**REDUCERS, "up": "uploaded"}.items()
 )
 

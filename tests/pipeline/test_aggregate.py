@@ -136,19 +136,19 @@ def test_job_and_server_come_to_the_same_states(
         into = tmp_path / example / prefix
         done = run(
             *(server, lake, into, reducer),
-            pattern=f"channel/{prefix}/{example}/.*",
+            pattern=rf"\$channel/{prefix}/{example}/.*",
             task_bytes=part_bytes,
         )
         assert (done.topics, done.failed, done.incomplete) == (HISTORIES, 0, 0)
         for topic, row in rows_of(into).items():
             assert (row["complete"], row["error"], row["reducer"]) == (True, None, reducer)
-            messages = named[prefix, topic.removeprefix("channel/")]
+            messages = named[prefix, topic.removeprefix("$channel/")]
             assert row["messages"] == row["ordinal"] == len(messages)
             found[topic] = State(*(row[name] for name in State._fields))
     for _, name in named:
         channels.leave(name)
     for _, name in named:
-        assert found[f"channel/{name}"] == channels.snapshot(name)
+        assert found[f"$channel/{name}"] == channels.snapshot(name)
 
 
 # What is read and what is written
@@ -241,7 +241,7 @@ def test_states_are_published_where_they_are_uploaded(server, prefix, channels, 
     assert told.first_refusal == (
         f"channel {folded!r}: channel {folded!r} has the reducer 'map': the server folds it"
     )
-    row = rows_of(into)[f"channel/{up}"]
+    row = rows_of(into)[f"$channel/{up}"]
     assert channels.kept(up) == State(*(row[name] for name in State._fields))
     assert (row["state"], channels.kept(up).is_json) == (b'{"a":1.0}', True)
     assert run(server, lake, into, "map", **given)[2:] == told[2:]  # twice does no harm

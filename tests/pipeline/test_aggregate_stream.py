@@ -110,9 +110,9 @@ def test_records_that_follow_each_other_become_a_piece(needs):
         ("a", 1, 1, b"1"),
         ("a", 2, 2, b"2"),
         ("a", 2, 4, b"4"),
-        ("channel/a", 2, 5, message),
-        ("channel/a", 2, 6, b"no message"),
-        ("channel/b", 2, 7, b"no message"),
+        ("$channel/a", 2, 5, message),
+        ("$channel/a", 2, 6, b"no message"),
+        ("$channel/b", 2, 7, b"no message"),
     )
     [made] = pieces(needs)(iter([batch, batch.slice(0, 0)]))
     payloads = {
@@ -127,8 +127,8 @@ def test_records_that_follow_each_other_become_a_piece(needs):
         ("a", 1, 0, 20, 0, 2, payloads[0]),
         ("a", 2, 20, 30, 2, 3, payloads[1]),
         ("a", 2, 40, 50, 4, 5, payloads[2]),
-        ("channel/a", 2, 50, 70, 5, 7, payloads[3]),
-        ("channel/b", 2, 70, 80, 7, 8, payloads[4]),
+        ("$channel/a", 2, 50, 70, 5, 7, payloads[3]),
+        ("$channel/b", 2, 70, 80, 7, 8, payloads[4]),
     ]
 
 
@@ -166,7 +166,7 @@ def test_a_stream_comes_to_the_states_of_the_server(
             sent[name] += 1
 
     def caught_up() -> bool:
-        wanted = {f"channel/{name}": number for name, number in sent.items() if number}
+        wanted = {f"$channel/{name}": number for name, number in sent.items() if number}
         return ordinals(into) == wanted
 
     def steps() -> Iterator[None]:
@@ -175,14 +175,14 @@ def test_a_stream_comes_to_the_states_of_the_server(
             yield from until(caught_up)
 
     send(names[:2], 5)
-    given = {"reducer": reducer, "pattern": f"channel/.*/{prefix}/.*", "publish": True}
+    given = {"reducer": reducer, "pattern": rf"\$channel/.*/{prefix}/.*", "publish": True}
     done = stream(server, into, steps(), **given)
     assert (done.topics, done.messages) == (len(sent), sum(sent.values()))
     assert (done.incomplete, done.failed) == (0, 0)
     assert done.refused and done.published  # the server folds those others itself
     found = rows_of(into)
     for topic, row in found.items():
-        name = topic.removeprefix("channel/")
+        name = topic.removeprefix("$channel/")
         assert (row["complete"], row["messages"]) == (True, sent[name])
         state = State(*(row[column] for column in State._fields))
         if name == up:

@@ -256,8 +256,8 @@ def test_bad_input_is_refused_and_nothing_is_written(made, tmp_path):
     )
     assert "at least 1 byte" in refused(OptionError, made.path, file_bytes=0)
     (commit, *_) = sorted((made.path / "_delta_log").glob("*.json"))
-    commit.write_text(commit.read_text().replace('"headrace.format":"1"', '"headrace.format":"2"'))
-    assert "newer version (format 2, this one writes 1)" in refused(LakeError, made.path)
+    commit.write_text(commit.read_text().replace('"headrace.format":"2"', '"headrace.format":"3"'))
+    assert "newer version (format 3, this one writes 2)" in refused(LakeError, made.path)
 
 
 def test_exports_of_a_real_server_go_on_after_every_compaction(server, tmp_path):

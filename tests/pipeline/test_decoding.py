@@ -111,7 +111,7 @@ def test_what_an_envelope_has_are_its_columns():
     payload = encode_message(Message("p", 7, Content(b"[1]", is_json=True)))
     data = len(payload).to_bytes(4, "big") + payload
     records = Records(
-        "channel/c", np.array([0, len(data)]), 0, np.array([0]), pa.py_buffer(data), 0, 1
+        "$channel/c", np.array([0, len(data)]), 0, np.array([0]), pa.py_buffer(data), 0, 1
     )
     columns = Decoding(shape).columns(records)
     assert {name: column.to_pylist() for name, column in columns.items()} == {

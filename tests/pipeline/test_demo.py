@@ -38,7 +38,7 @@ async def test_everything_that_was_acknowledged_is_in_the_lake(
     table = DeltaLake.open(root / "lake")
     assert table is not None
     for name in demo.DOCUMENTS:
-        batches = read_topic(root / "lake", table, f"channel/{name}")
+        batches = read_topic(root / "lake", table, f"$channel/{name}")
         assert sum(map(len, batches)) == 2 * 40
 
 

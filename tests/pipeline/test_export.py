@@ -336,8 +336,8 @@ def test_bad_input_is_refused_and_nothing_is_written(published, tmp_path):
     published.export(new)
     assert "leave out --by-topic" in refused(LakeError, new, by_topic=True)
     (commit, *_) = sorted((new / "_delta_log").glob("*.json"))
-    commit.write_text(commit.read_text().replace('"headrace.format":"1"', '"headrace.format":"2"'))
-    assert "newer version (format 2, this one writes 1)" in refused(LakeError, new)
+    commit.write_text(commit.read_text().replace('"headrace.format":"2"', '"headrace.format":"3"'))
+    assert "newer version (format 3, this one writes 2)" in refused(LakeError, new)
 
 
 def test_a_missing_or_cut_file_of_the_last_batch_is_named(published, tmp_path):

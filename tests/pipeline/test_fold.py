@@ -50,11 +50,11 @@ def test_however_records_are_cut_and_overlap_the_state_is_the_same(contents, som
         for places in (some, others)
         for piece in cut(name, payloads, sorted({0, count, *(i for i in places if i < count)}))
     ]
-    found = fold("channel/c", sorted(pieces, key=lambda one: one.offset), reducer)
+    found = fold("$channel/c", sorted(pieces, key=lambda one: one.offset), reducer)
     messages = [Message("p", i, one) for i, one in enumerate(contents, 1)]
     size = sum(map(len, payloads)) + 4 * count
     expected = reducer.fold(None, messages)
-    assert found == ("channel/c", 7, size, count, count, expected, True, None)
+    assert found == ("$channel/c", 7, size, count, count, expected, True, None)
 
 
 PAYLOADS = [*payloads_of(CONTENTS), *payloads_of([Content(b"x", is_json=False)]), b"no message"]
@@ -79,8 +79,8 @@ def test_a_state_goes_on_as_if_it_had_been_folded_at_once(payloads, places, spli
     found = None
     for first, end in pairwise(sorted({0, len(pieces), *(i for i in splits if i < len(pieces))})):
         # Repeats do no harm.
-        found = fold("channel/c", [*pieces[:first], *pieces[first:end]], reducer, found)
-    assert found == fold("channel/c", pieces, reducer)
+        found = fold("$channel/c", [*pieces[:first], *pieces[first:end]], reducer, found)
+    assert found == fold("$channel/c", pieces, reducer)
 
 
 def test_a_topic_that_begins_anew_with_its_server_has_a_state_that_does():
@@ -111,9 +111,9 @@ def test_a_failure_ends_a_state_before_the_message(places, bad):
 def test_what_is_no_message_of_a_channel_is_passed_over():
     [payload] = payloads_of([CONTENTS[0]])
     pieces = cut("merge", [b"x", payload, b"{}"], [0, 3])
-    found = fold("channel/c", pieces, load_reducer("merge", "."))
+    found = fold("$channel/c", pieces, load_reducer("merge", "."))
     assert (found.ordinal, found.messages, found.error) == (3, 1, None)
-    nothing = fold("channel/c", [pieces[0]._replace(payloads=[])], load_reducer("last", "."))
+    nothing = fold("$channel/c", [pieces[0]._replace(payloads=[])], load_reducer("last", "."))
     assert nothing.content == NOTHING
 
 

@@ -191,7 +191,7 @@ def test_bad_input_is_refused_and_nothing_is_written(server, made, target, tmp_p
         return str(error.value)
 
     assert refused(JobError, topic="nope") == f"there is no topic 'nope' in {made.path}"
-    for to in ("channel/x", "logux/x"):
+    for to in ("$channel/x", "$logux/x"):
         assert refused(BadTopicNameError, to) == (
             f"replay writes records as they are, and '{to}' is published to by its own protocol only: name "
             "another topic"

@@ -336,7 +336,7 @@ logux_step = st.one_of(
 def test_logux_0(server: StepServer, steps: list[Any]) -> None:
     async def run() -> None:
         server.start()
-        topic = f"logux/{next(_examples)}"
+        topic = f"$logux/{next(_examples)}"
         peers = [LoguxPeer(server, topic, host) for host in ("a", "b")]
         await breathe()
         for name, *args in steps:
@@ -448,7 +448,7 @@ logux5_step = st.one_of(
 def test_logux_5(server: StepServer, steps: list[Any]) -> None:
     async def run() -> None:
         server.start()
-        one = Logux5Peer(server, f"logux/{next(_examples)}")
+        one = Logux5Peer(server, f"$logux/{next(_examples)}")
         await breathe()
         await play(server, one, steps)
         await server.settle()

@@ -210,12 +210,12 @@ def entry(token: str, grant: str) -> str:
     return f'[[access.token]]\nname = "{token}"\nsha256 = "{digest}"\ngrants = ["{grant}"]\n'
 
 
-UPLOADED = '[[topics]]\nprefix = "channel/up/"\nreducer = "uploaded"\n'
+UPLOADED = '[[topics]]\nprefix = "$channel/up/"\nreducer = "uploaded"\n'
 
 
 def test_a_job_that_is_no_member_uploads_a_state(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(
-        entry("job", "http") + entry("peer", "channel/") + UPLOADED
+        entry("job", "http") + entry("peer", "$channel/") + UPLOADED
     )
     with ServerProcess(tmp_path / "data", f"--config={tmp_path / 'config.toml'}") as process:
 

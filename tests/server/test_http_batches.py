@@ -100,27 +100,27 @@ def test_events_of_a_batch_are_stored_once(http, producer):
     def event(*created: object) -> bytes:
         return json.dumps({"event": {"type": "t"}, "created": created}).encode()
 
-    first = stage(http, block("logux/http", [event(n, "x", 0) for n in range(500)]) * 2)
+    first = stage(http, block("$logux/http", [event(n, "x", 0) for n in range(500)]) * 2)
     assert decide(http, producer, 0, first).json()["records"] == 1000
-    assert records(http, "logux/http") == 500
-    again = stage(http, block("logux/http", [event(499, "x", 0), event(500, "x", 0)]))
+    assert records(http, "$logux/http") == 500
+    again = stage(http, block("$logux/http", [event(499, "x", 0), event(500, "x", 0)]))
     assert decide(http, producer, 1, again).json()["records"] == 2
-    assert records(http, "logux/http") == 501
+    assert records(http, "$logux/http") == 501
 
 
 def test_a_batch_with_a_gap_in_numbers_of_a_channel_is_refused_until_it_is_filled(http, producer):
     first, second = (
         encode_message(Message("x", number, Content(b"{}", is_json=True))) for number in (1, 2)
     )
-    behind = stage(http, block("channel/gap", [second]))
+    behind = stage(http, block("$channel/gap", [second]))
     answer = decide(http, producer, 0, behind)
     reason = "the next number of 'x' in channel 'gap' is 1, not 2"
     assert (answer.status_code, answer.json()) == (409, {"error": reason})
-    assert records(http, "channel/gap") == 0
-    before = decide(http, f"other {producer}", 0, stage(http, block("channel/gap", [first])))
+    assert records(http, "$channel/gap") == 0
+    before = decide(http, f"other {producer}", 0, stage(http, block("$channel/gap", [first])))
     assert before.json()["records"] == 1
     assert decide(http, producer, 0, behind).json()["records"] == 1
-    assert records(http, "channel/gap") == 2
+    assert records(http, "$channel/gap") == 2
 
 
 def test_an_upload_in_chunks_without_a_length_is_taken(http, producer):
@@ -137,11 +137,11 @@ def test_an_upload_in_chunks_without_a_length_is_taken(http, producer):
         (b"x" * 100, "block 1 at byte 0: it begins with b'xxxx' instead of b'HRB1'"),
         (block("t", [b"x"])[:-1], "block 1 at byte 0: the body ends inside it"),
         (
-            block("channel/x", [b"x"]),
+            block("$channel/x", [b"x"]),
             "block 1 at byte 0: record 1: this is no message of a channel: Expected `array`, got `int`",
         ),
         (
-            block("logux/x", [b'{"event": {}, "created": [1]}']),
+            block("$logux/x", [b'{"event": {}, "created": [1]}']),
             "block 1 at byte 0: record 1: its event is no object with a string `type`",
         ),
         (b"y" * 5_000_000, "block 1 at byte 0: it begins with b'yyyy' instead of b'HRB1'"),

@@ -80,7 +80,7 @@ def test_units_that_become_durable_together_are_one_ack() -> None:
 def test_a_publish_into_a_reserved_name_space_is_refused_and_not_acknowledged() -> None:
     session = FiggServerSession()
     accepted, close = session.receive_data(
-        publishes(0) + publishes(1, topic="logux/main") + publishes(2)
+        publishes(0) + publishes(1, topic="$logux/main") + publishes(2)
     )
     assert isinstance(accepted, Publish) and isinstance(close, Close)
     assert accepted.records == {"t": [b"\0\0\0\1x"]}

@@ -74,7 +74,7 @@ def test_what_spark_sends_reaches_members_once(
 ) -> None:
     member = Processor(processors, server, topic, "member")
     rows = spark.range(0, 3000, 1, 3).selectExpr("id as n", "id % 7 as seven")
-    options = {"topic": f"channel/{topic}", "encode": "channel", "processor": "spark"}
+    options = {"topic": f"$channel/{topic}", "encode": "channel", "processor": "spark"}
     once = {"producer": f"job {topic}", "batchId": 1}
     for _ in range(2):
         write(rows, server.http_url, **options, **once)
@@ -91,7 +91,7 @@ def test_what_spark_sends_reaches_members_once(
     ).coalesce(1)
     write(numbered, server.http_url, **options)
     assert [one["payload"] for one in member.messages(2)] == [3001, 3002]
-    assert topics_of(server, f"channel/{topic}") == {f"channel/{topic}": 3002}
+    assert topics_of(server, f"$channel/{topic}") == {f"$channel/{topic}": 3002}
 
 
 def test_spark_reads_what_processors_send(
@@ -101,9 +101,9 @@ def test_spark_reads_what_processors_send(
     Processor(processors, server, topic, "other")  # the log is kept for it
     first.send(1, {"n": 5, "tags": ["x", "y"]})
     first.send(2, "no object")
-    options = {"subscribe": f"channel/{topic}", "decode": "channel"}
+    options = {"subscribe": f"$channel/{topic}", "decode": "channel"}
     one, two = read(**options).orderBy("ordinal").collect()
-    assert (one.topic, one.processor, one.number) == (f"channel/{topic}", "ä", 1)
+    assert (one.topic, one.processor, one.number) == (f"$channel/{topic}", "ä", 1)
     assert (json.loads(bytes(one.payload)), one.is_json) == ({"n": 5, "tags": ["x", "y"]}, True)
     assert (two.number, bytes(two.payload)) == (2, b'"no object"')
     chosen = read("n bigint, tags array<string>, payload string, ordinal bigint", **options)
@@ -126,10 +126,10 @@ def test_a_stream_copies_a_channel_into_another_once(
 
     def copy(checkpoint: str) -> None:
         frame = read_stream(
-            subscribe=f"channel/{source}", startingOffsets="earliest", decode="channel"
+            subscribe=f"$channel/{source}", startingOffsets="earliest", decode="channel"
         )
         query = frame.drop("topic").writeStream.format("headrace").option("url", server.http_url)
-        query = query.option("topic", f"channel/{target}").option("encode", "channel")
+        query = query.option("topic", f"$channel/{target}").option("encode", "channel")
         finish(query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start())
 
     for sender in senders:
@@ -144,14 +144,14 @@ def test_a_stream_copies_a_channel_into_another_once(
     # Without the checkpoint everything is copied again, and is there already.
     copy(f"{checkpoint}-2")
     reader.messages(0)
-    assert topics_of(server, f"channel/{target}") == {f"channel/{target}": 5}
+    assert topics_of(server, f"$channel/{target}") == {f"$channel/{target}": 5}
 
 
 def test_a_gap_fails_the_write_and_leaves_nothing(
     spark: Any, server: ServerProcess, topic: str
 ) -> None:
     rows = spark.range(0, 100, 1, 2).selectExpr("id + 2 as number", "'{}' as payload")
-    options = {"topic": f"channel/{topic}", "encode": "channel", "processor": "spark"}
+    options = {"topic": f"$channel/{topic}", "encode": "channel", "processor": "spark"}
     said = f"the next number of 'spark' in channel '{topic}' is 1, not 2"
     check_refused(server, rows, said, **options)
     # In an order that is none.
@@ -177,7 +177,7 @@ def test_a_row_that_is_no_message_fails_the_write_and_leaves_nothing(
     said: str,
 ) -> None:
     rows = spark.range(0, 100, 1, 2).selectExpr(*columns)
-    check_refused(server, rows, said, topic=f"channel/{topic}", encode="channel", **options)
+    check_refused(server, rows, said, topic=f"$channel/{topic}", encode="channel", **options)
 
 
 def test_a_tracked_stream_holds_the_log_until_it_has_read_it(
@@ -196,7 +196,7 @@ def test_a_tracked_stream_holds_the_log_until_it_has_read_it(
     def archive() -> None:
         frame = read_stream(
             url=server.http_url,
-            subscribe="channel/doc",
+            subscribe="$channel/doc",
             startingOffsets="earliest",
             groupId="archive",
             decode="channel",
@@ -205,7 +205,7 @@ def test_a_tracked_stream_holds_the_log_until_it_has_read_it(
         finish(query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start())
 
     def start_of_log() -> int:
-        return int(ask(server, "/v1/topic", name="channel/doc")["start"]["ordinal"])
+        return int(ask(server, "/v1/topic", name="$channel/doc")["start"]["ordinal"])
 
     def cursor() -> int:
         found = ask(server, "/v1/cursors", reader="group:archive")["cursors"]

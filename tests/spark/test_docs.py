@@ -53,8 +53,8 @@ def test_the_guide_does_what_it_says(
     assert names["everything"].count() == 5
     everything = names["log"]().option("subscribePattern", ".*").load()
     counted = everything.groupBy("topic").count().collect()
-    expected = {"orders": 3, "returns": 4, "copies": 3, "daily": 1, "logux/main": 2}
-    expected["channel/doc/1"] = 2
+    expected = {"orders": 3, "returns": 4, "copies": 3, "daily": 1, "$logux/main": 2}
+    expected["$channel/doc/1"] = 2
     assert dict(counted) == expected
 
 

@@ -64,7 +64,7 @@ def test_what_spark_writes_reaches_clients_once(
 ) -> None:
     client = Client(clients, server, topic, "client")
     rows = spark.range(0, 3000, 1, 3).selectExpr("'n' as type", "id as n", "id % 7 as seven")
-    write(rows, server.http_url, topic=f"logux/{topic}", encode="logux")
+    write(rows, server.http_url, topic=f"$logux/{topic}", encode="logux")
     found = client.events(3000)
     assert [event["n"] for event, _ in found] == list(range(3000))
     assert found[10][0] == {"type": "n", "n": 10, "seven": 3}
@@ -79,14 +79,14 @@ def test_what_spark_writes_reaches_clients_once(
         + [('{"type":"new"}', None, f"{MS} x 0", "x"), ('{"type":"new"}', None, f"{MS} x 0", "x")],
         "event string, created string, id string, origin string",
     )
-    write(again, server.http_url, topic=f"logux/{topic}", encode="logux")
+    write(again, server.http_url, topic=f"$logux/{topic}", encode="logux")
     assert client.events(1) == [({"type": "new"}, [MS, "x", 0])]
     # Also what is written in its name, which it has not sent itself.
     own = spark.createDataFrame([("own", "client")], "type string, origin string")
-    write(own, server.http_url, topic=f"logux/{topic}", encode="logux")
+    write(own, server.http_url, topic=f"$logux/{topic}", encode="logux")
     assert client.events(1)[0][0] == {"type": "own"}
     assert client.has_all(3002)
-    assert topics_of(server, f"logux/{topic}") == {f"logux/{topic}": 3002}
+    assert topics_of(server, f"$logux/{topic}") == {f"$logux/{topic}": 3002}
 
 
 def test_spark_reads_what_clients_have_written(
@@ -97,11 +97,11 @@ def test_spark_reads_what_clients_have_written(
         ({"type": "a", "n": 5, "tags": ["x", "y"]}, [MS, "client", 0]),
         ({"type": "b", "n": "no number"}, [MS + 0.5, "client", 0]),
     )
-    options = {"subscribe": f"logux/{topic}", "decode": "logux"}
+    options = {"subscribe": f"$logux/{topic}", "decode": "logux"}
     frame = read(**options).selectExpr("*", "unix_micros(time) as us")
     first, second = frame.orderBy("ordinal").collect()
     assert json.loads(first.event) == {"type": "a", "n": 5, "tags": ["x", "y"]}
-    assert (first.topic, first.ordinal) == (f"logux/{topic}", 0)
+    assert (first.topic, first.ordinal) == (f"$logux/{topic}", 0)
     assert (first.type, first.created) == ("a", f'[{MS},"client",0]')
     assert (first.id, first.us, first.origin) == (f"{MS} client 0", MS * 1000, "client")
     assert (second.type, second.us) == ("b", MS * 1000 + 500)
@@ -122,7 +122,7 @@ def test_a_stream_copies_a_log_into_another_once(
     checkpoint: str,
     read_stream: Read,
 ) -> None:
-    source, target = f"logux/{topic}/one", f"logux/{topic}/two"
+    source, target = f"$logux/{topic}/one", f"$logux/{topic}/two"
     writer = Client(clients, server, f"{topic}/one", "writer")
     reader = Client(clients, server, f"{topic}/two", "reader")
     added = [({"type": "t", "n": n}, [MS + n, "writer", 0]) for n in range(20)]
@@ -160,11 +160,11 @@ def test_a_row_that_is_no_event_fails_the_write_and_leaves_nothing(
     spark: Any, server: ServerProcess, topic: str, columns: list[str], said: str
 ) -> None:
     rows = spark.range(0, 100, 1, 2).selectExpr(*columns)
-    check_refused(server, rows, said, topic=f"logux/{topic}", encode="logux")
+    check_refused(server, rows, said, topic=f"$logux/{topic}", encode="logux")
 
 
 def test_events_go_to_logs_only(spark: Any, server: ServerProcess, topic: str) -> None:
     rows = spark.range(0, 100, 1, 2).selectExpr(
-        f"if(id = 99, '{topic}', 'logux/{topic}') as topic", "'t' as type"
+        f"if(id = 99, '{topic}', '$logux/{topic}') as topic", "'t' as type"
     )
-    check_refused(server, rows, f"begin with 'logux/', not to '{topic}'", encode="logux")
+    check_refused(server, rows, f"begin with '$logux/', not to '{topic}'", encode="logux")

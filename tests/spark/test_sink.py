@@ -93,7 +93,7 @@ def check_refused(server: ServerProcess, frame: Any, said: str, **options: objec
     assert topics_of(server) == before
 
 
-@pytest.mark.parametrize("name", ["logux/users", "channel/news"])
+@pytest.mark.parametrize("name", ["$logux/users", "$channel/news"])
 def test_rows_for_reserved_name_spaces_are_refused(
     spark: Any, server: ServerProcess, topic: str, name: str
 ) -> None:

@@ -19,7 +19,7 @@ from headrace.spark.options import OptionError, SinkOptions, parse_sink
 from headrace.spark.sink_columns import written_columns
 
 STAMPS = Stamps("spark", 0)
-CHANNEL = {"topic": "channel/x", "encode": "channel"}
+CHANNEL = {"topic": "$channel/x", "encode": "channel"}
 SPARK = {**CHANNEL, "processor": "spark"}
 
 
@@ -166,21 +166,21 @@ def test_all_columns_but_the_topic_become_json():
 def test_a_frame_of_events_that_was_read_can_be_written():
     found = written_columns(default_schema("logux"), options(encode="logux"))
     assert found.members == ("event", "type", "created", "id", "time", "origin")
-    assert found.prefix == "logux/"
+    assert found.prefix == "$logux/"
 
 
 def test_without_a_column_for_it_all_columns_are_members_of_the_event():
     found = written_columns(
         schema("type:string n:long ordinal:long id:string"),
-        options(encode="logux", topic="logux/x"),
+        options(encode="logux", topic="$logux/x"),
     )
-    assert (found.topic, found.members) == ("logux/x", ("type", "n", "ordinal", "id"))
+    assert (found.topic, found.members) == ("$logux/x", ("type", "n", "ordinal", "id"))
 
 
 def test_a_frame_of_messages_that_was_read_can_be_written():
     found = written_columns(default_schema("channel"), options(encode="channel"))
     assert found.members == ("processor", "number", "payload", "is_json")
-    assert found.prefix == "channel/"
+    assert found.prefix == "$channel/"
 
 
 def test_without_a_payload_all_columns_are_members_of_the_content():
@@ -189,7 +189,7 @@ def test_without_a_payload_all_columns_are_members_of_the_content():
     batch = pa.RecordBatch.from_pydict({"n": [5], "ordinal": [6], "number": [7]})
     topic, payloads = found.rows(batch, STAMPS)
     message = Message("spark", 7, Content(b'{"n":5,"ordinal":6}', is_json=True))
-    assert (topic, payloads.to_pylist()) == ("channel/x", [encode_message(message)])
+    assert (topic, payloads.to_pylist()) == ("$channel/x", [encode_message(message)])
 
 
 def test_the_payload_of_a_message_is_its_content():
@@ -217,11 +217,11 @@ def test_the_payload_of_a_message_is_its_content():
         ("topic:string", {"encode": "json"}, "needs a column beside topic"),
         (
             "payload:binary",
-            {"topic": "logux/x"},
-            "'logux/x' is a log of Logux: give encode = logux",
+            {"topic": "$logux/x"},
+            "'$logux/x' is a log of Logux: give encode = logux",
         ),
-        ("n:long", {"topic": "logux/x", "encode": "json"}, "give encode = logux"),
-        ("payload:binary", {"topic": "channel/x"}, "is a channel: give encode = channel"),
+        ("n:long", {"topic": "$logux/x", "encode": "json"}, "give encode = logux"),
+        ("payload:binary", {"topic": "$channel/x"}, "is a channel: give encode = channel"),
         ("payload:binary", CHANNEL, "give the option processor, or a column processor"),
         ("number:long", SPARK, "needs a column payload with the content, or columns"),
         ("processor:string payload:binary", SPARK, "the option processor and the column processor"),
@@ -233,10 +233,10 @@ def test_the_payload_of_a_message_is_its_content():
             "'n' would not be written: the column payload is the whole",
         ),
         ("payload:string Number:long", SPARK, "write the column 'Number' as 'number'"),
-        ("n:long", {**SPARK, "topic": "logux/x"}, "begin with 'channel/', not to 'logux/x'"),
-        ("n:long", {**SPARK, "topic": "channel/"}, "a name is missing behind it"),
-        ("event:string", {"topic": "x", "encode": "logux"}, "begin with 'logux/', not to 'x'"),
-        ("event:string", {"topic": "logux/", "encode": "logux"}, "a name is missing behind it"),
+        ("n:long", {**SPARK, "topic": "$logux/x"}, "begin with '$channel/', not to '$logux/x'"),
+        ("n:long", {**SPARK, "topic": "$channel/"}, "a name is missing behind it"),
+        ("event:string", {"topic": "x", "encode": "logux"}, "begin with '$logux/', not to 'x'"),
+        ("event:string", {"topic": "$logux/", "encode": "logux"}, "a name is missing behind it"),
         ("topic:string n:long", {"encode": "logux"}, "needs a column event .*, or a column type"),
         ("topic:string payload:string", {"encode": "logux"}, "needs a column event"),
         ("topic:string event:binary", {"encode": "logux"}, "event must be string, not binary"),
@@ -253,5 +253,5 @@ def test_the_payload_of_a_message_is_its_content():
     ],
 )
 def test_what_cannot_be_written_is_refused(text, given, words):
-    with pytest.raises(OptionError, match=words):
+    with pytest.raises(OptionError, match=words.replace("$", r"\$")):
         written_columns(schema(text), options(**given))

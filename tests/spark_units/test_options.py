@@ -51,7 +51,7 @@ def test_names_of_options_are_the_same_in_any_case():
         ("a", ("a",)),
         ("b, a ,b", ("a", "b")),
         ('["x,y", "é"]', ("x,y", "é")),
-        ("logux/log", ("logux/log",)),
+        ("$logux/log", ("$logux/log",)),
     ],
 )
 def test_topics_are_named_with_commas_or_as_json(text, names):

@@ -225,7 +225,7 @@ def test_events_of_a_batch_are_there_once_wherever_the_server_was_killed(start: 
             b'{"event":{"type":"n"},"created":[%d,"x",0]}' % n for n in range(first, first + 6000)
         ]
         pieces = [events[at : at + 300] for at in range(0, len(events), 300)]
-        body = b"".join(block("logux/n", some) + block("rows/n", some) for some in pieces)
+        body = b"".join(block("$logux/n", some) + block("rows/n", some) for some in pieces)
         asked = {"producer": "query", "number": number, "staged": [stage(server, body)]}
 
         def ask(asked: dict[str, Any] = asked) -> None:
@@ -241,7 +241,7 @@ def test_events_of_a_batch_are_there_once_wherever_the_server_was_killed(start: 
         assert decide(server, number, [])["duplicate"]
         total += 6000
         assert visible(server) == total
-        found = [json.loads(one)["created"][0] for one in read_all(server, "logux/n")]
+        found = [json.loads(one)["created"][0] for one in read_all(server, "$logux/n")]
         assert found == list(range(first + 6000))
     assert server.terminate() == 0
     assert verify(server.data_dir).returncode == 0

@@ -174,9 +174,9 @@ NAMES = {
     "a topic of 256 bytes to detach from": detach("é" * 128),
     "a topic of 256 bytes to publish to": publish("x" * 256, 1, b"x"),
     "a topic of 200 KB": attach("x" * 200_000),
-    "a topic that Logux writes": publish("logux/a", 1, b"x"),
-    "a topic that Channel writes": publish("channel/a", 1, b"x"),
-    "one of those with an array": publish("logux/a", 1, [1]),
+    "a topic that Logux writes": publish("$logux/a", 1, b"x"),
+    "a topic that Channel writes": publish("$channel/a", 1, b"x"),
+    "one of those with an array": publish("$logux/a", 1, [1]),
 }
 TOO_LARGE = {
     "262,145 bytes": publish("t", 1, bytes(PAYLOAD_BYTES_MAX + 1)),

@@ -52,7 +52,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         assert "fault" not in process.stderr
 
 
-topics = st.sampled_from(["t", "u", "logux/x", "", "x" * 300])
+topics = st.sampled_from(["t", "u", "$logux/x", "", "x" * 300])
 numbers = st.integers(-1, 2**33) | st.integers(0, 10)
 values: st.SearchStrategy[object] = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=8)

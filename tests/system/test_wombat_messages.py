@@ -460,7 +460,9 @@ def test_one_topic_has_one_order_for_all(wombat: Wire, dial: Dial, name: str) ->
 # Topics of other protocols
 
 
-@pytest.mark.parametrize("topic_name", ["logux/a", "channel/a", "logux/", "channel/"])
+@pytest.mark.parametrize(
+    "topic_name", ["$logux/a", "$channel/a", "$logux/", "$channel/", "$lost/1", "$"]
+)
 def test_topics_with_an_envelope_can_be_followed_and_not_published_to(
     wombat: Wire, dial: Dial, topic_name: str
 ) -> None:
@@ -474,7 +476,7 @@ def test_topics_with_an_envelope_can_be_followed_and_not_published_to(
     assert wombat.alive(), "and nothing has come"
 
 
-@pytest.mark.parametrize("topic_name", ["logux", "Logux/a", "/logux/a", "channels/a"])
+@pytest.mark.parametrize("topic_name", ["logux/a", "channel/a", "/$logux/a", "a$"])
 def test_topics_that_only_look_like_them_are_ordinary(wombat: Wire, topic_name: str) -> None:
     wombat.publish(topic_name, b"x")
 

@@ -210,10 +210,10 @@ test("what is published without a connection is sent when there is one", () => {
 
 test("bad names and too large payloads are refused and not sent", () => {
   const { session, publish, sent } = client({ connected: 0 });
-  for (const topic of ["", "x".repeat(256), "é".repeat(128), "\ud800", "logux/a", "channel/a"]) {
+  for (const topic of ["", "x".repeat(256), "é".repeat(128), "\ud800", "$logux/a", "$channel/a", "$x"]) {
     assert.throws(() => publish(topic), BadTopicNameError);
   }
-  for (const topic of ["", "x".repeat(256), "\udc00a"]) {
+  for (const topic of ["", "x".repeat(256), "\udc00a", "$channel/" + "x".repeat(248)]) {
     assert.throws(() => session.attach(topic, null), BadTopicNameError);
   }
   assert.throws(() => publish("a", "x".repeat(262_145)), PayloadTooLargeError);
@@ -222,10 +222,12 @@ test("bad names and too large payloads are refused and not sent", () => {
   assert.equal(session.unacknowledged, 0);
   publish("é".repeat(127) + "x", "x".repeat(262_144));
   publish("\u{1f30a}", "");
-  session.attach("logux/a", null);
+  publish("channel/a", "");
+  session.attach("$logux/a", null);
+  session.attach("$channel/" + "x".repeat(247), null);
   assert.deepEqual(
     sent().map((message) => message.name),
-    ["attach", "publish", "publish"],
+    ["attach", "attach", "publish", "publish", "publish"],
   );
 });
 

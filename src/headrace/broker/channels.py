@@ -21,10 +21,10 @@ from headrace.broker.snapshots import Snapshots
 from headrace.errors import BadTopicNameError
 from headrace.log.runner import Runner
 from headrace.log.store import Appended, ColdError, Note, Store
-from headrace.model import CHANNEL_PREFIX, TOPIC_BYTES_MAX, check_topic_name
+from headrace.model import CHANNEL_PREFIX, RESERVED_TOPIC_BYTES_MAX, check_topic_name
 from headrace.reducers import Reducer
 
-_NAME_BYTES_MAX = TOPIC_BYTES_MAX - len(CHANNEL_PREFIX)
+_NAME_BYTES_MAX = RESERVED_TOPIC_BYTES_MAX - len(CHANNEL_PREFIX)
 
 _LOOKED_AT_ONCE = 100
 """Channels, and notes that are due, that are looked at in one step."""

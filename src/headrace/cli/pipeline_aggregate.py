@@ -70,7 +70,7 @@ def aggregate(
 
     \b
     headrace pipeline aggregate --lake /lake --reducer last --into /states
-    headrace pipeline aggregate --lake /lake --reducer count --into /counts --pattern 'channel/.*'
+    headrace pipeline aggregate --lake /lake --reducer count --into /counts --pattern '\\$channel/.*'
     headrace pipeline aggregate --lake /lake --reducer app:apply --into /documents --publish
     headrace pipeline aggregate --stream --reducer last --into /states
     """

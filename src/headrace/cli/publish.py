@@ -42,8 +42,8 @@ def publish(
 ) -> None:
     """Append records to a topic.
 
-    Ends when the server has acknowledged every one of them; exit code 1 if it has not. Topics under
-    logux/ and channel/ are refused: those are published to by their own protocols only.
+    Ends when the server has acknowledged every one of them; exit code 1 if it has not. Names
+    that begin with $ are reserved: those topics are published to by their own protocols only.
 
     \b
     headrace publish greetings "hello, log"

@@ -8,7 +8,7 @@ from headrace.client.logux_options import LoguxOptions
 from headrace.client.url import Url
 from headrace.client.websocket_connection import WebSocketConnection
 from headrace.errors import BadTopicNameError, ConfigError
-from headrace.model import check_topic_name
+from headrace.model import LOGUX_PREFIX, check_topic_name
 from headrace.wire import logux
 
 DEFAULT_PORT = 8120
@@ -44,7 +44,7 @@ def make_client(url: Url, options: LoguxOptions) -> LoguxClient:
 def _log_of(url: Url) -> str:
     try:
         log = unquote(url.path.removeprefix("/"), errors="strict") or MAIN
-        check_topic_name(f"logux/{log}")
+        check_topic_name(LOGUX_PREFIX + log)
     except (UnicodeDecodeError, BadTopicNameError) as error:
         raise ConfigError(f"{url} names no log: {error}") from None
     return log

@@ -14,11 +14,20 @@ from crc32c import crc32c
 from deltalake import DeltaTable
 
 from headrace.lake.delta import DeltaLake
-from headrace.lake.format import DATE, FORMAT, LakeError, Shape, check_format
+from headrace.lake.format import (
+    DATE,
+    FORMAT,
+    RENAMED_FORMAT,
+    LakeError,
+    Shape,
+    check_format,
+    present_topic,
+)
 from headrace.lake.manifests import HIDDEN
 from headrace.lake.ours import open_ours
 from headrace.lake.syncing import make_directory, replace
 from headrace.lake.writing import Written
+from headrace.model import legacy_name
 
 APP = "headrace-dedupe"
 """The application whose numbers are those of runs."""
@@ -64,7 +73,17 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[Bucket, ...]
 
     def encode(self) -> bytes:
-        return msgspec.json.encode(self)
+        # An earlier one is what it was on disk: it is named after its checksum.
+        is_old = self.format < RENAMED_FORMAT
+        return msgspec.json.encode(self._renamed(legacy_name) if is_old else self)
+
+    def present(self) -> "Note":
+        """With the present names of topics, whatever version has noted them."""
+        return self._renamed(present_topic) if self.format < RENAMED_FORMAT else self
+
+    def _renamed(self, name: Callable[[str], str]) -> "Note":
+        ends = {name(topic): end for topic, end in self.ends.items()}
+        return msgspec.structs.replace(self, ends=ends)
 
 
 class _Versioned(msgspec.Struct):
@@ -153,7 +172,7 @@ def read_note(path: Path) -> Note:
         check_format(msgspec.json.decode(data, type=_Versioned).format, str(path))
         note = msgspec.json.decode(data, type=Note)
         if path.stem.endswith(f"-{crc32c(data):08x}"):
-            return note
+            return note.present()
     except ValueError as error:
         reason = str(error)
     raise LakeError(f"{path} is damaged ({reason}): {_RESTORE}")

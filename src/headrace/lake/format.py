@@ -1,18 +1,26 @@
 """What a lake holds: the columns of its rows, and what each batch notes of itself. Opens nothing."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from headrace.errors import HeadraceError
-from headrace.model import Position
+from headrace.model import ENVELOPE_PREFIXES, Position, legacy_name, present_name
 
-FORMAT = 1
+FORMAT = 2
 """Of what is noted beside the table. A lake of a newer one is left alone."""
+
+RENAMED_FORMAT = 2
+"""From this format on, reserved topics are named `$channel/…` and `$logux/…`; before, they had no `$`.
+
+Rows and footers keep the names they were written with. Whatever is read of them here has the present names.
+"""
 
 Positions = dict[str, Position]
 
@@ -155,7 +163,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[Lost, ...] = ()
 
     def encode(self) -> bytes:
-        return msgspec.json.encode(self)
+        # An earlier one is what it was on disk: its commit knows it by its checksum.
+        is_old = self.format < RENAMED_FORMAT
+        return msgspec.json.encode(_renamed(self, legacy_name) if is_old else self)
 
     @property
     def crc(self) -> int:
@@ -174,6 +184,9 @@ class Folded(msgspec.Struct, frozen=True, kw_only=True):
     ranges: tuple[Range, ...] = ()
     """Those that follow each other as one; which files they are in is left out."""
     lost: tuple[Lost, ...] = ()
+    has_old_names: bool | msgspec.UnsetType = msgspec.UNSET
+    """True if some of the batches name reserved topics as earlier versions did. Earlier versions did not note
+    it, so it is left out of their checksums."""
     crc: int = 0
     """crc32c of the same with 0 in its place."""
 
@@ -187,6 +200,29 @@ class Folded(msgspec.Struct, frozen=True, kw_only=True):
         return self.crc == self._sum()
 
 
+N = TypeVar("N", Manifest, Folded)
+
+
+def _present(found: N) -> N:
+    """With the present names of topics, whatever version has noted them."""
+    is_old = found.format < RENAMED_FORMAT
+    return _renamed(found, present_topic) if is_old else found
+
+
+def present_topic(name: str) -> str:
+    return present_name(name.encode()).decode()
+
+
+def _renamed(found: N, name: Callable[[str], str]) -> N:
+    return msgspec.structs.replace(
+        found,
+        start={name(topic): at for topic, at in found.start.items()},
+        end={name(topic): at for topic, at in found.end.items()},
+        ranges=tuple(one._replace(topic=name(one.topic)) for one in found.ranges),
+        lost=tuple(one._replace(topic=name(one.topic)) for one in found.lost),
+    )
+
+
 class _Versioned(msgspec.Struct):
     format: int
 
@@ -195,7 +231,7 @@ def decode_manifest(data: bytes, place: str) -> Manifest:
     """`place` says in errors what was read."""
     try:
         check_format(msgspec.json.decode(data, type=_Versioned).format, place)
-        return msgspec.json.decode(data, type=Manifest)
+        return _present(msgspec.json.decode(data, type=Manifest))
     except ValueError as error:  # which errors of msgspec and of UTF-8 are
         raise LakeError(
             f"{place} is damaged ({error}): restore it, or export to a new directory"
@@ -208,7 +244,7 @@ def decode_folded(data: bytes, place: str) -> Folded:
         check_format(msgspec.json.decode(data, type=_Versioned).format, place)
         found = msgspec.json.decode(data, type=Folded)
         if found.is_sound():
-            return found
+            return _present(found)
     except ValueError as error:
         reason = str(error)
     raise LakeError(f"{place} is damaged ({reason}): restore it, or export to a new directory")
@@ -228,4 +264,28 @@ def encode_ranges(ranges: list[Range]) -> str:
 
 
 def decode_ranges(text: bytes | str) -> list[Range]:
+    """As they stand there."""
     return [Range(*one) for one in msgspec.json.decode(text)]
+
+
+RANGES_KEY = "headrace.ranges"
+NAMES_KEY = "headrace.names"
+"""In the footer of a file: the format that its topics are named by. Earlier files have no such key."""
+
+
+def has_old_names(footer: pq.FileMetaData) -> bool:
+    """Return whether an earlier version named the topics in a file."""
+    return NAMES_KEY.encode() not in (footer.metadata or {})
+
+
+def ranges_in(footer: pq.FileMetaData) -> list[Range]:
+    """Return what a file holds, with the present names of topics; KeyError where its footer has no ranges."""
+    found = decode_ranges((footer.metadata or {})[RANGES_KEY.encode()])
+    if has_old_names(footer):
+        found = [one._replace(topic=present_topic(one.topic)) for one in found]
+    return found
+
+
+def stored_names(topic: str) -> tuple[str, ...]:
+    """Return the names under which a topic may stand in rows and in what tables say of files."""
+    return (topic, legacy_name(topic)) if topic.startswith(ENVELOPE_PREFIXES) else (topic,)

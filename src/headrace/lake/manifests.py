@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from headrace.lake.checksums import joined_ranges
 from headrace.lake.format import (
+    RENAMED_FORMAT,
     Folded,
     LakeError,
     Manifest,
@@ -75,6 +76,13 @@ class Manifests:
             except FileNotFoundError:
                 continue  # there is a longer one now
 
+    def have_old_names(self, last: int | None) -> bool:
+        """Return whether batches up to `last` name reserved topics as earlier versions did."""
+        folded = self.folded()
+        if folded.batches:
+            return folded.format < RENAMED_FORMAT or folded.has_old_names is True
+        return last is not None and self.read(0).format < RENAMED_FORMAT
+
     def fold(self, until: int, check: Callable[[Manifest], None]) -> int:
         """Make one of all batches below `until` that are none yet; how many these were.
 
@@ -136,6 +144,11 @@ def _fold(before: Folded, new: list[Manifest]) -> Folded:
             end=reach.ends,
             ranges=tuple(joined_ranges(ranges)),
             lost=tuple(lost),
+            has_old_names=(
+                before.has_old_names is True
+                or (before.batches > 0 and before.format < RENAMED_FORMAT)
+                or any(one.format < RENAMED_FORMAT for one in new)
+            ),
         )
     except ValueError as error:
         raise LakeError(f"what batches have noted cannot be put together: {error}") from None

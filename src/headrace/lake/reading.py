@@ -13,10 +13,16 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from headrace.lake.checksums import records_of
-from headrace.lake.format import LakeError, Range, decode_ranges
+from headrace.lake.format import (
+    RANGES_KEY,
+    LakeError,
+    Range,
+    decode_ranges,
+    has_old_names,
+    ranges_in,
+    stored_names,
+)
 from headrace.model import RECORD_HEADER_BYTES
-
-RANGES_KEY = "headrace.ranges"
 
 _COLUMNS = ("topic", "epoch", "offset", "ordinal", "payload")
 
@@ -51,12 +57,15 @@ def check_file(path: Path, ranges: Sequence[Range]) -> None:
 def read_checked(
     path: Path, ranges: Sequence[Range], columns: Sequence[str] = _COLUMNS
 ) -> Generator[Checked, None, None]:
-    """The rows of a file, which must be these ranges; the last of each only when its checksum holds."""
+    """The rows of a file, which must be these ranges; the last of each only when its checksum holds.
+
+    Topics are named as they are in the file, whatever version has written it.
+    """
     with _open(path) as file:
         rows = sum(one.rows for one in ranges)
         if file.metadata.num_rows != rows:
             raise LakeError(f"{path} has {file.metadata.num_rows} rows instead of {rows}")
-        if _said(path, file.metadata) != list(ranges):
+        if _said(path, file.metadata, as_stored=True) != list(ranges):
             raise LakeError(f"{path} says in its footer that it holds something else")
         checks = iter([_Check(path, one) for one in ranges])
         check = next(checks, None)
@@ -74,19 +83,25 @@ def read_checked(
                     check = next(checks, None)
 
 
-def read_ranges(path: Path) -> list[Range]:
-    """What a file says of itself."""
+def read_ranges(path: Path, *, as_stored: bool = False) -> list[Range]:
+    """What a file says of itself; with `as_stored`, topics are named as they are in the file."""
     with _sentences(path):
         footer = pq.read_metadata(path)
-    return _said(path, footer)
+    return _said(path, footer, as_stored=as_stored)
 
 
-def _said(path: Path, footer: pq.FileMetaData) -> list[Range]:
+def are_names_old(path: Path) -> bool:
+    """Return whether an earlier version named the topics in a file."""
+    with _sentences(path):
+        return has_old_names(pq.read_metadata(path))
+
+
+def _said(path: Path, footer: pq.FileMetaData, *, as_stored: bool = False) -> list[Range]:
     text = (footer.metadata or {}).get(RANGES_KEY.encode())
     if text is None:
         raise LakeError(f"{path} does not say what it holds: it is damaged, or not one of ours")
     with _sentences(path):
-        return decode_ranges(text)
+        return decode_ranges(text) if as_stored else ranges_in(footer)
 
 
 def read_groups(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -216,7 +231,7 @@ class Piece(NamedTuple):
 
 def read_topic(lake: Path, table: FilesOf, topic: str, offset: int = 0) -> Iterator[list[Record]]:
     """The records of a topic from an offset on, in their order, some thousands at a time."""
-    paths = [lake / path for path in table.files_of(topic, offset)]
+    paths = [lake / path for path in files_of(table, topic, offset)]
     for piece in pieces_of(paths, topic, offset):
         for found in read_piece(piece, offset):
             yield [
@@ -225,6 +240,12 @@ def read_topic(lake: Path, table: FilesOf, topic: str, offset: int = 0) -> Itera
                     found["offset"].to_pylist(), found["payload"].to_pylist(), strict=True
                 )
             ]
+
+
+def files_of(table: FilesOf, topic: str, offset: int) -> list[str]:
+    """The files that may hold records of a topic, under whichever name."""
+    found = (path for name in stored_names(topic) for path in table.files_of(name, offset))
+    return list(dict.fromkeys(found))
 
 
 def pieces_of(

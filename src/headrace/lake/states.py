@@ -19,7 +19,14 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from headrace.lake.delta import LOG
-from headrace.lake.format import LakeError, Positions
+from headrace.lake.format import (
+    FORMAT,
+    NAMES_KEY,
+    LakeError,
+    Positions,
+    has_old_names,
+    present_topic,
+)
 from headrace.lake.ours import open_ours
 from headrace.lake.syncing import make_directory, sync
 from headrace.lake.trouble import writing
@@ -90,6 +97,7 @@ class StatesWriter:
 
     def finish(self) -> StatesFile:
         self._write()
+        self._writer.add_key_value_metadata({NAMES_KEY: str(FORMAT)})
         with writing(self._path):
             self._writer.close()
         sync(self._path)
@@ -145,12 +153,20 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
 def _row_groups(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            is_old = has_old_names(file.metadata)
             for number in range(file.metadata.num_row_groups):
-                yield file.read_row_group(number, columns=list(columns))
+                table = file.read_row_group(number, columns=list(columns))
+                yield _with_present_names(table) if is_old and "topic" in columns else table
     except (pa.ArrowException, OSError) as error:
         raise LakeError(
             f"{path} cannot be read: {error}; an aggregate over lake and log makes the table anew"
         ) from None
+
+
+def _with_present_names(table: pa.Table) -> pa.Table:
+    """States of a file that an earlier version wrote."""
+    names = pa.array(map(present_topic, table["topic"].to_pylist()), pa.string())
+    return table.set_column(table.schema.names.index("topic"), table.schema.field("topic"), names)
 
 
 class Covered(NamedTuple):

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from crc32c import crc32c
 
-from headrace.lake.format import Range, Shape, encode_ranges
-from headrace.lake.reading import RANGES_KEY, check_file
+from headrace.lake.format import FORMAT, NAMES_KEY, RANGES_KEY, Range, Shape, encode_ranges
+from headrace.lake.reading import check_file
 from headrace.lake.sorted_file import SortedFile
 
 _DAY_MS = 86_400_000
@@ -77,10 +77,22 @@ class Layout(NamedTuple):
 
 
 class Writer:
-    """The files of one task."""
+    """The files of one task.
 
-    def __init__(self, lake: Path, name: str, shape: Shape, layout: Layout = Layout()) -> None:  # noqa: B008
+    With `old_names` their topics are named as earlier versions did, and the footers say so.
+    """
+
+    def __init__(
+        self,
+        lake: Path,
+        name: str,
+        shape: Shape,
+        layout: Layout = Layout(),  # noqa: B008
+        *,
+        old_names: bool = False,
+    ) -> None:
         self._lake, self._name, self._shape, self._layout = lake, name, shape, layout
+        self._footer = {} if old_names else {NAMES_KEY: str(FORMAT)}
         self._open: dict[str, _File] = {}
         self._topic = ""
         self._written: list[Written] = []
@@ -119,7 +131,7 @@ class Writer:
             for field in self._shape.columns
             if field.name not in partition or self._layout.has_topic
         ]
-        return _File(self._lake, path, partition, pa.schema(fields))
+        return _File(self._lake, path, partition, pa.schema(fields), self._footer)
 
     def _finish(self) -> None:
         for file in self._open.values():
@@ -129,9 +141,14 @@ class Writer:
 
 class _File:
     def __init__(
-        self, lake: Path, path: str, partition: Mapping[str, str], columns: pa.Schema
+        self,
+        lake: Path,
+        path: str,
+        partition: Mapping[str, str],
+        columns: pa.Schema,
+        footer: Mapping[str, str],
     ) -> None:
-        self._lake, self._partition = lake, partition
+        self._lake, self._partition, self._footer = lake, partition, footer
         self._file = SortedFile(lake, path, columns)
         self._ranges: list[Range] = []
         self._least: Values | None = None
@@ -142,7 +159,7 @@ class _File:
         self._file.add(rows.columns, len(rows.data))
 
     def finish(self) -> Written:
-        path = self._file.finish({RANGES_KEY: encode_ranges(self._ranges)})
+        path = self._file.finish({RANGES_KEY: encode_ranges(self._ranges), **self._footer})
         check_file(self._lake / path, self._ranges)
         assert self._least is not None and self._most is not None
         return Written(

@@ -31,12 +31,13 @@ from headrace.log.records import holds, split_records
 from headrace.logux_envelope import BadEnvelopeError, check_envelope
 from headrace.model import (
     CHANNEL_PREFIX,
+    ENVELOPE_PREFIXES,
     LOGUX_PREFIX,
     RECORD_HEADER_BYTES,
-    RESERVED_PREFIXES,
-    TOPIC_BYTES_MAX,
+    RESERVED_TOPIC_BYTES_MAX,
     check_publish_topic,
     check_topic_name,
+    present_name,
 )
 
 MAGIC = b"HRB1"
@@ -44,9 +45,9 @@ _HEADER = struct.Struct(">4sHIII")
 _CRC = struct.Struct(">I")
 _PLACE = struct.Struct(">Q")
 HEADER_BYTES = _HEADER.size
-BLOCK_BYTES_MAX = HEADER_BYTES + TOPIC_BYTES_MAX + RUN_BYTES_MAX
+BLOCK_BYTES_MAX = HEADER_BYTES + RESERVED_TOPIC_BYTES_MAX + RUN_BYTES_MAX
 
-_LIKE_A_HEADER = re.compile(rb"(?=.{4}\x00.\x00\x00..\x00.{7})", re.DOTALL)
+_LIKE_A_HEADER = re.compile(rb"(?=.{4}[\x00\x01].\x00\x00..\x00.{7})", re.DOTALL)
 """A name, a number of records and a length that are not too large."""
 
 _NAMES_CACHED_MAX = 1024
@@ -87,7 +88,7 @@ def encode_block_header(topic: str, data: bytes | memoryview, record_count: int)
 
 def check_block_topic(topic: str) -> None:
     """Raise BadTopicNameError for one whose records cannot come in blocks."""
-    if not topic.startswith(RESERVED_PREFIXES):
+    if not topic.startswith(ENVELOPE_PREFIXES):
         check_publish_topic(topic)
     elif topic == LOGUX_PREFIX:
         raise BadTopicNameError(f"topic {topic!r} is no log of Logux: a name is missing behind it")
@@ -151,8 +152,9 @@ class BlockDecoder:
         """Before its records arrive."""
         if magic != MAGIC:
             raise self._bad(f"it begins with {magic!r} instead of {MAGIC!r}")
-        if name_bytes > TOPIC_BYTES_MAX:
-            raise self._bad(f"its topic name has {name_bytes} bytes, {TOPIC_BYTES_MAX} are allowed")
+        if name_bytes > RESERVED_TOPIC_BYTES_MAX:
+            allowed = f"{RESERVED_TOPIC_BYTES_MAX} are allowed"
+            raise self._bad(f"its topic name has {name_bytes} bytes, {allowed}")
         if not 1 <= count <= RUN_RECORDS_MAX:
             raise self._bad(f"it has {count} records, 1 to {RUN_RECORDS_MAX} are allowed")
         if not count * RECORD_HEADER_BYTES <= length <= RUN_BYTES_MAX:
@@ -177,7 +179,7 @@ class BlockDecoder:
         return topic
 
     def _check_records(self, block: Block) -> None:
-        if not block.topic.startswith(RESERVED_PREFIXES):
+        if not block.topic.startswith(ENVELOPE_PREFIXES):
             return
         check = check_envelope if block.has_events else check_row
         self.has_messages |= block.has_messages
@@ -192,8 +194,11 @@ class BlockDecoder:
 
 
 def staged_seed(staged_id: str) -> int:
-    """What the checksums of a staged file's headers start from."""
-    return crc32c(staged_id.encode())
+    """What the checksums of a staged file's headers start from.
+
+    Without the first byte it is the seed of earlier versions, whose names of topics may have changed since.
+    """
+    return crc32c(b"$" + staged_id.encode())
 
 
 class Damaged(NamedTuple):
@@ -220,7 +225,7 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
             wanted = min(max(bytes_max, BLOCK_BYTES_MAX), size - position)
             # Blocks are slices of it: what they become is a copy anyway.
             data = memoryview(read_patiently(fd, wanted, position)[0])
-            first = memoryview(read_patiently(fd, HEADER_BYTES + TOPIC_BYTES_MAX, 0)[0])
+            first = memoryview(read_patiently(fd, HEADER_BYTES + RESERVED_TOPIC_BYTES_MAX, 0)[0])
         finally:
             os.close(fd)
     except OSError as error:
@@ -228,10 +233,12 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
             raise
         return [Read(Damaged(f"the file cannot be read: {error.strerror}"), size)]
     found: list[Read] = []
-    seed = _seed_of(path.name, first)
+    seed, is_old = _seed_of(path.name, first, data, position)
     at = 0
     while at < bytes_max and position + at < size:
         what, end = _staged_block(data, at, position, seed)
+        if is_old and isinstance(what, Block):
+            what = what._replace(topic=present_name(what.topic.encode()).decode())
         if end is not None:
             at = end
             found.append(Read(what, position + end))
@@ -242,7 +249,7 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
             if behind is None:
                 # What was not read yet may still hold blocks; a header may begin in the last bytes.
                 partly = seed is not None and len(data) == wanted < size - position
-                behind = max(at + 1, wanted - HEADER_BYTES - TOPIC_BYTES_MAX)
+                behind = max(at + 1, wanted - HEADER_BYTES - RESERVED_TOPIC_BYTES_MAX)
                 found.append(Read(what, position + behind if partly else size))
                 break
             at = behind
@@ -250,13 +257,24 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
     return found
 
 
-def _seed_of(staged_id: str, first: memoryview) -> int | None:
-    """The seed of a file, by the header that it begins with; None for one that has no seed."""
-    seed = staged_seed(staged_id)
-    if len(first) >= HEADER_BYTES and _header_holds(first, 0, 0):
-        # An earlier version has staged it: nothing in it tells a block from a payload.
-        return seed if _header_holds(first, 0, _placed(seed, 0)) else None
-    return seed
+def _seed_of(
+    staged_id: str, first: memoryview, data: memoryview, position: int
+) -> tuple[int | None, bool]:
+    """Return the seed of a file, and whether an earlier version staged the file.
+
+    The first header of the file shows both. Where that header is damaged, the next block does. The seed is
+    None for a file of the earliest version: nothing in such a file tells a block from a payload.
+    """
+    seed, old_seed = staged_seed(staged_id), crc32c(staged_id.encode())
+    if len(first) >= HEADER_BYTES:
+        for one, is_old in ((seed, False), (old_seed, True), (None, True)):
+            if _header_holds(first, 0, _placed(one, 0)):
+                return one, is_old
+    is_old = (
+        _next_block(data, 0, position, seed) is None
+        and _next_block(data, 0, position, old_seed) is not None
+    )
+    return (old_seed if is_old else seed), is_old
 
 
 def _placed(seed: int | None, place: int) -> int:

@@ -5,8 +5,9 @@ so that a damaged one is noticed and not believed. What rows mean is `applier.py
 """
 
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +17,8 @@ from headrace.errors import DataDirectoryError
 from headrace.log.catalogue_rows import (
     ADDED,
     FORMAT,
+    NAMED,
+    RENAMED_FORMAT,
     TABLES,
     BatchRow,
     CursorRow,
@@ -28,10 +31,16 @@ from headrace.log.catalogue_rows import (
     TombstoneRow,
     TopicRow,
     checksum,
+    present,
 )
 from headrace.log.disk import Disk
 from headrace.log.store import NOTE_KEY_BYTES_MAX
-from headrace.model import TOPIC_BYTES_MAX, Position
+from headrace.model import (
+    ENVELOPE_PREFIXES,
+    OLD_PREFIXES,
+    RESERVED_TOPIC_BYTES_MAX,
+    Position,
+)
 
 FILE_NAME = "catalogue.sqlite"
 BACKUP_NAME = "catalogue.backup.sqlite"
@@ -46,6 +55,11 @@ BATCHES_NAME = b""
 """Stands in `producers` where others have a topic: the numbers of batches. No topic is called so."""
 
 _encode = msgspec.msgpack.encode
+_RESERVED = tuple(prefix.encode() for prefix in ENVELOPE_PREFIXES)
+_OLD = tuple(prefix.encode() for prefix in OLD_PREFIXES)
+_OLD_OR_RESERVED = (*_OLD, *_RESERVED)
+
+_Named = TopicRow | TombstoneRow | CursorRow | ProducerRow
 
 
 class DamagedCatalogueError(DataDirectoryError):
@@ -80,6 +94,8 @@ class Catalogue:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._db = connection
         self.path = path
+        self._has_present_names = False
+        """Known to be of a format whose names are the present ones, which it stays for good."""
 
     @classmethod
     def create(cls, directory: Path, *, name: str = FILE_NAME) -> Self:
@@ -133,7 +149,43 @@ class Catalogue:
         if meta.format < FORMAT:
             with self.transaction():
                 self._add(*(version for version in ADDED if version > meta.format))
+                if meta.format < RENAMED_FORMAT:
+                    self._rename()
                 self.put_meta(msgspec.structs.replace(meta, format=FORMAT))
+
+    def names_in_file(self) -> dict[int, bytes]:
+        """Return the names of all topics as they stand in the file, by number."""
+        return {row.id: row.name for row in self._raw(TopicRow)}
+
+    def _rename(self) -> None:
+        """Give all rows the present names of their topics."""
+        topics = [row for row in self._raw(TopicRow) if row.name.startswith(_OLD)]
+        self._replace("topics", topics, [present(row) for row in topics])
+        # Ordinary topics that had a reserved name were deleted before: what readers and producers have left
+        # of them must not come to mean a place in a channel.
+        cursors = [row for row in self._raw(CursorRow) if row.name.startswith(_OLD_OR_RESERVED)]
+        kept = [present(row) for row in cursors if row.name.startswith(_OLD)]
+        self._replace("cursors", cursors, kept)
+        producers = [row for row in self._raw(ProducerRow) if row.name.startswith(_OLD_OR_RESERVED)]
+        numbers = [present(row) for row in producers if row.name.startswith(_OLD)]
+        self._replace("producers", producers, numbers)
+        graves = [row for row in self._raw(TombstoneRow) if row.name.startswith(_OLD_OR_RESERVED)]
+        merged: dict[bytes, TombstoneRow] = {}
+        for row in map(present, graves):
+            # A name that was used twice goes on behind both.
+            _, *known = merged.get(row.name, row)
+            merged[row.name] = TombstoneRow(row.name, *map(max, known, row[1:]))
+        living = {present(row).name for row in topics}
+        self._replace(
+            "tombstones", graves, [row for row in merged.values() if row.name not in living]
+        )
+
+    def _replace(self, table: str, old: Iterable[_Named], new: Collection[R]) -> None:
+        """Put rows in the place of others, which are known by their topics' names."""
+        self._db.executemany(
+            f"DELETE FROM {table} WHERE name = ?", {(row.name,): None for row in old}
+        )
+        self.put(new)
 
     def _add(self, *versions: int) -> None:
         for statement in "".join(ADDED[version] for version in versions).split(";"):
@@ -165,7 +217,7 @@ class Catalogue:
             self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)
 
     def topic(self, name: bytes) -> TopicRow | None:
-        return self._one(TopicRow, "WHERE name = ?", name)
+        return self._one(TopicRow, "WHERE name = ?", self._stored(name))
 
     def topic_by_id(self, topic_id: int) -> TopicRow | None:
         return self._one(TopicRow, "WHERE id = ?", topic_id)
@@ -174,9 +226,13 @@ class Catalogue:
         self, prefix: bytes = b"", after: bytes = b"", limit: int = -1
     ) -> Iterator[TopicRow]:
         """Topics in the order of their names."""
+        if self._is_old:
+            rows = [row for row in self._all(TopicRow, "") if row.name.startswith(prefix)]
+            rows = sorted((row for row in rows if row.name > after), key=attrgetter("name"))
+            return iter(rows if limit < 0 else rows[:limit])
         # One bound from below: of two, SQLite looks for the first and reads all up to the second.
         first, bound = (after, ">") if after >= prefix else (prefix, ">=")
-        past = prefix + b"\xff" * TOPIC_BYTES_MAX  # no UTF-8 contains this byte
+        past = prefix + b"\xff" * RESERVED_TOPIC_BYTES_MAX  # no UTF-8 contains this byte
         where = f"WHERE name {bound} ? AND name < ? ORDER BY name LIMIT ?"
         return self._all(TopicRow, where, first, past, limit)
 
@@ -193,7 +249,7 @@ class Catalogue:
         return self._all(SegmentRow, "WHERE last_ms < ? ORDER BY last_ms", ms)
 
     def tombstone(self, name: bytes) -> TombstoneRow | None:
-        return self._one(TombstoneRow, "WHERE name = ?", name)
+        return self._one(TombstoneRow, "WHERE name = ?", self._stored(name))
 
     def grave(self, name: bytes) -> Position:
         """Where a new life of a name begins that has none now."""
@@ -209,10 +265,12 @@ class Catalogue:
     def cursors(self, name: bytes | None = None) -> Iterator[CursorRow]:
         if name is None:
             return self._all(CursorRow, "")
-        return self._all(CursorRow, "WHERE name = ?", name)
+        return self._all(CursorRow, "WHERE name = ?", self._stored(name))
 
     def producer(self, name: bytes, producer: bytes) -> ProducerRow | None:
-        return self._one(ProducerRow, "WHERE name = ? AND producer = ?", name, producer)
+        return self._one(
+            ProducerRow, "WHERE name = ? AND producer = ?", self._stored(name), producer
+        )
 
     def producers(self) -> Iterator[ProducerRow]:
         return self._all(ProducerRow, "")
@@ -291,7 +349,7 @@ class Catalogue:
                 raise DamagedCatalogueError(f"{self.path}: its tables are not those of its format")
             names = {name for _, name, _, _ in schema}
             for kind, table in TABLES.items():
-                for _ in self._all(kind, "") if table in names else ():
+                for _ in self._raw(kind) if table in names else ():
                     pass
         except sqlite3.DatabaseError as error:
             raise unreadable(self.path, error) from error
@@ -344,7 +402,28 @@ class Catalogue:
             return row
         return None
 
+    @property
+    def _is_old(self) -> bool:
+        """True if the names in the file are those of an earlier version."""
+        if not self._has_present_names:
+            self._has_present_names = self.meta().format >= RENAMED_FORMAT
+        return not self._has_present_names
+
+    def _stored(self, name: bytes) -> bytes:
+        """Return a topic's name as it stands in the file."""
+        if not self._is_old:
+            return name
+        if name.startswith(_OLD):
+            return b"\xff"  # no topic had this name, and no name is like this
+        return name.removeprefix(b"$") if name.startswith(_RESERVED) else name
+
     def _all(self, kind: type[R], where: str, *values: object) -> Iterator[R]:
+        """Rows with the present names of their topics."""
+        rows = self._raw(kind, where, *values)
+        return map(present, rows) if kind in NAMED and self._is_old else rows
+
+    def _raw(self, kind: type[R], where: str = "", *values: object) -> Iterator[R]:
+        """Rows as they stand in the file."""
         table = TABLES[kind]
         for found in self._db.execute(f"SELECT * FROM {table} {where}", values):
             row = kind(*found[:-1])

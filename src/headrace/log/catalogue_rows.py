@@ -5,7 +5,12 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from crc32c import crc32c
 
-FORMAT = 4
+from headrace.model import present_name
+
+FORMAT = 5
+
+RENAMED_FORMAT = 5
+"""From this format on, reserved topics are named `$channel/…` and `$logux/…`; before, they had no `$`."""
 
 _SCHEMA_1 = """
 CREATE TABLE meta (key BLOB PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
@@ -47,8 +52,9 @@ CREATE TABLE notes (
 CREATE INDEX notes_by_due ON notes (due_ms) WHERE due_ms > 0;
 """
 
-ADDED = {1: _SCHEMA_1, 2: _SCHEMA_2, 3: _SCHEMA_3, 4: ""}
-"""What each format has that the one before it has not. With 4, journal files have format 2."""
+ADDED = {1: _SCHEMA_1, 2: _SCHEMA_2, 3: _SCHEMA_3, 4: "", 5: ""}
+"""What each format has that the one before it has not. With 4, journal files have format 2; with 5, reserved
+names begin with `$`."""
 
 
 class TopicRow(NamedTuple):
@@ -179,3 +185,14 @@ R = TypeVar(
     BatchRow,
     NoteRow,
 )
+
+NAMED = (TopicRow, TombstoneRow, CursorRow, ProducerRow)
+"""Kinds of rows that name a topic."""
+
+
+def present(row: R) -> R:
+    """Return a row of a catalogue of an earlier format with the present name of its topic."""
+    if isinstance(row, NAMED):
+        name = present_name(row.name)
+        return row._replace(name=name) if name != row.name else row
+    return row

@@ -20,7 +20,9 @@ T = TypeVar("T")
 
 FILE_NAME = "event-ids.sqlite"
 
-_FORMAT = 1
+_FORMAT = 2
+_RENAME = "UPDATE logs SET name = CAST('$' || name AS BLOB)"
+"""With format 2, names of logs begin with `$logux/`; before, they began with `logux/`."""
 _ASKED_AT_ONCE = 500
 _CACHE_KIB = 16 << 10
 _BUSY_S = 30.0
@@ -172,6 +174,10 @@ class EventIds:
             if version == 0:
                 connection.executescript(
                     f"BEGIN; {_SCHEMA} PRAGMA user_version = {_FORMAT}; COMMIT"
+                )
+            elif version == 1:
+                connection.executescript(
+                    f"BEGIN; {_RENAME}; PRAGMA user_version = {_FORMAT}; COMMIT"
                 )
             elif version != _FORMAT:
                 raise sqlite3.NotSupportedError(f"format {version}")

@@ -36,7 +36,7 @@ from headrace.log.entries import (
     StagedFiles,
 )
 from headrace.log.index import Piece
-from headrace.model import Durability
+from headrace.model import Durability, present_name
 
 
 class Damage(NamedTuple):
@@ -95,17 +95,32 @@ class LostName(NamedTuple):
 Loss = Damage | LostDecision | LostNote | LostName
 
 
-def name_of(entry: journal.Entry) -> Name:
-    """Return the name and position in an entry that makes a topic."""
-    made = msgspec.msgpack.decode(entry.extra, type=Create)
-    return Name(
-        topic_id=entry.topic_id,
-        name=made.name,
-        epoch=made.epoch,
-        durability=made.durability,
-        offset=entry.offset,
-        ordinal=entry.ordinal,
-    )
+def names_in(entry: journal.Entry) -> list[Name]:
+    """Return the names and positions in an entry that makes a topic or names topics again."""
+    kind = journal.PRESENT_KINDS.get(entry.kind, entry.kind)
+    if kind == journal.CREATE:
+        made = msgspec.msgpack.decode(entry.extra, type=Create)
+        found = [
+            Name(
+                topic_id=entry.topic_id,
+                name=made.name,
+                epoch=made.epoch,
+                durability=made.durability,
+                offset=entry.offset,
+                ordinal=entry.ordinal,
+            )
+        ]
+    elif kind == journal.NAMES:
+        found = msgspec.msgpack.decode(entry.data, type=Names)
+    else:
+        return []
+    if kind != entry.kind:
+        found = [msgspec.structs.replace(one, name=present_name(one.name)) for one in found]
+    return found
+
+
+_NAMING = (journal.CREATE, journal.NAMES, journal.OLD_CREATE, journal.OLD_NAMES)
+_CURSORS = (journal.CURSOR, journal.OLD_CURSOR)
 
 
 _NAMELESS = b"$lost/"
@@ -181,10 +196,8 @@ class Gathered:
                 self._append(plan, entry)
             if entry.extra:
                 self._produced(plan, entry)
-        elif entry.kind == journal.CREATE:
-            self._create(name_of(entry), entry.ms)
-        elif entry.kind == journal.NAMES:
-            for name in msgspec.msgpack.decode(entry.data, type=Names):
+        elif entry.kind in _NAMING:
+            for name in names_in(entry):
                 self._create(name, entry.ms)
         elif entry.kind == journal.LOST:
             self._lost(entry)
@@ -192,9 +205,10 @@ class Gathered:
             self._trim(entry)
         elif entry.kind == journal.DESTROY:
             self._destroy(entry)
-        elif entry.kind == journal.CURSOR:
+        elif entry.kind in _CURSORS:
             cursor = msgspec.msgpack.decode(entry.extra, type=Cursor)
-            key = (cursor.topic, cursor.reader)
+            is_old = entry.kind == journal.OLD_CURSOR
+            key = (present_name(cursor.topic) if is_old else cursor.topic, cursor.reader)
             self.cursors[key] = (
                 CursorRow(*key, cursor.epoch, entry.offset, entry.ordinal, entry.ms)
                 if not cursor.dropped

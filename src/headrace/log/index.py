@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from headrace.model import TOPIC_BYTES_MAX
+from headrace.model import RESERVED_TOPIC_BYTES_MAX, TOPIC_BYTES_MAX, present_name
 
 RUN_RECORDS_MAX = 500
 """So that record boundaries inside a run are found quickly without a table of positions."""
@@ -18,8 +18,13 @@ RUN_BYTES_MAX = 1 << 20
 RUN_MS_MAX = 100
 """Records of one run share one time, which the journal's entries already carry: so coarse it may be."""
 
-_MAGIC = b"HRINDEX1"
-_HEADER = struct.Struct(f">8sQQQQH{TOPIC_BYTES_MAX}s")
+_MAGIC = b"HRINDEX2"
+_OLD_MAGIC = b"HRINDEX1"
+"""Of earlier versions: names under `channel/` and `logux/` have become reserved ones since."""
+# A name has at least one byte: its length less one fits into a byte, and both headers have one size.
+_HEADER = struct.Struct(f">8sQQQQB{RESERVED_TOPIC_BYTES_MAX}s")
+_OLD_HEADER = struct.Struct(f">8sQQQQH{TOPIC_BYTES_MAX}s")
+assert _HEADER.size == _OLD_HEADER.size
 _CRC = struct.Struct(">I")
 _ROW = struct.Struct(">QIQIQI")
 HEADER_BYTES = _HEADER.size + 4
@@ -51,7 +56,8 @@ class Row(NamedTuple):
 def encode_header(header: Header) -> bytes:
     name = header.name.encode()
     packed = _HEADER.pack(
-        _MAGIC, header.topic_id, header.epoch, header.base, header.first_ordinal, len(name), name
+        *(_MAGIC, header.topic_id, header.epoch, header.base, header.first_ordinal),
+        *(len(name) - 1, name),
     )
     return packed + _CRC.pack(crc32c(packed))
 
@@ -60,11 +66,26 @@ def decode_header(data: bytes) -> Header | None:
     """The header, or None when it is cut off or damaged."""
     if len(data) < HEADER_BYTES:
         return None
-    magic, topic_id, epoch, base, first_ordinal, length, name = _HEADER.unpack_from(data)
     (crc,) = _CRC.unpack_from(data, _HEADER.size)
-    if magic != _MAGIC or crc != crc32c(data[: _HEADER.size]):
+    if data[:8] not in (_MAGIC, _OLD_MAGIC) or crc != crc32c(data[: _HEADER.size]):
         return None
-    return Header(topic_id, epoch, base, first_ordinal, name[:length].decode())
+    _, topic_id, epoch, base, first_ordinal, *_ = _HEADER.unpack_from(data)
+    name = name_in_header(data)
+    if is_old_header(data):
+        name = present_name(name)
+    return Header(topic_id, epoch, base, first_ordinal, name.decode())
+
+
+def name_in_header(data: bytes) -> bytes:
+    """Return the name in a header that holds, as it stands there."""
+    *_, length, name = (_OLD_HEADER if is_old_header(data) else _HEADER).unpack_from(data)
+    found: bytes = name[: length if is_old_header(data) else length + 1]
+    return found
+
+
+def is_old_header(data: bytes) -> bool:
+    """Return whether an earlier version wrote the header, which has the present name of its topic then."""
+    return data[:8] == _OLD_MAGIC
 
 
 def encode_row(row: Row) -> bytes:

@@ -41,7 +41,13 @@ BLOCK_BYTES = 4096
 SECTOR_BYTES = 512
 """Unit that some disks lose at once."""
 
-CREATE, APPEND, TRIM, DESTROY, CURSOR, DECIDE, ADVANCE, CHANGE, NOTE, NAMES = range(1, 11)
+OLD_CREATE, APPEND, TRIM, DESTROY, OLD_CURSOR, DECIDE, ADVANCE, CHANGE, NOTE, OLD_NAMES = range(
+    1, 11
+)
+CREATE, CURSOR, NAMES = range(11, 14)
+PRESENT_KINDS = {OLD_CREATE: CREATE, OLD_CURSOR: CURSOR, OLD_NAMES: NAMES}
+"""Kinds of entries in which earlier versions named topics, with the kinds that replaced them. The kind alone
+tells an earlier name from a present one that reads the same."""
 LOST_NAMES, LOST_NOTE, LOST = 253, 254, 255
 """Never written: stand for names, for a note, and for anything else whose data is damaged when it is read
 back."""

@@ -38,6 +38,7 @@ from headrace.log.journal import (
     LOST_NOTE,
     NAMES,
     NOTE,
+    OLD_NAMES,
     SECTOR_BYTES,
     Entry,
     FrameHead,
@@ -52,9 +53,9 @@ CUT = "the file was cut"
 """The reason of a Problem that no crash explains: a file is complete on disk before it has its name."""
 
 _CHECKED_ENTRY = struct.Struct(ENTRY.format + "I")
-_ENTRY_BEGIN = re.compile(rb"[\x01-\x0a]\x00")
+_ENTRY_BEGIN = re.compile(rb"[\x01-\x0d]\x00")
 """The kind of an entry and its padding."""
-_LOST_AS = {NOTE: LOST_NOTE, NAMES: LOST_NAMES}
+_LOST_AS = {NOTE: LOST_NOTE, NAMES: LOST_NAMES, OLD_NAMES: LOST_NAMES}
 
 
 class Problem(NamedTuple):

@@ -20,9 +20,9 @@ import msgspec
 
 from headrace.log import journal
 from headrace.log.catalogue_rows import Meta
-from headrace.log.entries import Cursor, Name, Names, Producer
+from headrace.log.entries import Cursor, Name, Producer
 from headrace.log.file_reads import load
-from headrace.log.gathered import name_of
+from headrace.log.gathered import names_in
 from headrace.log.journal_reading import CUT, Frame, Problem, read_frames, read_header
 from headrace.log.layout import Layout
 
@@ -102,11 +102,7 @@ class JournalScan:
             return found
         for path in self.paths:
             for entry in self.entries(path):
-                if entry.kind == journal.CREATE:
-                    found[entry.topic_id] = name_of(entry)
-                elif entry.kind == journal.NAMES:
-                    names = msgspec.msgpack.decode(entry.data, type=Names)
-                    found |= {name.topic_id: name for name in names}
+                found |= {name.topic_id: name for name in names_in(entry)}
         return found
 
     @property
@@ -348,14 +344,14 @@ def _unbroken(
         if entry.kind == journal.LOST or batch in broken_batches:
             # A batch is appended in its order: what follows what is missing comes again with it.
             broken.add(entry.topic_id)
-        elif entry.kind == journal.CURSOR:
+        elif entry.kind in (journal.CURSOR, journal.OLD_CURSOR):
             if msgspec.msgpack.decode(entry.extra, type=Cursor).commit == frame.sequence:
                 kept.append(entry)
         elif entry.kind in _NOTES:
             if whole:
                 kept.append(entry)
         elif entry.topic_id not in broken and not (
-            entry.kind == journal.CREATE and entry.topic_id < next_topic_id
+            entry.kind in (journal.CREATE, journal.OLD_CREATE) and entry.topic_id < next_topic_id
         ):
             kept.append(entry)
     return kept, broken

@@ -16,6 +16,7 @@ from crc32c import crc32c
 from headrace.log.catalogue import BACKUP_NAME, FILE_NAME, Catalogue, DamagedCatalogueError
 from headrace.log.catalogue_pages import Pages, row_key
 from headrace.log.catalogue_rows import (
+    RENAMED_FORMAT,
     BatchRow,
     CursorRow,
     Meta,
@@ -26,6 +27,7 @@ from headrace.log.catalogue_rows import (
     SegmentRow,
     TombstoneRow,
     TopicRow,
+    present,
 )
 from headrace.log.disk import Disk
 from headrace.log.entries import StagedFiles
@@ -40,10 +42,13 @@ from headrace.log.index import (
     decode_rows,
     encode_header,
     encode_row,
+    is_old_header,
+    name_in_header,
     row_position,
 )
 from headrace.log.layout import Layout, SegmentFile
 from headrace.log.records import walk
+from headrace.log.reserved_names import check_unreserved, is_reserved, log_renamed
 from headrace.model import RECORD_HEADER_BYTES, Durability
 
 _NEW_NAME = "catalogue.rebuilt.sqlite"
@@ -144,11 +149,19 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
     Says that topics must jump ahead: where they really ended nobody knows, and names that are not found
     again may have been used. The journal is applied to it from as far back as it goes.
     """
-    old = _Salvage(layout)
     found = _Found(layout)
+    old = _Salvage(layout, renamed=found.renamed)
     topics = [
         row for topic_id in {*found.segments, *old.topics} if (row := _topic(topic_id, found, old))
     ]
+    ordinary = found.ordinary | old.ordinary
+    if not old.renamed:
+        # Names of all others are the present ones already.
+        renamed = {row.id: row.name for row in topics if row.id not in ordinary}
+        named = {row.id: row.name for row in topics if row.id in ordinary}
+        check_unreserved(layout, named, 0, old.meta.generation)
+        log_renamed(sum(map(is_reserved, renamed.values())))
+    topics = [row for row in topics if row.id not in ordinary]
     kept: dict[bytes, TopicRow] = {}
     for row in sorted(topics):
         # Of two lives of a name the earlier was destroyed, and its files were not deleted any more.
@@ -202,7 +215,11 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
 class _Salvage:
     """Rows that still hold: from the damaged catalogue, and what it does not have from its backup."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, renamed: bool) -> None:
+        self.renamed = renamed
+        """True if the directory holds something that was written after reserved topics were renamed."""
+        self.ordinary: set[int] = set()
+        """Topics that an earlier version gave a name that is reserved now: destroyed since, or in the way."""
         self.meta = Meta()
         self.topics: dict[int, TopicRow] = {}
         """Of the damaged catalogue."""
@@ -215,11 +232,18 @@ class _Salvage:
         self.stale_batches: list[BatchRow] = []
         """Those that only the backup knows, and that were not appended to their end when it was made."""
         origins = []
-        for name, origin in ((BACKUP_NAME, "the backup"), (FILE_NAME, "the damaged file")):
+        files = ((FILE_NAME, "the damaged file"), (BACKUP_NAME, "the backup"))
+        formats = [_format(layout, name) for name, _ in files]
+        self.renamed |= any(format_ >= RENAMED_FORMAT for format_ in formats if format_)
+        for (name, origin), format_ in reversed(list(zip(files, formats, strict=True))):
             if not (layout.root / name).exists():
                 continue
-            with _Old(layout.root, name) as old:
+            # Where nothing says it, the other one does: the backup is replaced before new topics are made.
+            is_old = (format_ or max(filter(None, formats), default=0)) < RENAMED_FORMAT
+            is_old &= format_ is not None or not self.renamed
+            with _Old(layout.root, name, is_old=is_old) as old:
                 rows = {row.id: row for row in old.rows(TopicRow)}
+                self.ordinary |= old.ordinary
                 if name == BACKUP_NAME:
                     self.backed_up = rows
                 else:
@@ -257,11 +281,23 @@ class _Salvage:
         return any(row.name == name and row.epoch >= epoch for row in self.tombstones)
 
 
+def _format(layout: Layout, name: str) -> int | None:
+    """Return the format of a catalogue that may be damaged; None where nothing says it."""
+    if not (layout.root / name).exists():
+        return None
+    with suppress(msgspec.MsgspecError), _Old(layout.root, name, is_old=False) as old:
+        for row in old.rows(MetaRow):
+            return msgspec.msgpack.decode(row.value, type=Meta).format
+    return None
+
+
 class _Old:
     """A catalogue that may be damaged anywhere: read by SQLite, and page by page where that fails."""
 
-    def __init__(self, root: Path, name: str) -> None:
+    def __init__(self, root: Path, name: str, *, is_old: bool) -> None:
         self.has_rows = False
+        self.ordinary: set[int] = set()
+        self._is_old = is_old
         self._path = root / name
         self._pages: Pages | None = None
         self._catalogue: Catalogue | None = None
@@ -287,6 +323,10 @@ class _Old:
             known = {row_key(row) for row in found}
             found += [row for row in self._pages.rows(kind) if row_key(row) not in known]
         self.has_rows |= bool(found)
+        if self._is_old:
+            if kind is TopicRow:
+                self.ordinary |= {row[0] for row in found if is_reserved(row[1])}
+            found = [present(row) for row in found]
         return found
 
 
@@ -302,9 +342,15 @@ class _Found:
         self.segments: dict[int, list[SegmentRow]] = defaultdict(list)
         self.headers: dict[int, Header] = {}
         self.ids: set[int] = set()
+        self.renamed = False
+        """True if one of them was written after reserved topics were renamed."""
+        self.ordinary: set[int] = set()
+        """Topics that an earlier version gave a name which is reserved now."""
         for file in layout.files(".idx"):
             self.ids.add(file.topic_id)
-            header, segment = _read_index(file)
+            data = bytes(load(file.path).data)
+            header, segment = _read_index(file, data)
+            self._look_at_name(file, header, data)
             known = self.headers.get(file.topic_id)
             if header is not None and (known is None or known.base < header.base):
                 self.headers[file.topic_id] = header
@@ -312,6 +358,14 @@ class _Found:
                 self.segments[file.topic_id].append(segment)
         for rows in self.segments.values():
             rows.sort()
+
+    def _look_at_name(self, file: SegmentFile, header: Header | None, data: bytes) -> None:
+        if header is None:
+            return
+        if not is_old_header(data):
+            self.renamed = True
+        elif is_reserved(name_in_header(data)):
+            self.ordinary.add(file.topic_id)
 
 
 def _topic(topic_id: int, found: _Found, old: _Salvage) -> TopicRow | None:
@@ -368,8 +422,7 @@ def _set_aside_segments(layout: Layout, known: set[tuple[int, int]], reports: li
                 reports.append(f"{file.path.name} has lost its place: kept in quarantine")
 
 
-def _read_index(file: SegmentFile) -> tuple[Header | None, SegmentRow | None]:
-    data = bytes(load(file.path).data)
+def _read_index(file: SegmentFile, data: bytes) -> tuple[Header | None, SegmentRow | None]:
     header = decode_header(data)
     rows = list(decode_rows(data[HEADER_BYTES:]))
     # The last rows may be ahead of their records when the machine stopped in between.

@@ -6,6 +6,7 @@ to the number of segments, never to their size; segments that lost their index a
 
 import gc
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -14,14 +15,16 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.config import TopicRule
+from headrace.errors import DataDirectoryError
 from headrace.log.applier import Applier
 from headrace.log.catalogue import (
+    BACKUP_NAME,
     FILE_NAME,
     Catalogue,
     DamagedCatalogueError,
     UnreadableCatalogueError,
 )
-from headrace.log.catalogue_rows import TopicRow
+from headrace.log.catalogue_rows import RENAMED_FORMAT, TopicRow
 from headrace.log.disk import Disk
 from headrace.log.file_reads import ATTEMPTS_MAX, RETRY_S
 from headrace.log.journal_reading import read_header
@@ -29,6 +32,7 @@ from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout
 from headrace.log.quarantine import quarantine, quarantine_journal
 from headrace.log.rebuild import rebuild_catalogue, repair_segments
+from headrace.log.reserved_names import check_unreserved, log_renamed
 from headrace.log.staging import remove_unfinished
 from headrace.model import JUMP, Durability
 
@@ -99,6 +103,8 @@ def recover(
             catalogue.put_meta(meta)
         for path in scan.spent:
             quarantine_journal(layout, disk, path)
+        if not _backup_has_present_names(layout):
+            catalogue.keep_backup(disk)
         return Recovered(max(scan.last, meta.applied) + 1, meta.generation, reports)
     finally:
         catalogue.close()
@@ -131,8 +137,14 @@ def _open_sound(layout: Layout) -> Catalogue:
         if catalogue.is_blank() and _is_empty(layout):
             catalogue.make()  # the very first start did not come as far as this
         catalogue.check()
+        meta = catalogue.meta()
+        renamed = 0
+        if meta.format < RENAMED_FORMAT:
+            names = catalogue.names_in_file()
+            renamed = check_unreserved(layout, names, meta.applied, meta.generation)
         catalogue.migrate()
-    except DamagedCatalogueError:
+        log_renamed(renamed)
+    except DataDirectoryError:
         catalogue.close()
         raise
     return catalogue
@@ -148,6 +160,22 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _backup_has_present_names(layout: Layout) -> bool:
+    """Return whether the backup can be told from one of an earlier version, before new topics are made."""
+    if not (layout.root / BACKUP_NAME).exists():
+        return True
+    try:
+        backup = Catalogue.open_for_reading(layout.root, name=BACKUP_NAME)
+    except DataDirectoryError:
+        return False
+    try:
+        return backup.meta().format >= RENAMED_FORMAT
+    except (DataDirectoryError, sqlite3.DatabaseError, msgspec.MsgspecError):
+        return False
+    finally:
+        backup.close()
 
 
 def _is_empty(layout: Layout) -> bool:

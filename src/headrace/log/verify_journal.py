@@ -12,8 +12,8 @@ import msgspec
 from headrace.log import journal
 from headrace.log.catalogue import Catalogue
 from headrace.log.catalogue_rows import BatchRow
-from headrace.log.entries import Name, Names, Noted
-from headrace.log.gathered import Gathered, name_of, nameless
+from headrace.log.entries import Name, Noted
+from headrace.log.gathered import Gathered, nameless, names_in
 from headrace.log.journal_reading import Problem
 from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout
@@ -86,13 +86,10 @@ class JournalCheck:
             self._gathered.add(entry)
         elif entry.extra and entry.kind in (journal.APPEND, journal.LOST, journal.ADVANCE):
             self._gathered.add(entry._replace(kind=journal.ADVANCE))
-        if entry.kind == journal.CREATE:
-            self._name(name_of(entry))
-        elif entry.kind == journal.LOST_NAMES:
+        for name in names_in(entry):
+            self._name(name)
+        if entry.kind == journal.LOST_NAMES:
             self.damages.append(Damage(file, "names of topics are damaged"))
-        elif entry.kind == journal.NAMES:
-            for name in msgspec.msgpack.decode(entry.data, type=Names):
-                self._name(name)
         elif entry.kind in (journal.APPEND, journal.LOST):
             if not entry.topic_id:
                 self.damages.append(Damage(file, "the decision of a batch is damaged"))

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.lake.format import LakeError, Range, decode_ranges
-from headrace.lake.reading import RANGES_KEY
+from headrace.lake.format import LakeError, Range, ranges_in
 from headrace.lake.states import StatesFile, StatesWriter, name_of
 from headrace.model import CHANNEL_PREFIX, RECORD_HEADER_BYTES
 from headrace.pipeline.fold import (
@@ -169,7 +168,7 @@ def _of_file(path: Path, topics: Topics, needs: Needs) -> Iterator[_Found]:
     with _readable(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         chosen: list[tuple[Range, int]] = []
         row = 0
-        for one in decode_ranges((file.metadata.metadata or {})[RANGES_KEY.encode()]):
+        for one in ranges_in(file.metadata):
             if topics.matches(one.topic):
                 chosen.append((one, row))
             row += one.rows

@@ -21,13 +21,12 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from headrace.lake.checksums import crc_of_file, records_of
-from headrace.lake.format import SCHEMA, decode_ranges
+from headrace.lake.format import RANGES_KEY, SCHEMA, has_old_names, ranges_in
 from headrace.lake.format import Range as LakeRange
-from headrace.lake.reading import RANGES_KEY
 from headrace.lake.sorted_file import crc_in_name
 from headrace.lake.writing import Bounds
 from headrace.log.report import Range
-from headrace.model import RECORD_HEADER_BYTES
+from headrace.model import RECORD_HEADER_BYTES, legacy_name
 from headrace.pipeline.audit_plan import Finding
 from headrace.spark.http_client import HttpClient, ServerError
 from headrace.spark.options import Place
@@ -153,10 +152,9 @@ UNREADABLE = (OSError, ValueError, TypeError, KeyError, pa.ArrowException)
 
 
 def _ranges(footer: pq.FileMetaData) -> list[LakeRange]:
-    text = (footer.metadata or {}).get(RANGES_KEY.encode())
-    if text is None:
+    if RANGES_KEY.encode() not in (footer.metadata or {}):
         raise ValueError("its footer does not say what it holds")
-    return decode_ranges(text)
+    return ranges_in(footer)
 
 
 class _Check:
@@ -171,6 +169,7 @@ class _Check:
         self._findings: list[Finding] = []
         self._differing: list[Finding] = []
         self._compared: dict[str, int] = {}
+        self._old_names = False
 
     def run(self) -> FileCheck:
         unreadable = None
@@ -202,7 +201,8 @@ class _Check:
             _Log(self._work.place, self._work.kept) as log,
         ):
             self._ranges = _ranges(file.metadata)
-            if sorted(self._ranges, key=lambda one: (one.topic, one.offset)) != self._ranges:
+            self._old_names = has_old_names(file.metadata)
+            if sorted(self._ranges, key=lambda one: (self._named(one), one.offset)) != self._ranges:
                 reason = "its ranges are not in the order of topics and offsets"
                 self._findings.append(Finding("damaged", reason, self._work.path))
             rows = sum(one.rows for one in self._ranges)
@@ -218,7 +218,8 @@ class _Check:
 
     def _check_bounds(self, footer: pq.FileMetaData) -> None:
         """Those who look for something pass over the file where the table says that it has no such thing."""
-        for name, (first, last) in _held(footer, self._ranges, _day_of(self._work.path)).items():
+        topics = [self._named(one) for one in self._ranges]
+        for name, (first, last) in _held(footer, topics, _day_of(self._work.path)).items():
             least, most = self._work.bounds.get(name, (None, None))
             if (least is not None and first < least) or (most is not None and last > most):
                 reason = (
@@ -236,7 +237,8 @@ class _Check:
             for batch in group.to_batches():
                 at = 0
                 while at < batch.num_rows and self._done < len(self._ranges):
-                    check = check or _RangeCheck(self._ranges[self._done], day, log)
+                    one = self._ranges[self._done]
+                    check = check or _RangeCheck(one, self._named(one), day, log)
                     count = min(check.left, batch.num_rows - at)
                     check.add(batch.slice(at, count))
                     at += count
@@ -259,6 +261,10 @@ class _Check:
             self._differing.append(_found(self._work.path, one, reason, check.differing))
         self._compared[one.topic] = self._compared.get(one.topic, 0) + check.compared
 
+    def _named(self, one: LakeRange) -> str:
+        """The topic of a range, as it is named in the file."""
+        return legacy_name(one.topic) if self._old_names else one.topic
+
     def _unchecked(self) -> Sequence[LakeRange]:
         return self._ranges[self._done :]
 
@@ -269,12 +275,12 @@ def _fields(schema: pa.Schema) -> list[pa.Field]:
 
 
 def _held(
-    footer: pq.FileMetaData, ranges: Sequence[LakeRange], day: int | None
+    footer: pq.FileMetaData, topics: Sequence[str], day: int | None
 ) -> dict[str, tuple[Any, Any]]:
     """The least and the greatest that a file has, as tables know it."""
     held: dict[str, tuple[Any, Any]] = {"rows": (footer.num_rows, footer.num_rows)}
-    if ranges:
-        held["topic"] = (min(one.topic for one in ranges), max(one.topic for one in ranges))
+    if topics:
+        held["topic"] = (min(topics), max(topics))
     if day is not None:
         held["date"] = (day, day)
     for group in map(footer.row_group, range(footer.num_row_groups)):
@@ -305,8 +311,9 @@ def _day_of(path: str) -> int | None:
 class _RangeCheck:
     """Rows against the range that they are to be, and against the log."""
 
-    def __init__(self, expected: LakeRange, day: int | None, log: "_Log") -> None:
-        self._expected, self._day, self._log = expected, day, log
+    def __init__(self, expected: LakeRange, named: str, day: int | None, log: "_Log") -> None:
+        """`named` is what the rows call the topic."""
+        self._expected, self._named, self._day, self._log = expected, named, day, log
         self._offset, self._ordinal = expected.offset, expected.ordinal
         self._us = 0
         self._crc = 0
@@ -343,7 +350,7 @@ class _RangeCheck:
             return "the rows are not at their offsets"
         if not np.array_equal(rows["ordinal"].to_numpy(), ordinals):
             return "the ordinals do not follow each other"
-        for name, value in (("topic", self._expected.topic), ("epoch", self._expected.epoch)):
+        for name, value in (("topic", self._named), ("epoch", self._expected.epoch)):
             # What a table is partitioned by is in no file.
             if name in rows.schema.names and pc.any(pc.not_equal(rows[name], value)).as_py():
                 return f"the rows are of another {name}"

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from headrace.lake.format import CRC_KEY, LakeError, Manifest
 from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN, Manifests
+from headrace.lake.reading import are_names_old
 from headrace.lake.table import Table, open_table
 from headrace.lake.writing import Written
 from headrace.pipeline.compact_plan import Bin, bins
@@ -88,7 +89,7 @@ def compact(
     directory = Path(lake).absolute()
     table = open_table(directory)
     if dry_run:
-        planned = bins(table.files(), file_bytes)
+        planned = _plan(directory, table, file_bytes)
         merged, size = sum(len(one.files) for one in planned), sum(one.bytes for one in planned)
         swept = table.sweep(sweep_after_s, dry_run=True)
         return Summary(str(directory), merged, len(planned), 0, size, 0, 0, swept, True)
@@ -96,10 +97,23 @@ def compact(
         table.sync()  # what a killed one has left
         job = _Compact(directory, table, points, runner or SparkRunner("headrace compact", master))
         with closing(job.runner):
-            job.merge(bins(table.files(), file_bytes), progress)
+            job.merge(_plan(directory, table, file_bytes), progress)
         job.fold()
         job.sweep(sweep_after_s)
         return job.summary
+
+
+def _plan(lake: Path, table: Table, file_bytes: int) -> list[Bin]:
+    """What to merge: never files in which one name stands for two topics, as versions name them."""
+    files = table.files()
+    if not Manifests(lake).have_old_names(table.last(EXPORT)):
+        return bins(files, file_bytes)
+    small = [path for path, size in files.items() if 2 * size < file_bytes]
+    old = {path for path in small if are_names_old(lake / path)}
+    return [
+        *bins({path: size for path, size in files.items() if path in old}, file_bytes),
+        *bins({path: size for path, size in files.items() if path not in old}, file_bytes),
+    ]
 
 
 @contextmanager

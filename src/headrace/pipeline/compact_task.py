@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from headrace.lake.checksums import joined_ranges
 from headrace.lake.format import LakeError, Range, Shape
-from headrace.lake.reading import Checked, read_checked, read_ranges
+from headrace.lake.reading import Checked, are_names_old, read_checked, read_ranges
 from headrace.lake.writing import Layout, Rows, Writer, Written
 from headrace.pipeline.compact_plan import Bin, name_after
 from headrace.pipeline.points import Points
@@ -30,7 +30,9 @@ def merge(work: CompactWork) -> Written:
     lake = Path(work.lake)
     # A task that Spark repeats writes a file of its own: only the one that the driver is told of counts.
     name = name_after(work.bin.files[0], uuid.uuid4().hex[:12])
-    writer = Writer(lake, name, work.shape, work.layout)
+    # All of a bin are alike: rows and footers keep the names that they were written with.
+    old_names = are_names_old(lake / work.bin.files[0])
+    writer = Writer(lake, name, work.shape, work.layout, old_names=old_names)
     with ExitStack() as stack:
         inputs = [
             stack.enter_context(closing(_Input(lake / path, work.shape.columns)))
@@ -62,7 +64,7 @@ class _Input:
     """A file whose ranges are taken one after the other."""
 
     def __init__(self, path: Path, columns: pa.Schema) -> None:
-        self.ranges = read_ranges(path)
+        self.ranges = read_ranges(path, as_stored=True)
         if self.ranges != sorted(self.ranges):
             raise LakeError(f"{path} is not sorted by topic and offset")
         self._rows = read_checked(path, self.ranges, columns.names)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.json_limits import BadJSONError, decode_json
+from headrace.model import legacy_name
 from headrace.pipeline.json_path import Path, find, parse_path
 
 Words = npt.NDArray[np.uint64]
@@ -86,7 +87,7 @@ class TopicHash(NamedTuple):
 
 
 def topic_hash(name: str) -> TopicHash:
-    encoded = name.encode()
+    encoded = legacy_name(name).encode()
     prefix = len(encoded).to_bytes(2) + encoded
     return TopicHash(prefix, int.from_bytes(sha256(prefix).digest()[:8], "little"))
 

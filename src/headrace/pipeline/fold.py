@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from headrace.channel_envelope import BadMessageError, Content, Message, decode_message
 from headrace.json_limits import BadJSONError, decode_json
-from headrace.model import CHANNEL_PREFIX, JUMP, RECORD_HEADER_BYTES
+from headrace.model import CHANNEL_PREFIX, JUMP, RECORD_HEADER_BYTES, legacy_name
 from headrace.reducers import CannotFoldError, Reducer, UnknownReducerError, reducer
 from headrace.spark.options import OptionError
 
@@ -54,7 +54,7 @@ def here() -> str:
 
 
 def bucket_of(topic: str, count: int) -> int:
-    return zlib.crc32(topic.encode()) % count
+    return zlib.crc32(legacy_name(topic).encode()) % count
 
 
 class Piece(NamedTuple):

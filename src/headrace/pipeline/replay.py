@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from headrace.errors import BadTopicNameError
 from headrace.lake.format import Range
+from headrace.lake.reading import files_of
 from headrace.lake.table import open_table
 from headrace.model import RESERVED_PREFIXES, check_publish_topic, check_topic_name
 from headrace.pipeline.points import Points
@@ -101,7 +102,7 @@ def replay(
     table = open_table(directory)
     runner = runner or SparkRunner("headrace replay", master)
     with closing(runner), closing(HttpClient(place)) as http:
-        files = tuple(table.files_of(topic, 0))
+        files = tuple(files_of(table, topic, 0))
         works = [
             Look(str(directory), files[first : first + _FILES_AT_ONCE], topic, *wanted[-2:])
             for first in range(0, len(files), _FILES_AT_ONCE)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.lake.format import Range
+from headrace.model import legacy_name
 from headrace.pipeline.tasks import JobError
 
 CUT_BYTES = 64 << 20
@@ -33,7 +34,8 @@ class Wanted(NamedTuple):
     @property
     def key(self) -> str:
         """By which a repeat is known."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
+        asked = self._replace(topic=legacy_name(self.topic))
+        return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:32]
 
 
 class Course(msgspec.Struct, frozen=True):

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.lake.format import decode_ranges
-from headrace.lake.reading import RANGES_KEY
+from headrace.lake.format import ranges_in
 from headrace.model import RECORD_HEADER_BYTES
 from headrace.pipeline.report_data import Counts, Numbers, Plan, Runs, Seen, count, look, runs_of
 from headrace.spark.log_view import Damage, DataLossError, LogView, Range
@@ -85,7 +84,7 @@ class _Found:
 def _runs_of_file(path: Path, topics: Topics) -> Iterator[Runs]:
     """Every range of a file: its rows lie in their order, and its end is what the last one reaches to."""
     with pq.ParquetFile(path) as file:
-        ranges = decode_ranges(file.metadata.metadata[RANGES_KEY.encode()])
+        ranges = ranges_in(file.metadata)
         table = file.read(["offset", "timestamp"], use_threads=False)
     offsets = _numbers(table["offset"])
     ms = _numbers(table["timestamp"].cast(pa.timestamp("us", "UTC"))) // 1000

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from headrace.config_protocols import AccessToken
+from headrace.model import ENVELOPE_PREFIXES, legacy_name
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,8 @@ def is_granted(token: AccessToken, what: str) -> bool:
         return True
     if what == HTTP:
         return HTTP in token.grants
-    return any(what.startswith(grant) for grant in token.grants if grant != HTTP)
+    names = (what, legacy_name(what)) if what.startswith(ENVELOPE_PREFIXES) else (what,)
+    return any(name.startswith(grant) for grant in token.grants if grant != HTTP for name in names)
 
 
 def user_of(node: str | int | float) -> str:

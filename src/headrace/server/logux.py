@@ -17,7 +17,7 @@ from headrace.log.event_ids import EventIds
 from headrace.log.runner import Runner
 from headrace.log.store import Topic
 from headrace.logux_envelope import Created, Event, Number
-from headrace.model import Position, check_topic_name
+from headrace.model import LOGUX_PREFIX, Position, check_topic_name
 from headrace.server.connection import Connections, Pause
 from headrace.server.credentials import Credentials
 from headrace.server.logux_feeds import Channels, Feed, WholeLog
@@ -32,7 +32,7 @@ from headrace.wire.logux_events import ChannelEvents, Outgoing, outgoing
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "logux/"
+PREFIX = LOGUX_PREFIX
 MAIN = "main"
 
 _LOGS_REMEMBERED = 1000

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace import __version__
 from headrace.channel_envelope import NUMBER_MAX, PROCESSOR_BYTES_MAX
-from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX, TOPIC_BYTES_MAX
+from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX, RESERVED_TOPIC_BYTES_MAX
 from headrace.reducers import STATE_BYTES_MAX
 from headrace.server.api_channels import (
     CHANNELS_LISTED_MAX,
@@ -190,7 +190,7 @@ _NAME = _query(
     {
         "type": "string",
         "minLength": 1,
-        "maxLength": TOPIC_BYTES_MAX - len(CHANNEL_PREFIX),
+        "maxLength": RESERVED_TOPIC_BYTES_MAX - len(CHANNEL_PREFIX),
         "description": "The channel. What counts is its length in bytes of UTF-8.",
     },
     "doc/1",

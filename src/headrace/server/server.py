@@ -17,7 +17,7 @@ from headrace.broker.batch_events import BatchEvents
 from headrace.broker.batch_messages import BatchMessages
 from headrace.broker.broker import Broker
 from headrace.broker.snapshots import NotedSnapshots
-from headrace.config import Config
+from headrace.config import Config, old_names
 from headrace.errors import HeadraceError
 from headrace.log import journal
 from headrace.log.applier_process import ApplierProcess
@@ -112,6 +112,8 @@ class Server:
         self._lock = layout.lock()
         # Listeners first: a taken port must not cost a recovery.
         figg, ws, http = open_listeners(config.listen, os.environ)
+        for sentence in old_names(config):
+            logger.warning("%s", sentence)
         disk = self._disk = Disk()
         boot_id = journal.boot_id()
         started_s = time.monotonic()

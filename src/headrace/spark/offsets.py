@@ -8,11 +8,13 @@ the options and the log have become.
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.model import Position
+from headrace.model import Position, present_name
 from headrace.spark.log_view import SourceError
 from headrace.spark.planning import Positions
 
-FORMAT = 1
+FORMAT = 2
+"""With 1, reserved topics are named `channel/…` and `logux/…`, as earlier versions did."""
+_FORMATS = (1, 2)
 
 Offset = dict[str, Any]
 
@@ -34,17 +36,17 @@ def _encode(positions: Positions) -> dict[str, list[int]]:
 
 
 def decode_offset(offset: Mapping[str, Any]) -> Positions:
-    if offset.get("format") != FORMAT:
+    if offset.get("format") not in _FORMATS:
         raise SourceError(
             f"the checkpoint holds an offset of format {offset.get('format')}, this version reads "
             f"{FORMAT}: start the query with a new checkpoint, or with the version that wrote it"
         )
-    return _decode(offset["topics"])
+    return _decode(offset, "topics")
 
 
 def joined_in(offset: Mapping[str, Any]) -> Positions:
     """Topics that the batch is the first to read, and where they begin."""
-    return _decode(offset.get("joined", {}))
+    return _decode(offset, "joined")
 
 
 def is_initial(offset: Mapping[str, Any]) -> bool:
@@ -52,10 +54,13 @@ def is_initial(offset: Mapping[str, Any]) -> bool:
     return bool(offset.get("initial"))
 
 
-def _decode(topics: Mapping[str, list[int]]) -> Positions:
-    return {name: Position(*position) for name, position in topics.items()}
+def _decode(offset: Mapping[str, Any], key: str) -> Positions:
+    found = {name: Position(*position) for name, position in offset.get(key, {}).items()}
+    if offset.get("format") == 1:
+        return {present_name(name.encode()).decode(): at for name, at in found.items()}
+    return found
 
 
 def group_of(offset: Mapping[str, Any]) -> str:
     """The query's name as a reader; empty when it has none."""
-    return str(offset.get("group", "")) if offset.get("format") == FORMAT else ""
+    return str(offset.get("group", "")) if offset.get("format") in _FORMATS else ""

@@ -16,7 +16,10 @@ from headrace.model import (
     PAYLOAD_BYTES_MAX,
     RECORD_HEADER_BYTES,
     RESERVED_PREFIXES,
+    RESERVED_TOPIC_BYTES_MAX,
     TOPIC_BYTES_MAX,
+    reserved_reason,
+    topic_bytes_max,
 )
 from headrace.wire.figg import (
     ACK,
@@ -50,13 +53,13 @@ from headrace.wire.figg import (
 )
 
 _HEADER_BYTES = HEADER.size
-_TOPIC_FIELD_MAX = 4 + TOPIC_BYTES_MAX
+_TOPIC_FIELD_MAX = 4 + RESERVED_TOPIC_BYTES_MAX
 _PAYLOAD_FIELD_MAX = RECORD_HEADER_BYTES + PAYLOAD_BYTES_MAX
 
 _TO_SERVER_BYTES_MAX = {
     ATTACH: 2 + _TOPIC_FIELD_MAX + 8,
     DETACH: _TOPIC_FIELD_MAX,
-    PUBLISH: _TOPIC_FIELD_MAX + 8 + _PAYLOAD_FIELD_MAX,
+    PUBLISH: 4 + TOPIC_BYTES_MAX + 8 + _PAYLOAD_FIELD_MAX,
     PING: 8,
 }
 _TO_CLIENT_BYTES_MAX = {
@@ -114,7 +117,7 @@ def _topic(field: bytes) -> str:
     encoded = field[4:]
     if not encoded:
         raise BadTopicNameError("the topic name is empty")
-    if len(encoded) > TOPIC_BYTES_MAX:
+    if len(encoded) > topic_bytes_max(encoded):
         raise BadTopicNameError(f"the topic name has {len(encoded)} bytes")
     try:
         return encoded.decode()
@@ -125,7 +128,7 @@ def _topic(field: bytes) -> str:
 def _publish_topic(field: bytes) -> str:
     topic = _topic(field)
     if topic.startswith(RESERVED_PREFIXES):
-        raise BadTopicNameError(f"topic {topic!r} is published to by its own protocol only")
+        raise BadTopicNameError(reserved_reason(topic))
     return topic
 
 

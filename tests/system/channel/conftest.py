@@ -8,10 +8,10 @@ from headrace.testing import ServerProcess
 
 CONFIG = """
 [[topics]]
-prefix = "channel/uploaded/"
+prefix = "$channel/uploaded/"
 reducer = "uploaded"
 [[topics]]
-prefix = "channel/map/"
+prefix = "$channel/map/"
 reducer = "map"
 """
 

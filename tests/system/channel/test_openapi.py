@@ -83,7 +83,9 @@ def model(abused: ServerProcess) -> Iterator[Model]:
             assert channel["members"] or channel["exists"] or channel["snapshot"]
         assert found == model.members
         topics = client.get("/v1/topics").json()["topics"]
-        assert {topic["name"] for topic in topics} <= {f"channel/{one}" for one, _ in model.numbers}
+        assert {topic["name"] for topic in topics} <= {
+            f"$channel/{one}" for one, _ in model.numbers
+        }
         assert client.get("/healthz").json() == {"status": "ok"}
 
 

@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -88,7 +90,7 @@ def joined(server: ServerProcess, *names: str) -> list[Processor]:
 
 
 def log_exists(server: ServerProcess) -> bool:
-    return get(server, f"/v1/topic?name=channel/{CHANNEL}")[0] == 200
+    return get(server, f"/v1/topic?name=$channel/{CHANNEL}")[0] == 200
 
 
 def wait_destroyed(server: ServerProcess) -> None:
@@ -163,7 +165,7 @@ def test_a_server_killed_before_the_snapshot_is_stored_has_its_log(
         assert database.rows("SELECT pg_terminate_backend(%s, 10000)", writer) == [(True,)]
     assert database.snapshot(CHANNEL) is None
     server.start()
-    assert start_of(server, f"channel/{CHANNEL}") == 0
+    assert start_of(server, f"$channel/{CHANNEL}") == 0
     wait_destroyed(server)
     assert database.snapshot(CHANNEL) == (end, b"3")
 
@@ -175,7 +177,7 @@ def test_while_the_database_is_stopped_members_go_on_and_what_is_read_is_kept(
     a, b = joined(server, "a", "b")
     first = a.send(1)
     b.ack(first)
-    wait_until(lambda: start_of(server, f"channel/{CHANNEL}") == first, what="a first trim")
+    wait_until(lambda: start_of(server, f"$channel/{CHANNEL}") == first, what="a first trim")
     with cluster.stopped():
         b.join()
         end = a.send(2, 3)
@@ -185,8 +187,8 @@ def test_while_the_database_is_stopped_members_go_on_and_what_is_read_is_kept(
         assert str(cluster.directory) not in refused["error"], "it is not for clients where it is"
         b.ack(end)
         server.wait_stderr("nothing is forgotten for now")
-        assert start_of(server, f"channel/{CHANNEL}") == first
-    wait_until(lambda: start_of(server, f"channel/{CHANNEL}") == end, 30, "the log to be trimmed")
+        assert start_of(server, f"$channel/{CHANNEL}") == first
+    wait_until(lambda: start_of(server, f"$channel/{CHANNEL}") == end, 30, "the log to be trimmed")
     assert database.snapshot(CHANNEL) == (end, b"3")
     assert Processor(server, "c").join()["snapshot"]["payload"] == 3
 
@@ -377,3 +379,22 @@ def test_commits_are_synchronous_whatever_the_database_says(database: Database):
     setting = connection._connection.execute("SHOW synchronous_commit").fetchone()
     assert setting == ("on",)
     connection.close()
+
+
+def test_a_snapshot_from_before_topics_were_renamed_belongs_to_its_channel(
+    database: Database, tmp_path: Path
+):
+    with tarfile.open(Path(__file__).parents[2] / "log" / "old_names" / "served.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    connection = server_side.connector(database.url)()
+    connection.save("room", Snapshot(1, 64, 4, 1, Content(b'"kept"', is_json=True)))
+    connection.close()
+    (tmp_path / "config.toml").write_text(config(database.url, reducer="last", grace_s=300))
+    with ServerProcess(tmp_path / "data", f"--config={tmp_path / 'config.toml'}") as server:
+        for _ in range(2):
+            status, found = Processor(server, "new", "room").ask("GET", "snapshot")
+            assert status == 200
+            assert (found["snapshot"]["offset"], found["snapshot"]["payload"]) == (64, "kept")
+            server.kill()
+            server.start()
+        assert start_of(server, "$channel/room") == 48

@@ -62,7 +62,7 @@ async def synced(*logs: LoguxClient) -> None:
 
 async def stored(server: ServerProcess, log: str = "main") -> list[dict[str, Any]]:
     """All that is in the topic, as any other protocol reads it."""
-    topic = f"logux/{log}"
+    topic = f"$logux/{log}"
     async with httpx.AsyncClient(base_url=server.http_url) as http:
         answer = await http.get("/v1/topics", params={"name": topic})
     [end] = [one["end"]["ordinal"] for one in answer.json()["topics"]]

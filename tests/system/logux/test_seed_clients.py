@@ -170,7 +170,7 @@ def test_logs_are_topics_of_their_own(open_: Open, server: ServerProcess) -> Non
         client.say("sync", 1, {"type": log}, [1, "one", 0])
         assert client.hear() == ["synced", 1]
         with connect_blocking(server.figg_url) as reader:
-            [message] = [next(iter(reader.subscribe(f"logux/{log}", offset=0)))]
+            [message] = [next(iter(reader.subscribe(f"$logux/{log}", offset=0)))]
             assert json.loads(message.payload) == {
                 "event": {"type": log},
                 "created": [1, "one", 0],
@@ -275,7 +275,7 @@ def test_publishers_of_other_protocols_are_refused(server: ServerProcess) -> Non
     from headrace.errors import BadTopicNameError
 
     with connect_blocking(server.figg_url) as client, pytest.raises(BadTopicNameError):
-        client.publish("logux/main", b"x")
+        client.publish("$logux/main", b"x")
 
 
 # Who is let in
@@ -296,7 +296,7 @@ user = "ada"
 [[access.token]]
 name = "other"
 sha256 = "{digest("other")}"
-grants = ["logux/other", "http"]
+grants = ["$logux/other", "http"]
 """
 
 

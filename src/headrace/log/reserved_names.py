@@ -1,0 +1,67 @@
+"""Checks a data directory of an earlier version for ordinary topics with names that are reserved now.
+
+Changes nothing. The names themselves are translated where they are read: rows in `catalogue.py`, entries of
+the journal in `gathered.py`, index headers in `index.py`, staged blocks in `blocks.py`.
+"""
+
+import logging
+from collections.abc import Mapping
+
+from headrace.errors import DataDirectoryError
+from headrace.log import journal
+from headrace.log.gathered import names_in
+from headrace.log.journal_reading import Frame, read_frames
+from headrace.log.layout import Layout
+from headrace.model import ENVELOPE_PREFIXES, present_name
+
+logger = logging.getLogger(__name__)
+
+_RESERVED = tuple(prefix.encode() for prefix in ENVELOPE_PREFIXES)
+
+
+def is_reserved(name: bytes) -> bool:
+    """Return whether a topic of this name is a channel or a log of Logux."""
+    return name.startswith(_RESERVED)
+
+
+def check_unreserved(
+    layout: Layout, named: Mapping[int, bytes], applied: int, generation: int
+) -> int:
+    """Raise DataDirectoryError if an earlier version has left a topic with a name that is reserved now.
+
+    Returns how many topics have another name now. `named` has topics by number, under their names in the
+    files. The commits of the journal behind `applied` make and destroy others.
+    """
+    names = dict(named)
+    destroyed: set[int] = set()
+    for path in layout.journal_files():
+        for frame in read_frames(path, generation=generation):
+            if not isinstance(frame, Frame) or frame.sequence <= applied:
+                continue
+            for entry in frame.entries:
+                if entry.kind == journal.DESTROY:
+                    destroyed.add(entry.topic_id)
+                elif entry.kind in journal.PRESENT_KINDS:
+                    # Read as a present one, it keeps its name.
+                    kept = entry._replace(kind=journal.PRESENT_KINDS[entry.kind])
+                    names |= {one.topic_id: one.name for one in names_in(kept)}
+    living = {name for number, name in names.items() if number not in destroyed}
+    found = sorted(name.decode() for name in living if is_reserved(name))
+    if found:
+        more = f" and {len(found) - 1} others" if len(found) > 1 else ""
+        raise DataDirectoryError(
+            f"the data directory {layout.root} has a topic {found[0]!r}{more}, and names that begin with "
+            "'$channel/' or '$logux/' are reserved now: start the earlier version again, export such topics "
+            "or publish their records under another name, delete them, and then start this version; nothing "
+            "was changed"
+        )
+    return sum(present_name(name) != name for name in living)
+
+
+def log_renamed(topics: int) -> None:
+    if topics:
+        logger.info(
+            "%d topics are renamed: names that began with channel/ and logux/ begin with $channel/ and "
+            "$logux/ from now on",
+            topics,
+        )

@@ -1,0 +1,140 @@
+"""Lakes with topics as earlier versions named them: jobs go on with them, and lose or repeat nothing."""
+
+import shutil
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headrace import connect_blocking
+from headrace.lake.deduped import DedupedTable
+from headrace.lake.format import stored_names
+from headrace.lake.manifests import Manifests
+from headrace.lake.reading import read_topic
+from headrace.lake.states import StatesTable
+from headrace.lake.table import open_table
+from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, legacy_name
+from headrace.pipeline.aggregate import aggregate
+from headrace.pipeline.audit import audit
+from headrace.pipeline.compact import compact
+from headrace.pipeline.dedupe import dedupe
+from headrace.pipeline.dedupe_keys import topic_hash
+from headrace.pipeline.export import APP, export
+from headrace.pipeline.fold import bucket_of
+from headrace.pipeline.replay_plan import Wanted
+from headrace.pipeline.tasks import LocalRunner
+from headrace.testing import ServerProcess
+from tests.log.kept_names import Api
+from tests.pipeline.lakes import rows_of
+
+ROOM, MAIN = CHANNEL_PREFIX + "room", LOGUX_PREFIX + "main"
+OLD = {"channel/room", "logux/main", "apple", "zebra"}
+FLAGS = [
+    f"--set={one}" for one in ("journal.file_bytes=65536", "journal.files=2", "retention.age_s=0")
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("old lake")
+    with tarfile.open(Path(__file__).parent / "old_names.tar.xz") as opened:
+        opened.extractall(root, filter="data")
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(root: Path) -> Iterator[ServerProcess]:
+    """With more records than the lakes have, and an ordinary topic of a name that was reserved."""
+    with ServerProcess(root / "data", *FLAGS) as process:
+        assert "2 topics are renamed" in process.stderr
+        with httpx.Client(base_url=process.http_url) as client:
+            api = Api(client)
+            api.join("room", "c")
+            api.send("room", 1, "c")
+            assert api.topic(ROOM)["end"]["ordinal"] == 7
+        with connect_blocking(process.figg_url) as figg:
+            figg.publish("channel/room", b"ordinary")
+            figg.publish("apple", b"a")
+        yield process
+        assert "Traceback" not in process.stderr, process.stderr
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_a_lake_goes_on_where_it_ended(server, root, tmp_path, kind):
+    lake, url = copied(root / kind, tmp_path), server.http_url
+    before = rows_of(lake)
+    assert {row.topic for row in before} == OLD
+    done = export(lake, url=url, take_over=True, runner=LocalRunner())
+    assert (done.records, done.lost) == (3, 0)
+    assert export(lake, url=url, runner=LocalRunner()).records == 0
+    check(lake, before, server)
+    assert compact(lake, runner=LocalRunner()).merged > 0
+    check(lake, before, server)
+    assert compact(lake, runner=LocalRunner()).merged == 0
+
+
+def copied(what: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(what, tmp_path / what.name))
+
+
+def check(lake, before, server):
+    rows = rows_of(lake)
+    assert set(before) < set(rows) and len(rows) == len(before) + 3
+    new = {(row.topic, row.payload) for row in set(rows) - set(before)}
+    assert {topic for topic, _ in new} == {ROOM, "channel/room", "apple"}
+    table = open_table(lake)
+    assert payloads(lake, "channel/room") == [b"ordinary"]
+    assert len(payloads(lake, ROOM)) == 7 and len(payloads(lake, MAIN)) == 3
+    assert payloads(lake, "logux/main") == []
+    assert len(payloads(lake, "apple")) == 4
+    assert Manifests(lake).have_old_names(table.last(APP))
+    for given in ({}, {"url": server.http_url}):
+        found = audit(lake, runner=LocalRunner(), **given)
+        assert not list(found.findings), list(found.findings)
+        assert {topic.name for topic in found.topics} >= {ROOM, MAIN, "channel/room"}
+
+
+def payloads(lake: Path, topic: str) -> list[bytes]:
+    batches = read_topic(lake, open_table(lake), topic)
+    return [payload for batch in batches for _, payload in batch]
+
+
+def test_rows_without_duplicates_and_states_go_on(server, root, tmp_path):
+    lake, deduped, made = (copied(root / name, tmp_path) for name in ("delta", "deduped", "states"))
+    url = server.http_url
+    export(lake, url=url, take_over=True, runner=LocalRunner())
+    shape = open_table(lake).shape._replace(by_topic=False)
+    known = DedupedTable.open(deduped, shape)
+    assert known is not None and set(known.last().ends) == {ROOM, MAIN, "apple", "zebra"}
+    done = dedupe(lake, deduped, payload=True, runner=LocalRunner())
+    # Of the new records, that of `apple` is there already.
+    assert (done.rows, done.kept) == (3, 2)
+    assert dedupe(lake, deduped, payload=True, runner=LocalRunner()).rows == 0
+    states = StatesTable.open(made)
+    assert states is not None
+    assert set(states.covered().ends) == {ROOM, MAIN, "apple", "zebra"}
+    aggregate(lake, made, reducer="count", url=url, runner=LocalRunner())
+    assert set(states.covered().ends) == {ROOM, MAIN, "apple", "zebra", "channel/room"}
+
+
+def test_hashes_of_names_are_what_they_were():
+    assert topic_hash(ROOM).prefix == b"\0\x0cchannel/room"
+    names = [ROOM, "channel/room", MAIN, "logux/main", "apple", "$lost/1"]
+    assert len({topic_hash(name) for name in names}) == len(names)
+    assert [legacy_name(legacy_name(name)) for name in names] == names
+    assert bucket_of(ROOM, 16) == zlib.crc32(b"channel/room") % 16
+    one = Wanted(ROOM, "t", "", None, None, None, None)
+    assert one.key != one._replace(topic="channel/room").key
+    assert stored_names(ROOM) == (ROOM, "channel/room") and stored_names("apple") == ("apple",)
+
+
+def test_folded_manifests_of_both_versions_hold(root):
+    found = Manifests(root / "delta").folded()
+    assert found.batches == 1 and found.format == 1 and ROOM in found.end
+    manifest = Manifests(root / "delta").read(2)
+    data = Manifests(root / "delta").path(2).read_bytes()
+    assert manifest.encode() == data and b"channel/room" in data
+    assert ROOM in manifest.end and manifest.ranges[1].topic == ROOM
