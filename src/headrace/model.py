@@ -29,6 +29,9 @@ CHANNEL_PREFIX = "channel/"
 RESERVED_PREFIXES = (LOGUX_PREFIX, CHANNEL_PREFIX)
 """Name spaces whose records have an envelope: only their own protocols publish there."""
 
+RESERVED_MARK = "$"
+"""Every name that begins with it is reserved."""
+
 
 LAKE_READER = "lake"
 """The reader whose cursors say how far topics are in the lake."""
@@ -92,6 +95,44 @@ def check_reader_name(name: str) -> bytes:
 def check_publish_topic(name: str) -> bytes:
     """The same for a topic that is to be published to as it is, without an envelope."""
     encoded = check_topic_name(name)
-    if name.startswith(RESERVED_PREFIXES):
+    if is_reserved(name):
         raise BadTopicNameError(f"topic {name!r} is published to by its own protocol only")
     return encoded
+
+
+def is_reserved(name: str) -> bool:
+    """Return True for a topic that no client of Figg or Wombat publishes to."""
+    return name.startswith((RESERVED_MARK, *RESERVED_PREFIXES))
+
+
+class Refusal(StrEnum):
+    """Why a publish is refused however often it comes."""
+
+    RESERVED_TOPIC = "reserved_topic"
+    EMPTY_TOPIC = "empty_topic"
+    LONG_TOPIC = "long_topic"
+    BAD_TOPIC = "topic_not_utf8"
+    LARGE_PAYLOAD = "large_payload"
+
+
+class RefusedPublish(NamedTuple):
+    """A publish that is refused however often it comes."""
+
+    why: Refusal
+    number: int | None
+    """Its number on the wire; None when it was refused before the number had come."""
+
+
+def refusal_of(topic: bytes, payload_bytes: int) -> Refusal | None:
+    """Return why a publish with this name and size of payload is refused; None if it is not."""
+    if not topic:
+        return Refusal.EMPTY_TOPIC
+    if len(topic) > TOPIC_BYTES_MAX:
+        return Refusal.LONG_TOPIC
+    try:
+        name = topic.decode()
+    except UnicodeDecodeError:
+        return Refusal.BAD_TOPIC
+    if is_reserved(name):
+        return Refusal.RESERVED_TOPIC
+    return Refusal.LARGE_PAYLOAD if payload_bytes > PAYLOAD_BYTES_MAX else None

@@ -63,6 +63,8 @@ class WebSocketConnection(Connection):
 
     def peer_closes(self, code: int) -> None:
         """The peer has said goodbye: it is answered when what it published is acknowledged."""
+        if self._hold_timer is not None:
+            self.end_hold()
         self.handle([self._session.refuse("", code)._replace(is_peers_fault=False)], 0)
 
     def frames_refused(self) -> None:
