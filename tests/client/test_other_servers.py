@@ -15,17 +15,20 @@ from websockets.asyncio.server import ServerConnection, serve
 
 import headrace
 from headrace.client import Message, Missed
+from headrace.errors import PublishRefusedError
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 
 HEADER = struct.Struct(">HHI")
-ATTACH, ATTACHED, DETACH, DETACHED, PUBLISH, ACK, DATA = range(1, 8)
+ATTACH, ATTACHED, DETACH, DETACHED, PUBLISH, ACK, DATA, PING, PONG = range(1, 10)
 
 
 class SeedFiggServer:
     """Message types 1 to 7 and no other: the seed leaves PING and PONG open."""
 
-    def __init__(self, hangs_up: bool) -> None:
+    def __init__(self, hangs_up: bool = False, refused: bytes | None = None) -> None:
+        self.refused = refused
+        """A payload that it does not take; it answers pings then, as a part of the protocol."""
         self.hangs_up = hangs_up
         """What it does about a type that it does not know; else it passes it over."""
         self.unknown: list[int] = []
@@ -39,7 +42,11 @@ class SeedFiggServer:
             while True:
                 kind, _, size = HEADER.unpack(await reader.readexactly(HEADER.size))
                 body = await reader.readexactly(size)
-                if kind in (ATTACH, DETACH, PUBLISH):
+                if self.refused is not None and kind == PUBLISH and body.endswith(self.refused):
+                    return
+                if self.refused is not None and kind == PING:
+                    say(writer, PONG, body)
+                elif kind in (ATTACH, DETACH, PUBLISH):
                     self.take(kind, body, writer)
                 else:
                     self.unknown.append(kind)
@@ -92,8 +99,10 @@ def text(data: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def figg(hangs_up: bool) -> AsyncIterator[tuple[str, SeedFiggServer]]:
-    server = SeedFiggServer(hangs_up)
+async def figg(
+    hangs_up: bool = False, refused: bytes | None = None
+) -> AsyncIterator[tuple[str, SeedFiggServer]]:
+    server = SeedFiggServer(hangs_up, refused)
     listener = await asyncio.start_server(server.run, "127.0.0.1", 0)
     try:
         yield f"figg://127.0.0.1:{listener.sockets[0].getsockname()[1]}", server
@@ -148,7 +157,9 @@ async def test_without_pings_a_port_that_hangs_up_at_once_is_backed_off_from(unt
 class OtherWombatServer:
     """Its serials are texts without any order or form, of which it alone knows the meaning."""
 
-    def __init__(self) -> None:
+    def __init__(self, refused: bytes | None = None) -> None:
+        self.refused = refused
+        """A payload that it does not take."""
         self.log: list[tuple[str, bytes]] = []
         self.asked: list[str | None] = []
         self.attached: ServerConnection | None = None
@@ -160,6 +171,9 @@ class OtherWombatServer:
             match message:
                 case {"type": 1, "attach": {"topic": topic, **rest}}:
                     await self.attach(socket, topic, rest.get("serial"))
+                case {"type": 3, "publish": {"message": self.refused}}:
+                    await socket.close(1009, "too much for me")
+                    return
                 case {"type": 3, "publish": {"message": payload, "sequence_number": number}}:
                     await self.append(payload)
                     await send(socket, 4, "ack", topic="t", sequence_number=number)
@@ -193,8 +207,8 @@ async def send(socket: ServerConnection, kind: int, name: str, **fields: Any) ->
 
 
 @asynccontextmanager
-async def wombat() -> AsyncIterator[tuple[str, OtherWombatServer]]:
-    server = OtherWombatServer()
+async def wombat(refused: bytes | None = None) -> AsyncIterator[tuple[str, OtherWombatServer]]:
+    server = OtherWombatServer(refused)
     async with serve(server.run, "127.0.0.1", 0, compression=None) as listener:
         port = next(iter(listener.sockets)).getsockname()[1]
         yield f"wombat://127.0.0.1:{port}", server
@@ -229,3 +243,48 @@ async def test_a_wombat_server_with_serials_of_its_own() -> None:
             with pytest.raises(TypeError, match="a serial is str"):
                 another.subscribe("u", serial=7)  # type: ignore[arg-type]
     assert server.asked == [None, first, second, server.start]
+
+
+# Publishes that only the server knows it does not take
+
+
+async def check_refusal(url: str, log: Callable[[], list[bytes]], reason: str) -> None:
+    async with headrace.connect(url, backoff=lambda _: 0.001) as client:
+        futures = [client.publish_nowait("t", payload) for payload in (b"a", b"refused", b"b")]
+        with pytest.raises(PublishRefusedError, match=reason):
+            await client.flush()
+        assert [type(future.exception()) for future in futures] == [
+            *(type(None), PublishRefusedError, type(None)),
+        ]
+        with pytest.raises(PublishRefusedError, match=reason):
+            await client.publish("t", b"refused")
+        await client.publish("t", b"c")
+        await client.flush()  # it was told of everything
+        assert log() == [b"a", b"b", b"c"]
+        assert client.unacknowledged == 0
+
+    def block() -> None:
+        with headrace.connect_blocking(url, backoff=lambda _: 0.001) as blocking:
+            blocking.publish("t", b"d", timeout_s=30)
+            refused = blocking.publish_nowait("t", b"refused")
+            good = blocking.publish_nowait("t", b"e")
+            with pytest.raises(PublishRefusedError, match=reason):
+                blocking.flush(timeout_s=30)
+            assert isinstance(refused.exception(30), PublishRefusedError)
+            assert good.exception(30) is None
+            with pytest.raises(PublishRefusedError, match=reason):
+                blocking.publish("t", b"refused", timeout_s=30)
+            blocking.flush(timeout_s=30)
+
+    await asyncio.to_thread(block)
+    assert log() == [b"a", b"b", b"c", b"d", b"e"]
+
+
+async def test_a_figg_server_that_hangs_up_on_a_publish_costs_that_publish_alone() -> None:
+    async with figg(refused=b"refused") as (url, server), asyncio.timeout(60):
+        await check_refusal(url, lambda: server.log[b"t"], "the server closed the connection")
+
+
+async def test_a_wombat_server_that_closes_on_a_publish_costs_that_publish_alone() -> None:
+    async with wombat(refused=b"refused") as (url, server), asyncio.timeout(60):
+        await check_refusal(url, lambda: [data for _, data in server.log], "1009 too much for me")

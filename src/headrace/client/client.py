@@ -24,6 +24,7 @@ from headrace.client.subscription import Subscription
 from headrace.errors import (
     ClientClosedError,
     LocalProtocolError,
+    PublishRefusedError,
     UnacknowledgedError,
 )
 from headrace.session.client import (
@@ -35,6 +36,7 @@ from headrace.session.client import (
     Event,
     Messages,
     Missed,
+    Refused,
 )
 
 Payload = bytes | bytearray | memoryview
@@ -67,6 +69,8 @@ class Client:
         self._publishes: deque[asyncio.Future[None]] = deque()
         self._published = 0
         self._acknowledged = 0
+        self._refusal: PublishRefusedError | None = None
+        """The first refusal that nobody was told of by `publish` or `flush`."""
         self._closed: ClientClosedError | None = None
         # Both are only ever set and cleared at once: they wake all who wait, to look again.
         self._acks = asyncio.Event()
@@ -96,14 +100,23 @@ class Client:
     async def publish(self, topic: str, payload: Payload) -> None:
         """Publish and wait until the server has acknowledged it.
 
+        Raises PublishRefusedError when the server does not take it.
+
         Waits for room in the window first; cancelled there, nothing is published. Cancelled later,
         the message is published all the same and only nobody waits for it.
         """
         await self.window()
-        await self.publish_nowait(topic, payload)
+        try:
+            await self.publish_nowait(topic, payload)
+        except PublishRefusedError as error:
+            if self._refusal is error:
+                self._refusal = None
+            raise
 
     def publish_nowait(self, topic: str, payload: Payload) -> "asyncio.Future[None]":
         """Publish and return a future that the acknowledgement resolves. It need not be awaited.
+
+        It fails with PublishRefusedError when the server does not take this publish; `flush` tells too.
 
         What is published in one step of the event loop is sent together, in order. Raises
         WindowFullError when too much is unacknowledged: `await client.window()` first.
@@ -130,7 +143,16 @@ class Client:
             self._running()
 
     async def flush(self) -> None:
-        """Wait until everything published so far is acknowledged."""
+        """Wait until everything published so far is acknowledged.
+
+        Raises PublishRefusedError if the server did not take one of them; the others are acknowledged.
+        """
+        await self._settled()
+        if self._refusal is not None:
+            refusal, self._refusal = self._refusal, None
+            raise refusal
+
+    async def _settled(self) -> None:
         self._running()
         until = self._published
         while self._acknowledged < until:
@@ -228,7 +250,7 @@ class Client:
         try:
             if flush_s > 0 and self.unacknowledged:
                 async with asyncio.timeout(flush_s):
-                    await self.flush()
+                    await self._settled()
         except (TimeoutError, ClientClosedError):  # the latter: closed by another call meanwhile
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None
@@ -301,6 +323,8 @@ class Client:
                 self._messages(event)
             elif isinstance(event, Acknowledged):
                 self._acknowledge(event.publishes)
+            elif isinstance(event, Refused):
+                self._refuse(PublishRefusedError(event.reason, event.times))
             elif isinstance(event, Missed):
                 self._missed(event)
             elif isinstance(event, Attached):
@@ -330,6 +354,16 @@ class Client:
             future = self._publishes.popleft()
             if not future.done():
                 future.set_result(None)
+        _wake(self._acks)
+
+    def _refuse(self, error: PublishRefusedError) -> None:
+        """The oldest publish is given up."""
+        self._acknowledged += 1
+        self._refusal = self._refusal or error
+        future = self._publishes.popleft()
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # `flush` tells of it, if nobody awaits it
         _wake(self._acks)
 
     def _state_changed(self, state: ConnectionState) -> None:

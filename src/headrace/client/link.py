@@ -207,7 +207,9 @@ class Link(Generic[E]):
         self._send()
 
     def closed(self, reason: str) -> None:
-        self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.was_hung_up:
+            self._handle(self._session.hung_up(reason, monotonic()))
         if not self._task.done():  # else it was us who ended it
             self.last_error = self._parting or reason
         if self._timer is not None:

@@ -39,6 +39,15 @@ class Acknowledged(NamedTuple):
     publishes: int
 
 
+class Refused(NamedTuple):
+    """The server does not take the oldest unacknowledged publish: it is given up."""
+
+    reason: str
+    """What the server said last, or that it hung up."""
+    times: int
+    """How many connections it has cost."""
+
+
 class Attached(NamedTuple):
     """The server delivers a topic from `place` on."""
 
@@ -86,7 +95,7 @@ class Finished(NamedTuple):
     reason: str
 
 
-Event = Acknowledged | Attached | Detached | Missed | Messages | Broken
+Event = Acknowledged | Refused | Attached | Detached | Missed | Messages | Broken
 
 E = TypeVar("E")
 """The events of a session."""
@@ -112,6 +121,9 @@ class LinkedSession(Protocol[E]):
 
         `state` stays CONNECTING until the server has proved that it speaks the protocol.
         """
+
+    def hung_up(self, reason: str, now: float) -> list[E]:
+        """The server has ended the connection of its own will; `disconnected` follows."""
 
     def disconnected(self) -> None:
         """The attempt failed or the connection ended."""

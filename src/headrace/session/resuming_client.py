@@ -15,6 +15,12 @@ the protocol, as a rule with the PONG for the PING that is sent first: any port 
 protocol does not oblige its servers to answer pings, a connection that stands for `silent_s` is `connected`
 as well; without pings there is nothing to wait for, and it is `connected` when it is open.
 
+A publish that a server never takes must not be sent for ever. Figg has no error message, so the server's only
+word is to hang up. It counts against the oldest unacknowledged publish when the server has spoken on this
+connection, was sent that publish a moment ago, and then ended the connection of its own will (Wombat: with a
+code that blames the peer). After two such connections in a row the publish is sent alone, and after
+`REFUSALS_MAX` it is given up (`Refused`). Any acknowledgement, and any other end, begins the count anew.
+
 Control frames overtake unsent publishes: a PING must not wait behind megabytes. Frames and messages are
 the subclass's, which gives the encoders and decides what each message means.
 """
@@ -32,11 +38,17 @@ from headrace.session.client import (
     ConnectionState,
     Event,
     Place,
+    Refused,
     check_payload,
     check_topic_type,
 )
 from headrace.session.client_topics import Topics
 from headrace.session.client_window import WINDOW_BYTES_MAX, WINDOW_MAX, Window
+
+REFUSALS_MAX = 3
+"""Connections that a publish may cost in a row before it is given up."""
+REFUSAL_S = 15.0
+"""A server that hangs up later than this after it was sent a publish has another reason to."""
 
 _NAMES_CHECKED_MAX = 4096
 
@@ -70,6 +82,12 @@ class ResumingClientSession(ABC, Generic[Message]):
         self._topics = Topics(self._send_attach, self._send_detach)
         self._window = Window(window_max, window_bytes_max, resend_s)
         self._names_checked: set[str] = set()
+        self._heard = False
+        """Whether the server has said anything on this connection."""
+        self._was_hung_up = False
+        self._suspect = -1
+        self._refusals = 0
+        """How many connections in a row the publish with the number `_suspect` has cost."""
 
     @property
     def tick_at(self) -> float:
@@ -98,9 +116,27 @@ class ResumingClientSession(ABC, Generic[Message]):
             self.state = ConnectionState.CONNECTED
         self._topics.connected()
 
+    def hung_up(self, reason: str, now: float) -> list[Event]:
+        window = self._window
+        if not self._heard or not window.sent or now - window.oldest_sent_at > REFUSAL_S:
+            return []
+        self._was_hung_up = True
+        if self._suspect != window.oldest:
+            self._suspect, self._refusals = window.oldest, 0
+        self._refusals += 1
+        if self._refusals < REFUSALS_MAX:
+            window.alone = self._refusals == REFUSALS_MAX - 1
+            return []
+        window.acknowledge(1)
+        self._suspect_nothing()
+        return [Refused(reason, REFUSALS_MAX)]
+
     def disconnected(self) -> None:
         assert self.state is not ConnectionState.CLOSED
         self.state = ConnectionState.DISCONNECTED
+        if not self._was_hung_up:
+            self._suspect_nothing()
+        self._heard = self._was_hung_up = False
         self._forget_connection()
 
     def close(self) -> None:
@@ -141,6 +177,7 @@ class ResumingClientSession(ABC, Generic[Message]):
             self._take(message, now, events)
             if events and type(events[-1]) is Broken:
                 break
+            self._heard = True
             self._connected()
         return events
 
@@ -206,7 +243,13 @@ class ResumingClientSession(ABC, Generic[Message]):
 
     def _acknowledge(self, count: int, events: list[Event]) -> None:
         self._window.acknowledge(count)
+        if self._refusals:
+            self._suspect_nothing()
         events.append(Acknowledged(count))
+
+    def _suspect_nothing(self) -> None:
+        self._suspect, self._refusals = -1, 0
+        self._window.alone = False
 
     def _pong(self, timestamp: int, now: float) -> None:
         if any(timestamp == sent for sent, _ in self._pings):
