@@ -115,7 +115,13 @@ class Limits(Section, frozen=True):
     ] = 1.0
     refusal_delay_max_s: Annotated[
         float,
-        setting("The longest such delay.", "seconds", ge=0, le=60),
+        setting(
+            "The longest such delay. With more than 5, clients that ping leave before the server closes, and "
+            "cannot tell a refusal from an outage.",
+            "seconds",
+            ge=0,
+            le=60,
+        ),
     ] = 5.0
     refused_connections_max: Annotated[
         int,

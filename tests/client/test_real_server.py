@@ -9,6 +9,7 @@ import pytest
 
 import headrace
 from headrace.client import Message, Missed
+from headrace.errors import PublishRefusedError
 from headrace.testing import ServerProcess
 from tests.client.peer import plain
 from tests.client.tls import Certificate, TlsProxy
@@ -179,6 +180,17 @@ async def test_a_stored_serial_resumes_in_another_process_with_its_epoch(
             # The offset exists again; only the epoch tells that it is another topic's.
             assert (await anext(client.subscribe("t", serial=stored))).payload == b"new"
             assert [(one.asked, one.got, one.asked_serial) for one in missed] == [(7, 0, stored)]
+
+
+async def test_a_publish_that_only_the_server_refuses_fails_alone(url: str, topic: str) -> None:
+    async with headrace.connect(url, backoff=lambda _: 0.001) as client, asyncio.timeout(60):
+        client._session._names_checked.add("$refused")  # type: ignore[attr-defined]
+        futures = [client.publish_nowait(name, b"x") for name in (topic, "$refused", topic)]
+        with pytest.raises(PublishRefusedError):
+            await client.flush()
+        assert [future.exception() is None for future in futures] == [True, False, True]
+        subscription = client.subscribe(topic, offset=0)
+        assert [(await anext(subscription)).payload for _ in range(2)] == [b"x", b"x"]
 
 
 async def test_through_something_that_does_tls(

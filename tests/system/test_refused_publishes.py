@@ -31,6 +31,7 @@ WOMBAT = [
     ("long_topic", 1008, wombat.publish("x" * 256, 8, b"x")),
     ("topic_not_utf8", 1002, RAW_TOPIC),
     ("large_payload", 1009, wombat.publish("t", 8, TOO_LARGE)),
+    ("large_payload", 1009, wombat.publish("t", 8, bytes(600_000))),  # refused from its header
 ]
 
 
