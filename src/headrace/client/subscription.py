@@ -86,11 +86,7 @@ class Subscription:
         if not pairs:
             return []
         self._place = pairs[-1][0]
-        topic = self.topic
-        if isinstance(self._place, str):
-            return [_message(topic, place, payload) for place, payload in pairs]
-        # All are offsets: a topic has one protocol, and this is the fastest way.
-        return [Message(topic, offset, payload) for offset, payload in pairs]  # type: ignore[arg-type]
+        return _messages(self.topic, pairs)
 
     async def batches(self) -> AsyncIterator[list[Message]]:
         """Iterate over batches instead of messages."""
@@ -209,6 +205,24 @@ class Subscription:
     def _wake(self) -> None:
         self._news.set()
         self._news.clear()
+
+
+def _messages(topic: str, pairs: Batch) -> list[Message]:
+    """Make messages of a batch: the fast way if all are offsets, or serials of one life of a topic."""
+    first = pairs[0][0]
+    if isinstance(first, int):
+        # A topic has one protocol.
+        return [Message(topic, offset, payload) for offset, payload in pairs]  # type: ignore[arg-type]
+    life = first[: first.find("@") + 1]
+    size = len(life)
+    tails = [place[size:] for place, _ in pairs if place.startswith(life)]  # type: ignore[index, union-attr]
+    is_plain = len(tails) == len(pairs) and "" not in tails and "".join(tails).isdecimal()
+    if not is_plain or not life or offset_of(first) is None or max(map(len, tails)) > 20:
+        return [_message(topic, place, payload) for place, payload in pairs]
+    return [
+        Message(topic, offset, payload, serial)  # type: ignore[arg-type]
+        for offset, (serial, payload) in zip(map(int, tails), pairs, strict=True)
+    ]
 
 
 def _message(topic: str, place: Place, payload: bytes) -> Message:
