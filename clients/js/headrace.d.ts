@@ -97,14 +97,18 @@ export interface Client {
 
   /**
    * Publish; done when the server has acknowledged it. Publishes go out in the order of the calls,
-   * whether or not their promises are waited for.
+   * whether or not their promises are waited for. Rejects with PublishRefusedError when the server
+   * does not take this one; the others go on.
    */
   publish(topic: string, payload: Payload): Promise<void>;
 
   /** Wait until a publish would be sent at once: keeps the memory of one who publishes many bounded. */
   window(): Promise<void>;
 
-  /** Wait until everything published so far is acknowledged. */
+  /**
+   * Wait until everything published so far is acknowledged. Rejects with the first PublishRefusedError
+   * since the last call, when there was one.
+   */
   flush(): Promise<void>;
 
   /** Subscribe, once per topic. After a lost connection it goes on where it stopped. */
@@ -135,7 +139,7 @@ export function connect(url: string, options?: Options): Client;
 export class HeadraceError extends Error {}
 /** A URL or an option that cannot be meant. */
 export class ConfigError extends HeadraceError {}
-/** A topic that is empty, over 255 bytes of UTF-8 or reserved for another protocol. */
+/** A topic that is empty, over 255 bytes of UTF-8, or reserved: one that begins with `$`, say. */
 export class BadTopicNameError extends HeadraceError {}
 /** A payload over 256 KiB: split it. */
 export class PayloadTooLargeError extends HeadraceError {}
@@ -145,6 +149,11 @@ export class LocalProtocolError extends HeadraceError {}
 export class ConnectTimeoutError extends HeadraceError {}
 /** The client was closed: make a new one. */
 export class ClientClosedError extends HeadraceError {}
+/** The server closed the connection three times in a row when it was sent this publish, which is given up. */
+export class PublishRefusedError extends HeadraceError {
+  /** The close code and reason that the server gave last. */
+  readonly reason: string;
+}
 /** Closed before all acknowledgements came: those messages may or may not be in the log. */
 export class UnacknowledgedError extends HeadraceError {
   /** How many. */

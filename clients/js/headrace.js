@@ -17,6 +17,10 @@ const RESERVED_TOPIC_BYTES_MAX = 256;
 const RESERVED_PREFIX = "$";
 /** Topics whose records have an envelope: only their own protocols publish there. */
 const ENVELOPE_PREFIXES = ["$logux/", "$channel/"];
+/** Connections that a publish may cost in a row before it is given up. */
+const REFUSALS_MAX = 3;
+/** Close codes by which a server says that something is wrong with what it was sent. */
+const BLAMING_CODES = new Set([1002, 1003, 1007, 1008, 1009]);
 
 const PATH = "/v1/ws";
 /** Of `wombat://`; the others have the port of their transport, as a load balancer does. */
@@ -77,6 +81,20 @@ export class ClientClosedError extends HeadraceError {
   }
 }
 
+export class PublishRefusedError extends HeadraceError {
+  static {
+    this.prototype.name = "PublishRefusedError";
+  }
+
+  constructor(reason) {
+    super(
+      `the server hung up ${REFUSALS_MAX} times in a row when it was sent this publish, ` +
+        `which is given up; its last words: ${reason}`,
+    );
+    this.reason = reason;
+  }
+}
+
 export class UnacknowledgedError extends HeadraceError {
   static {
     this.prototype.name = "UnacknowledgedError";
@@ -103,6 +121,8 @@ class Client {
   #publishes = new Fifo();
   #published = 0;
   #acknowledged = 0;
+  /** The first refusal that `flush` has not told of. */
+  #refusal = null;
   #waiting = new Waiting(() => {
     return this.state === "closed" ? new ClientClosedError("the client is closed") : null;
   });
@@ -154,8 +174,8 @@ class Client {
     const acknowledged = new Promise((resolve, reject) => {
       this.#publishes.push({ resolve, reject });
     });
-    // Rejected only by `close`, which tells of it itself: one who publishes many and then waits in
-    // `flush` has no need to look at each promise.
+    // Rejected only by `close` and by a refusal, of which `close` and `flush` tell themselves: one who
+    // publishes many and then waits in `flush` has no need to look at each promise.
     acknowledged.catch(() => {});
     this.#link.send();
     return acknowledged;
@@ -167,6 +187,9 @@ class Client {
 
   async flush() {
     await this.#flushed();
+    const refusal = this.#refusal;
+    this.#refusal = null;
+    if (refusal !== null) throw refusal;
   }
 
   subscribe(topic, handler, options) {
@@ -238,6 +261,13 @@ class Client {
         this.#acknowledged += event.publishes;
         for (let n = 0; n < event.publishes; n += 1) this.#publishes.shift().resolve();
         break;
+      case "refused": {
+        const error = new PublishRefusedError(event.reason);
+        this.#acknowledged += 1;
+        this.#refusal ??= error;
+        this.#publishes.shift().reject(error);
+        break;
+      }
       case "message":
         if (!this.#inboxes.get(event.topic).push(new Message(event))) {
           // A WebSocket cannot be told to wait, so a subscription that is over its bound leaves the
@@ -573,7 +603,12 @@ export class Link {
       // Node 20 lets no "close" follow when no connection came about.
       if (!this.#open) this.#drop(failure || "the server cannot be reached");
     });
-    listen("close", (event) => this.#lost(whyClosed(event, failure)));
+    listen("close", (event) => {
+      const reason = whyClosed(event, failure);
+      // Sessions of other protocols have words for what a server does not take.
+      for (const one of this.#session.hungUp?.(event.code, reason) ?? []) this.#client.happened(one);
+      if (socket === this.#socket) this.#lost(reason); // else a handler has closed the client
+    });
     const { attemptTimeoutMs } = this.#options;
     this.#attemptTimer = setTimeout(() => {
       this.#drop(`no answer within ${attemptTimeoutMs} ms`);
@@ -727,6 +762,9 @@ export class WombatSession {
   #ping = null;
   /** No publish is due to be sent again before this. */
   #againAt = Infinity;
+  /** How many connections in a row the oldest publish has cost, and whether this one is the next. */
+  #refusals = 0;
+  #wasHungUp = false;
 
   constructor({ firstNumber = 0, random = Math.random, ...options } = {}) {
     this.#options = { ...DEFAULTS, random, ...options };
@@ -758,9 +796,30 @@ export class WombatSession {
     for (const [name, topic] of this.#topics) this.#sendAttach(name, topic);
   }
 
+  /**
+   * The server has closed the connection; `disconnected` follows.
+   *
+   * A publish that a server never takes must not be sent for ever. It counts against the oldest
+   * unacknowledged one when the server has spoken, was sent that publish, and then closed with a code
+   * that blames us. After two such connections in a row it is sent alone; after REFUSALS_MAX it is
+   * given up. Any acknowledgement, and any other end, begins the count anew.
+   */
+  hungUp(code, reason) {
+    if (!BLAMING_CODES.has(code) || this.state !== "connected" || this.#sent === 0) return [];
+    this.#wasHungUp = true;
+    this.#refusals += 1;
+    if (this.#refusals < REFUSALS_MAX) return [];
+    this.#refusals = 0;
+    this.#shift();
+    this.#sent -= 1;
+    return [{ kind: "refused", reason }];
+  }
+
   /** The attempt failed or the connection ended. Returns how long to wait before the next one. */
   disconnected() {
     this.state = "disconnected";
+    if (!this.#wasHungUp) this.#refusals = 0;
+    this.#wasHungUp = false;
     this.#open = false;
     this.#control = [];
     this.#sent = 0;
@@ -911,6 +970,7 @@ export class WombatSession {
   #nextFresh() {
     const { windowMax, windowBytesMax } = this.#options;
     const sent = this.#sent;
+    if (this.#refusals === REFUSALS_MAX - 1 && sent > 0) return null; // the oldest goes alone
     if (sent === this.#publishes.length || sent >= windowMax || this.#sentBytes >= windowBytesMax) {
       return null;
     }
@@ -958,14 +1018,18 @@ export class WombatSession {
     if (count > this.#sent) {
       return [broken(`the server acknowledged publish ${number}, which was never sent`)];
     }
-    for (let n = 0; n < count; n += 1) {
-      const publish = this.#publishes.shift();
-      publish.acknowledged = true;
-      this.#publishesBytes -= publish.data.length;
-      this.#sentBytes -= publish.data.length;
-    }
+    for (let n = 0; n < count; n += 1) this.#shift();
     this.#sent -= count;
+    this.#refusals = 0;
     return [{ kind: "acknowledged", publishes: count }];
+  }
+
+  /** Forget the oldest publish. */
+  #shift() {
+    const publish = this.#publishes.shift();
+    publish.acknowledged = true;
+    this.#publishesBytes -= publish.data.length;
+    this.#sentBytes -= publish.data.length;
   }
 
   #pong(timestamp, now) {

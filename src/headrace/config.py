@@ -102,6 +102,46 @@ class Limits(Section, frozen=True):
             le=86_400,
         ),
     ] = 10.0
+    refusal_delay_s: Annotated[
+        float,
+        setting(
+            "How long a connection is held, unread, after a publish that would be refused again (a reserved "
+            "or bad topic name, a payload that is too large), before it is closed. Doubles with each refusal "
+            "of the same address. 0 closes at once.",
+            "seconds",
+            ge=0,
+            le=60,
+        ),
+    ] = 1.0
+    refusal_delay_max_s: Annotated[
+        float,
+        setting(
+            "The longest such delay. With more than 5, clients that ping leave before the server closes, and "
+            "cannot tell a refusal from an outage.",
+            "seconds",
+            ge=0,
+            le=60,
+        ),
+    ] = 5.0
+    refused_connections_max: Annotated[
+        int,
+        setting(
+            "Connections held after a refused publish; a quarter of `connections_max` if that is less. "
+            "Further ones are closed at once.",
+            "connections",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 1_000
+    refused_connections_per_address_max: Annotated[
+        int,
+        setting(
+            "The same for one address.",
+            "connections",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 16
     memory_topic_bytes_max: Annotated[
         int,
         setting(

@@ -101,6 +101,17 @@ class UnacknowledgedError(ClientError):
         self.publishes = publishes
 
 
+class PublishRefusedError(ClientError):
+    """The server does not take this publish, and hung up on it again and again: it is not in the log."""
+
+    def __init__(self, reason: str, times: int) -> None:
+        super().__init__(
+            f"the server hung up {times} times in a row when it was sent this publish, which is given up; "
+            f"its last words: {reason}"
+        )
+        self.reason = reason
+
+
 class RefusedError(ClientError):
     """Server and client do not take each other: correct what `kind` says, and make a new client."""
 

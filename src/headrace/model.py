@@ -33,8 +33,8 @@ CHANNEL_PREFIX = "$channel/"
 ENVELOPE_PREFIXES = (LOGUX_PREFIX, CHANNEL_PREFIX)
 """Name spaces whose records have an envelope: only their own protocols publish there."""
 
-RESERVED_PREFIXES = ("$",)
-"""Every name that begins like this is reserved: clients read such topics and do not publish to them."""
+RESERVED_MARK = "$"
+"""Every name that begins with it is reserved: clients read such topics and do not publish to them."""
 
 OLD_PREFIXES = {name.removeprefix("$"): name for name in ENVELOPE_PREFIXES}
 """Earlier prefixes of the reserved name spaces, with the present ones."""
@@ -106,9 +106,14 @@ def check_reader_name(name: str) -> bytes:
 def check_publish_topic(name: str) -> bytes:
     """The same for a topic that is to be published to as it is, without an envelope."""
     encoded = check_topic_name(name)
-    if name.startswith(RESERVED_PREFIXES):
+    if is_reserved(name):
         raise BadTopicNameError(reserved_reason(name))
     return encoded
+
+
+def is_reserved(name: str) -> bool:
+    """Return True for a topic that no client of Figg or Wombat publishes to."""
+    return name.startswith(RESERVED_MARK)
 
 
 def reserved_reason(name: str) -> str:
@@ -134,3 +139,36 @@ def legacy_name(name: str) -> str:
 
 
 _OLD_PREFIXES = tuple(prefix.encode() for prefix in OLD_PREFIXES)
+
+
+class Refusal(StrEnum):
+    """Why a publish is refused however often it comes."""
+
+    RESERVED_TOPIC = "reserved_topic"
+    EMPTY_TOPIC = "empty_topic"
+    LONG_TOPIC = "long_topic"
+    BAD_TOPIC = "topic_not_utf8"
+    LARGE_PAYLOAD = "large_payload"
+
+
+class RefusedPublish(NamedTuple):
+    """A publish that is refused however often it comes."""
+
+    why: Refusal
+    number: int | None
+    """Its number on the wire; None when it was refused before the number had come."""
+
+
+def refusal_of(topic: bytes, payload_bytes: int) -> Refusal | None:
+    """Return why a publish with this name and size of payload is refused; None if it is not."""
+    if not topic:
+        return Refusal.EMPTY_TOPIC
+    if len(topic) > topic_bytes_max(topic):
+        return Refusal.LONG_TOPIC
+    try:
+        name = topic.decode()
+    except UnicodeDecodeError:
+        return Refusal.BAD_TOPIC
+    if is_reserved(name):
+        return Refusal.RESERVED_TOPIC
+    return Refusal.LARGE_PAYLOAD if payload_bytes > PAYLOAD_BYTES_MAX else None

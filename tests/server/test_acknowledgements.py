@@ -1,7 +1,8 @@
 """No peer is told that something is stored which is not in the log, however it cuts, repeats and counts.
 
 Peers are legal and unusual: several topics of which some are durable at once, reads that end anywhere,
-numbers that come again or start over, one counter or one for each topic, connections lost in the middle.
+numbers that come again or start over, one counter or one for each topic, connections lost in the middle, and
+publishes that are refused, before or after others with higher numbers.
 Those of channels are in `tests/broker/test_channel_acknowledgements.py`.
 """
 
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX
 from headrace.server.logux import LoguxConnection
 from headrace.server.tcp import FiggConnection
 from headrace.server.wombat import WombatConnection
@@ -62,6 +64,15 @@ class FiggPeer:
         self.connection = FiggConnection(self.server.connections)
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]
         self.unsent = b"".join(figg.encode_publish(t, n, p) for n, t, p in self.unacknowledged)
+        self.refused: int | None = None
+
+    def refuse(self, early: list[int]) -> None:
+        """Publish something that is refused, behind some with higher numbers."""
+        self.send(1 << 20)
+        refused = self.next = self.next + 1
+        self.publish(early)
+        self.connection.data_received(figg.encode_publish(f"{CHANNEL_PREFIX}x", refused, b""))
+        self.refused = refused
 
     def publish(self, topics: list[int], size: int = 1 << 20) -> None:
         """Publish, and send so many bytes of what is unsent."""
@@ -73,6 +84,8 @@ class FiggPeer:
         self.send(size)
 
     def send(self, size: int) -> None:
+        if self.refused is not None:
+            self.lose()  # nobody reads from the old connection
         data, self.unsent = self.unsent[:size], self.unsent[size:]
         if data:
             self.connection.data_received(data)
@@ -85,6 +98,7 @@ class FiggPeer:
     def heard(self, data: bytes) -> None:
         for message in self.decoder.receive(data):
             if isinstance(message, figg.Ack):
+                assert self.refused is None or message.seq_num < self.refused
                 covered = [one for one in self.unacknowledged if one[0] <= message.seq_num]
                 for _, topic, payload in covered:
                     assert payload in self.server.payloads(topic), "acknowledged, and not stored"
@@ -96,6 +110,7 @@ figg_step = st.one_of(
     st.tuples(st.just("publish"), st.lists(topic, min_size=1, max_size=3)),
     st.tuples(st.just("publish"), st.lists(topic, min_size=1, max_size=3), st.integers(1, 120)),
     st.tuples(st.just("send"), st.integers(1, 120)),
+    st.tuples(st.just("refuse"), st.lists(topic, max_size=2)),
     st.tuples(st.just("step"), st.integers(1, 2)),
     st.sampled_from([("send", 1000), ("lose",)]),
 )
@@ -145,6 +160,18 @@ class WombatPeer:
         self.connection.websocket_opened(self.wire, self.wire)  # type: ignore[arg-type]
         self.sent = []
         self.held = [self.encoded(one) for one in self.unacknowledged]
+        self.refused: int | None = None
+
+    def refuse(self, early: list[int]) -> None:
+        """Publish something that is refused, behind some with higher numbers."""
+        self.send(1000)
+        counter = self.topics[0] if self.by_topic else ""
+        refused = self.next[counter] = self.next[counter] + 1
+        self.publish([0 for _ in early] if self.by_topic else early)
+        name = self.topics[0] if self.by_topic else f"{CHANNEL_PREFIX}x"
+        payload = bytes(PAYLOAD_BYTES_MAX + 1) if self.by_topic else b""
+        self.connection.messages_received([self.encoded((refused, name, payload))])
+        self.refused = refused
 
     @staticmethod
     def encoded(one: tuple[int, str, bytes]) -> bytes:
@@ -178,6 +205,8 @@ class WombatPeer:
 
     def send(self, size: int) -> None:
         """So many messages in one read."""
+        if self.refused is not None:
+            self.lose()  # nobody reads from the old connection
         some, self.held = self.held[:size], self.held[size:]
         if some:
             known = {self.encoded(one): one for one in self.unacknowledged}
@@ -196,6 +225,8 @@ class WombatPeer:
             numbers = [n for n, topic, _ in self.sent if topic == message.topic]
             assert message.number in [n % wombat.SEQUENCE_NUMBERS for n in numbers]
             highest = max(n for n in numbers if n % wombat.SEQUENCE_NUMBERS == message.number)
+            if self.refused is not None and (not self.by_topic or message.topic == self.topics[0]):
+                assert highest < self.refused
             covered = [
                 (n, topic, payload)
                 for n, topic, payload in self.sent
@@ -210,6 +241,7 @@ wombat_step = st.one_of(
     st.tuples(st.just("publish"), st.lists(topic, min_size=1, max_size=3)),
     st.tuples(st.just("publish"), st.lists(topic, min_size=1, max_size=3), st.integers(0, 5)),
     st.tuples(st.just("repeat"), st.integers(0, 50)),
+    st.tuples(st.just("refuse"), st.lists(topic, max_size=2)),
     st.tuples(st.just("step"), st.integers(1, 2)),
     st.sampled_from([("change",), ("send", 1), ("send", 100), ("lose",)]),
 )
@@ -230,7 +262,7 @@ def test_wombat(server: StepServer, first: int, by_topic: bool, steps: list[Any]
         peer.send(1000)
         await server.settle()
         assert not peer.unacknowledged
-        if ("lose",) not in steps:
+        if not {"lose", "refuse"} & {name for name, *_ in steps}:
             for topic in topics:
                 stored = server.payloads(topic)
                 assert len(stored) == len(set(stored)), "stored once on one connection"

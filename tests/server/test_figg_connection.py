@@ -12,7 +12,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.subscription import Sink, Subscription
-from headrace.config import Config, Journal
+from headrace.config import Config, Journal, Limits
 from headrace.server import connection
 from headrace.server.connection import COMMANDS_AT_ONCE_MAX, Connections
 from headrace.server.metrics import Metrics
@@ -28,8 +28,9 @@ WAIT_S = 10.0
 class Figg:
     """A listener whose publishes become durable when `commit` is called."""
 
-    def __init__(self, directory: Path) -> None:
-        config = Config(data_dir=directory, journal=Journal(file_bytes=1 << 20, files=2))
+    def __init__(self, directory: Path, limits: Limits | None = None) -> None:
+        journal = Journal(file_bytes=1 << 20, files=2)
+        config = Config(data_dir=directory, journal=journal, limits=limits or Limits())
         self.store = StepStore(config)
         broker = Broker(self.store.store, self.store.runner, lambda reason: None)
         self.attached: list[str] = []

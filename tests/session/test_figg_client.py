@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Iterable
+from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,6 +26,7 @@ from headrace.session.client import (
     Event,
     Messages,
     Missed,
+    Refused,
 )
 from headrace.session.figg_client import FiggClientSession
 from headrace.wire import figg
@@ -442,6 +445,38 @@ def test_it_is_connected_when_the_peer_has_answered_and_not_before() -> None:
     assert session.state is ConnectionState.CONNECTING
 
 
+def test_a_peer_that_says_nothing_is_connected_when_it_has_stood_for_a_while() -> None:
+    """The protocol leaves pings open: a server may know message types 1 to 7 only."""
+    session = FiggClientSession()
+    session.connecting()
+    session.opened(10.0)
+    assert session.tick_at == 11.0
+    assert session.tick(10.9) == []
+    assert session.state is ConnectionState.CONNECTING
+    assert session.tick(11.0) == []
+    assert session.state is ConnectionState.CONNECTED
+    assert session.tick_at == 12.0  # the next ping
+    session.disconnected()
+    assert session.tick_at == inf
+
+
+def test_without_pings_none_is_sent_and_an_open_connection_is_connected() -> None:
+    session = FiggClientSession(ping_interval_s=None)
+    session.connecting()
+    session.opened(0.0)
+    assert session.state is ConnectionState.CONNECTED
+    assert session.tick_at == inf
+    for reading in (True, False):
+        assert session.tick(1e9, reading) == []
+    assert session.data_to_send(BIG, 0.0) == []
+    assert session.latency_s is None
+
+
+def test_figg_has_no_serials() -> None:
+    with pytest.raises(LocalProtocolError, match="offset"):
+        FiggClientSession().attach("t", "3@7")
+
+
 def test_a_peer_that_speaks_something_else_is_never_connected() -> None:
     session = connected()
     [event] = receive(session, b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -507,6 +542,90 @@ def test_while_we_do_not_read_no_answer_is_expected() -> None:
         assert session.tick(now, reading=False) == []
     assert pings(session) == [2_000_000]
     assert isinstance(session.tick(12.0)[0], Broken)
+
+
+# Publishes that a server does not take
+
+
+def hang_up_on(session: FiggClientSession, now: float = 0.0, after_s: float = 1.0) -> list[Event]:
+    """Connect, be heard, be sent what there is, and hang up without a word about it."""
+    connect(session, now)
+    session.receive_data([figg.encode_pong(0)], now)
+    events = session.hung_up("the server closed the connection", now + after_s)
+    session.disconnected()
+    return events
+
+
+def test_a_publish_that_the_server_hangs_up_on_again_and_again_is_given_up() -> None:
+    session = FiggClientSession()
+    for payload in (b"bad", b"b", b"c"):
+        session.publish("t", payload)
+    assert hang_up_on(session) == []
+    assert hang_up_on(session) == []
+    assert hang_up_on(session) == [Refused("the server closed the connection", 3)]
+    assert session.unacknowledged == 2
+    [rest] = connect(session)
+    assert isinstance(rest, figg.Publishes) and (rest.lowest, rest.highest) == (1, 2)
+    assert receive(session, figg.encode_ack(2)) == [Acknowledged(2)]
+
+
+def test_before_it_is_given_up_it_was_sent_alone() -> None:
+    session = FiggClientSession()
+    session.publish("t", b"good")
+    session.publish("t", b"bad")
+    hang_up_on(session)
+    hang_up_on(session)
+    [alone] = connect(session)
+    assert isinstance(alone, figg.Publishes) and alone.highest == 0
+    session.publish("t", b"more")
+    assert session.data_to_send(BIG, 0.0) == []
+    assert receive(session, figg.encode_ack(0)) == [Acknowledged(1)]
+    assert len(session.data_to_send(BIG, 0.0)) == 2
+    session.disconnected()
+    assert [hang_up_on(session) for _ in range(2)] == [[], []]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        pytest.param(lambda session: lose(session), id="a connection that is lost"),
+        pytest.param(lambda session: fail(session), id="an attempt that fails"),
+        pytest.param(lambda session: hang_up_on(session, after_s=60), id="a server that stops"),
+        pytest.param(lambda session: silent(session), id="a port that says nothing"),
+    ],
+)
+def test_another_end_of_a_connection_says_nothing_about_the_publish(between: Any) -> None:
+    session = FiggClientSession()
+    session.publish("t", b"good")
+    for _ in range(5):
+        assert [hang_up_on(session) for _ in range(2)] == [[], []]
+        assert not between(session)
+    assert session.unacknowledged == 1
+
+
+def lose(session: FiggClientSession) -> None:
+    connect(session)
+    session.receive_data([figg.encode_pong(0)], 0.0)
+    session.disconnected()
+
+
+def fail(session: FiggClientSession) -> None:
+    session.connecting()
+    session.disconnected()
+
+
+def silent(session: FiggClientSession) -> list[Event]:
+    connect(session)
+    events = session.hung_up("", 1.0)
+    session.disconnected()
+    return events
+
+
+def test_a_server_that_hangs_up_without_having_been_sent_anything_refuses_nothing() -> None:
+    session = FiggClientSession()
+    assert [hang_up_on(session) for _ in range(5)] == [[]] * 5
+    session.publish("t", b"good")
+    assert session.unacknowledged == 1
 
 
 # Bad input

@@ -3,6 +3,7 @@
 import pytest
 
 from headrace.errors import LocalProtocolError
+from headrace.model import Refusal
 from headrace.session.figg_server import FiggServerSession
 from headrace.session.server import Attach, Close, Detach, Publish
 from headrace.wire import figg
@@ -86,6 +87,22 @@ def test_a_publish_into_a_reserved_name_space_is_refused_and_not_acknowledged() 
     assert accepted.records == {"t": [b"\0\0\0\1x"]}
     session.stored(accepted.unit)
     assert acks(session) == [0]
+
+
+def test_nothing_at_or_above_a_refused_number_is_acknowledged() -> None:
+    """A client takes the ACK of a higher number for the refused one too."""
+    session = FiggServerSession()
+    below = published(session, publishes(3, 4))
+    above = published(session, publishes(6))
+    close = session.receive_data(publishes(5, topic="$refused"))[-1]
+    assert isinstance(close, Close) and close.refused is Refusal.RESERVED_TOPIC
+    session.stored(above.unit)
+    assert acks(session) == []
+    assert not session.finished
+    session.stored(below.unit)
+    assert acks(session) == [4]
+    assert session.finished
+    session.discard(above)
 
 
 def test_a_unit_is_stored_once() -> None:

@@ -4,6 +4,7 @@ import msgpack
 import pytest
 
 from headrace.errors import LocalProtocolError
+from headrace.model import Refusal
 from headrace.session.server import Attach, Close, Detach, Publish
 from headrace.session.wombat_server import (
     REMEMBERED_BYTES_MAX,
@@ -360,3 +361,18 @@ def test_publishes_come_before_what_else_a_read_brought() -> None:
     messages = [wombat.encode_attach("t", None), *publishes(0), wombat.encode_detach("t")]
     commands = session.receive_messages(messages, 0.0)
     assert [type(command) for command in commands] == [Publish, Attach, Detach]
+
+
+def test_nothing_at_or_above_a_refused_number_is_acknowledged() -> None:
+    """A client with one counter takes the ACK of a higher number for the refused one too."""
+    session = made()
+    below = published(session, publishes(LAST - 1, LAST))
+    above = published(session, publishes(1, topic="u"))
+    close = session.receive_messages(publishes(0, topic="$refused"), 0.0)[-1]
+    assert isinstance(close, Close) and close.refused is Refusal.RESERVED_TOPIC
+    session.stored(above.unit)
+    assert acks(session) == []
+    assert not session.finished
+    session.stored(below.unit)
+    assert acks(session) == [("t", LAST)]
+    assert session.finished

@@ -11,7 +11,7 @@ from tests.system.foreign_figg import ACK, DATA, Message, Wire, field, frame
 from tests.system.support import metrics
 
 NAME = field(b"bad")
-U64 = bytes(8)
+U64 = struct.pack(">Q", 9)
 TOO_LONG = b"x" * 256
 TOO_LARGE = bytes(262_145)
 
@@ -56,14 +56,14 @@ BAD = {
     "PING of 9 bytes": frame(figg.PING, U64 + b"x"),
     "ATTACH to an empty name": figg.attach(b"", 0),
     "DETACH from an empty name": figg.detach(b""),
-    "PUBLISH to an empty name": figg.publish(b"", 1, b"x"),
+    "PUBLISH to an empty name": figg.publish(b"", 9, b"x"),
     "ATTACH to a name of 256 bytes": figg.attach(TOO_LONG, 0),
     "DETACH from a name of 256 bytes": figg.detach(TOO_LONG),
-    "PUBLISH to a name of 256 bytes": figg.publish(TOO_LONG, 1, b"x"),
+    "PUBLISH to a name of 256 bytes": figg.publish(TOO_LONG, 9, b"x"),
     "ATTACH to a name that is not UTF-8": figg.attach(b"\xff\xfe", 0),
     "DETACH from a name that is not UTF-8": figg.detach(b"a\xc3"),
-    "PUBLISH to a name that is not UTF-8": figg.publish(b"\xed\xa0\x80", 1, b"x"),
-    "PUBLISH to a name with overlong UTF-8": figg.publish(b"\xc0\xaf", 1, b"x"),
+    "PUBLISH to a name that is not UTF-8": figg.publish(b"\xed\xa0\x80", 9, b"x"),
+    "PUBLISH to a name with overlong UTF-8": figg.publish(b"\xc0\xaf", 9, b"x"),
     "a frame of 4 GiB": figg.HEADER.pack(figg.PUBLISH, 1, 2**32 - 1),
     "a PING of 4 GiB": figg.HEADER.pack(figg.PING, 1, 2**32 - 1),
     "another protocol": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",

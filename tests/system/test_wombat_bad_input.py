@@ -49,7 +49,7 @@ def raw_publish(payload: bytes) -> bytes:
     return raw(
         PUBLISH,
         "publish",
-        b"\x83" + pack("topic") + pack("t") + pack("sequence_number") + pack(1)
+        b"\x83" + pack("topic") + pack("t") + pack("sequence_number") + pack(9)
         # The last field, so that nothing has to follow it.
         + pack("message") + payload,
     )  # fmt: skip
@@ -57,7 +57,7 @@ def raw_publish(payload: bytes) -> bytes:
 
 def raw_topic(kind: int, name: str, topic: bytes) -> bytes:
     written = b"\xd9" + bytes([len(topic)]) + topic
-    more = pack("message") + pack(b"x") + pack("sequence_number") + pack(1)
+    more = pack("message") + pack(b"x") + pack("sequence_number") + pack(9)
     return raw(kind, name, b"\x83" + pack("topic") + written + more)
 
 
@@ -76,7 +76,7 @@ NOT_MESSAGES = {
     "an empty map": pack({}),
     "an extension": msgpack.packb(msgpack.ExtType(5, b"x")),
     "half a message": ping(1)[:-1],
-    "half a publish": publish("t", 1, b"foo" * 100)[:150],
+    "half a publish": publish("t", 9, b"foo" * 100)[:150],
     "a byte too many": ping(1) + b"\0",
     "two messages in one": ping(1) + ping(2),
     "keys that are numbers": pack({6: {"timestamp": 1}}),
@@ -123,7 +123,7 @@ WRONG_TYPES = {
         for value in (7, 1.5, True, b"1@7", ["1@7"], {})
     },
     **{
-        f"a message of {value!r}": publish("t", 1, value)
+        f"a message of {value!r}": publish("t", 9, value)
         for value in (None, 5, 1.5, True, {}, [256], [-1], ["x"], [1.5], [None], [[1]], [True])
     },
     **{
@@ -169,21 +169,21 @@ MONSTERS = {
 NAMES = {
     "an empty topic": attach(""),
     "an empty topic to detach from": detach(""),
-    "an empty topic to publish to": publish("", 1, b"x"),
+    "an empty topic to publish to": publish("", 9, b"x"),
     "a topic of 256 bytes": attach("x" * 256),
     "a topic of 256 bytes to detach from": detach("é" * 128),
-    "a topic of 256 bytes to publish to": publish("x" * 256, 1, b"x"),
+    "a topic of 256 bytes to publish to": publish("x" * 256, 9, b"x"),
     "a topic of 200 KB": attach("x" * 200_000),
-    "a topic that Logux writes": publish("$logux/a", 1, b"x"),
-    "a topic that Channel writes": publish("$channel/a", 1, b"x"),
-    "one of those with an array": publish("$logux/a", 1, [1]),
+    "a topic that Logux writes": publish("$logux/a", 9, b"x"),
+    "a topic that Channel writes": publish("$channel/a", 9, b"x"),
+    "one of those with an array": publish("$logux/a", 9, [1]),
 }
 TOO_LARGE = {
-    "262,145 bytes": publish("t", 1, bytes(PAYLOAD_BYTES_MAX + 1)),
-    "262,145 characters": publish("t", 1, "x" * (PAYLOAD_BYTES_MAX + 1)),
-    "131,073 characters of two bytes": publish("t", 1, "é" * (PAYLOAD_BYTES_MAX // 2 + 1)),
-    "262,145 numbers": publish("t", 1, [0] * (PAYLOAD_BYTES_MAX + 1)),
-    "500,000 bytes": publish("t", 1, bytes(500_000)),
+    "262,145 bytes": publish("t", 9, bytes(PAYLOAD_BYTES_MAX + 1)),
+    "262,145 characters": publish("t", 9, "x" * (PAYLOAD_BYTES_MAX + 1)),
+    "131,073 characters of two bytes": publish("t", 9, "é" * (PAYLOAD_BYTES_MAX // 2 + 1)),
+    "262,145 numbers": publish("t", 9, [0] * (PAYLOAD_BYTES_MAX + 1)),
+    "500,000 bytes": publish("t", 9, bytes(500_000)),
 }
 BAD = [
     *((f"{name}: {what}", bad, code)
@@ -442,7 +442,8 @@ def test_why_a_connection_was_closed_is_logged_and_counted(
         wire.send_bytes(bad)
         _, closed = wire.until_closed()
         assert word in closed.reason
-        wait_until(lambda: word in server.stderr[logged:], 30, f"{word} in the log")  # noqa: B023
+        if closed.code != TOO_BIG:  # refused publishes of an address are summed up
+            wait_until(lambda: word in server.stderr[logged:], 30, f"{word} in the log")  # noqa: B023
         assert metrics(server)[key] == counted + 1
 
 

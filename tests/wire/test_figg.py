@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.model import PAYLOAD_BYTES_MAX, RESERVED_PREFIXES, TOPIC_BYTES_MAX
+from headrace.model import PAYLOAD_BYTES_MAX, TOPIC_BYTES_MAX, Refusal, is_reserved
 from headrace.wire import figg
 from headrace.wire.figg_decoder import CONTROLS_AT_ONCE_MAX, ClientDecoder, ServerDecoder
 
@@ -82,6 +82,7 @@ def split(message: figg.ToServer | figg.ToClient) -> list[Frame]:
             for offset, payload in message.messages
         ]
     fields = {key: value for key, value in message._asdict().items() if value is not None}
+    fields.pop("refused", None)  # for the server, and not on the wire
     return [frame(type(message).__name__.upper(), **fields)]
 
 
@@ -111,6 +112,44 @@ def encode(frame: Frame) -> bytes:
             number = int(str(fields.get("seq_num", fields.get("timestamp"))))
             encoders = {"ACK": figg.encode_ack, "PING": figg.encode_ping, "PONG": figg.encode_pong}
             return encoders[name](number)
+
+
+TOO_LARGE = PAYLOAD_BYTES_MAX + 1
+
+
+@pytest.mark.parametrize(
+    ("data", "why", "number"),
+    [
+        (figg.encode_publish("$anything", 7, b"x"), Refusal.RESERVED_TOPIC, 7),
+        (figg.encode_publish("", 7, b"x"), Refusal.EMPTY_TOPIC, 7),
+        (figg.encode_publish("x" * (TOPIC_BYTES_MAX + 1), 7, b"x"), Refusal.LONG_TOPIC, 7),
+        (figg.encode_publish("ab", 7, b"x").replace(b"ab", b"\xff\xfe"), Refusal.BAD_TOPIC, 7),
+        (figg.encode_publish("t", 7, bytes(TOO_LARGE)), Refusal.LARGE_PAYLOAD, 7),
+        # Refused from its header: the number is known if it has come by then.
+        (figg.encode_publish("t", 7, bytes(TOO_LARGE + 300)), Refusal.LARGE_PAYLOAD, 7),
+        (figg.encode_publish("t", 7, bytes(TOO_LARGE + 300))[:10], Refusal.LARGE_PAYLOAD, None),
+    ],
+)
+def test_a_publish_that_stays_refused_is_told_with_its_number(
+    data: bytes, why: Refusal, number: int | None
+) -> None:
+    first, bad = ServerDecoder().receive(figg.encode_publish("t", 0, b"x") + data)
+    assert isinstance(first, figg.Publishes) and first.highest == 0
+    assert isinstance(bad, figg.Bad) and bad.refused == (why, number)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        figg.encode_attach("", 7),
+        figg.encode_publish("t", 7, b"x") + figg.HEADER.pack(figg.PUBLISH, 1, 3) + bytes(3),
+        figg.HEADER.pack(figg.PUBLISH, 1, 0),
+        figg.HEADER.pack(figg.PUBLISH, 2, 0),
+    ],
+)
+def test_what_is_no_publish_is_not_told_as_one(data: bytes) -> None:
+    *_, bad = ServerDecoder().receive(data)
+    assert isinstance(bad, figg.Bad) and bad.refused is None
 
 
 def decoder_for(vector: Vector) -> ServerDecoder | ClientDecoder:
@@ -177,9 +216,7 @@ def encodable(text: str) -> bool:
     return True
 
 
-publishes = st.tuples(
-    topics.filter(lambda name: not name.startswith(RESERVED_PREFIXES)), u64, payloads
-)
+publishes = st.tuples(topics.filter(lambda name: not is_reserved(name)), u64, payloads)
 
 
 @st.composite

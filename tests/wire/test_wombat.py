@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.model import PAYLOAD_BYTES_MAX, TOPIC_BYTES_MAX, Refusal, is_reserved
 from headrace.wire import websocket, wombat
 from headrace.wire.wombat_decoder import ClientDecoder, ServerDecoder
 
@@ -76,6 +76,7 @@ def seen(vector: Vector) -> tuple[str, dict[str, Any]]:
         case wombat.Ack(topic, number):
             return "ACK", {"topic": topic, "sequence_number": number}
     fields = {key: value for key, value in message._asdict().items() if value is not None}
+    fields.pop("refused", None)  # for the server, and not on the wire
     return type(message).__name__.upper(), fields
 
 
@@ -174,8 +175,34 @@ def test_nothing_is_read_after_bad_input(vector: Vector) -> None:
         assert decoder.receive([publish(2)]) == []
 
 
+RAW_PUBLISH = b"\x82\xa4type\x03\xa7publish\x83\xafsequence_number\x07\xa7message\xc4\x01x\xa5topic"
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (wombat.encode_publish("$anything", 7, b"x"), Refusal.RESERVED_TOPIC),
+        (wombat.encode_publish("", 7, b"x"), Refusal.EMPTY_TOPIC),
+        (wombat.encode_publish("x" * (TOPIC_BYTES_MAX + 1), 7, b"x"), Refusal.LONG_TOPIC),
+        (RAW_PUBLISH + b"\xa2\xff\xfe", Refusal.BAD_TOPIC),
+        (RAW_PUBLISH + b"\xd9\x02\xff\xfe", Refusal.BAD_TOPIC),
+        (wombat.encode_publish("t", 7, bytes(PAYLOAD_BYTES_MAX + 1)), Refusal.LARGE_PAYLOAD),
+    ],
+)
+def test_a_publish_that_stays_refused_is_told_with_its_number(message: bytes, why: Refusal) -> None:
+    first, bad = ServerDecoder().receive([publish(0), message, publish(1)])
+    assert isinstance(first, wombat.Publishes) and first.numbers == {"t": [0]}
+    assert isinstance(bad, wombat.Bad) and bad.refused == (why, 7)
+
+
+@pytest.mark.parametrize("message", [RAW_PUBLISH + b"\x07", RAW_PUBLISH, b"\x80", b"\xc1"])
+def test_what_is_no_publish_is_not_told_as_one(message: bytes) -> None:
+    [bad] = ServerDecoder().receive([message])
+    assert isinstance(bad, wombat.Bad) and bad.refused is None
+
+
 topics = st.text(st.characters(codec="utf-8"), min_size=1, max_size=60).filter(
-    lambda name: not name.startswith("$")
+    lambda name: not is_reserved(name)
 )
 numbers = st.integers(0, NUMBERS - 1)
 payloads = st.binary(max_size=300)

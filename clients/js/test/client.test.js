@@ -15,6 +15,7 @@ import {
   HeadraceError,
   LocalProtocolError,
   PayloadTooLargeError,
+  PublishRefusedError,
   UnacknowledgedError,
   connect,
   encode,
@@ -57,6 +58,35 @@ test("what cannot be published is rejected with a reason", async (t) => {
   await assert.rejects(client.publish("t", 7), /a payload is bytes or text, not number/);
   await assert.rejects(client.publish(7, "x"), /a topic is a string, not number/);
   assert.equal(client.unacknowledged, 0);
+});
+
+test("a publish that only the server refuses fails alone, and the rest goes on", async (t) => {
+  const peer = await listen(t);
+  const client = open(t, peer);
+  const stored = [];
+  const refuse = async () => {
+    for (;;) {
+      const connection = await peer.accept();
+      for (let closed = false; !closed;) {
+        const { message, sequence_number: number } = await connection.expect("publish");
+        const payload = Buffer.from(message).toString();
+        if (payload === "refused") connection.close("1009 too much for me");
+        else connection.send("ack", { topic: "t", sequence_number: number });
+        closed = payload === "refused";
+        if (!closed) stored.push(payload);
+      }
+    }
+  };
+  refuse().catch(() => {}); // until the test is over
+  const all = ["a", "refused", "b"].map((payload) => client.publish("t", payload));
+  const refused = (error) =>
+    error instanceof PublishRefusedError && /1009 too much for me/.test(error.reason);
+  await within(assert.rejects(client.flush(), refused), "a refusal");
+  await assert.rejects(all[1], refused);
+  await within(Promise.all([all[0], all[2]]), "the others");
+  await within(client.publish("t", "c"), "a later one");
+  await client.flush();
+  assert.deepEqual(stored, ["a", "b", "c"]);
 });
 
 test("publishes beyond the window wait for room", async (t) => {

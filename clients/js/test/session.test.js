@@ -231,6 +231,55 @@ test("bad names and too large payloads are refused and not sent", () => {
   );
 });
 
+test("a publish that the server closes on three times in a row is given up, and was sent alone before", () => {
+  const { session, publish, reconnect, say, sent } = client({ connected: 0 });
+  for (const topic of ["bad", "b", "c"]) publish(topic);
+  assert.deepEqual(numbers(sent()), ["bad 0", "b 1", "c 2"]);
+  assert.deepEqual(session.hungUp(1009, "1009 too big"), []);
+  reconnect();
+  say("pong", { timestamp: 0 });
+  assert.deepEqual(numbers(sent()), ["bad 0", "b 1", "c 2"]);
+  assert.deepEqual(session.hungUp(1009, "1009 too big"), []);
+  reconnect();
+  say("pong", { timestamp: 0 });
+  assert.deepEqual(numbers(sent()), ["bad 0"]);
+  const refused = { kind: "refused", reason: "1009 too big" };
+  assert.deepEqual(session.hungUp(1009, "1009 too big"), [refused]);
+  assert.equal(session.unacknowledged, 2);
+  reconnect();
+  assert.deepEqual(numbers(sent()), ["b 1", "c 2"]);
+  say("ack", { topic: "c", sequence_number: 2 });
+  assert.equal(session.unacknowledged, 0);
+});
+
+test("other ends of a connection, and acknowledgements, say that a publish is not refused", () => {
+  const { session, publish, reconnect, say, sent } = client({ connected: 0 });
+  publish("a");
+  const again = (end) => {
+    sent();
+    const events = end();
+    reconnect();
+    say("pong", { timestamp: 0 });
+    return events;
+  };
+  const hangUp = () => session.hungUp(1008, "");
+  const others = [() => [], () => session.hungUp(1001, ""), () => session.hungUp(1006, "")];
+  for (const other of others) {
+    for (const end of [hangUp, hangUp, other]) assert.deepEqual(again(end), []);
+  }
+  again(hangUp);
+  again(hangUp);
+  publish("b");
+  assert.deepEqual(numbers(sent()), ["a 0"], "alone");
+  say("ack", { topic: "a", sequence_number: 0 });
+  assert.deepEqual(numbers(sent()), ["b 1"]);
+  for (const end of [hangUp, hangUp]) assert.deepEqual(again(end), []);
+  session.disconnected();
+  session.connecting();
+  session.opened(0);
+  assert.deepEqual(session.hungUp(1008, ""), [], "before the server has answered");
+});
+
 test("a topic is asked for from a serial or from its end", () => {
   const { session, sent } = client({ connected: 0 });
   session.attach("a", "1@7");

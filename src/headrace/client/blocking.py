@@ -22,6 +22,7 @@ from headrace.client.handler import Handler, check_handler
 from headrace.client.subscription import Subscription
 from headrace.errors import (
     ClientClosedError,
+    PublishRefusedError,
     UnacknowledgedError,
     WindowFullError,
 )
@@ -54,6 +55,8 @@ class BlockingClient:
         self._published = 0
         self._acknowledged = 0
         self._in_flight_bytes = 0
+        self._refusal: PublishRefusedError | None = None
+        """The first refusal that nobody was told of by `publish` or `flush`."""
         self._thread.start()
 
     @property
@@ -89,7 +92,13 @@ class BlockingClient:
             except WindowFullError:
                 self.window(_left(deadline))
         self._hurry()
-        future.result(_left(deadline))
+        try:
+            future.result(_left(deadline))
+        except PublishRefusedError as error:
+            with self._lock:
+                if self._refusal is error:
+                    self._refusal = None
+            raise
 
     def publish_nowait(self, topic: str, payload: Payload) -> "Future[None]":
         """Publish and return a future that the acknowledgement resolves. It need not be waited for.
@@ -121,7 +130,17 @@ class BlockingClient:
         self._wait(self._has_room, timeout_s, "room in the window")
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything published so far, by any thread, is acknowledged."""
+        """Wait until everything published so far, by any thread, is acknowledged.
+
+        Raises PublishRefusedError if the server did not take one of them; the others are acknowledged.
+        """
+        self._settled(timeout_s)
+        with self._lock:
+            refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            raise refusal
+
+    def _settled(self, timeout_s: float | None) -> None:
         until = self._published
         self._hurry()
         self._wait(lambda: self._acknowledged >= until, timeout_s, "acknowledgements")
@@ -132,9 +151,10 @@ class BlockingClient:
         handler: Handler | None = None,
         *,
         offset: int | None = None,
+        serial: str | None = None,
         timeout_s: float | None = None,
     ) -> "BlockingSubscription":
-        """Subscribe from an offset (0: from the oldest message kept), or from now on.
+        """Subscribe from an offset (0: from the oldest message kept), a serial, or from now on.
 
         Iterate over what is returned, or give a `handler`, which is called with each message in
         turn, in the client's thread. With `timeout_s` the iteration ends when no message has come
@@ -143,7 +163,7 @@ class BlockingClient:
         check_handler(handler)
 
         async def subscribe() -> Subscription:
-            return self._client.subscribe(topic, handler, offset=offset)
+            return self._client.subscribe(topic, handler, offset=offset, serial=serial)
 
         return BlockingSubscription(self, self.call(subscribe), timeout_s)
 
@@ -178,7 +198,7 @@ class BlockingClient:
         flush_s = self._client.options.flush_timeout_s if flush_s is None else flush_s
         try:
             if flush_s > 0 and not self._thread.is_closed:
-                self.flush(flush_s)
+                self._settled(flush_s)
         except (TimeoutError, ClientClosedError):  # the latter: closed by another thread meanwhile
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None
@@ -243,7 +263,7 @@ class BlockingClient:
     def _drain(self) -> None:
         with self._lock:
             self._drain_scheduled = False
-        batch: list[Future[None]] = []
+        batch: list[tuple[Future[None], asyncio.Future[None]]] = []
         batch_bytes = 0
         last: asyncio.Future[None] | None = None
         # Full: the next acknowledgement comes back here. Closed: `_main` ends what is queued.
@@ -252,22 +272,31 @@ class BlockingClient:
                 topic, payload, future = self._queue[0]
                 last = self._client.publish_nowait(topic, payload)
                 self._queue.popleft()
-                batch.append(future)
+                batch.append((future, last))
                 batch_bytes += len(payload)
         if last is not None:
             # Acknowledgements come in order and a batch is sent together: the last one tells of all.
             last.add_done_callback(partial(self._settle, batch, batch_bytes))
 
     def _settle(
-        self, batch: list[Future[None]], batch_bytes: int, last: "asyncio.Future[None]"
+        self,
+        batch: "list[tuple[Future[None], asyncio.Future[None]]]",
+        batch_bytes: int,
+        last: "asyncio.Future[None]",
     ) -> None:
-        if (error := last.exception()) is not None:
-            for future in batch:
-                future.set_exception(error)
+        refusal: PublishRefusedError | None = None
+        for future, publish in batch:
+            error = publish.exception()
+            if error is None:
+                future.set_result(None)
+                continue
+            future.set_exception(error)
+            if isinstance(error, PublishRefusedError):
+                refusal = refusal or error
+        if isinstance(last.exception(), ClientClosedError):
             return
-        for future in batch:
-            future.set_result(None)
         with self._lock:
+            self._refusal = self._refusal or refusal
             self._acknowledged += len(batch)
             self._in_flight_bytes -= batch_bytes
             self._lock.notify_all()
@@ -288,17 +317,25 @@ class BlockingSubscription:
         self.timeout_s = timeout_s
         self._client = client
         self._subscription = subscription
-        self._offset: int | None = None
+        self._last: Message | None = None
         # Filled by the client's thread: what comes after a wait was given up is not lost.
         self._ready: deque[Message] = deque()
 
     @property
     def offset(self) -> int | None:
-        """Just past the last message taken, or where delivery began."""
-        return self._subscription.offset if self._offset is None else self._offset
+        """Just past the last message taken, or where delivery began, as `Subscription.offset`."""
+        return self._subscription.offset if self._last is None else self._last.offset
 
-    def attached(self) -> int:
-        """Wait until the server delivers this topic, and return the offset it began from."""
+    @property
+    def serial(self) -> str | None:
+        """The same as a serial, as `Subscription.serial`. Wombat only."""
+        return self._subscription.serial if self._last is None else self._last.serial
+
+    def attached(self) -> int | None:
+        """Wait until the server delivers this topic, and return the offset it began from.
+
+        None over Wombat when the server's serials do not tell offsets: see `serial`.
+        """
         return self._client.call(self._subscription.attached)
 
     def unsubscribe(self) -> None:
@@ -317,7 +354,7 @@ class BlockingSubscription:
                 if not self._fetch():
                     raise StopIteration from None
             else:
-                self._offset = message.offset
+                self._last = message
                 return message
 
     def __enter__(self) -> Self:

@@ -24,6 +24,7 @@ from headrace.client.subscription import Subscription
 from headrace.errors import (
     ClientClosedError,
     LocalProtocolError,
+    PublishRefusedError,
     UnacknowledgedError,
 )
 from headrace.session.client import (
@@ -35,6 +36,7 @@ from headrace.session.client import (
     Event,
     Messages,
     Missed,
+    Refused,
 )
 
 Payload = bytes | bytearray | memoryview
@@ -67,6 +69,8 @@ class Client:
         self._publishes: deque[asyncio.Future[None]] = deque()
         self._published = 0
         self._acknowledged = 0
+        self._refusal: PublishRefusedError | None = None
+        """The first refusal that nobody was told of by `publish` or `flush`."""
         self._closed: ClientClosedError | None = None
         # Both are only ever set and cleared at once: they wake all who wait, to look again.
         self._acks = asyncio.Event()
@@ -96,14 +100,23 @@ class Client:
     async def publish(self, topic: str, payload: Payload) -> None:
         """Publish and wait until the server has acknowledged it.
 
+        Raises PublishRefusedError when the server does not take it.
+
         Waits for room in the window first; cancelled there, nothing is published. Cancelled later,
         the message is published all the same and only nobody waits for it.
         """
         await self.window()
-        await self.publish_nowait(topic, payload)
+        try:
+            await self.publish_nowait(topic, payload)
+        except PublishRefusedError as error:
+            if self._refusal is error:
+                self._refusal = None
+            raise
 
     def publish_nowait(self, topic: str, payload: Payload) -> "asyncio.Future[None]":
         """Publish and return a future that the acknowledgement resolves. It need not be awaited.
+
+        It fails with PublishRefusedError when the server does not take this publish; `flush` tells too.
 
         What is published in one step of the event loop is sent together, in order. Raises
         WindowFullError when too much is unacknowledged: `await client.window()` first.
@@ -130,7 +143,16 @@ class Client:
             self._running()
 
     async def flush(self) -> None:
-        """Wait until everything published so far is acknowledged."""
+        """Wait until everything published so far is acknowledged.
+
+        Raises PublishRefusedError if the server did not take one of them; the others are acknowledged.
+        """
+        await self._settled()
+        if self._refusal is not None:
+            refusal, self._refusal = self._refusal, None
+            raise refusal
+
+    async def _settled(self) -> None:
         self._running()
         until = self._published
         while self._acknowledged < until:
@@ -138,25 +160,35 @@ class Client:
             self._running()
 
     def subscribe(
-        self, topic: str, handler: Handler | None = None, *, offset: int | None = None
+        self,
+        topic: str,
+        handler: Handler | None = None,
+        *,
+        offset: int | None = None,
+        serial: str | None = None,
     ) -> Subscription:
-        """Subscribe from an offset (0: from the oldest message kept), or from now on.
+        """Subscribe from an offset (0: from the oldest message kept), a serial, or from now on.
 
+        A serial is that of a `Message` that was received over Wombat, in this process or another.
         Iterate over what is returned, or give a `handler`, which is called with each message in
         turn, and awaited if it is asynchronous. After a lost connection it goes on where it
-        stopped. Where the server cannot start at the offset, the `missed` event tells. One
+        stopped. Where the server cannot start at the place, the `missed` event tells. One
         subscription per topic: LocalProtocolError otherwise.
         """
         check_handler(handler)
         link, _ = self._running()
         if topic in self._subscriptions:
             raise LocalProtocolError(f"{topic!r} is already subscribed on this client")
-        self._session.attach(topic, offset)
+        if offset is not None and serial is not None:
+            raise LocalProtocolError("give one of `offset` and `serial`")
+        if serial is not None and not isinstance(serial, str):
+            raise TypeError(f"a serial is str, not {type(serial).__name__}")
+        place = self._session.attach(topic, offset if serial is None else serial)
         link.send_soon()
         if topic in self._detaching:
             self._detaching.discard(topic)
             _wake(self._changes)
-        subscription = Subscription(self, topic, offset, self.options.receive_bytes_max)
+        subscription = Subscription(self, topic, place, self.options.receive_bytes_max)
         self._subscriptions[topic] = subscription
         if handler is not None:
             subscription.hand_to(handler)
@@ -218,7 +250,7 @@ class Client:
         try:
             if flush_s > 0 and self.unacknowledged:
                 async with asyncio.timeout(flush_s):
-                    await self.flush()
+                    await self._settled()
         except (TimeoutError, ClientClosedError):  # the latter: closed by another call meanwhile
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None
@@ -291,20 +323,25 @@ class Client:
                 self._messages(event)
             elif isinstance(event, Acknowledged):
                 self._acknowledge(event.publishes)
+            elif isinstance(event, Refused):
+                self._refuse(PublishRefusedError(event.reason, event.times))
             elif isinstance(event, Missed):
                 self._missed(event)
             elif isinstance(event, Attached):
-                self._subscriptions[event.topic].begin(event.offset)
+                self._subscriptions[event.topic].begin(event.place)
             elif isinstance(event, Detached):
                 self._detaching.discard(event.topic)
                 _wake(self._changes)
 
     def _missed(self, event: Missed) -> None:
-        if self._lake is not None and event.got > event.asked:
-            gap = Gap(self._lake, event, partial(self._handlers.tell, "missed"))
-            self._subscriptions[event.topic].deliver_from_lake(gap)
-        else:
-            self._handlers.tell("missed", event)
+        tell = partial(self._handlers.tell, "missed")
+        asked, got = event.asked, event.got
+        if self._lake is None or asked is None or got is None or got <= asked:
+            tell(event)
+            return
+        has_serials = event.got_serial is not None
+        gap = Gap(self._lake, event.topic, asked, got, has_serials=has_serials, tell=tell)
+        self._subscriptions[event.topic].deliver_from_lake(gap)
 
     def _messages(self, event: Messages) -> None:
         subscription = self._subscriptions[event.topic]
@@ -317,6 +354,16 @@ class Client:
             future = self._publishes.popleft()
             if not future.done():
                 future.set_result(None)
+        _wake(self._acks)
+
+    def _refuse(self, error: PublishRefusedError) -> None:
+        """The oldest publish is given up."""
+        self._acknowledged += 1
+        self._refusal = self._refusal or error
+        future = self._publishes.popleft()
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # `flush` tells of it, if nobody awaits it
         _wake(self._acks)
 
     def _state_changed(self, state: ConnectionState) -> None:

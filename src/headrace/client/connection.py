@@ -39,6 +39,8 @@ class Connection(ABC):
         self._owner = owner
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.writing_paused = False
+        self.was_hung_up = False
+        """Whether it was the server that ended it, of its own will."""
         self._open = False
         self._dropped = False
 

@@ -32,5 +32,8 @@ class TcpConnection(Connection, asyncio.Protocol):
         if self._open:
             self._owner.received((data,))
 
+    def eof_received(self) -> None:
+        self.was_hung_up = True  # and the transport closes
+
     def connection_lost(self, error: Exception | None) -> None:
         self._lost(str(error or "") or CLOSED_BY_SERVER)

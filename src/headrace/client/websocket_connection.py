@@ -32,6 +32,9 @@ SMALL_BYTES_MAX = 512
 RECEIVE_WINDOW_BYTES_MAX = 1024 * 1024
 """What the kernel may hold for us, about: picows takes all of it in one read, and keeps the room."""
 
+BLAMING_CODES = frozenset({1002, 1003, 1007, 1008, 1009})
+"""Close codes by which a server says that something is wrong with what it was sent."""
+
 REASON_MAX = 250
 """Characters of a server's refusal that are repeated."""
 
@@ -180,6 +183,7 @@ class WebSocketConnection(Connection, WSListener):
             return
         code = int.from_bytes(payload[:2], "big")
         self._ws.send_close(WSCloseCode.OK)
+        self.was_hung_up = code in BLAMING_CODES
         reason = payload[2:].decode(errors="replace")
         self.drop(f"closed by the server: {code or ''} {reason}".rstrip(": "))
 

@@ -21,7 +21,7 @@ from headrace.errors import BadTopicNameError
 from headrace.lake.format import Range
 from headrace.lake.reading import files_of
 from headrace.lake.table import open_table
-from headrace.model import RESERVED_PREFIXES, check_publish_topic, check_topic_name
+from headrace.model import check_publish_topic, check_topic_name, is_reserved
 from headrace.pipeline.points import Points
 from headrace.pipeline.replay_note import Notes
 from headrace.pipeline.replay_plan import (
@@ -132,7 +132,7 @@ def _ms(moment: Time | None) -> int | None:
 
 def _check(wanted: Wanted, rate: float | None) -> None:
     check_topic_name(wanted.topic)
-    if wanted.target.startswith(RESERVED_PREFIXES):
+    if is_reserved(wanted.target):
         raise BadTopicNameError(
             f"replay writes records as they are, and {wanted.target!r} is published to by its own protocol "
             "only: name another topic"

@@ -106,6 +106,7 @@ class _StateApi:
             self._connections.metrics.text(
                 {
                     "connections": len(self._connections.open),
+                    "connections_held": len(self._connections.refusals.held),
                     "http_requests_bytes": self._requests.bytes,
                     "pending_bytes": self._store.pending_bytes,
                     "journal_files_waiting": self._store.journal_files_waiting,

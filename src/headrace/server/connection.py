@@ -16,8 +16,10 @@ from collections.abc import Callable, Sequence
 from headrace.broker.broker import Broker
 from headrace.broker.subscription import Slice, State, Subscription
 from headrace.config import Limits
+from headrace.model import Refusal
 from headrace.server.health import Health
 from headrace.server.metrics import Metrics
+from headrace.server.refusals import Refusals
 from headrace.server.turns import Turns
 from headrace.session.server import Close, ServerSession
 from headrace.session.units import Unit
@@ -71,6 +73,7 @@ class Connections:
         self.draining = False
         self._all_gone = asyncio.Event()
         self._refusal_logged_s: dict[str, float] = {}
+        self.refusals = Refusals(self.loop, limits, metrics)
 
     @property
     def full(self) -> bool:
@@ -91,6 +94,7 @@ class Connections:
         """Read again from those that are no longer over a limit which has changed meanwhile."""
         for connection in list(self.paused):
             connection.read_again()
+        self.refusals.tick()
 
     def refused(self, peer: str, why: str = "connections_max is reached") -> None:
         """Count a connection that was turned away; a flood of them is one line a second."""
@@ -121,6 +125,7 @@ class Connections:
                 connection.close("the server is stopping", websocket.GOING_AWAY)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_gone.wait(), _STOP_TIMEOUT_S)
+        self.refusals.close()
 
     def lost(self, connection: "Connection") -> None:
         self.open.discard(connection)
@@ -149,6 +154,7 @@ class Connection:
         "_commands",
         "_goodbye",
         "_goodbye_timer",
+        "_hold_timer",
         "_paused",
         "_pulling",
         "_pumping",
@@ -185,6 +191,8 @@ class Connection:
         self._goodbye: Close | None = None
         """Why this peer is being closed, as soon as what it published is acknowledged."""
         self._goodbye_timer: asyncio.TimerHandle | None = None
+        self._hold_timer: asyncio.TimerHandle | None = None
+        """While this peer is held for a publish that would be refused again: until when."""
 
     # The transport
 
@@ -209,6 +217,7 @@ class Connection:
             self._shared.broker.unsubscribe(subscription)
         self._subscriptions = self._queue = self._pulling = None
         self._writable = False
+        self._release()
         if self._goodbye_timer is not None:
             self._goodbye_timer.cancel()
 
@@ -327,12 +336,47 @@ class Connection:
             self._pulling.pop(subscription, None)
 
     def _refuse(self, command: Close) -> None:
-        if command.is_peers_fault:
+        held_s = 0.0
+        if command.refused is not None:
+            held_s = self._hold(command.reason, command.refused)
+        elif command.is_peers_fault:
             self.count_refusal(command.reason)
         self._goodbye = command
         self.pause(Pause.CLOSING)
         # Commits may be held back for hours: nobody keeps a socket for so long who cannot use it.
-        self._goodbye_timer = self._shared.loop.call_later(GOODBYE_TIMEOUT_S, self._transport.abort)
+        self._goodbye_timer = self._shared.loop.call_later(
+            held_s + GOODBYE_TIMEOUT_S, self._transport.abort
+        )
+
+    def _hold(self, reason: str, why: Refusal) -> float:
+        """Keep a peer that would send the same again from doing so at once; returns for how long."""
+        shared = self._shared
+        shared.metrics.count("connections_closed_for_bad_input_total")
+        held_s = shared.refusals.hold(self, reason, why)
+        if held_s:
+            self._hold_timer = shared.loop.call_later(held_s, self.end_hold)
+        return held_s
+
+    def end_hold(self) -> None:
+        """It was held long enough, or has left: close when what it published is acknowledged."""
+        self._release()
+        self._answer()
+
+    def _release(self) -> None:
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
+            self._shared.refusals.release(self)
+
+    @property
+    def address(self) -> str:
+        return self.peer.rpartition(":")[0]
+
+    @property
+    def fd(self) -> int:
+        """The socket's; -1 without one."""
+        sock = self._transport.get_extra_info("socket")
+        return -1 if sock is None else int(sock.fileno())
 
     def count_refusal(self, reason: str) -> None:
         logger.warning("%s: closing: %s", self.peer, reason)
@@ -348,7 +392,7 @@ class Connection:
         data = self._session.data_to_send()
         if data:
             self._write_answer(data)
-        if self._goodbye is not None and self._session.finished:
+        if self._goodbye is not None and self._hold_timer is None and self._session.finished:
             self.close(self._goodbye.reason, self._goodbye.code)
 
     def _write_answer(self, data: bytes) -> None:
@@ -385,6 +429,7 @@ class Connection:
             self._hang_up()
 
     def _hang_up(self) -> None:
+        self._release()
         self._closed = True
         hang_up(self._transport, self.lost)
 

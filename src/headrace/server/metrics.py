@@ -1,5 +1,9 @@
 """Counters of one server, and their text for Prometheus. What counts is decided where it happens."""
 
+from itertools import product
+
+from headrace.model import Refusal
+
 COUNTERS = {
     "connections_total": "Connections of Figg and Wombat clients accepted.",
     "connections_refused_total": "Connections turned away because connections_max was reached.",
@@ -13,6 +17,7 @@ COUNTERS = {
 }
 GAUGES = {
     "connections": "Open connections of Figg and Wombat clients.",
+    "connections_held": "Connections that are held, unread, after a refused publish.",
     "http_requests_bytes": "Bytes of HTTP requests that are arriving or not answered yet.",
     "pending_bytes": "Bytes received and not yet committed.",
     "journal_files_waiting": "Full journal files that are not moved to segments yet.",
@@ -25,22 +30,37 @@ GAUGES = {
 }
 
 
+REFUSALS_HELP = "Publishes that were refused and would be again, by protocol and reason."
+REFUSING_PROTOCOLS = ("figg", "wombat")
+
+
 class Metrics:
     def __init__(self) -> None:
         self._counts = dict.fromkeys(COUNTERS, 0)
+        self._refusals = dict.fromkeys(product(REFUSING_PROTOCOLS, Refusal), 0)
 
     def count(self, name: str, amount: int = 1) -> None:
         self._counts[name] += amount
+
+    def count_refusal(self, protocol: str, why: Refusal) -> None:
+        self._refusals[protocol, why] += 1
 
     def text(self, gauges: dict[str, int]) -> str:
         lines: list[str] = []
         for name, value in self._counts.items():
             lines += _described(name, "counter", COUNTERS[name], value)
+        lines += _head("refusals_total", "counter", REFUSALS_HELP)
+        for (protocol, why), value in self._refusals.items():
+            labels = f'protocol="{protocol}",reason="{why}"'
+            lines.append(f"headrace_refusals_total{{{labels}}} {value}")
         for name, help_text in GAUGES.items():
             lines += _described(name, "gauge", help_text, gauges[name])
         return "\n".join(lines) + "\n"
 
 
 def _described(name: str, kind: str, help_text: str, value: int) -> list[str]:
-    full = f"headrace_{name}"
-    return [f"# HELP {full} {help_text}", f"# TYPE {full} {kind}", f"{full} {value}"]
+    return [*_head(name, kind, help_text), f"headrace_{name} {value}"]
+
+
+def _head(name: str, kind: str, help_text: str) -> list[str]:
+    return [f"# HELP headrace_{name} {help_text}", f"# TYPE headrace_{name} {kind}"]

@@ -7,12 +7,13 @@ on together, so that batches cross layers here too.
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import picows
 from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
+from headrace.model import Refusal
 from headrace.server.connection import Connection
 from headrace.wire import websocket
 
@@ -27,6 +28,9 @@ _READ_BYTES_MAX = 1 << 17
 _CONTROL_BYTES_MAX = 125
 """The largest ping, pong or close, RFC 6455 section 5.5."""
 
+_CLOSE_FRAME = b"\x88"
+"""How a whole CLOSE begins."""
+
 _BINARY = picows.WSMsgType.BINARY
 _TEXT = picows.WSMsgType.TEXT
 _CONTINUATION = picows.WSMsgType.CONTINUATION
@@ -38,14 +42,19 @@ _PONG = picows.WSMsgType.PONG
 class WebSocketConnection(Connection):
     """A connection whose peer sends messages and is told why it is closed."""
 
-    __slots__ = ("_websocket",)
+    __slots__ = ("_kept_close", "_says_goodbye", "_websocket")
     message_bytes_max: int
     """Larger messages are refused, from the header of the frame that goes beyond it."""
     takes_text = False
     """Whether text is part of the protocol."""
+    large_refusal: Refusal | None = None
+    """Set where a message over that size is a publish that would come again."""
 
     def websocket_opened(self, transport: asyncio.Transport, ws: picows.WSTransport) -> None:
         self._websocket = ws
+        self._kept_close = b""
+        """Picows' CLOSE for a frame that is too large, while this peer is held."""
+        self._says_goodbye = False
         self.opened(transport)
 
     def messages_received(self, messages: Sequence[Any]) -> None:
@@ -59,20 +68,40 @@ class WebSocketConnection(Connection):
         """The peer has answered a ping."""
 
     def refuse(self, reason: str, code: int) -> None:
-        self.handle([self._session.refuse(reason, code)], 0)
+        refused = self.large_refusal if code == websocket.TOO_BIG else None
+        self.handle([self._session.refuse(reason, code)._replace(refused=refused)], 0)
 
     def peer_closes(self, code: int) -> None:
         """The peer has said goodbye: it is answered when what it published is acknowledged."""
+        if self._hold_timer is not None:
+            self.end_hold()
         self.handle([self._session.refuse("", code)._replace(is_peers_fault=False)], 0)
 
+    def keeps(self, data: bytes) -> bool:
+        """Whether this is picows' own CLOSE for a frame that is too large: it is sent later, if at all."""
+        if self.large_refusal is None or data[:1] != _CLOSE_FRAME or self._says_goodbye:
+            return False
+        if int.from_bytes(data[2:4]) == websocket.TOO_BIG:
+            self._kept_close = data
+        return bool(self._kept_close)
+
     def frames_refused(self) -> None:
-        """Picows has told the peer what is wrong with its frames."""
-        if not self._closed and not self._transport.is_closing():
-            said = self._websocket.close_handshake.sent
-            self.count_refusal(said.reason if said is not None else "bad frames")
+        """Picows has told the peer what is wrong with its frames, or would have."""
+        if self._closed or self._goodbye is not None or self._transport.is_closing():
+            return
+        said = self._websocket.close_handshake.sent
+        reason = said.reason if said is not None else "bad frames"
+        if self._kept_close:
+            self.refuse(reason, websocket.TOO_BIG)
+        else:
+            self.count_refusal(reason)
             self._hang_up()
 
     def _say_goodbye(self, reason: str, code: int) -> None:
+        if self._kept_close:
+            self._write(self._kept_close)  # picows takes it for sent, and would send no other
+            return
+        self._says_goodbye = True
         self._websocket.send_close(picows.WSCloseCode(code), websocket.close_reason(reason))
 
 
@@ -91,7 +120,7 @@ def upgrade(connection: WebSocketConnection, transport: asyncio.Transport, data:
     transport.pause_reading()
     transport.set_protocol(protocol)
     protocol.frames = frames
-    protocol.connection_made(_Transport(transport, connection.frames_refused))
+    protocol.connection_made(_Transport(transport, connection))
     # Reading was stopped so that the loop starts it anew for a protocol of another kind.
     transport.resume_reading()
     while data:
@@ -235,13 +264,25 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
 
 
 class _Transport:
-    """What picows takes for its transport: the real one, but hanging up is done our way."""
+    """What picows takes for its transport: the real one, but writing and hanging up are done our way."""
 
-    __slots__ = ("_transport", "close")
+    __slots__ = ("_connection", "_transport")
 
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+    def __init__(self, transport: asyncio.Transport, connection: WebSocketConnection) -> None:
         self._transport = transport
-        self.close = close
+        self._connection = connection
+
+    def close(self) -> None:
+        self._connection.frames_refused()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send the answer to the handshake, or a CLOSE; all else goes past picows."""
+        copied = bytes(data)  # the memory is picows'
+        if not self._connection.keeps(copied) and not self._transport.is_closing():
+            self._transport.write(copied)
+
+    def get_write_buffer_size(self) -> int:
+        return 1  # with nothing buffered picows would write to the socket itself
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from headrace.broker.subscription import Subscription
-from headrace.model import Position
+from headrace.model import Position, Refusal
 from headrace.server.connection import Connections, Pause
 from headrace.server.topics import TopicConnection
 from headrace.server.websocket import WebSocketConnection
@@ -42,6 +42,7 @@ class WombatConnection(TopicConnection, WebSocketConnection):
     protocol = "wombat"
     encode = staticmethod(encode)
     message_bytes_max = wombat.MESSAGE_BYTES_MAX
+    large_refusal = Refusal.LARGE_PAYLOAD
 
     def __init__(self, wombats: Wombats) -> None:
         self._wombats = wombats

@@ -171,6 +171,9 @@ class ChannelClientSession:
         for channel in self._channels.values():
             channel.opened()
 
+    def hung_up(self, reason: str, now: float) -> list[ChannelClientEvent]:
+        return []  # this protocol has words for what it does not take
+
     def disconnected(self) -> None:
         assert self.state is not ConnectionState.CLOSED
         refused = ConnectionState.REFUSED

@@ -5,6 +5,8 @@ are a queue and the number that comes next. Each is in exactly one of three plac
 
     unsent ──take──▶ in flight ──not acknowledged in time──▶ overdue ──take──▶ in flight
 
+With `alone`, only the oldest is sent: to learn whether it is the one that the server does not take.
+
 A new connection has seen none of them: all are unsent again. What is not yet handed to the transport is never
 overdue, however long it waits. Knows neither a protocol nor its numbers on the wire.
 """
@@ -24,11 +26,12 @@ class Window:
 
     __slots__ = (
         *("_bytes", "_bytes_max", "_frames", "_in_flight", "_overdue", "_publishes_max"),
-        *("_resend_s", "_unsent", "next_number"),
+        *("_resend_s", "_unsent", "alone", "next_number"),
     )
 
     def __init__(self, publishes_max: int, bytes_max: int, resend_s: float = inf) -> None:
         self.next_number = 0
+        self.alone = False
         self._publishes_max = publishes_max
         self._bytes_max = bytes_max
         self._resend_s = resend_s
@@ -50,6 +53,16 @@ class Window:
     def sent(self) -> int:
         """How many of the oldest have been on this connection."""
         return len(self._frames) - len(self._unsent)
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest unacknowledged publish, or of the next one."""
+        return self.next_number - len(self._frames)
+
+    @property
+    def oldest_sent_at(self) -> float:
+        """When the oldest was last sent on this connection, if it was."""
+        return self._in_flight[0][0] if self._in_flight else -inf
 
     @property
     def overdue_at(self) -> float:
@@ -74,10 +87,12 @@ class Window:
         if self._overdue:
             return self._take_overdue(bytes_max, now)
         unsent = self._unsent
-        if not unsent:
+        if not unsent or (self.alone and self.sent):
             return []
         first = self.next_number - len(unsent)
-        if self._bytes <= bytes_max:
+        if self.alone:
+            frames = [unsent.popleft()]
+        elif self._bytes <= bytes_max:
             frames = list(unsent)
             unsent.clear()
         else:

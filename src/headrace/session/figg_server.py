@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from headrace.session.server import Attach, Command, Detach, Publish, TopicSession
 from headrace.session.units import Unit
-from headrace.wire import figg
+from headrace.wire import figg, websocket
 from headrace.wire.figg_decoder import ServerDecoder
 
 
@@ -30,7 +30,9 @@ class FiggServerSession(TopicSession):
             elif isinstance(message, figg.Detach):
                 commands.append(Detach(message.topic))
             else:
-                commands.append(self.refuse(message.reason))
+                refused = message.refused
+                number = None if refused is None else refused.number
+                commands.append(self.refuse_publish(message, number, websocket.POLICY_VIOLATION))
         return commands
 
     @property

@@ -168,6 +168,9 @@ class LoguxClientSession:
             message.append(self._credentials)
         self._say(message)
 
+    def hung_up(self, reason: str, now: float) -> list[LoguxEvent]:
+        return []  # this protocol has words for what it does not take
+
     def disconnected(self) -> None:
         assert self.state is not ConnectionState.CLOSED
         refused = ConnectionState.REFUSED

@@ -11,7 +11,15 @@ state again (`opened`), and what the old one had lost is thereby sent anew.
     connected      -                -            connected           disconnected
 
 An open connection is used at once, but is `connected` only when the peer has proved that it speaks
-the protocol, at the latest with the PONG for the PING that is sent first: any port takes connections.
+the protocol, as a rule with the PONG for the PING that is sent first: any port takes connections. Where a
+protocol does not oblige its servers to answer pings, a connection that stands for `silent_s` is `connected`
+as well; without pings there is nothing to wait for, and it is `connected` when it is open.
+
+A publish that a server never takes must not be sent for ever. Figg has no error message, so the server's only
+word is to hang up. It counts against the oldest unacknowledged publish when the server has spoken on this
+connection, was sent that publish a moment ago, and then ended the connection of its own will (Wombat: with a
+code that blames the peer). After two such connections in a row the publish is sent alone, and after
+`REFUSALS_MAX` it is given up (`Refused`). Any acknowledgement, and any other end, begins the count anew.
 
 Control frames overtake unsent publishes: a PING must not wait behind megabytes. Frames and messages are
 the subclass's, which gives the encoders and decides what each message means.
@@ -23,21 +31,26 @@ from collections.abc import Sequence
 from math import inf
 from typing import Generic, TypeVar
 
-from headrace.errors import LocalProtocolError
 from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic, check_topic_name
 from headrace.session.client import (
     Acknowledged,
     Broken,
     ConnectionState,
     Event,
+    Place,
+    Refused,
     check_payload,
     check_topic_type,
 )
-from headrace.session.client_topics import Place, Topics
+from headrace.session.client_topics import Topics
 from headrace.session.client_window import WINDOW_BYTES_MAX, WINDOW_MAX, Window
 
+REFUSALS_MAX = 3
+"""Connections that a publish may cost in a row before it is given up."""
+REFUSAL_S = 15.0
+"""A server that hangs up later than this after it was sent a publish has another reason to."""
+
 _NAMES_CHECKED_MAX = 4096
-_OFFSET_MAX = 2**64 - 1
 
 Message = TypeVar("Message")
 
@@ -48,8 +61,9 @@ class ResumingClientSession(ABC, Generic[Message]):
     def __init__(
         self,
         *,
-        ping_interval_s: float,
+        ping_interval_s: float | None,
         pings_unanswered_max: int,
+        silent_s: float = inf,
         window_max: int = WINDOW_MAX,
         window_bytes_max: int = WINDOW_BYTES_MAX,
         resend_s: float = inf,
@@ -57,7 +71,10 @@ class ResumingClientSession(ABC, Generic[Message]):
         self.state = ConnectionState.DISCONNECTED
         self.latency_s: float | None = None
         self._open = False
-        self._ping_interval_s = ping_interval_s
+        self._ping_interval_s = inf if ping_interval_s is None else ping_interval_s
+        self._silent_s = silent_s
+        self._connected_at = inf
+        """When a peer that has said nothing counts as connected."""
         self._pings_unanswered_max = pings_unanswered_max
         self._ping_at = inf
         self._pings: deque[tuple[int, float]] = deque()
@@ -65,10 +82,16 @@ class ResumingClientSession(ABC, Generic[Message]):
         self._topics = Topics(self._send_attach, self._send_detach)
         self._window = Window(window_max, window_bytes_max, resend_s)
         self._names_checked: set[str] = set()
+        self._heard = False
+        """Whether the server has said anything on this connection."""
+        self._was_hung_up = False
+        self._suspect = -1
+        self._refusals = 0
+        """How many connections in a row the publish with the number `_suspect` has cost."""
 
     @property
     def tick_at(self) -> float:
-        return min(self._ping_at, self._window.overdue_at)
+        return min(self._ping_at, self._window.overdue_at, self._connected_at)
 
     @property
     def unacknowledged(self) -> int:
@@ -86,12 +109,34 @@ class ResumingClientSession(ABC, Generic[Message]):
         assert self.state is ConnectionState.CONNECTING and not self._open, self.state
         self._open = True
         self._reset_decoder()
-        self._ping(now)
+        if self._ping_interval_s < inf:
+            self._ping(now)
+            self._connected_at = now + self._silent_s
+        else:
+            self.state = ConnectionState.CONNECTED
         self._topics.connected()
+
+    def hung_up(self, reason: str, now: float) -> list[Event]:
+        window = self._window
+        if not self._heard or not window.sent or now - window.oldest_sent_at > REFUSAL_S:
+            return []
+        self._was_hung_up = True
+        if self._suspect != window.oldest:
+            self._suspect, self._refusals = window.oldest, 0
+        self._refusals += 1
+        if self._refusals < REFUSALS_MAX:
+            window.alone = self._refusals == REFUSALS_MAX - 1
+            return []
+        window.acknowledge(1)
+        self._suspect_nothing()
+        return [Refused(reason, REFUSALS_MAX)]
 
     def disconnected(self) -> None:
         assert self.state is not ConnectionState.CLOSED
         self.state = ConnectionState.DISCONNECTED
+        if not self._was_hung_up:
+            self._suspect_nothing()
+        self._heard = self._was_hung_up = False
         self._forget_connection()
 
     def close(self) -> None:
@@ -110,12 +155,12 @@ class ResumingClientSession(ABC, Generic[Message]):
         window.add(self._encode_publish(topic, number, payload))
         return number
 
-    def attach(self, topic: str, offset: int | None) -> None:
+    def attach(self, topic: str, place: Place | None) -> Place | None:
         check_topic_type(topic)
         check_topic_name(topic)
-        if offset is not None and not (isinstance(offset, int) and 0 <= offset <= _OFFSET_MAX):
-            raise LocalProtocolError(f"an offset is a number from 0 to {_OFFSET_MAX}, not {offset}")
-        self._topics.attach(topic, None if offset is None else Place(None, offset))
+        asked = None if place is None else self._check_place(place)
+        self._topics.attach(topic, asked)
+        return asked
 
     def detach(self, topic: str) -> bool:
         return self._topics.detach(topic)
@@ -132,12 +177,15 @@ class ResumingClientSession(ABC, Generic[Message]):
             self._take(message, now, events)
             if events and type(events[-1]) is Broken:
                 break
-            self.state = ConnectionState.CONNECTED
+            self._heard = True
+            self._connected()
         return events
 
     def tick(self, now: float, reading: bool = True) -> list[Event]:
         if not self._open:
             return []
+        if now >= self._connected_at:
+            self._connected()
         if not reading:
             self._window.wait_longer(now)
             if now >= self._ping_at:
@@ -167,6 +215,10 @@ class ResumingClientSession(ABC, Generic[Message]):
     def _encode_attach(self, topic: str, place: Place | None) -> bytes: ...
 
     @abstractmethod
+    def _check_place(self, place: object) -> Place:
+        """Return a place of this protocol, or raise LocalProtocolError."""
+
+    @abstractmethod
     def _encode_detach(self, topic: str) -> bytes: ...
 
     @abstractmethod
@@ -185,9 +237,19 @@ class ResumingClientSession(ABC, Generic[Message]):
 
     # What messages of any protocol say.
 
+    def _connected(self) -> None:
+        self.state = ConnectionState.CONNECTED
+        self._connected_at = inf
+
     def _acknowledge(self, count: int, events: list[Event]) -> None:
         self._window.acknowledge(count)
+        if self._refusals:
+            self._suspect_nothing()
         events.append(Acknowledged(count))
+
+    def _suspect_nothing(self) -> None:
+        self._suspect, self._refusals = -1, 0
+        self._window.alone = False
 
     def _pong(self, timestamp: int, now: float) -> None:
         if any(timestamp == sent for sent, _ in self._pings):
@@ -215,7 +277,7 @@ class ResumingClientSession(ABC, Generic[Message]):
 
     def _forget_connection(self) -> None:
         self._open = False
-        self._ping_at = inf
+        self._ping_at = self._connected_at = inf
         self._pings.clear()
         self._control.clear()
         self._window.start_over()

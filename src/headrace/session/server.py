@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from headrace.model import Refusal, RefusedPublish
 from headrace.session.units import Unit, Units
 from headrace.wire import websocket
 
@@ -42,6 +43,8 @@ class Close(NamedTuple):
     code: int = websocket.POLICY_VIOLATION
     """For protocols that can say why."""
     is_peers_fault: bool = True
+    refused: Refusal | None = None
+    """Why a publish of this peer is refused however often it comes; None: it is closed for another reason."""
 
 
 Command = Publish | Attach | Detach | Close
@@ -50,6 +53,16 @@ Command = Publish | Attach | Detach | Close
 class Decoder(Protocol):
     closed: bool
     """Whether everything that still comes is ignored."""
+
+
+class BadPublish(Protocol):
+    """What a decoder says of a message that it cannot take."""
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def refused(self) -> RefusedPublish | None: ...
 
 
 class ServerSession(ABC):
@@ -70,6 +83,14 @@ class ServerSession(ABC):
         """Take nothing more from this peer."""
         self._decoder.closed = True
         return Close(reason, code)
+
+    def refuse_publish(self, bad: BadPublish, number: int | None, code: int) -> Close:
+        """The same for what cannot be read; a refused publish is never acknowledged, nor what is above it."""
+        if bad.refused is None:
+            return self.refuse(bad.reason, code)
+        if number is not None and self._units is not None:
+            self._units.refuse(number)
+        return self.refuse(bad.reason, code)._replace(refused=bad.refused.why)
 
     def stored(self, unit: Unit) -> None:
         """All publishes of the unit are durable."""

@@ -99,10 +99,22 @@ class Units:
         self._news = True
 
     def discard(self, unit: Unit) -> None:
-        self._units.remove(unit)
-        self.size -= unit.size
+        if unit in self._units:  # not if something below it was refused
+            self._units.remove(unit)
+            self.size -= unit.size
         # What came again may be of this unit, which is never stored.
         self._repeats.clear()
+
+    def refuse(self, number: int) -> None:
+        """A publish with this number is refused: acknowledge nothing at or above it, now or later.
+
+        A client takes an acknowledgement of a higher number for this one too. Units are not cut: one that
+        holds higher numbers as well, of a client that sends out of order, is sent again.
+        """
+        kept = [one for one in self._units if one.highest < number]
+        self.size -= sum(one.size for one in self._units) - sum(one.size for one in kept)
+        self._units = kept
+        self._repeats = {topic: one for topic, one in self._repeats.items() if one.highest < number}
 
     def take(self) -> list[Unit]:
         """The units that may be acknowledged by now; they are forgotten here."""

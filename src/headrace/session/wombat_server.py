@@ -6,6 +6,7 @@ acknowledged within two seconds), where it asked to be attached, and when it was
 
 from collections.abc import Sequence
 
+from headrace.model import RefusedPublish
 from headrace.session.numbers import Numbers
 from headrace.session.server import Attach, Command, Detach, Publish, TopicSession
 from headrace.session.units import Range, Unit, Units
@@ -47,7 +48,8 @@ class WombatServerSession(TopicSession):
             elif isinstance(message, wombat.Detach):
                 commands.append(Detach(message.topic))
             else:
-                commands.append(self.refuse(message.reason, message.code))
+                number = self._number_of(message.refused)
+                commands.append(self.refuse_publish(message, number, message.code))
         self._forget(now)
         return commands
 
@@ -73,6 +75,12 @@ class WombatServerSession(TopicSession):
         if self._asked:
             self._asked.pop(topic, None)
         self._out.append(wombat.encode_detached(topic))
+
+    def _number_of(self, refused: RefusedPublish | None) -> int | None:
+        """The number of a refused publish, as units have it."""
+        if refused is None or refused.number is None or self._numbers is None:
+            return None
+        return self._numbers.unwrap(refused.number)
 
     def _attach(self, message: wombat.Attach) -> Attach:
         if message.serial is None:

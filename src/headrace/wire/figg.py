@@ -10,6 +10,8 @@ from functools import lru_cache
 from itertools import accumulate, chain, repeat
 from typing import NamedTuple
 
+from headrace.model import RefusedPublish
+
 VERSION = 1
 
 ATTACH, ATTACHED, DETACH, DETACHED, PUBLISH, ACK, DATA, PING, PONG = range(1, 10)
@@ -79,6 +81,8 @@ class Bad(NamedTuple):
     """The peer broke the protocol here; nothing after it is read."""
 
     reason: str
+    refused: RefusedPublish | None = None
+    """Set when this is a publish that would be refused again, however often it came."""
 
 
 ToServer = Attach | Detach | Publishes | Ping | Bad

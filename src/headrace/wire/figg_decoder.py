@@ -15,9 +15,12 @@ from headrace.errors import BadTopicNameError
 from headrace.model import (
     PAYLOAD_BYTES_MAX,
     RECORD_HEADER_BYTES,
-    RESERVED_PREFIXES,
     RESERVED_TOPIC_BYTES_MAX,
     TOPIC_BYTES_MAX,
+    Refusal,
+    RefusedPublish,
+    is_reserved,
+    refusal_of,
     reserved_reason,
     topic_bytes_max,
 )
@@ -127,7 +130,7 @@ def _topic(field: bytes) -> str:
 
 def _publish_topic(field: bytes) -> str:
     topic = _topic(field)
-    if topic.startswith(RESERVED_PREFIXES):
+    if is_reserved(topic):
         raise BadTopicNameError(reserved_reason(topic))
     return topic
 
@@ -252,7 +255,7 @@ class ServerDecoder(_Decoder):
         except (_BadFrameError, BadTopicNameError) as error:
             self.closed = True
             self.unread = b""
-            bad: Bad | None = Bad(str(error))
+            bad: Bad | None = Bad(str(error), _refused_publish(data[position:]))
         else:
             bad = None
             if position < end:
@@ -431,6 +434,26 @@ def _check_header(kind: int, version: int, size: int, limits: dict[int, int], se
         raise _BadFrameError(f"{_NAMES[kind]} is not for {sender} to send")
     if size > limit:
         raise _BadFrameError(f"{_NAMES[kind]} announces {size} bytes, at most {limit} are allowed")
+
+
+def _refused_publish(frame: bytes) -> RefusedPublish | None:
+    """Say which publish a bad frame is, and why it stays refused; None for what is no publish."""
+    kind, version, size = HEADER.unpack_from(frame)
+    if kind != PUBLISH or version != VERSION:
+        return None
+    # Refused from its header, the frame may have come in part.
+    body = frame[_HEADER_BYTES : _HEADER_BYTES + size]
+    topic_bytes = U32.unpack_from(body)[0] if len(body) >= 4 else 0
+    number_at = 4 + topic_bytes
+    number = U64.unpack_from(body, number_at)[0] if len(body) >= number_at + 8 else None
+    if size > _TO_SERVER_BYTES_MAX[PUBLISH]:
+        is_long = topic_bytes > TOPIC_BYTES_MAX
+        return RefusedPublish(Refusal.LONG_TOPIC if is_long else Refusal.LARGE_PAYLOAD, number)
+    if size < number_at + 12:
+        return None
+    payload_bytes = U32.unpack_from(body, number_at + 8)[0]
+    why = refusal_of(body[4:number_at], payload_bytes)
+    return None if why is None else RefusedPublish(why, number)
 
 
 def _topic_end(data: bytes, at: int, stop: int) -> int:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.model import PAYLOAD_BYTES_MAX, RefusedPublish
 from headrace.wire import websocket
 
 ATTACH, ATTACHED, PUBLISH, ACK, PAYLOAD, PING, PONG, DETACH, DETACHED = range(1, 10)
@@ -105,6 +105,8 @@ class Bad(NamedTuple):
     code: int
     """What to close the WebSocket with."""
     reason: str
+    refused: RefusedPublish | None = None
+    """Set when this is a publish that would be refused again, however often it came."""
 
 
 ToServer = Attach | Detach | Publishes | Ping | Bad

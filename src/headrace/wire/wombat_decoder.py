@@ -15,7 +15,13 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headrace.errors import BadTopicNameError
-from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic, check_topic_name
+from headrace.model import (
+    PAYLOAD_BYTES_MAX,
+    RefusedPublish,
+    check_publish_topic,
+    check_topic_name,
+    refusal_of,
+)
 from headrace.wire import websocket
 from headrace.wire.wombat import (
     ACK,
@@ -72,6 +78,19 @@ class _AnyPublish(Struct):
     sequence_number: _Number
 
 
+class _RawPublish(Struct):
+    """A publish whose topic need not be text."""
+
+    topic: Raw
+    message: Raw
+    sequence_number: _Number
+
+
+class _RefusedPublish(Struct):
+    type: Literal[3]
+    publish: _RawPublish
+
+
 class _Attach(Struct):
     topic: str
     serial: str | None = None
@@ -122,10 +141,9 @@ class ServerDecoder:
         bad: Bad | None = None
         try:
             gathered.take(messages, out)
-        except _BadMessageError as error:
-            bad = Bad(error.code, str(error))
-        except BadTopicNameError as error:
-            bad = Bad(websocket.POLICY_VIOLATION, str(error))
+        except (_BadMessageError, BadTopicNameError) as error:
+            code = getattr(error, "code", websocket.POLICY_VIOLATION)
+            bad = Bad(code, str(error), _refused_publish(messages[gathered.bad_at]))
         if gathered.batches:
             out.append(gathered.publishes())
         if bad is not None:
@@ -147,36 +165,42 @@ class _Batch:
 class _Gathered:
     """The publishes of one read."""
 
-    __slots__ = ("batches", "first", "in_order")
+    __slots__ = ("bad_at", "batches", "first", "in_order")
 
     def __init__(self) -> None:
         self.batches: dict[str, _Batch] = {}
         self.first = -1
         self.in_order = True
+        self.bad_at = 0
+        """Which message is bad, once one was."""
 
     def take(self, messages: Sequence[bytes], others: list[ToServer]) -> None:
         """Gather publishes, and put what else there is to `others`."""
-        expected = -1
-        for index, message in enumerate(messages):
-            found = _to_server(message)
-            if not isinstance(found, _Publish):
-                others.append(found)
-                continue
-            payload, number = found.message, found.sequence_number
-            if len(payload) > PAYLOAD_BYTES_MAX:
-                raise _too_large(len(payload))
-            batch = self._batch(found.topic)
-            if not index and (alike := cut(messages, payload)) is not None:
-                self.first = number
-                batch.records += alike.records
-                batch.numbers += alike.numbers
-                self.in_order = alike.numbers == tuple(range(number, number + len(messages)))
-                return
-            batch.records.append(_U32.pack(len(payload)) + payload)
-            batch.numbers.append(number)
-            if number != expected:
-                self._jump(expected, number)
-            expected = number + 1
+        index, expected = 0, -1
+        try:
+            for index, message in enumerate(messages):
+                found = _to_server(message)
+                if not isinstance(found, _Publish):
+                    others.append(found)
+                    continue
+                payload, number = found.message, found.sequence_number
+                if len(payload) > PAYLOAD_BYTES_MAX:
+                    raise _too_large(len(payload))
+                batch = self._batch(found.topic)
+                if not index and (alike := cut(messages, payload)) is not None:
+                    self.first = number
+                    batch.records += alike.records
+                    batch.numbers += alike.numbers
+                    self.in_order = alike.numbers == tuple(range(number, number + len(messages)))
+                    return
+                batch.records.append(_U32.pack(len(payload)) + payload)
+                batch.numbers.append(number)
+                if number != expected:
+                    self._jump(expected, number)
+                expected = number + 1
+        except (_BadMessageError, BadTopicNameError):
+            self.bad_at = index
+            raise
 
     def publishes(self) -> Publishes:
         return Publishes(
@@ -320,7 +344,31 @@ def _to_client(message: bytes) -> ToClient | _Payload | None:
     raise _wrong_type(found.type, (ATTACHED, ACK, PAYLOAD, PONG, DETACHED), "a server")
 
 
+def _refused_publish(message: bytes) -> RefusedPublish | None:
+    """Say which publish a bad message is, and why it stays refused; None for what is no publish."""
+    try:
+        publish = _refused_decoder.decode(message).publish
+        payload_bytes = len(_payload(publish.message))
+    except (msgspec.MsgspecError, _BadMessageError, UnicodeDecodeError, RecursionError):
+        return None
+    topic = _text_bytes(bytes(publish.topic))
+    if topic is None:
+        return None
+    why = refusal_of(topic, payload_bytes)
+    return None if why is None else RefusedPublish(why, publish.sequence_number)
+
+
+def _text_bytes(raw: bytes) -> bytes | None:
+    """The bytes of MessagePack's text, whatever they are; None for a value of another type."""
+    first = raw[0]
+    if 0xA0 <= first <= 0xBF:
+        return raw[1:]
+    size_bytes = {0xD9: 1, 0xDA: 2, 0xDB: 4}.get(first)
+    return None if size_bytes is None else raw[1 + size_bytes :]
+
+
 _publish_decoder = msgspec.msgpack.Decoder(_PlainPublish)
+_refused_decoder = msgspec.msgpack.Decoder(_RefusedPublish)
 _to_server_decoder = msgspec.msgpack.Decoder(_ToServer)
 _payload_decoder = msgspec.msgpack.Decoder(_PlainPayload)
 _to_client_decoder = msgspec.msgpack.Decoder(_ToClient)

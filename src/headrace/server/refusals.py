@@ -1,0 +1,183 @@
+"""Peers whose publish would be refused again: how long each is held, and how refusals are logged and counted.
+
+Such a peer would reconnect and send the same again, as fast as it can. Held, with a socket that is not read
+from, it does not. The delay grows with each refusal of an address. Held sockets are bounded, in total and per
+address; beyond that a peer is closed at once. Closing itself is the connection's (`connection.py`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import select
+from typing import Protocol
+
+from headrace.config import Limits
+from headrace.model import Refusal
+from headrace.server.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+FORGOTTEN_AFTER_S = 60.0
+"""An address without refusals for so long begins anew. Its refusals are summed up in the log as often."""
+ADDRESSES_MAX = 4096
+"""Addresses remembered; the one whose first refusal is the oldest is forgotten first."""
+_CONNECTIONS_SHARE = 4
+"""Held sockets count as open connections: at most one in so many."""
+
+
+class Peer(Protocol):
+    """A connection, as far as it is known here."""
+
+    protocol: str
+    peer: str
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def fd(self) -> int: ...
+
+    def end_hold(self) -> None:
+        """The peer has left."""
+
+
+class Refusals:
+    """The refusals of one server."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, metrics: Metrics) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._metrics = metrics
+        self._addresses: dict[str, _Address] = {}
+        self._departures = _Departures(loop)
+        self.held: dict[Peer, _Address] = {}
+
+    def hold(self, peer: Peer, reason: str, why: Refusal) -> float:
+        """Count a refusal. Returns for how many seconds the peer is held: 0.0 closes it at once."""
+        now_s = self._loop.time()
+        self._metrics.count_refusal(peer.protocol, why)
+        address = self._address(peer.address, now_s)
+        address.refusals += 1
+        address.refused_s = now_s
+        held_s = self._delay_s(address)
+        if held_s:
+            self.held[peer] = address
+            address.held += 1
+            self._departures.watch(peer)
+        address.log(peer, reason, held_s, now_s)
+        return held_s
+
+    def release(self, peer: Peer) -> None:
+        """A peer is no longer held: it was for long enough, it has left, or the server stops."""
+        address = self.held.pop(peer, None)
+        if address is not None:
+            address.held -= 1
+            self._departures.forget(peer)
+
+    def tick(self) -> None:
+        """Sum up, and forget addresses that are quiet."""
+        now_s = self._loop.time()
+        for name, address in list(self._addresses.items()):
+            if now_s >= address.logged_s + FORGOTTEN_AFTER_S:
+                address.sum_up(name, now_s)
+                if not address.held and now_s >= address.refused_s + FORGOTTEN_AFTER_S:
+                    del self._addresses[name]
+
+    def close(self) -> None:
+        """The server stops: nothing is held any more."""
+        for name, address in self._addresses.items():
+            address.sum_up(name, self._loop.time())
+        self._addresses.clear()
+        self.held.clear()
+        self._departures.close()
+
+    def _address(self, name: str, now_s: float) -> "_Address":
+        address = self._addresses.get(name)
+        if address is None:
+            if len(self._addresses) >= ADDRESSES_MAX:
+                oldest = next(iter(self._addresses))
+                self._addresses.pop(oldest).sum_up(oldest, now_s)
+            address = self._addresses[name] = _Address()
+        return address
+
+    def _delay_s(self, address: "_Address") -> float:
+        limits = self._limits
+        held_max = min(limits.refused_connections_max, limits.connections_max // _CONNECTIONS_SHARE)
+        if len(self.held) >= held_max or address.held >= limits.refused_connections_per_address_max:
+            return 0.0
+        doublings = min(address.refusals - 1, 32)
+        return min(limits.refusal_delay_s * (1 << doublings), limits.refusal_delay_max_s)
+
+
+class _Address:
+    """One address: what it was refused lately, and what was said of it in the log."""
+
+    __slots__ = ("held", "last_reason", "logged_s", "refusals", "refused_s", "unlogged")
+
+    def __init__(self) -> None:
+        self.refusals = 0
+        self.refused_s = 0.0
+        self.held = 0
+        self.logged_s = 0.0
+        self.unlogged = 0
+        """Refusals since the last line."""
+        self.last_reason = ""
+
+    def log(self, peer: Peer, reason: str, held_s: float, now_s: float) -> None:
+        """Write one line for the first refusal. Later ones are summed up."""
+        self.last_reason = reason
+        if self.refusals > 1:
+            self.unlogged += 1
+            return
+        self.logged_s = now_s
+        held = f"; held for {held_s:g} s, further refusals are summed up" if held_s else ""
+        logger.warning("%s: closing: %s%s", peer.peer, reason, held)
+
+    def sum_up(self, name: str, now_s: float) -> None:
+        if self.unlogged:
+            logger.warning(
+                "%s: %d more publishes refused in %.0f s, the last: %s",
+                *(name, self.unlogged, now_s - self.logged_s, self.last_reason),
+            )
+            self.unlogged = 0
+        self.logged_s = now_s
+
+
+class _Departures:
+    """Tells of held peers that hang up, although nothing is read from them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._epoll: select.epoll | None = None
+        self._peers: dict[int, Peer] = {}
+
+    def watch(self, peer: Peer) -> None:
+        fd = peer.fd
+        if fd < 0 or not hasattr(select, "epoll"):
+            return  # then the delay alone ends the hold
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            self._loop.add_reader(self._epoll.fileno(), self._hung_up)
+        with contextlib.suppress(OSError):
+            self._epoll.register(fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
+            self._peers[fd] = peer
+
+    def forget(self, peer: Peer) -> None:
+        fd = peer.fd
+        if self._epoll is not None and self._peers.get(fd) is peer:
+            del self._peers[fd]
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+
+    def close(self) -> None:
+        if self._epoll is not None:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            self._epoll = None
+            self._peers.clear()
+
+    def _hung_up(self) -> None:
+        assert self._epoll is not None
+        for fd, _ in self._epoll.poll(0):
+            if (peer := self._peers.get(fd)) is not None:
+                peer.end_hold()
