@@ -9,7 +9,7 @@ from typing import Any
 from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
 from headrace.broker.channel_joining import Joined
-from headrace.broker.channel_member import Batch, Receive
+from headrace.broker.channel_member import Batch, Origin, Receive
 from headrace.broker.channel_notes import Snapshot, read_members, read_snapshot
 from headrace.broker.channel_sending import Accepted
 from headrace.broker.channels import ChannelRule, Channels
@@ -198,13 +198,25 @@ class Processor:
         self.is_member = False
         self.was_away_ms = 0
         """How long it has not been there since it last acknowledged something."""
+        self.page: list[Id] | None = None
+        """What it shows: a state, and every message behind it."""
+        self.page_offset = 0
 
     def connect(self) -> None:
+        self._connect(Connection(self))
+
+    def open_page(self, *, is_reloaded: bool = False) -> None:
+        """Join from the state; or, with a page that is still there, behind what it shows."""
+        if is_reloaded:
+            self.page = None
+        self._connect(PageConnection(self))
+
+    def _connect(self, connection: "Connection") -> None:
         self.world.someone_comes()
         if self.connection is not None:
             self.connection.abandon()
-        self.connection = Connection(self)
-        self.connection.join()
+        self.connection = connection
+        connection.join()
 
     def disconnect(self) -> None:
         if self.connection is not None:
@@ -377,6 +389,67 @@ class Connection:
                 processor.was_away_ms = 0
 
         self.channel.ack(member, offset, acked, self.world.refused)
+
+
+class PageConnection(Connection):
+    """A connection that begins with the state as of now, or behind what its page shows."""
+
+    def join(self) -> None:
+        one = self.processor
+        member = self.channel.members.get(one.name)
+        self.cursor = member.confirmed if member is not None and member.is_member else None
+        origin: Origin = "state" if one.page is None else one.page_offset
+        self.asked = origin
+        place = (one.name, self, Receive.PUSH, self._joined, self.world.refused)
+        self.channel.join(*place, origin=origin)
+
+    def _joined(self, joined: Joined) -> None:
+        if not self.is_open:
+            return
+        self.is_joined = True
+        one, truth = self.processor, self.world.truth
+        one.is_member = True
+        assert joined.missed is None, "a state is whole"
+        if joined.snapshot is not None:
+            told = json.loads(joined.snapshot.content.data)
+            one.page = [(p, n) for p, n in told or []]
+            one.page_offset = joined.snapshot.offset
+            assert one.page == truth[: joined.snapshot.ordinal], "a state is all before it"
+        assert self.asked != "state" or joined.snapshot is not None
+        assert joined.cursor == one.page_offset
+        assert joined.number >= one.accepted
+        member = self.channel.members[one.name]
+        if self.cursor is not None:
+            assert member.confirmed[0] == self.cursor[0], "joining moves no cursor"
+
+    def messages(self, channel: str, batch: Batch) -> bool:
+        if not self.is_open:
+            return True
+        one = self.processor
+        assert self.is_joined and one.page is not None and batch.lost == 0
+        for offset, _, payload in batch.messages:
+            told = decode_message(payload)
+            one.page.append((told.processor, told.number))
+            assert offset == self.world.ends[len(one.page) - 1], "each once, and in order"
+            one.page_offset = offset
+            self.got.append((offset, (told.processor, told.number)))
+        assert one.page == self.world.truth[: len(one.page)], "the page is the log"
+        return True
+
+    def ack(self, count: int) -> None:
+        one = self.processor
+        assert one.page is not None
+        some, self.got = self.got[:count], self.got[count:]
+        kept = one.page[: len(one.page) - len(self.got)]
+        offset = some[-1][0] if some else one.page_offset
+        one.kept, known = kept, set(kept)
+
+        def acked(_: int) -> None:
+            if self.is_open:
+                one.confirmed |= known
+                one.was_away_ms = 0
+
+        self.channel.ack(self.channel.members[one.name], offset, acked, self.world.refused)
 
 
 class SlowSnapshots:
@@ -573,6 +646,9 @@ class World:
         for one in self.processors.values():
             connection = one.connection
             if connection is None or not connection.is_open or not connection.is_joined:
+                continue
+            if isinstance(connection, PageConnection):
+                assert one.page == self.truth, f"the page of {one.name} lacks something"
                 continue
             has = set(connection.state if connection.state is not None else one.kept)
             has |= {message for _, message in connection.got}

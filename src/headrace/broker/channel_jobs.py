@@ -7,25 +7,18 @@ commit where the snapshots are notes of the store.
 """
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from headrace.broker import channel_notes as notes
 from headrace.broker.channel_notes import End, Snapshot
 from headrace.broker.channel_state import ChannelState
-from headrace.channel_envelope import BadMessageError, Content, Message, decode_message
+from headrace.broker.state import Fold
 from headrace.log.holds import Hold, waited_for
-from headrace.log.records import split_records
-from headrace.log.store import ColdError, Note
-from headrace.model import RECORD_HEADER_BYTES, Position
-from headrace.reducers import CannotFoldError
+from headrace.log.store import Note
+from headrace.model import Position
 
 logger = logging.getLogger(__name__)
-
-_READ_BYTES = 1 << 18
-_FOLDED_HERE_BYTES = 1 << 14
-"""So much is folded at once and without a thread: most channels have less."""
 
 RETRY_MS = 60_000
 """After so long, or the grace where that is less, it is tried again what was not possible."""
@@ -47,9 +40,7 @@ def look(channel: ChannelState, now_ms: int) -> None:
         channel.trouble = ""
         return
     channel.is_busy = True
-    channel.hub.snapshots.load(
-        channel.name, partial(_loaded, channel, goal), partial(_failed, channel)
-    )
+    channel.load_snapshot(partial(_loaded, channel, goal), partial(_failed, channel))
 
 
 def is_due(channel: ChannelState, now_ms: int) -> bool:
@@ -79,8 +70,13 @@ def needed(channel: ChannelState, now_ms: int) -> Position:
     topic = channel.topic
     offset, ordinal = topic.end_offset, topic.end_ordinal
     for member in channel.members.values():
-        if member.offset < offset and channel.holds(member, now_ms):
+        if not channel.holds(member, now_ms):
+            continue
+        if member.offset < offset:
             offset, ordinal = member.offset, member.ordinal
+        # Its connection may be ahead of its cursor, from where it goes on the next time.
+        if member.acked is not None and topic.start_offset <= member.acked[0] < offset:
+            offset, ordinal = member.acked
     for hold in _readers(channel):
         if hold.position.offset < offset:
             offset, ordinal = hold.position.offset, hold.position.ordinal
@@ -103,8 +99,8 @@ def _loaded(channel: ChannelState, goal: _Goal, snapshot: Snapshot | None) -> No
     if snapshot is not None and snapshot.offset >= goal.position.offset:
         _shorten(channel, goal)
         return
-    fold = _Fold(channel, snapshot, goal.position, partial(_folded, channel, goal))
-    fold.go_on()
+    folded, failed = partial(_folded, channel, goal), partial(_failed, channel)
+    Fold(channel, snapshot, goal.position, folded, failed).go_on()
 
 
 def _folded(channel: ChannelState, goal: _Goal, snapshot: Snapshot) -> None:
@@ -179,81 +175,3 @@ def _postpone(channel: ChannelState) -> None:
 
 def _wait_ms(channel: ChannelState) -> int:
     return min(RETRY_MS, max(1, channel.rule.grace_ms))
-
-
-class _Fold:
-    """Folds the messages behind a snapshot up to a place."""
-
-    __slots__ = ("_channel", "_done", "_offset", "_reader", "_state", "_until")
-
-    def __init__(
-        self,
-        channel: ChannelState,
-        snapshot: Snapshot | None,
-        until: Position,
-        done: Callable[[Snapshot], None],
-    ) -> None:
-        self._channel = channel
-        self._state = snapshot.content if snapshot is not None else None
-        self._until = until
-        self._done = done
-        start = channel.topic.start_offset
-        self._offset = max(snapshot.offset, start) if snapshot is not None else start
-        self._reader = channel.hub.store.reader(channel.topic)
-
-    def go_on(self) -> None:
-        hub = self._channel.hub
-        reducer = self._channel.rule.reducer
-        try:
-            messages, size = self._read()
-        except ColdError as cold:
-            hub.warm(cold, self.go_on)
-            return
-        work = partial(reducer.fold, self._state, messages)
-        if size <= _FOLDED_HERE_BYTES:
-            self._folded(_attempt(work))
-        else:
-            hub.runner.background(partial(_attempt, work), self._folded)
-
-    def _folded(self, state: Content | BaseException | None) -> None:
-        channel = self._channel
-        if isinstance(state, BaseException):
-            _failed(channel, f"the reducer {channel.rule.reducer.name!r} fails: {state}")
-            return
-        self._state = state
-        if self._offset < self._until.offset:
-            channel.hub.runner.soon(self.go_on)
-            return
-        at = self._until
-        content = state if state is not None else Content(b"null", True)
-        self._done(Snapshot(at.epoch, at.offset, at.ordinal, channel.hub.clock_ms(), content))
-
-    def _read(self) -> tuple[list[Message], int]:
-        """The next messages; what is damaged or no message is passed over, and was told by who reads it."""
-        messages: list[Message] = []
-        chunk = self._reader.read(self._offset, _READ_BYTES)
-        size = 0
-        for run in chunk.runs:
-            at = run.offset
-            for record in split_records(run.data, run.record_count):
-                at += len(record)
-                if at > self._until.offset:
-                    break
-                size += len(record)
-                try:
-                    messages.append(decode_message(record[RECORD_HEADER_BYTES:]))
-                except BadMessageError as error:
-                    logger.error(
-                        "channel %r: a record is passed over: %s", self._channel.name, error
-                    )
-        self._offset = (
-            max(chunk.next_offset, self._offset + 1) if chunk.runs else self._until.offset
-        )
-        return messages, size
-
-
-def _attempt(work: Callable[[], Content | None]) -> Content | BaseException | None:
-    try:
-        return work()
-    except CannotFoldError as error:
-        return error

@@ -118,6 +118,7 @@ class Receiving(ChannelState):
         """The messages from a place on that are for a member; at least all of a block when none is."""
         topic = self.topic
         prefix = prefix_of(member.name.encode())
+        gets_own = member.gets_own
         reader = self.hub.store.reader(topic)
         messages: list[Outgoing] = []
         sent: list[Transmitted] = []
@@ -131,7 +132,7 @@ class Receiving(ChannelState):
                     lost += gone if gone < JUMP else 0
                     offset, ordinal = run.offset, run.ordinal
                 for record in split_records(run.data, run.record_count):
-                    is_own = record.startswith(prefix, RECORD_HEADER_BYTES)
+                    is_own = not gets_own and record.startswith(prefix, RECORD_HEADER_BYTES)
                     if not is_own and (len(messages) >= messages_max or size >= BATCH_BYTES_MAX):
                         return _Scan(messages, sent, offset, ordinal, lost)
                     offset, ordinal = offset + len(record), ordinal + 1
@@ -188,7 +189,14 @@ class Receiving(ChannelState):
                     )
                 )
             elif found.offset < member.offset:
-                self._answer_with_cursor(member, answer)
+                if member.gets_own and found.offset > member.confirmed[0]:
+                    # Its connection began ahead of its cursor, which follows.
+                    member.acked = found.offset, found.ordinal
+                    member.standing = Standing.MEMBER
+                    self.write([self.note(member)], partial(answer, found.offset))
+                    self.hub.look_later(self)
+                else:
+                    self._answer_with_cursor(member, answer)
             else:
                 self._acknowledge(member, found.offset, found.ordinal, answer)
 
@@ -209,6 +217,8 @@ class Receiving(ChannelState):
         at = store.locate_offset(topic, offset)
         if at.offset != offset:
             return None
+        if member.gets_own:
+            return at  # its own messages are sent to it like all others
         prefix = prefix_of(member.name.encode())
         here, ordinal = at.offset, at.ordinal
         reader = store.reader(topic)
@@ -262,8 +272,7 @@ class Receiving(ChannelState):
                     continue
                 if shared is None:
                     shared = self._new_messages(one)
-                prefix = prefix_of(member.name.encode())
-                if any(message.payload.startswith(prefix) for message in shared.messages):
+                if not member.gets_own and _has_own(shared, member):
                     self.go_on(member)
                 elif subscriber.messages(self.name, shared):
                     ordinals = range(one.ordinal + 1, one.ordinal + 1 + count)
@@ -287,3 +296,8 @@ class Receiving(ChannelState):
             offset += len(record)
             messages.append(Outgoing(offset, one.ms, record[RECORD_HEADER_BYTES:]))
         return Batch(self.name, messages, more=one.end < self.topic.end_offset)
+
+
+def _has_own(batch: Batch, member: Member) -> bool:
+    prefix = prefix_of(member.name.encode())
+    return any(message.payload.startswith(prefix) for message in batch.messages)

@@ -18,6 +18,7 @@ from headrace.broker.channel_member import Member, Subscriber
 from headrace.broker.channel_notes import Snapshot
 from headrace.broker.channel_state import ChannelState
 from headrace.broker.snapshots import Snapshots
+from headrace.broker.state import RecentStates
 from headrace.errors import BadTopicNameError
 from headrace.log.runner import Runner
 from headrace.log.store import Appended, ColdError, Note, Store
@@ -43,6 +44,8 @@ class ChannelRule(NamedTuple):
     grace_ms: int
     presence_ms: int
     wait_for: Sequence[str] = ()
+    persist: bool = True
+    """Whether the last state outlives the log."""
 
 
 class Channels:
@@ -74,6 +77,7 @@ class Channels:
         self.remember_ms = remember_ms
         self._look_ms = look_ms
         self.count = count
+        self.recent_states = RecentStates()
         self._known: dict[str, Channel] = {}
         self._changed: dict[ChannelState, None] = {}
         """Channels of whose logs someone may need less than before."""
@@ -88,6 +92,8 @@ class Channels:
         """The last topic that was looked at after the start."""
         self._sweep_ms = self.now_ms = clock_ms()
         """The time of the last tick: near enough for when a member was seen, and one number for many."""
+        self.started_ms = self.now_ms
+        """When this server started, or had its clock set back."""
 
     def get(self, name: str) -> Channel:
         """Raises ChannelError for what cannot be a channel's name."""
@@ -124,7 +130,7 @@ class Channels:
             failed(reason)
             self.rest(channel)
 
-        self.snapshots.load(name, loaded, not_loaded)
+        channel.load_snapshot(loaded, not_loaded)
 
     def lost(self, subscriber: Subscriber, processor: str, joined: Mapping[str, Channel]) -> None:
         """A connection has ended; a few channels a step, so that nobody waits for thousands of them."""
@@ -203,6 +209,7 @@ class Channels:
         # Another of the same name may have taken its place.
         if is_over and self._known.get(channel.name) is channel:
             del self._known[channel.name]
+            self.recent_states.drop(channel)
             self.store.forget(channel.topic)
 
     def warm(self, cold: ColdError, then: Callable[[], None]) -> None:
@@ -228,7 +235,7 @@ class Channels:
     def went_back(self) -> None:
         """The clock was set back: times that lie in the future now are put right, channel by channel."""
         self._swept = ""
-        self._sweep_ms = self.now_ms = self.clock_ms()
+        self._sweep_ms = self.now_ms = self.started_ms = self.clock_ms()
 
     def _sweep(self) -> None:
         """Channels that were not empty when the last server ended are so now, until someone comes back.
