@@ -198,9 +198,7 @@ def test_every_interleaving_of_pages_that_begin_with_the_state(start: str, slow:
     explore(PAGES[start], "ab", depth, slow=slow, pages="a")
 
 
-def explore(
-    start: tuple[str, ...], names: str, depth: int, *, slow: bool, pages: str = ""
-) -> None:
+def explore(start: tuple[str, ...], names: str, depth: int, *, slow: bool, pages: str = "") -> None:
     seen: set[object] = set()
     began = replay(start, (), names, slow=slow, pages=pages)
     paths: list[tuple[str, ...]] = [(name,) for name, _ in steps(began, pages)]

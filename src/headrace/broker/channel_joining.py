@@ -77,9 +77,7 @@ class Joining(Receiving):
         which it goes on; then every message behind that, its own included. No cursor is moved. `lease_ms`
         shortens the channel's lease.
         """
-        self._ask_to_join(
-            _Asked(processor, subscriber, receive, answer, refuse, origin, lease_ms)
-        )
+        self._ask_to_join(_Asked(processor, subscriber, receive, answer, refuse, origin, lease_ms))
 
     def _ask_to_join(self, asked: _Asked) -> None:
         processor, subscriber, refuse = asked.processor, asked.subscriber, asked.refuse
@@ -257,14 +255,17 @@ class Joining(Receiving):
         if member.offset >= self.topic.start_offset:
             member.enter(Position(self.topic.epoch, member.offset, member.ordinal), is_told=False)
 
-    def request(self, processor: str) -> Member:
-        """A member that is there by a request; raises ChannelError where it must join first."""
+    def request(self, processor: str, *, at_cursor: bool = True) -> Member:
+        """A member that is there by a request; raises ChannelError where it must join first.
+
+        `at_cursor`: it needs what lies behind its cursor.
+        """
         member = self.members.get(processor)
         if member is None or not member.is_member:
             raise ChannelError(
                 "not-joined", f"{processor!r} is no member of channel {self.name!r}: join first"
             )
-        if member.offset < self.topic.start_offset:
+        if at_cursor and member.offset < self.topic.start_offset:
             raise ChannelError(
                 "not-joined",
                 f"{processor!r} was away from channel {self.name!r} for so long that messages are gone: "

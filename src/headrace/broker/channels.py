@@ -18,7 +18,7 @@ from headrace.broker.channel_member import Member, Subscriber
 from headrace.broker.channel_notes import Snapshot
 from headrace.broker.channel_state import ChannelState
 from headrace.broker.snapshots import Snapshots
-from headrace.broker.state import RecentStates
+from headrace.broker.state import NOTHING, RecentStates, load_state
 from headrace.errors import BadTopicNameError
 from headrace.log.runner import Runner
 from headrace.log.store import Appended, ColdError, Note, Store
@@ -119,18 +119,21 @@ class Channels:
         done: Callable[[Snapshot | None], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Load the snapshot of a channel for someone else: it is given when it is durable."""
+        """Load the state of a channel as of now, for someone else: it is given when it is durable."""
         channel = self.get(name)
+        if channel.hold(lambda: self.load_snapshot(name, done, failed)):
+            return
 
-        def loaded(found: Snapshot | None) -> None:
-            channel.after_changes(lambda: done(found))
-            self.rest(channel)
+        def made(state: Snapshot) -> None:
+            channel.after_changes(lambda: done(None if state.content is NOTHING else state))
+            channel.job_done()
 
-        def not_loaded(reason: str) -> None:
+        def not_made(reason: str) -> None:
             failed(reason)
-            self.rest(channel)
+            channel.job_done()
 
-        channel.load_snapshot(loaded, not_loaded)
+        channel.is_busy = True
+        load_state(channel, made, not_made)
 
     def lost(self, subscriber: Subscriber, processor: str, joined: Mapping[str, Channel]) -> None:
         """A connection has ended; a few channels a step, so that nobody waits for thousands of them."""

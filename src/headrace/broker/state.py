@@ -26,7 +26,8 @@ _READ_BYTES = 1 << 18
 _FOLDED_HERE_BYTES = 1 << 14
 """So much is folded at once and without a thread: most channels have less."""
 
-_NOTHING = Content(b"null", True)
+NOTHING = Content(b"null", True)
+"""The content of a state where there was no message: this very object."""
 
 
 def load_state(
@@ -67,7 +68,7 @@ def _loaded(
 
 
 def _empty(channel: ChannelState, at: Position) -> Snapshot:
-    return Snapshot(at.epoch, at.offset, at.ordinal, channel.hub.clock_ms(), _NOTHING)
+    return Snapshot(at.epoch, at.offset, at.ordinal, channel.hub.clock_ms(), NOTHING)
 
 
 class RecentStates:
@@ -140,7 +141,7 @@ class Fold:
             channel.hub.runner.soon(self.go_on)
             return
         at = self._until
-        content = state if state is not None else _NOTHING
+        content = state if state is not None else NOTHING
         self._done(Snapshot(at.epoch, at.offset, at.ordinal, channel.hub.clock_ms(), content))
 
     def _read(self) -> tuple[list[Message], int]:

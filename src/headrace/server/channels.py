@@ -261,12 +261,22 @@ class ChannelConnection(ChannelSubscriber):
             say(self._told(name, joined))
             self._joining_over(name)
 
-        channel.join(self._session.processor, self, Receive(message.receive), answered, refused)
+        channel.join(
+            self._session.processor,
+            self,
+            Receive(message.receive),
+            answered,
+            refused,
+            origin=message.origin,
+            lease_ms=int((message.lease_s or 0) * 1000),
+        )
 
     def _told(self, name: str, joined: Joined) -> dict[str, Any]:
         told: dict[str, Any] = {"type": "joined", "channel": name}
         told |= {"epoch": joined.epoch, "start": joined.start, "end": joined.end}
         told |= {"cursor": joined.cursor, "number": joined.number}
+        if joined.lease_ms:
+            told["lease_s"] = joined.lease_ms / 1000
         if joined.missed is not None:
             told["missed"] = joined.missed._asdict()
         if joined.snapshot is not None:
