@@ -223,8 +223,15 @@ class Joining(Receiving):
         end = notes.read_end(self.hub.store, self.name)
         return Missed(gone, "destroyed" if end is not None and offset < end.offset else "trimmed")
 
-    def leave(self, processor: str, answer: Done, by: Subscriber | None = None) -> None:
-        """`by`: the connection on which it says so, if it is one."""
+    def leave(
+        self,
+        processor: str,
+        answer: Done,
+        by: Subscriber | None = None,
+        *,
+        forget: bool = False,
+    ) -> None:
+        """`by`: the connection on which it says so, if it is one. `forget`: its number, too."""
         member = self.members.get(processor)
         if member is None or not member.is_member:
             self.after_changes(answer)
@@ -234,6 +241,8 @@ class Joining(Receiving):
         if subscriber is not None and subscriber is not by:
             subscriber.ended(self.name, "left")
         member.seen_ms = self.hub.now_ms
+        if forget:
+            member.number = 0
         self._end_membership(member, answer)
 
     def _end_membership(self, member: Member, done: Done) -> None:

@@ -185,7 +185,7 @@ class ChannelConnection(ChannelSubscriber):
             if isinstance(message, wire.Join):
                 self._join(message, say, refuse)
             elif isinstance(message, wire.Leave):
-                self._leave(name, say)
+                self._leave(message, say)
             elif isinstance(message, wire.Snapshot):
                 self._hub.channels.load_snapshot(
                     name,
@@ -218,12 +218,13 @@ class ChannelConnection(ChannelSubscriber):
         if not self._grant.covers(CHANNEL_PREFIX + name):
             raise ChannelError("forbidden", f"the token is not for channel {name!r}")
 
-    def _leave(self, name: str, say: Callable[[dict[str, Any]], None]) -> None:
+    def _leave(self, message: wire.Leave, say: Callable[[dict[str, Any]], None]) -> None:
+        name = message.channel
         self._joined.pop(name, None)
         self._stalled.pop(name, None)
         channel = self._hub.channels.get(name)
         left = {"type": "left", "channel": name}
-        channel.leave(self._session.processor, lambda: say(left), self)
+        channel.leave(self._session.processor, lambda: say(left), self, forget=message.forget)
         self._hub.channels.rest(channel)
 
     def _member(self, name: str) -> tuple[Channel, Member]:

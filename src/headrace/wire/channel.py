@@ -68,6 +68,8 @@ class Join(_Message):
 
 class Leave(_Message):
     channel: str
+    forget: bool = False
+    """Whether the processor's number need not be remembered."""
 
 
 class Send(_Message):
