@@ -291,6 +291,9 @@ class PrefixRule(Struct, frozen=True, kw_only=True):
         float | None,
         setting("As `channels.grace_s`, for these topics.", "seconds", gt=0, le=NUMBER_MAX),
     ] = None
+    persist_state: Annotated[
+        bool | None, setting("As `channels.persist_state`, for these topics.")
+    ] = None
 
 
 # These name spaces trim by rules of their own: age and size must never take a record from them, whatever
@@ -312,6 +315,7 @@ class TopicRule(NamedTuple):
     reducer: str = "last"
     lease_s: float = 0.0
     grace_s: float = 0.0
+    persist_state: bool = True
 
 
 class Config(Section, frozen=True):
@@ -377,6 +381,7 @@ class Config(Section, frozen=True):
             reducer=_first((rule.reducer for rule in matching), channels.reducer),
             lease_s=_first((rule.lease_s for rule in matching), channels.lease_s),
             grace_s=_first((rule.grace_s for rule in matching), channels.grace_s),
+            persist_state=_first((rule.persist_state for rule in matching), channels.persist_state),
         )
 
 

@@ -161,6 +161,22 @@ class ChannelSettings(Section, frozen=True):
             le=NUMBER_MAX,
         ),
     ] = 7_776_000.0
+    persist_state: Annotated[
+        bool,
+        setting(
+            "Whether the last state of a channel is kept when its log is destroyed; without it the channel "
+            "begins empty the next time."
+        ),
+    ] = True
+    snapshot_age_s: Annotated[
+        float,
+        setting(
+            "How long the last state of a channel is kept after its log was destroyed; 0: for ever.",
+            "seconds",
+            ge=0,
+            le=NUMBER_MAX,
+        ),
+    ] = 0.0
     ping_s: Annotated[
         float,
         setting(

@@ -13,7 +13,7 @@ from headrace.broker.channel_member import Batch, Origin, Receive
 from headrace.broker.channel_notes import Snapshot, read_members, read_snapshot
 from headrace.broker.channel_sending import Accepted
 from headrace.broker.channels import ChannelRule, Channels
-from headrace.broker.snapshots import NotedSnapshots
+from headrace.broker.snapshots import NotedSnapshots, Older
 from headrace.channel_envelope import Content, decode_message
 from headrace.log.runner import StepRunner
 from headrace.log.store import Appended, Chunk, Cursor, Note, Run, Topic
@@ -478,21 +478,45 @@ class SlowSnapshots:
     ) -> None:
         def save() -> None:
             known = self._kept.get(channel)
-            if known is None or known.offset < snapshot.offset:
+            if known is None or known.offset <= snapshot.offset:
                 self._kept[channel] = snapshot
             done()
 
         self.asked.append(save)
 
+    def remove(self, channel: str, done: Callable[[], None], failed: Callable[[str], None]) -> None:
+        def remove() -> None:
+            self._kept.pop(channel, None)
+            done()
+
+        self.asked.append(remove)
+
+    def older(
+        self,
+        before_ms: int,
+        after: str,
+        done: Callable[[Older], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        old = [name for name, one in self._kept.items() if one.ms < before_ms]
+        self.asked.append(lambda: done(Older(old, None)))
+
 
 class World:
     def __init__(
-        self, names: str = "ab", reducer_name: str = "world:collect", *, slow: bool = False
+        self,
+        names: str = "ab",
+        reducer_name: str = "world:collect",
+        *,
+        slow: bool = False,
+        persist: bool = True,
+        snapshot_age_ms: int = 0,
     ) -> None:
         self.clock_ms = self.elapsed_ms = 1_000_000
         self.disk = Disk()
         self.database: dict[str, Snapshot] | None = {} if slow else None
-        self.rule = rule(reducer_name)
+        self.rule = rule(reducer_name)._replace(persist=persist)
+        self._snapshot_age_ms = snapshot_age_ms
         self.processors = {name: Processor(self, name) for name in names}
         self.refusals: list[ChannelError] = []
         self.is_kept = False
@@ -515,6 +539,7 @@ class World:
             members_max=10,
             look_ms=0,
             remember_ms=REMEMBER_MS,
+            snapshot_age_ms=self._snapshot_age_ms,
         )
         self.store.committed = self.channels.committed
 

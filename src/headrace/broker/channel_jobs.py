@@ -7,6 +7,7 @@ commit where the snapshots are notes of the store.
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ from headrace.log.store import Note
 from headrace.model import Position
 
 logger = logging.getLogger(__name__)
+
+DESTROYED = "destroyed"
+"""What members are told of whom a channel is destroyed by hand."""
 
 RETRY_MS = 60_000
 """After so long, or the grace where that is less, it is tried again what was not possible."""
@@ -90,17 +94,22 @@ def _readers(channel: ChannelState) -> list[Hold]:
 
 def _loaded(channel: ChannelState, goal: _Goal, snapshot: Snapshot | None) -> None:
     start = channel.topic.start
+    if goal.is_end and not channel.rule.persist:
+        _shorten(channel, goal, notes.no_snapshot(channel.name))
+        return
     if channel.rule.reducer.is_uploaded:
         covered = Position(start.epoch, snapshot.offset, snapshot.ordinal) if snapshot else start
         if covered.offset < goal.position.offset:
             goal = _Goal(covered, False)
-        _shorten(channel, goal)
+    elif snapshot is None or snapshot.offset < goal.position.offset:
+        folded, failed = partial(_folded, channel, goal), partial(_failed, channel)
+        Fold(channel, snapshot, goal.position, folded, failed).go_on()
         return
-    if snapshot is not None and snapshot.offset >= goal.position.offset:
+    if goal.is_end and snapshot is not None and channel.hub.snapshot_age_ms:
+        # Its age counts from the end of the log.
+        _folded(channel, goal, snapshot._replace(ms=channel.hub.clock_ms()))
+    else:
         _shorten(channel, goal)
-        return
-    folded, failed = partial(_folded, channel, goal), partial(_failed, channel)
-    Fold(channel, snapshot, goal.position, folded, failed).go_on()
 
 
 def _folded(channel: ChannelState, goal: _Goal, snapshot: Snapshot) -> None:
@@ -136,7 +145,15 @@ def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -
         due_ms = hub.clock_ms() + channel.rule.lease_ms + hub.remember_ms
         changed += (notes.no_schedule(channel.name), notes.end_note(channel.name, end, due_ms))
         logger.info("channel %r: destroyed at offset %d", channel.name, end.offset)
-        channel.change(partial(_is_done, channel, "destroyed"), changed=changed, destroy=True)
+        hub.recent_states.drop(channel)
+        done = partial(_is_done, channel, "destroyed")
+
+        def destroyed() -> None:
+            # The state counts no more in the next life of the log, also where the database is away now.
+            _remove_snapshot(channel, done, lambda _: done())
+
+        is_kept = channel.rule.persist
+        channel.change(done if is_kept else destroyed, changed=changed, destroy=True)
         return
     now_ms = hub.clock_ms()
     if is_due(channel, now_ms):
@@ -151,6 +168,85 @@ def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -
         channel.change(channel.job_done, changed=changed)
     else:
         channel.job_done()
+
+
+def destroy(
+    channel: ChannelState, answer: Callable[[], None], refuse: Callable[[str], None]
+) -> None:
+    """Destroy a channel by hand: its log, its snapshot and every membership. Numbers are remembered."""
+    if channel.hold(lambda: destroy(channel, answer, refuse)):
+        return
+    channel.is_busy = True
+
+    def failed(reason: str) -> None:
+        refuse(reason)
+        channel.job_done()
+
+    def done() -> None:
+        channel.wake()
+        answer()
+        _is_done(channel, "destroyed")
+
+    _remove_snapshot(channel, partial(_destroy_now, channel, done), failed)
+
+
+def _destroy_now(channel: ChannelState, done: Callable[[], None]) -> None:
+    hub, topic, name = channel.hub, channel.topic, channel.name
+    changed = [notes.no_snapshot(name), notes.no_schedule(name)]
+    for member in [one for one in channel.members.values() if one.is_member]:
+        subscriber = member.subscriber
+        member.depart()
+        member.seen_ms = hub.now_ms
+        changed.append(channel.left(member))
+        if subscriber is not None:
+            subscriber.ended(name, DESTROYED)
+    channel.present, channel.schedule, channel.trouble = 0, None, ""
+    hub.recent_states.drop(channel)
+    # What is being written is destroyed with the rest.
+    has_log = topic.exists or channel.end_offset > topic.end_offset
+    if has_log:
+        end = End(channel.end_offset, channel.end_ordinal)
+        due_ms = hub.clock_ms() + channel.rule.lease_ms + hub.remember_ms
+        changed.append(notes.end_note(name, end, due_ms))
+    logger.info("channel %r: destroyed by hand at offset %d", name, channel.end_offset)
+    channel.change(done, changed=changed, destroy=has_log)
+
+
+def expire(channel: ChannelState, before_ms: int) -> None:
+    """Forget the snapshot of a channel without a log, if it was stored before a time."""
+    if channel.hold(lambda: expire(channel, before_ms)):
+        return
+    if channel.topic.exists or channel.present or channel.has_unwritten:
+        return
+    channel.is_busy = True
+
+    def loaded(snapshot: Snapshot | None) -> None:
+        if snapshot is None or snapshot.ms >= before_ms:
+            channel.job_done()
+            return
+        _remove_snapshot(channel, removed, failed)
+
+    def removed() -> None:
+        channel.hub.recent_states.drop(channel)
+        logger.info("channel %r: its last state has expired", channel.name)
+        done = partial(_is_done, channel, "states_expired")
+        channel.change(done, changed=[notes.no_snapshot(channel.name)])
+
+    def failed(reason: str) -> None:
+        channel.job_done()  # it is tried again with the next round
+
+    channel.hub.snapshots.load(channel.name, loaded, failed)
+
+
+def _remove_snapshot(
+    channel: ChannelState, done: Callable[[], None], failed: Callable[[str], None]
+) -> None:
+    """From the database, where it is in one; its note goes with the change that follows."""
+    snapshots = channel.hub.snapshots
+    if snapshots.are_notes:
+        done()
+    else:
+        snapshots.remove(channel.name, done, failed)
 
 
 def _is_done(channel: ChannelState, what: str) -> None:

@@ -106,8 +106,11 @@ def no_snapshot(channel: str) -> Note:
 
 def read_snapshot(store: Store, channel: str) -> Snapshot | None:
     note = store.note(key(SNAPSHOT, channel))
-    if note is None or note.value is None:
-        return None
+    return None if note is None or note.value is None else snapshot_of(note)
+
+
+def snapshot_of(note: Note) -> Snapshot:
+    assert note.value is not None
     epoch, offset, ordinal, ms, is_json, data = _decode_snapshot(note.value)
     return Snapshot(epoch, offset, ordinal, ms, Content(data, is_json))
 

@@ -312,10 +312,7 @@ class Receiving(ChannelState):
                         one.end,
                         ordinals.stop - 1,
                     )
-        if self.waiters:
-            waiters, self.waiters = self.waiters, None
-            for tell in waiters:
-                tell()
+        self.wake()
 
     def _new_messages(self, one: Appended) -> Batch:
         messages: list[Outgoing] = []

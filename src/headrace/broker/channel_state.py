@@ -162,6 +162,12 @@ class ChannelState:
         else:
             do()
 
+    def wake(self) -> None:
+        """Let requests that wait for a message look again."""
+        waiters, self.waiters = self.waiters or (), None
+        for tell in waiters:
+            tell()
+
     def write(self, changed: Sequence[Note], done: Done, *, records: Sequence[bytes] = ()) -> None:
         """Something durable; `done` when it is."""
         self._in_flight += 1

@@ -17,7 +17,7 @@ from headrace.broker.channel_joining import Joining
 from headrace.broker.channel_member import Member, Subscriber
 from headrace.broker.channel_notes import Snapshot
 from headrace.broker.channel_state import ChannelState
-from headrace.broker.snapshots import Snapshots
+from headrace.broker.snapshots import Older, Snapshots
 from headrace.broker.state import NOTHING, RecentStates, load_state
 from headrace.errors import BadTopicNameError
 from headrace.log.runner import Runner
@@ -34,6 +34,10 @@ _LOOKED_AT_ONCE = 100
 LOOK_MS = 500
 """How often the log of a channel may be trimmed: many messages at once cost less for each, and soon enough
 that most are trimmed before they leave the journal."""
+
+
+_EXPIRY_MS_MAX = 3_600_000
+"""Time between two rounds in which snapshots are looked at."""
 
 
 class ChannelRule(NamedTuple):
@@ -61,6 +65,7 @@ class Channels:
         members_max: int,
         remember_ms: int,
         look_ms: int = LOOK_MS,
+        snapshot_age_ms: int = 0,
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Times on disk are of `clock_ms`, which may be set; durations in memory are of `elapsed_ms`.
@@ -76,6 +81,9 @@ class Channels:
         self.members_max = members_max
         self.remember_ms = remember_ms
         self._look_ms = look_ms
+        self.snapshot_age_ms = snapshot_age_ms
+        """The age at which the last state of a channel without a log is forgotten; 0: never."""
+        self._expiry = _Expiry(self, elapsed_ms) if snapshot_age_ms else None
         self.count = count
         self.recent_states = RecentStates()
         self._known: dict[str, Channel] = {}
@@ -168,6 +176,8 @@ class Channels:
             self._looking, self._looked_ms = True, elapsed_ms
             self._look(iter(list(self._changed)))
         self._sweep()
+        if self._expiry is not None:
+            self._expiry.tick()
 
     def _look(self, changed: Iterator[ChannelState]) -> None:
         """A few a step, so that nobody waits for thousands of them; each once between two ticks."""
@@ -259,6 +269,43 @@ class Channels:
             self._swept = topic.name
         if not found:
             self._swept = None
+
+
+class _Expiry:
+    """Looks at all snapshots in rounds, a few of them a tick, and has old ones forgotten."""
+
+    def __init__(self, hub: Channels, elapsed_ms: Callable[[], int]) -> None:
+        self._hub = hub
+        self._elapsed_ms = elapsed_ms
+        self._next_ms = elapsed_ms()
+        self._after = ""
+        self._is_asking = False
+
+    def tick(self) -> None:
+        if self._is_asking or self._elapsed_ms() < self._next_ms:
+            return
+        self._is_asking = True
+        hub = self._hub
+        before_ms = hub.clock_ms() - hub.snapshot_age_ms
+
+        def found(older: Older) -> None:
+            self._is_asking = False
+            for name in older.channels:
+                channel = hub.get(name)
+                jobs.expire(channel, before_ms)
+                hub.rest(channel)
+            self._after = older.after or ""
+            if older.after is None:
+                self._pause()
+
+        def failed(_: str) -> None:
+            self._is_asking = False
+            self._pause()
+
+        hub.snapshots.older(before_ms, self._after, found, failed)
+
+    def _pause(self) -> None:
+        self._next_ms = self._elapsed_ms() + min(_EXPIRY_MS_MAX, self._hub.snapshot_age_ms)
 
 
 def check_channel_name(name: str) -> None:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from headrace.broker import channel_jobs as jobs
 from headrace.broker import channel_report as report
 from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
@@ -90,6 +91,7 @@ class ChannelsApi:
         return [
             Route("/v1/channels", self.list),
             Route("/v1/channel", self.describe),
+            Route("/v1/channel", self.destroy, methods=["DELETE"]),
             Route("/v1/channel/keep", self.keep, methods=["POST"]),
             Route("/v1/channel/join", self.join, methods=["POST"]),
             Route("/v1/channel/leave", self.leave, methods=["POST"]),
@@ -239,6 +241,23 @@ class ChannelsApi:
         was_planned: bool = await self._ask(name, lambda channel, done, _: channel.keep(done))
         return _json({"channel": name, "cancelled": was_planned})
 
+    async def destroy(self, request: Request) -> Response:
+        name = await self._named_by_operator(request)
+        told = await self._describe(name)
+
+        def destroy(
+            channel: Channel, done: Callable[[None], None], refuse: Callable[[ChannelError], None]
+        ) -> None:
+            jobs.destroy(
+                channel,
+                partial(done, None),
+                lambda reason: refuse(ChannelError("unavailable", reason)),
+            )
+
+        await self._ask(name, destroy)
+        members = len(told["members"])
+        return _json({"channel": name, "messages": told["messages"], "members": members})
+
     # What they share
 
     def _named(self, request: Request) -> str:
@@ -274,7 +293,9 @@ class ChannelsApi:
         name = self._named(request)
         token = request.scope.get("headrace.token")
         if token is not None and not is_granted(token, HTTP):
-            text = "the token is not for the HTTP API: name the processor that uploads"
+            text = "the token is not for the HTTP API"
+            if request.method == "PUT":
+                text += ": name the processor that uploads"
             raise _refusal(ChannelError("forbidden", text))
         await self._existing(name)
         return name

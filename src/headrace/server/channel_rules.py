@@ -32,18 +32,27 @@ def make_channels(
 
     # The same for many channels: it is one object for all that have the same.
     @cache
-    def rule(name: str, lease_s: float, grace_s: float, wait_for: tuple[str, ...]) -> ChannelRule:
+    def rule(
+        name: str, lease_s: float, grace_s: float, wait_for: tuple[str, ...], persist: bool
+    ) -> ChannelRule:
         return ChannelRule(
             reducers[name],
             int(lease_s * 1000),
             int(grace_s * 1000),
             int(settings.presence_s * 1000),
             wait_for,
+            persist,
         )
 
     def rule_of(channel: str) -> ChannelRule:
         found = config.rule(CHANNEL_PREFIX + channel)
-        return rule(found.reducer, found.lease_s, found.grace_s, tuple(found.retention_wait_for))
+        return rule(
+            found.reducer,
+            found.lease_s,
+            found.grace_s,
+            tuple(found.retention_wait_for),
+            found.persist_state,
+        )
 
     return Channels(
         store,
@@ -54,6 +63,7 @@ def make_channels(
         elapsed_ms=clock.elapsed_ms,
         members_max=settings.members_max,
         remember_ms=int(settings.remember_s * 1000),
+        snapshot_age_ms=int(settings.snapshot_age_s * 1000),
         count=count,
     )
 
