@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec import UNSET
+
 from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
 from headrace.broker.channel_joining import Joined
@@ -224,7 +226,9 @@ class ChannelConnection(ChannelSubscriber):
         self._stalled.pop(name, None)
         channel = self._hub.channels.get(name)
         left = {"type": "left", "channel": name}
-        channel.leave(self._session.processor, lambda: say(left), self, forget=message.forget)
+        channel.leave(
+            self._session.processor, lambda: say(left), self, forget=message.forget is True
+        )
         self._hub.channels.rest(channel)
 
     def _member(self, name: str) -> tuple[Channel, Member]:
@@ -268,7 +272,7 @@ class ChannelConnection(ChannelSubscriber):
             Receive(message.receive),
             answered,
             refused,
-            origin=message.origin,
+            origin=None if message.origin is UNSET else message.origin,
             lease_ms=int((message.lease_s or 0) * 1000),
         )
 

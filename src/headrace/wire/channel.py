@@ -61,14 +61,16 @@ class Hello(_Message):
 class Join(_Message):
     channel: str
     receive: Literal["push", "signal", "poll"] = "push"
-    origin: Literal["state"] | _Offset | None = msgspec.field(name="from", default=None)
+    origin: Literal["state"] | _Offset | UnsetType | None = msgspec.field(
+        name="from", default=UNSET
+    )
     """Where the connection begins, if not at the processor's cursor."""
-    lease_s: Annotated[float, Meta(ge=LEASE_S_MIN, le=LEASE_S_MAX)] | None = None
+    lease_s: Annotated[float, Meta(ge=LEASE_S_MIN, le=LEASE_S_MAX)] | UnsetType | None = UNSET
 
 
 class Leave(_Message):
     channel: str
-    forget: bool = False
+    forget: bool | UnsetType = UNSET
     """Whether the processor's number need not be remembered."""
 
 
