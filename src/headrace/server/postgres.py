@@ -54,7 +54,8 @@ VALUES (%b, %s, %s, %s, %s, %s, %b)
 ON CONFLICT (channel) DO UPDATE SET
     epoch = excluded.epoch, "offset" = excluded."offset", ordinal = excluded.ordinal,
     ms = excluded.ms, is_json = excluded.is_json, data = excluded.data
-WHERE kept."offset" <= excluded."offset"
+WHERE kept."offset" < excluded."offset"
+    OR (kept."offset" = excluded."offset" AND kept.ms < excluded.ms)
 """
 
 _REMOVE = "DELETE FROM headrace_snapshots WHERE channel = %b"
