@@ -133,7 +133,7 @@ export interface Channel extends AsyncIterableIterator<Message> {
   /** This message and all before it are done with: for loops that are left, and inside handlers. */
   ack(message: Message): void;
 
-  /** The last known state as the server has it; null when there is none. */
+  /** The state as of now; with the reducer `uploaded`, the last upload. Null when there is none. */
   snapshot(): Promise<Snapshot | null>;
 
   /**

@@ -470,10 +470,12 @@ export class ChannelSession {
     // Also when it was done elsewhere.
     if (reason !== "replaced" && this.#leaving) return [{ kind: "left" }];
     const { processor } = this.#options;
+    const texts = {
+      replaced: `another connection of "${processor}" has joined the channel`,
+      destroyed: "an operator has destroyed the channel",
+    };
     const text =
-      reason === "replaced"
-        ? `another connection of "${processor}" has joined the channel`
-        : `"${processor}" has left the channel, over HTTP or on another connection`;
+      texts[reason] ?? `"${processor}" has left the channel, over HTTP or on another connection`;
     return [{ kind: "ended", error: new ChannelError(reason ?? "left", text) }];
   }
 

@@ -1,4 +1,4 @@
-"""The example page of a channel in a real browser: what a reload, a second tab and a closed tab do."""
+"""The example pages of a channel in a real browser: what a reload, a second tab and a closed tab do."""
 
 import json
 import time
@@ -18,6 +18,20 @@ EXAMPLES = CLIENT.parents[1] / "examples"
 TIMEOUT_S = 60
 
 SHOWN = "[...document.querySelectorAll('li')].map((item) => item.firstChild.data)"
+
+
+DOCUMENTED = "channel://127.0.0.1:8120/board"
+MANUAL = (CLIENT / "channels.md").read_text("utf-8").partition("```html\n")[2].partition("```")[0]
+
+
+def waiting(condition: str) -> str:
+    """A promise that a condition of the page is true, which is looked at whenever the page changes."""
+    return (
+        "new Promise((resolve) => {"
+        f"const look = () => ({condition}) && resolve();"
+        "new MutationObserver(look).observe(document, { childList: true, subtree: true });"
+        "addEventListener('load', look); look(); })"
+    )
 
 
 class Tab:
@@ -46,12 +60,11 @@ class Tab:
     def shows(self, *texts: str) -> None:
         """Wait until these are all the items that the page shows."""
         self.run(
-            "new Promise((resolve) => {"
-            f"const look = () => JSON.stringify({SHOWN}) === JSON.stringify({json.dumps(texts)})"
-            " && document.querySelector('[role=status]')?.textContent === 'connected'"
-            " && !window.isOld && resolve();"
-            "new MutationObserver(look).observe(document, { childList: true, subtree: true });"
-            "look(); })"
+            waiting(
+                f"JSON.stringify({SHOWN}) === JSON.stringify({json.dumps(texts)})"
+                " && document.querySelector('[role=status]')?.textContent === 'connected'"
+                " && !window.isOld"
+            )
         )
 
     def run(self, expression: str) -> Any:
@@ -94,7 +107,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_the_board_survives_reloads_and_tabs_leave_when_they_are_closed(
-    pages: Pages, tmp_path: Path
+    pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
         ServerProcess(tmp_path / "data", "--set=channels.reducer=map") as server,
@@ -140,3 +153,15 @@ def test_the_board_survives_reloads_and_tabs_leave_when_they_are_closed(
         first.shows("two", "three", "four", "five")
         first.close()
         until(lambda: members() == 0)
+
+        channel = channel.replace("/board", "/manual")
+        (tmp_path / "manual.html").write_text(MANUAL.replace(DOCUMENTED, channel), "utf-8")
+        monkeypatch.setitem(FILES, "/manual.html", (tmp_path / "manual.html", "text/html"))
+        page = Tab(browser, f"{pages.origin()}/manual.html")
+        change = "const input = document.querySelector('input');"
+        change += "input.value = 'a note'; input.dispatchEvent(new Event('change'))"
+        page.run(waiting("document.querySelector('input')?.onchange"))
+        page.run(f"{{ {change} }}")
+        page.run(waiting("document.querySelector('p')?.textContent === 'a note'"))
+        page.reload()
+        page.run(waiting("!window.isOld && document.querySelector('p')?.textContent === 'a note'"))

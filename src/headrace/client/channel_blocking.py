@@ -124,7 +124,7 @@ class BlockingChannel:
         self._thread.call(lambda: self._channel.ack(upto), timeout_s)
 
     def snapshot(self, timeout_s: float | None = None) -> Snapshot | None:
-        """The last known state as the server has it; None when there is none."""
+        """The state as of now, or the last upload; None when there is none."""
         return self._thread.call(self._channel.snapshot, timeout_s)
 
     def upload(self, state: Any, offset: int, timeout_s: float | None = None) -> int:

@@ -159,7 +159,7 @@ class Channel:
     # The last known state
 
     async def snapshot(self) -> Snapshot | None:
-        """The last known state as the server has it; None when there is none."""
+        """The state as of now, or the last upload; None when there is none."""
         link = self._entered()
         state: State | None = await self._answer(link, self._session.snapshot(self.name))
         return None if state is None else Snapshot.of(state)

@@ -23,12 +23,13 @@ from headrace.wire.channel_answers import Delivered, Fields, Missed, State
 RETRY_S = 1.0
 """How long to wait after a refusal that may be over later."""
 
-REPLACED, ELSEWHERE = "replaced", "left"
+REPLACED, ELSEWHERE, DESTROYED = "replaced", "left", "destroyed"
 """Why the server says `left` of itself."""
 
 _ENDS = {
     REPLACED: "another connection of the same processor has joined channel",
     ELSEWHERE: "over HTTP or on another connection, the processor has left channel",
+    DESTROYED: "an operator has destroyed channel",
 }
 
 
