@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.broker import channel_jobs as jobs
 from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
 from headrace.broker.channel_joining import Joined
 from headrace.broker.channel_member import Batch, Origin, Receive
-from headrace.broker.channel_notes import Snapshot, read_members, read_snapshot
+from headrace.broker.channel_notes import Snapshot, no_snapshot, read_members, read_snapshot
 from headrace.broker.channel_sending import Accepted
 from headrace.broker.channels import ChannelRule, Channels
 from headrace.broker.snapshots import NotedSnapshots, Older
@@ -25,6 +26,7 @@ TOPIC = "channel/c"
 LEASE_MS, GRACE_MS, PRESENCE_MS, REMEMBER_MS = 1_000_000, 10_000, 5_000, 10_000_000
 
 NOWHERE = Position(0, 0, 0)
+NO_SNAPSHOT = no_snapshot(NAME)
 
 Id = tuple[str, int]
 """A message: its processor and number."""
@@ -51,6 +53,8 @@ class Disk:
     start: Position = NOWHERE
     end: Position = NOWHERE
     exists: bool = False
+    base: int = 0
+    """The ordinal before which everything was destroyed by hand, and is in no state."""
 
 
 @dataclass
@@ -162,6 +166,8 @@ class ModelStore:
             disk.exists = False
             disk.start = disk.end
         for note in change.notes:
+            if note.key == NO_SNAPSHOT.key and note.value is None:
+                disk.base = disk.end.ordinal
             if note.value is None:
                 disk.notes.pop(note.key, None)
             else:
@@ -200,7 +206,7 @@ class Processor:
         """How long it has not been there since it last acknowledged something."""
         self.page: list[Id] | None = None
         """What it shows: a state, and every message behind it."""
-        self.page_offset = 0
+        self.page_offset = self.page_base = 0
 
     def connect(self) -> None:
         self._connect(Connection(self))
@@ -307,11 +313,10 @@ class Connection:
         self.is_joined = True
         processor, world = self.processor, self.world
         processor.is_member = True
-        truth = world.truth
         if joined.snapshot is not None:
             self.state = [(p, n) for p, n in json.loads(joined.snapshot.content.data)]
             self.state_offset = joined.snapshot.offset
-            assert self.state == truth[: joined.snapshot.ordinal], "a snapshot is all before it"
+            assert self.state == world.kept_before(joined.snapshot), "a snapshot is all before it"
         if joined.missed is not None:
             assert joined.snapshot is not None, "whoever misses something gets the state"
             assert joined.missed.messages is not None and joined.missed.messages > 0
@@ -319,12 +324,12 @@ class Connection:
                 assert processor.was_away_ms > LEASE_MS, "the log is kept while its lease lasts"
             else:
                 assert joined.missed.reason == "destroyed"
-            gone = set(truth[: world.store.handle.start_ordinal]) - set(processor.kept)
+            gone = world.forgotten - set(processor.kept)
             unseen = {one for one in gone if one[0] != processor.name}
             assert len(unseen) <= joined.missed.messages
         elif joined.snapshot is None:
             # Nothing is said to be missing: so nothing is.
-            gone = set(truth[: world.store.handle.start_ordinal]) - set(processor.kept)
+            gone = world.forgotten - set(processor.kept)
             assert not {one for one in gone if one[0] != processor.name}, "missing, and not told"
         assert joined.number >= processor.accepted
 
@@ -407,14 +412,16 @@ class PageConnection(Connection):
         if not self.is_open:
             return
         self.is_joined = True
-        one, truth = self.processor, self.world.truth
+        one = self.processor
         one.is_member = True
         assert joined.missed is None, "a state is whole"
         if joined.snapshot is not None:
             told = json.loads(joined.snapshot.content.data)
             one.page = [(p, n) for p, n in told or []]
             one.page_offset = joined.snapshot.offset
-            assert one.page == truth[: joined.snapshot.ordinal], "a state is all before it"
+            one.page_base = self.world.disk.base
+            assert one.page == self.world.kept_before(joined.snapshot), "a state is all before it"
+        assert one.page_base == self.world.disk.base, "what was destroyed is shown"
         assert self.asked != "state" or joined.snapshot is not None
         assert joined.cursor == one.page_offset
         assert joined.number >= one.accepted
@@ -430,10 +437,12 @@ class PageConnection(Connection):
         for offset, _, payload in batch.messages:
             told = decode_message(payload)
             one.page.append((told.processor, told.number))
-            assert offset == self.world.ends[len(one.page) - 1], "each once, and in order"
+            place = one.page_base + len(one.page)
+            assert offset == self.world.ends[place - 1], "each once, and in order"
             one.page_offset = offset
             self.got.append((offset, (told.processor, told.number)))
-        assert one.page == self.world.truth[: len(one.page)], "the page is the log"
+        place = one.page_base + len(one.page)
+        assert one.page == self.world.truth[one.page_base : place], "the page is the log"
         return True
 
     def ack(self, count: int) -> None:
@@ -548,6 +557,15 @@ class World:
         """Every message that was ever committed, in order."""
         return self.disk.ids
 
+    def kept_before(self, snapshot: Snapshot) -> list[Id]:
+        """What a state must have."""
+        return self.truth[self.disk.base : snapshot.ordinal]
+
+    @property
+    def forgotten(self) -> set[Id]:
+        """What is in no log any more, and was not destroyed by hand."""
+        return set(self.truth[self.disk.base : self.store.handle.start_ordinal])
+
     @property
     def ends(self) -> list[int]:
         return [at + len(record) for at, record in self.disk.records]
@@ -602,6 +620,15 @@ class World:
 
         self.channel.keep(answered)
 
+    def destroy(self) -> None:
+        """An operator destroys the channel by hand."""
+        self.someone_comes()
+
+        def answered() -> None:
+            assert not self.store.note(NO_SNAPSHOT.key), "destroyed, and its state is there"
+
+        jobs.destroy(self.channel, answered, self.refused)  # type: ignore[arg-type]
+
     def commit(self) -> None:
         self.store.commit()
         self.runner.run()
@@ -636,10 +663,10 @@ class World:
         snapshot = self.snapshot
         if snapshot is not None:
             state = [(p, n) for p, n in json.loads(snapshot.content.data)]
-            assert state == truth[: snapshot.ordinal], "a snapshot is all before it"
+            assert state == self.kept_before(snapshot), "a snapshot is all before it"
             assert snapshot.ordinal >= disk.start.ordinal, "what was forgotten is in the snapshot"
         else:
-            assert disk.start.ordinal == 0, "nothing is forgotten without a snapshot"
+            assert disk.start.ordinal == disk.base, "nothing is forgotten without a snapshot"
 
     def rest_all(self) -> None:
         """Until nothing is under way."""
@@ -667,13 +694,14 @@ class World:
             there = self.processors[member.name].connection
             assert member.subscriber in (None, there), "a subscriber that is not there"
         self.channels.rest(self.channel)
-        truth = set(self.truth)
+        truth = set(self.truth[self.disk.base :])
         for one in self.processors.values():
             connection = one.connection
             if connection is None or not connection.is_open or not connection.is_joined:
                 continue
             if isinstance(connection, PageConnection):
-                assert one.page == self.truth, f"the page of {one.name} lacks something"
+                shown = self.truth[self.disk.base :]
+                assert one.page == shown, f"the page of {one.name} lacks something"
                 continue
             has = set(connection.state if connection.state is not None else one.kept)
             has |= {message for _, message in connection.got}

@@ -116,18 +116,36 @@ class Joining(Receiving):
 
     def _find_origin(self, asked: _Asked) -> None:
         offset, topic = asked.origin, self.topic
-        if isinstance(offset, int) and topic.start_offset <= offset <= topic.end_offset:
+        if not isinstance(offset, int) or not topic.start_offset <= offset <= topic.end_offset:
+            self._make_state(asked)
+        elif offset == topic.start_offset:
+            self._find_start(asked)
+        else:
             try:
-                at = self.hub.store.locate_offset(topic, offset) if topic.exists else topic.end
+                at = self.hub.store.locate_offset(topic, offset)
             except ColdError as cold:
                 self.hub.warm(cold, lambda: self._find_origin(asked))
                 return
             if at.offset == offset:
                 self._found(asked, at, None)
-                return
+            else:
+                self._make_state(asked)
 
+    def _find_start(self, asked: _Asked) -> None:
+        """What lay before the start may have been destroyed by hand, or expired, and count no more."""
+        start = self.topic.start
+
+        def loaded(snapshot: Snapshot | None) -> None:
+            if start.offset == 0 or (snapshot is not None and snapshot.offset == start.offset):
+                self._found(asked, start, None)
+            else:
+                self._make_state(asked)
+
+        self.load_snapshot(loaded, partial(self._not_found, asked))
+
+    def _make_state(self, asked: _Asked) -> None:
         def made(state: Snapshot) -> None:
-            self._found(asked, Position(topic.epoch, state.offset, state.ordinal), state)
+            self._found(asked, Position(self.topic.epoch, state.offset, state.ordinal), state)
 
         load_state(self, made, partial(self._not_found, asked))
 
