@@ -199,7 +199,7 @@ PAGES = {
 )
 def test_every_interleaving_of_pages_that_begin_with_the_state(start: str, slow: bool) -> None:
     """A page shows a state, then every message behind it once and in order, and its cursor stays."""
-    depth = {"nothing": 4}.get(start, 3) + DEEPER
+    depth = {"nothing": 4, "a page is there": 2}.get(start, 3) + DEEPER
     explore(PAGES[start], "ab", depth, slow=slow, pages="a")
 
 

@@ -126,7 +126,8 @@ class Fold:
             hub.warm(cold, self.go_on)
             return
         work = partial(reducer.fold, self._state, messages)
-        if size <= _FOLDED_HERE_BYTES:
+        # A large state is decoded and encoded again, however few messages there are.
+        if size + len(self._state.data if self._state else b"") <= _FOLDED_HERE_BYTES:
             self._folded(_attempt(work))
         else:
             hub.runner.background(partial(_attempt, work), self._folded)
