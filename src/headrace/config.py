@@ -17,6 +17,7 @@ from headrace.config_protocols import (
     REDUCERS,
     Access,
     ChannelSettings,
+    LastState,
     LoguxSettings,
 )
 from headrace.config_setting import NUMBER_MAX, Section, setting
@@ -291,8 +292,8 @@ class PrefixRule(Struct, frozen=True, kw_only=True):
         float | None,
         setting("As `channels.grace_s`, for these topics.", "seconds", gt=0, le=NUMBER_MAX),
     ] = None
-    persist_state: Annotated[
-        bool | None, setting("As `channels.persist_state`, for these topics.")
+    last_state: Annotated[
+        LastState | None, setting("As `channels.last_state`, for these topics.")
     ] = None
 
 
@@ -315,7 +316,7 @@ class TopicRule(NamedTuple):
     reducer: str = "last"
     lease_s: float = 0.0
     grace_s: float = 0.0
-    persist_state: bool = True
+    last_state: LastState = LastState.KEPT
 
 
 class Config(Section, frozen=True):
@@ -381,7 +382,7 @@ class Config(Section, frozen=True):
             reducer=_first((rule.reducer for rule in matching), channels.reducer),
             lease_s=_first((rule.lease_s for rule in matching), channels.lease_s),
             grace_s=_first((rule.grace_s for rule in matching), channels.grace_s),
-            persist_state=_first((rule.persist_state for rule in matching), channels.persist_state),
+            last_state=_first((rule.last_state for rule in matching), channels.last_state),
         )
 
 

@@ -6,6 +6,7 @@ from functools import cache
 from headrace.broker.channels import ChannelRule, Channels
 from headrace.broker.snapshots import Snapshots
 from headrace.config import Config
+from headrace.config_protocols import LastState
 from headrace.errors import ConfigError
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.runner import Runner
@@ -51,7 +52,7 @@ def make_channels(
             found.lease_s,
             found.grace_s,
             tuple(found.retention_wait_for),
-            found.persist_state,
+            found.last_state is LastState.KEPT,
         )
 
     return Channels(
