@@ -232,11 +232,12 @@ def test_channels_have_values_by_prefix_and_are_never_in_memory_only(tmp_path):
         prefix = "$channel/doc/"
         reducer = "merge"
         lease_s = 5.0
+        last_state = "dropped"
         """,
     )
     config = load({}, {}, file).config
-    assert config.rule("$channel/doc/1")[5:] == ("merge", 5.0, 7.0)
-    assert config.rule("$channel/room")[5:] == ("last", 604_800.0, 7.0)
+    assert config.rule("$channel/doc/1")[5:] == ("merge", 5.0, 7.0, "dropped")
+    assert config.rule("$channel/room")[5:] == ("last", 604_800.0, 7.0, "kept")
     assert config.rule("$channel/room").durability is Durability.WRITTEN
     assert config.rule("room").durability is Durability.MEMORY
 

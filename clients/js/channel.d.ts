@@ -58,8 +58,26 @@ export interface ChannelOptions
    */
   receive?: "push" | "signal" | "poll";
   /**
+   * `"state"`: `restore` is called first of all, with the state as of now; then every message behind
+   * it comes, this processor's own included. For a page that shows what everybody sees. After a lost
+   * connection messages go on behind the last one, or `restore` is called again where they are gone.
+   * Without it messages come from the processor's cursor on, and its own do not.
+   */
+  from?: "state";
+  /**
+   * How long the membership lasts without a connection, 1000 at least: then it ends. Never longer
+   * than the server's `channels.lease_s`, which counts without it.
+   */
+  leaseMs?: number;
+  /**
+   * Leave when the page is closed, loaded again or put aside, and join again when the browser shows
+   * it again. Default false.
+   */
+  leaveOnPagehide?: boolean;
+  /**
    * Called with the last known state where there is one in place of messages, before any message
-   * behind it is given out, and waited for. Then the state is acknowledged.
+   * behind it is given out, and waited for. Then the state is acknowledged. With `from: "state"` it
+   * is always called, with the payload null where nothing was ever sent.
    */
   restore?: (state: Restored) => unknown;
   /** Called for every message instead of a loop, and waited for. Then the message is acknowledged. */
@@ -115,7 +133,7 @@ export interface Channel extends AsyncIterableIterator<Message> {
   /** This message and all before it are done with: for loops that are left, and inside handlers. */
   ack(message: Message): void;
 
-  /** The last known state as the server has it; null when there is none. */
+  /** The state as of now; with the reducer `uploaded`, the last upload. Null when there is none. */
   snapshot(): Promise<Snapshot | null>;
 
   /**

@@ -33,10 +33,13 @@ const PATH = "/v1/channels";
 const TOPIC_PREFIX = "$channel/";
 const PROCESSOR_BYTES_MAX = 255;
 const STATE_BYTES_MAX = 1024 * 1024;
+const LEASE_MS_MIN = 1000;
+const LEASE_MS_MAX = 365 * 24 * 3600 * 1000;
 const WAYS = ["push", "signal", "poll"];
 
 export function joinChannel(url, options = {}) {
-  const { processor, token, receive = "push", restore, handle, ...others } = options;
+  const { processor, token, receive = "push", restore, handle, ...rest } = options;
+  const { from, leaseMs, leaveOnPagehide = false, ...others } = rest;
   const { name, target } = parseUrl(url);
   checkProcessor(processor);
   if (!WAYS.includes(receive)) {
@@ -44,9 +47,17 @@ export function joinChannel(url, options = {}) {
   }
   if (restore !== undefined) mustBe("function", restore, "restore");
   if (handle !== undefined) mustBe("function", handle, "handle");
+  if (from !== undefined && from !== "state") {
+    throw new ConfigError(`from is "state" or nothing, not "${from}"`);
+  }
+  const isLease = Number.isFinite(leaseMs) && leaseMs >= LEASE_MS_MIN && leaseMs <= LEASE_MS_MAX;
+  if (leaseMs !== undefined && !isLease) {
+    throw new ConfigError(`leaseMs is ${LEASE_MS_MIN} to ${LEASE_MS_MAX}, not ${leaseMs}`);
+  }
+  mustBe("boolean", leaveOnPagehide, "leaveOnPagehide");
   const checked = checkOptions(others, DEFAULTS);
-  const who = { channel: name, processor, token, receive };
-  return new Channel(url, target, who, { restore, handle }, checked);
+  const who = { channel: name, processor, token, receive, from, leaseMs };
+  return new Channel(url, target, who, { restore, handle, leaveOnPagehide }, checked);
 }
 
 class Channel {
@@ -86,7 +97,24 @@ class Channel {
       happened: (event) => this.#happened(event),
     });
     if (callbacks.handle) this.#callForEach(callbacks.handle);
+    if (callbacks.leaveOnPagehide) {
+      globalThis.addEventListener?.("pagehide", this.#hide);
+      globalThis.addEventListener?.("pageshow", this.#show);
+    }
   }
+
+  /** The page is closed, loaded again or put aside, and may never hear of it otherwise. */
+  #hide = () => {
+    if (this.state === "closed") return;
+    this.#link.send(); // what was sent goes before it
+    this.#session.hide();
+    this.#link.suspend();
+  };
+
+  /** The browser has kept the page, and shows it again. */
+  #show = ({ persisted }) => {
+    if (persisted && this.state !== "closed") this.#link.resume();
+  };
 
   get state() {
     return this.#session.state;
@@ -327,6 +355,8 @@ class Channel {
   }
 
   async #stop() {
+    globalThis.removeEventListener?.("pagehide", this.#hide);
+    globalThis.removeEventListener?.("pageshow", this.#show);
     if (this.state !== "closed") {
       this.#session.close();
       this.#items = new Fifo();

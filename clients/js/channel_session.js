@@ -56,7 +56,8 @@ export class ChannelError extends HeadraceError {
  * **Receiving.** Offsets never go back, so a message that comes again is known by its offset, and
  * given to the application once. It is acknowledged when the application is done with it and this
  * connection has brought it. Only one ACK is under way; the next is for all done meanwhile.
- * A snapshot begins a new count: nothing that was done before it counts behind it.
+ * A snapshot begins a new count: nothing that was done before it counts behind it. With `from`, a
+ * connection asks for what lies behind the last message it has, whatever was acknowledged.
  */
 export class ChannelSession {
   state = "disconnected";
@@ -139,7 +140,7 @@ export class ChannelSession {
     const attempt = instance && this.#connections;
     this.#control.push(JSON.stringify({ type: "hello", processor, token, instance, attempt }));
     if (this.#leaving) this.#say("leave");
-    else this.#say("join", { receive });
+    else this.#say("join", { receive, ...this.#origin(), ...this.#lease() });
   }
 
   /** The attempt failed or the connection ended. Returns how long to wait before the next one. */
@@ -182,6 +183,13 @@ export class ChannelSession {
   /** Give the state that the messages up to an offset make. */
   upload(offset, content) {
     return this.#request({ type: "upload", fields: { offset }, content });
+  }
+
+  /** The page goes: say so on this connection. Another one, if there will be any, joins again. */
+  hide() {
+    if (this.state !== "connected" || this.#leaving) return;
+    // With nothing under way, no number has to be remembered for this page.
+    this.#say("leave", this.unacknowledged === 0 ? { forget: true } : {});
   }
 
   /** Be a member no more. */
@@ -282,6 +290,17 @@ export class ChannelSession {
     this.#control.push(encodeMessage(type, { channel, ...fields }, content));
   }
 
+  /** With a state, every connection goes on behind what came last; the first one has nothing yet. */
+  #origin() {
+    if (this.#options.from === undefined) return {};
+    return { from: this.#received >= 0 ? this.#received : this.#options.from };
+  }
+
+  #lease() {
+    const { leaseMs } = this.#options;
+    return leaseMs === undefined ? {} : { lease_s: leaseMs / 1000 };
+  }
+
   #joined({ cursor, end, number, snapshot = null, missed = null }, now) {
     if (this.state === "connected") return [];
     this.state = "connected";
@@ -299,8 +318,12 @@ export class ChannelSession {
       this.#received = cursor;
       this.#handled = -1;
       events.push({ kind: "restore", snapshot, missed, offset: cursor });
-    } else {
+    } else if (this.#options.from === undefined) {
       this.#done = this.#acked = cursor;
+    } else {
+      // It goes on where we asked for, and the server's cursor may be behind that.
+      this.#done = Math.min(this.#handled, cursor);
+      this.#sendAck();
     }
     this.#sendRequest();
     if (this.#options.receive === "poll") this.#fetchAt = now;
@@ -447,10 +470,12 @@ export class ChannelSession {
     // Also when it was done elsewhere.
     if (reason !== "replaced" && this.#leaving) return [{ kind: "left" }];
     const { processor } = this.#options;
+    const texts = {
+      replaced: `another connection of "${processor}" has joined the channel`,
+      destroyed: "an operator has destroyed the channel",
+    };
     const text =
-      reason === "replaced"
-        ? `another connection of "${processor}" has joined the channel`
-        : `"${processor}" has left the channel, over HTTP or on another connection`;
+      texts[reason] ?? `"${processor}" has left the channel, over HTTP or on another connection`;
     return [{ kind: "ended", error: new ChannelError(reason ?? "left", text) }];
   }
 

@@ -576,6 +576,22 @@ export class Link {
     abandon(socket);
   }
 
+  /** Send what the session has, and be without a connection until `resume`. */
+  suspend() {
+    this.send();
+    const socket = this.#forget();
+    this.lastError = "the page is hidden";
+    this.#session.disconnected();
+    this.#client.changed(this.#session.state);
+    socket?.close(1000);
+  }
+
+  resume() {
+    if (this.#socket !== null) return;
+    clearTimeout(this.#attemptTimer);
+    this.#connect();
+  }
+
   #connect() {
     this.#session.connecting();
     this.#client.changed(this.#session.state);

@@ -2,19 +2,24 @@
 
 from typing import Unpack
 
-from headrace.client.channel import make_channel
+from headrace.client.channel import make_channel, make_connection
 from headrace.client.channel_blocking import BlockingChannel
 from headrace.client.channel_client import Channel
 from headrace.client.channel_events import Message, Missed, Snapshot
 from headrace.client.channel_options import ChannelOptions, ChannelOptionsDict
+from headrace.client.channel_pool import BlockingConnection, Connection
 
 __all__ = [
     "BlockingChannel",
+    "BlockingConnection",
     "Channel",
     "ChannelOptions",
+    "Connection",
     "Message",
     "Missed",
     "Snapshot",
+    "connect",
+    "connect_blocking",
     "join",
     "join_blocking",
 ]
@@ -35,3 +40,16 @@ def join_blocking(url: str, **options: Unpack[ChannelOptionsDict]) -> BlockingCh
     It is joined, or has given up with ConnectTimeoutError, when this returns.
     """
     return BlockingChannel(make_channel(url, dict(options)))
+
+
+def connect(url: str, **options: Unpack[ChannelOptionsDict]) -> Connection:
+    """A connection for many channels: `async with connect("channel://127.0.0.1:8120", processor="a") as c`.
+
+    Then `room = await c.join("room")`. The options are the same; those of a channel may be given to `join`.
+    """
+    return make_connection(url, dict(options))
+
+
+def connect_blocking(url: str, **options: Unpack[ChannelOptionsDict]) -> BlockingConnection:
+    """The same for scripts and threads. It is connected when this returns."""
+    return BlockingConnection(make_connection(url, dict(options)))

@@ -17,6 +17,7 @@ from headrace.config_protocols import (
     REDUCERS,
     Access,
     ChannelSettings,
+    LastState,
     LoguxSettings,
 )
 from headrace.config_setting import NUMBER_MAX, Section, setting
@@ -331,6 +332,9 @@ class PrefixRule(Struct, frozen=True, kw_only=True):
         float | None,
         setting("As `channels.grace_s`, for these topics.", "seconds", gt=0, le=NUMBER_MAX),
     ] = None
+    last_state: Annotated[
+        LastState | None, setting("As `channels.last_state`, for these topics.")
+    ] = None
 
 
 # These name spaces trim by rules of their own: age and size must never take a record from them, whatever
@@ -352,6 +356,7 @@ class TopicRule(NamedTuple):
     reducer: str = "last"
     lease_s: float = 0.0
     grace_s: float = 0.0
+    last_state: LastState = LastState.KEPT
 
 
 class Config(Section, frozen=True):
@@ -417,6 +422,7 @@ class Config(Section, frozen=True):
             reducer=_first((rule.reducer for rule in matching), channels.reducer),
             lease_s=_first((rule.lease_s for rule in matching), channels.lease_s),
             grace_s=_first((rule.grace_s for rule in matching), channels.grace_s),
+            last_state=_first((rule.last_state for rule in matching), channels.last_state),
         )
 
 

@@ -1,5 +1,6 @@
 """The sections of the configuration that are about protocols: who is let in, Logux and channels."""
 
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Struct
@@ -115,6 +116,11 @@ class LoguxSettings(Section, frozen=True):
     ] = ""
 
 
+class LastState(StrEnum):
+    KEPT = "kept"
+    DROPPED = "dropped"
+
+
 class ChannelSettings(Section, frozen=True):
     reducer: Annotated[
         str,
@@ -161,6 +167,22 @@ class ChannelSettings(Section, frozen=True):
             le=NUMBER_MAX,
         ),
     ] = 7_776_000.0
+    last_state: Annotated[
+        LastState,
+        setting(
+            "Whether the last state of a channel is kept when its log is destroyed; dropped, the channel "
+            "begins empty the next time."
+        ),
+    ] = LastState.KEPT
+    snapshot_age_s: Annotated[
+        float,
+        setting(
+            "How long the last state of a channel is kept after its log was destroyed; 0: for ever.",
+            "seconds",
+            ge=0,
+            le=NUMBER_MAX,
+        ),
+    ] = 0.0
     ping_s: Annotated[
         float,
         setting(

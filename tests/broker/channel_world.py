@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.broker import channel_jobs as jobs
 from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
 from headrace.broker.channel_joining import Joined
-from headrace.broker.channel_member import Batch, Receive
-from headrace.broker.channel_notes import Snapshot, read_members, read_snapshot
+from headrace.broker.channel_member import Batch, Origin, Receive
+from headrace.broker.channel_notes import Snapshot, no_snapshot, read_members, read_snapshot
 from headrace.broker.channel_sending import Accepted
 from headrace.broker.channels import ChannelRule, Channels
-from headrace.broker.snapshots import NotedSnapshots
+from headrace.broker.snapshots import NotedSnapshots, Older
 from headrace.channel_envelope import Content, decode_message
 from headrace.log.runner import StepRunner
 from headrace.log.store import Appended, Chunk, Cursor, Note, Run, Topic
@@ -25,6 +26,7 @@ TOPIC = "$channel/c"
 LEASE_MS, GRACE_MS, PRESENCE_MS, REMEMBER_MS = 1_000_000, 10_000, 5_000, 10_000_000
 
 NOWHERE = Position(0, 0, 0)
+NO_SNAPSHOT = no_snapshot(NAME)
 
 Id = tuple[str, int]
 """A message: its processor and number."""
@@ -51,6 +53,8 @@ class Disk:
     start: Position = NOWHERE
     end: Position = NOWHERE
     exists: bool = False
+    base: int = 0
+    """The ordinal before which everything was destroyed by hand, and is in no state."""
 
 
 @dataclass
@@ -162,6 +166,8 @@ class ModelStore:
             disk.exists = False
             disk.start = disk.end
         for note in change.notes:
+            if note.key == NO_SNAPSHOT.key and note.value is None:
+                disk.base = disk.end.ordinal
             if note.value is None:
                 disk.notes.pop(note.key, None)
             else:
@@ -198,13 +204,25 @@ class Processor:
         self.is_member = False
         self.was_away_ms = 0
         """How long it has not been there since it last acknowledged something."""
+        self.page: list[Id] | None = None
+        """What it shows: a state, and every message behind it."""
+        self.page_offset = self.page_base = 0
 
     def connect(self) -> None:
+        self._connect(Connection(self))
+
+    def open_page(self, *, is_reloaded: bool = False) -> None:
+        """Join from the state; or, with a page that is still there, behind what it shows."""
+        if is_reloaded:
+            self.page = None
+        self._connect(PageConnection(self))
+
+    def _connect(self, connection: "Connection") -> None:
         self.world.someone_comes()
         if self.connection is not None:
             self.connection.abandon()
-        self.connection = Connection(self)
-        self.connection.join()
+        self.connection = connection
+        connection.join()
 
     def disconnect(self) -> None:
         if self.connection is not None:
@@ -295,11 +313,10 @@ class Connection:
         self.is_joined = True
         processor, world = self.processor, self.world
         processor.is_member = True
-        truth = world.truth
         if joined.snapshot is not None:
             self.state = [(p, n) for p, n in json.loads(joined.snapshot.content.data)]
             self.state_offset = joined.snapshot.offset
-            assert self.state == truth[: joined.snapshot.ordinal], "a snapshot is all before it"
+            assert self.state == world.kept_before(joined.snapshot), "a snapshot is all before it"
         if joined.missed is not None:
             assert joined.snapshot is not None, "whoever misses something gets the state"
             assert joined.missed.messages is not None and joined.missed.messages > 0
@@ -307,12 +324,12 @@ class Connection:
                 assert processor.was_away_ms > LEASE_MS, "the log is kept while its lease lasts"
             else:
                 assert joined.missed.reason == "destroyed"
-            gone = set(truth[: world.store.handle.start_ordinal]) - set(processor.kept)
+            gone = world.forgotten - set(processor.kept)
             unseen = {one for one in gone if one[0] != processor.name}
             assert len(unseen) <= joined.missed.messages
         elif joined.snapshot is None:
             # Nothing is said to be missing: so nothing is.
-            gone = set(truth[: world.store.handle.start_ordinal]) - set(processor.kept)
+            gone = world.forgotten - set(processor.kept)
             assert not {one for one in gone if one[0] != processor.name}, "missing, and not told"
         assert joined.number >= processor.accepted
 
@@ -379,6 +396,71 @@ class Connection:
         self.channel.ack(member, offset, acked, self.world.refused)
 
 
+class PageConnection(Connection):
+    """A connection that begins with the state as of now, or behind what its page shows."""
+
+    def join(self) -> None:
+        one = self.processor
+        member = self.channel.members.get(one.name)
+        self.cursor = member.confirmed if member is not None and member.is_member else None
+        origin: Origin = "state" if one.page is None else one.page_offset
+        self.asked = origin
+        place = (one.name, self, Receive.PUSH, self._joined, self.world.refused)
+        self.channel.join(*place, origin=origin)
+
+    def _joined(self, joined: Joined) -> None:
+        if not self.is_open:
+            return
+        self.is_joined = True
+        one = self.processor
+        one.is_member = True
+        assert joined.missed is None, "a state is whole"
+        if joined.snapshot is not None:
+            told = json.loads(joined.snapshot.content.data)
+            one.page = [(p, n) for p, n in told or []]
+            one.page_offset = joined.snapshot.offset
+            one.page_base = self.world.disk.base
+            assert one.page == self.world.kept_before(joined.snapshot), "a state is all before it"
+        assert one.page_base == self.world.disk.base, "what was destroyed is shown"
+        assert self.asked != "state" or joined.snapshot is not None
+        assert joined.cursor == one.page_offset
+        assert joined.number >= one.accepted
+        member = self.channel.members[one.name]
+        if self.cursor is not None:
+            assert member.confirmed[0] == self.cursor[0], "joining moves no cursor"
+
+    def messages(self, channel: str, batch: Batch) -> bool:
+        if not self.is_open:
+            return True
+        one = self.processor
+        assert self.is_joined and one.page is not None and batch.lost == 0
+        for offset, _, payload in batch.messages:
+            told = decode_message(payload)
+            one.page.append((told.processor, told.number))
+            place = one.page_base + len(one.page)
+            assert offset == self.world.ends[place - 1], "each once, and in order"
+            one.page_offset = offset
+            self.got.append((offset, (told.processor, told.number)))
+        place = one.page_base + len(one.page)
+        assert one.page == self.world.truth[one.page_base : place], "the page is the log"
+        return True
+
+    def ack(self, count: int) -> None:
+        one = self.processor
+        assert one.page is not None
+        some, self.got = self.got[:count], self.got[count:]
+        kept = one.page[: len(one.page) - len(self.got)]
+        offset = some[-1][0] if some else one.page_offset
+        one.kept, known = kept, set(kept)
+
+        def acked(_: int) -> None:
+            if self.is_open:
+                one.confirmed |= known
+                one.was_away_ms = 0
+
+        self.channel.ack(self.channel.members[one.name], offset, acked, self.world.refused)
+
+
 class SlowSnapshots:
     """Snapshots in a database of their own, which answers when it is told to."""
 
@@ -405,21 +487,45 @@ class SlowSnapshots:
     ) -> None:
         def save() -> None:
             known = self._kept.get(channel)
-            if known is None or known.offset < snapshot.offset:
+            if known is None or known.offset <= snapshot.offset:
                 self._kept[channel] = snapshot
             done()
 
         self.asked.append(save)
 
+    def remove(self, channel: str, done: Callable[[], None], failed: Callable[[str], None]) -> None:
+        def remove() -> None:
+            self._kept.pop(channel, None)
+            done()
+
+        self.asked.append(remove)
+
+    def older(
+        self,
+        before_ms: int,
+        after: str,
+        done: Callable[[Older], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        old = [name for name, one in self._kept.items() if one.ms < before_ms]
+        self.asked.append(lambda: done(Older(old, None)))
+
 
 class World:
     def __init__(
-        self, names: str = "ab", reducer_name: str = "world:collect", *, slow: bool = False
+        self,
+        names: str = "ab",
+        reducer_name: str = "world:collect",
+        *,
+        slow: bool = False,
+        persist: bool = True,
+        snapshot_age_ms: int = 0,
     ) -> None:
         self.clock_ms = self.elapsed_ms = 1_000_000
         self.disk = Disk()
         self.database: dict[str, Snapshot] | None = {} if slow else None
-        self.rule = rule(reducer_name)
+        self.rule = rule(reducer_name)._replace(persist=persist)
+        self._snapshot_age_ms = snapshot_age_ms
         self.processors = {name: Processor(self, name) for name in names}
         self.refusals: list[ChannelError] = []
         self.is_kept = False
@@ -442,6 +548,7 @@ class World:
             members_max=10,
             look_ms=0,
             remember_ms=REMEMBER_MS,
+            snapshot_age_ms=self._snapshot_age_ms,
         )
         self.store.committed = self.channels.committed
 
@@ -449,6 +556,15 @@ class World:
     def truth(self) -> list[Id]:
         """Every message that was ever committed, in order."""
         return self.disk.ids
+
+    def kept_before(self, snapshot: Snapshot) -> list[Id]:
+        """What a state must have."""
+        return self.truth[self.disk.base : snapshot.ordinal]
+
+    @property
+    def forgotten(self) -> set[Id]:
+        """What is in no log any more, and was not destroyed by hand."""
+        return set(self.truth[self.disk.base : self.store.handle.start_ordinal])
 
     @property
     def ends(self) -> list[int]:
@@ -504,6 +620,15 @@ class World:
 
         self.channel.keep(answered)
 
+    def destroy(self) -> None:
+        """An operator destroys the channel by hand."""
+        self.someone_comes()
+
+        def answered() -> None:
+            assert not self.store.note(NO_SNAPSHOT.key), "destroyed, and its state is there"
+
+        jobs.destroy(self.channel, answered, self.refused)  # type: ignore[arg-type]
+
     def commit(self) -> None:
         self.store.commit()
         self.runner.run()
@@ -538,10 +663,10 @@ class World:
         snapshot = self.snapshot
         if snapshot is not None:
             state = [(p, n) for p, n in json.loads(snapshot.content.data)]
-            assert state == truth[: snapshot.ordinal], "a snapshot is all before it"
+            assert state == self.kept_before(snapshot), "a snapshot is all before it"
             assert snapshot.ordinal >= disk.start.ordinal, "what was forgotten is in the snapshot"
         else:
-            assert disk.start.ordinal == 0, "nothing is forgotten without a snapshot"
+            assert disk.start.ordinal == disk.base, "nothing is forgotten without a snapshot"
 
     def rest_all(self) -> None:
         """Until nothing is under way."""
@@ -569,10 +694,14 @@ class World:
             there = self.processors[member.name].connection
             assert member.subscriber in (None, there), "a subscriber that is not there"
         self.channels.rest(self.channel)
-        truth = set(self.truth)
+        truth = set(self.truth[self.disk.base :])
         for one in self.processors.values():
             connection = one.connection
             if connection is None or not connection.is_open or not connection.is_joined:
+                continue
+            if isinstance(connection, PageConnection):
+                shown = self.truth[self.disk.base :]
+                assert one.page == shown, f"the page of {one.name} lacks something"
                 continue
             has = set(connection.state if connection.state is not None else one.kept)
             has |= {message for _, message in connection.got}

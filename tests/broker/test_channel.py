@@ -7,7 +7,7 @@ import pytest
 
 from headrace.broker.channel_errors import ChannelError
 from headrace.broker.channel_joining import Joined, Missed
-from headrace.broker.channel_member import Batch, Receive
+from headrace.broker.channel_member import Batch, Origin, Receive
 from headrace.broker.channel_notes import read_members
 from headrace.broker.channel_sending import Accepted
 from headrace.broker.channel_uploads import upload
@@ -39,6 +39,8 @@ class Client:
         settle: bool = True,
         instance: str = "",
         attempt: int = 0,
+        origin: Origin = None,
+        lease_ms: int = 0,
     ) -> None:
         self.world, self.name = world, name
         self.is_gone = False
@@ -46,7 +48,9 @@ class Client:
         self.has_room = True
         self.told: list[Any] = []
         self.channel = world.channels.get(NAME)
-        self.channel.join(name, self, receive, self._hear, self._hear)
+        self.channel.join(
+            name, self, receive, self._hear, self._hear, origin=origin, lease_ms=lease_ms
+        )
         if settle:
             world.commit_all()
 

@@ -11,18 +11,22 @@ import pytest
 
 from headrace.broker.channel import Channel
 from headrace.broker.channel_notes import MEMBER, read_members
-from tests.broker.channel_world import GRACE_MS, LEASE_MS, NAME, ModelStore, World
+from tests.broker.channel_world import GRACE_MS, LEASE_MS, NAME, ModelStore, PageConnection, World
 
 DEEPER = int(os.environ.get("HEADRACE_TORTURE", "0")) // 20
 
 Step = tuple[str, Callable[[World], None]]
 
 
-def steps(world: World) -> Iterator[Step]:
-    """What can happen now."""
+def steps(world: World, pages: str = "") -> Iterator[Step]:
+    """What can happen now. `pages`: processors that may show a state and what comes behind it."""
     for name, one in world.processors.items():
         connection = one.connection
         yield f"{name} connects", lambda w, n=name: w.processors[n].connect()  # type: ignore[misc]
+        if name in pages:
+            yield f"{name} opens a page", lambda w, n=name: _open(w, n, True)  # type: ignore[misc]
+            if one.page is not None:
+                yield f"{name}'s page is back", lambda w, n=name: _open(w, n, False)  # type: ignore[misc]
         if connection is None or not connection.is_open:
             if name == "b":
                 yield "b polls", lambda w: w.processors["b"].poll()
@@ -34,11 +38,14 @@ def steps(world: World) -> Iterator[Step]:
         yield f"{name} sends", lambda w, n=name: _send(w, n, 1)  # type: ignore[misc]
         if one.accepted or world.channel.members[name].number:
             yield f"{name} sends again", lambda w, n=name: _send(w, n, 0)  # type: ignore[misc]
-        if connection.got or connection.state is not None:
+        has_page = isinstance(connection, PageConnection)
+        if connection.got or connection.state is not None or has_page:
             yield f"{name} acknowledges", lambda w, n=name: _ack(w, n, 99)  # type: ignore[misc]
         if len(connection.got) > 1:
             yield f"{name} acknowledges one", lambda w, n=name: _ack(w, n, 1)  # type: ignore[misc]
         yield f"{name} leaves", lambda w, n=name: _leave(w, n)  # type: ignore[misc]
+    if pages and world.slow is None:
+        yield "an operator destroys it", World.destroy
     schedule = world.channel.schedule
     if schedule is not None and schedule.due_ms:
         yield "an operator keeps it", World.keep
@@ -53,6 +60,10 @@ def steps(world: World) -> Iterator[Step]:
         yield "the grace passes", lambda w: w.pass_time(GRACE_MS + 1)
         yield "the lease passes", lambda w: w.pass_time(LEASE_MS + 1)
         yield "a tick", World.tick
+
+
+def _open(world: World, name: str, is_reloaded: bool) -> None:
+    world.processors[name].open_page(is_reloaded=is_reloaded)
 
 
 def _send(world: World, name: str, ahead: int) -> None:
@@ -88,6 +99,7 @@ def fingerprint(world: World) -> object:
             (
                 *(m.name, m.offset, m.ordinal, m.number, m.standing, m.acked, m.next_offset),
                 *(tuple(m.sent or ()), m.subscriber is not None, m.is_polling, now - m.seen_ms),
+                m.gets_own,
             )
             for m in known.members.values()
         )
@@ -99,8 +111,9 @@ def fingerprint(world: World) -> object:
             (
                 None
                 if (c := one.connection) is None
-                else (c.is_open, c.is_joined, tuple(c.got), c.state and tuple(c.state))
+                else (type(c), c.is_open, c.is_joined, tuple(c.got), c.state and tuple(c.state))
             ),
+            (one.page_offset, one.page_base) if one.page is not None else None,
         )
         for one in world.processors.values()
     )
@@ -113,7 +126,7 @@ def fingerprint(world: World) -> object:
         (m.name, m.offset, m.ordinal, m.number, m.standing, now - m.seen_ms)
         for m in read_members(ModelStore(disk), NAME)  # type: ignore[arg-type]
     )
-    log = (len(disk.records), disk.start, disk.end, disk.exists)
+    log = (len(disk.records), disk.start, disk.end, disk.exists, disk.base)
     pending = tuple((len(p.records), len(p.notes), p.trim, p.destroy) for p in world.store.pending)
     asked = len(world.slow.asked) if world.slow is not None else 0
     changed = (len(world.channels._changed), world.channels._swept, asked)
@@ -122,18 +135,20 @@ def fingerprint(world: World) -> object:
     return channel, processors, notes, members_noted, log, pending, changed
 
 
-def replay(start: tuple[str, ...], path: tuple[str, ...], names: str, *, slow: bool) -> World:
+def replay(
+    start: tuple[str, ...], path: tuple[str, ...], names: str, *, slow: bool, pages: str = ""
+) -> World:
     world = World(names, slow=slow)
     for wanted in start:
-        run(world, wanted)
+        run(world, wanted, pages)
         world.settle()
     for wanted in path:
-        run(world, wanted)
+        run(world, wanted, pages)
     return world
 
 
-def run(world: World, wanted: str) -> None:
-    dict(steps(world))[wanted](world)
+def run(world: World, wanted: str, pages: str) -> None:
+    dict(steps(world, pages))[wanted](world)
     world.runner.run()
 
 
@@ -163,20 +178,46 @@ def test_every_interleaving(names: str, start: str, slow: bool) -> None:
     if len(names) > 2 and slow and not DEEPER:
         pytest.skip("takes long: see `make torture`")
     depth = DEPTHS[start] + DEEPER - 2 * (len(names) - 2)
+    explore(STARTS[start], names, depth, slow=slow)
+
+
+PAGES = {
+    "nothing": (),
+    "a page is there": ("a opens a page", "b connects", "a sends", "b sends"),
+    "a page is behind": (
+        *("a opens a page", "b connects", "b sends", "a is cut off", "b sends"),
+        *("the lease passes", "b sends"),
+    ),
+    "destroyed": ("a opens a page", "a sends", "a is cut off", "the grace passes"),
+    "destroyed by hand": ("a opens a page", "a sends", "a is cut off", "an operator destroys it"),
+}
+
+
+@pytest.mark.parametrize(
+    ("start", "slow"),
+    [(start, slow) for start in PAGES for slow in (False, True) if not (slow and "hand" in start)],
+)
+def test_every_interleaving_of_pages_that_begin_with_the_state(start: str, slow: bool) -> None:
+    """A page shows a state, then every message behind it once and in order, and its cursor stays."""
+    depth = {"nothing": 4, "a page is there": 2}.get(start, 3) + DEEPER
+    explore(PAGES[start], "ab", depth, slow=slow, pages="a")
+
+
+def explore(start: tuple[str, ...], names: str, depth: int, *, slow: bool, pages: str = "") -> None:
     seen: set[object] = set()
-    began = replay(STARTS[start], (), names, slow=slow)
-    paths: list[tuple[str, ...]] = [(name,) for name, _ in steps(began)]
+    began = replay(start, (), names, slow=slow, pages=pages)
+    paths: list[tuple[str, ...]] = [(name,) for name, _ in steps(began, pages)]
     for _ in range(depth):
         found: list[tuple[str, ...]] = []
         for path in paths:
             try:
-                world = replay(STARTS[start], path, names, slow=slow)
+                world = replay(start, path, names, slow=slow, pages=pages)
                 world.check()
                 mark = fingerprint(world)
                 if mark in seen:
                     continue
                 seen.add(mark)
-                found += [(*path, name) for name, _ in steps(world)]
+                found += [(*path, name) for name, _ in steps(world, pages)]
                 world.settle()
             except Exception as error:
                 raise AssertionError(f"{' → '.join(path)}: {error!r}") from error

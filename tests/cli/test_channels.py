@@ -305,6 +305,24 @@ def test_explain_prints_the_facts_as_json(run, api, name):
     assert told | {"now_ms": 0} == api.facts(name) | {"now_ms": 0}
 
 
+def test_a_channel_is_destroyed_with_its_state_when_that_is_confirmed(run, api, server, name):
+    with subscriber(server, name, "a") as connection:
+        api.join(name, "b")
+        api.send(name, "b", 1)
+        assert json.loads(connection.recv(30))["type"] == "messages"
+        refused = run("destroy", name, code=2)
+        assert "add --yes" in refused.stderr
+        assert api.facts(name)["exists"]
+        assert run("destroy", name, "--yes").stderr == (
+            f"destroyed {name}, with 1 message and 2 members\n"
+        )
+        left = json.loads(connection.recv(30))
+        assert left == {"type": "left", "channel": name, "reason": "destroyed"}
+    assert run("explain", name, code=1).stderr
+    assert api.join(name, "b")["number"] == 1
+    assert "snapshot" not in api.join(name, "c")
+
+
 @pytest.mark.parametrize("command", ["explain", "keep"])
 def test_an_unknown_channel_is_one_clear_line(run, command):
     done = run(command, "no such channel", code=1)

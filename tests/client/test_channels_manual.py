@@ -37,7 +37,7 @@ def test_the_examples_run_one_after_the_other(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "{'insert': 'x'} laptop-7 True\n"
-    assert len(FRAGMENTS) == 5
+    assert len(FRAGMENTS) == 6
     asyncio.run(run(url))
     assert capsys.readouterr().out.startswith("0\n")
 

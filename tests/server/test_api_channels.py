@@ -18,6 +18,7 @@ from headrace.broker.channel import Channel
 from headrace.broker.channel_member import Batch, Outgoing, Receive
 from headrace.channel_envelope import Content, Message, encode_message
 from headrace.errors import StoreFailedError
+from headrace.model import CHANNEL_PREFIX
 from headrace.server import api_channels
 from headrace.server.api_channels import ChannelsApi
 from headrace.server.api_shared import RefusalWithFacts
@@ -198,11 +199,62 @@ def test_a_member_is_there_while_its_request_waits_and_no_longer(server: ServerP
 
 
 def test_what_is_not_there_is_told_with_a_code(server: ServerProcess) -> None:
-    for method, path in (("GET", ""), ("POST", "/keep"), ("GET", "/snapshot")):
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/keep"), ("GET", "/snapshot")):
         answer = httpx.request(method, f"{server.http_url}/v1/channel{path}?name=nope")
         assert answer.status_code == 404
         told = answer.json()
         assert (told["code"], told["retry"], bool(told["error"])) == ("not-found", False, True)
+
+
+def test_who_polls_gets_the_state_then_every_message_behind_it(server: ServerProcess) -> None:
+    query = {"name": "c", "processor": "p"}
+
+    def ask(method: str, path: str, **given: Any) -> tuple[int, Any]:
+        body = {"json": given.pop("json")} if "json" in given else {}
+        url = f"{server.http_url}/v1/channel{path}"
+        answer = httpx.request(method, url, params=query | given, **body)
+        return answer.status_code, answer.json()
+
+    def texts(told: Any) -> list[Any]:
+        return [one["payload"] for one in told["messages"]]
+
+    _, joined = ask("POST", "/join", **{"from": "state", "lease_s": 60})
+    assert (joined["snapshot"]["payload"], joined["lease_s"]) == (None, 60)
+    for number in (1, 2):
+        _, sent = ask("POST", "/messages", number=number, json=number)
+    _, told = ask("GET", "/messages", **{"from": joined["snapshot"]["offset"]})
+    assert texts(told) == [1, 2], "its own"
+    first = told["messages"][0]["offset"]
+    _, told = ask("GET", "/messages", **{"from": first})
+    assert texts(told) == [2]
+    _, told = ask("GET", "/messages", **{"from": sent["offset"]})
+    assert texts(told) == []
+    _, told = ask("GET", "/messages")
+    assert texts(told) == [], "not pending for it, as ever"
+    _, joined = ask("POST", "/join", **{"from": "state"})
+    assert (joined["snapshot"]["payload"], joined["snapshot"]["offset"]) == (2, sent["offset"])
+    _, joined = ask("POST", "/join", **{"from": first})
+    assert "snapshot" not in joined
+    assert ask("GET", "/messages", **{"from": first - 1})[1]["code"] == "bad-offset"
+    for wrong in ({"from": "end"}, {"from": -1}, {"lease_s": 0.5}, {"lease_s": "nan"}):
+        status, refused = ask("POST", "/join", **wrong)
+        assert (status, refused["code"]) == (400, "bad-message")
+
+
+def test_a_channel_is_destroyed_by_an_operator_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(entry("job", "http") + entry("peer", CHANNEL_PREFIX))
+    with ServerProcess(tmp_path / "data", f"--config={tmp_path / 'config.toml'}") as process:
+
+        def ask(method: str, path: str = "", token: str = "job", **query: Any) -> httpx.Response:
+            headers = {"Authorization": f"Bearer {token}"}
+            url = f"{process.http_url}/v1/channel{path}"
+            return httpx.request(method, url, headers=headers, params={"name": "c"} | query)
+
+        assert ask("POST", "/join", processor="a").is_success
+        refused = ask("DELETE", token="peer")
+        assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+        assert ask("DELETE").json() == {"channel": "c", "messages": 0, "members": 1}
+        assert ask("GET").status_code == 404
 
 
 def entry(token: str, grant: str) -> str:

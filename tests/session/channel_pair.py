@@ -46,12 +46,15 @@ collect_good.check = refuse_bad  # type: ignore[attr-defined]
 class Pair:
     """A server and its clients."""
 
-    def __init__(self, receive: dict[str, str]) -> None:
+    def __init__(self, receive: dict[str, str], pages: str = "") -> None:
+        """`pages`: clients that begin with the state, and get their own messages too."""
         self.world = World("")
         made = reducer("pair:collect", lambda _: collect_good)
         self.world.rule = rule()._replace(reducer=made)
         self.world.crash()  # so that the rule counts
-        self.clients = {name: Client(self, name, way) for name, way in receive.items()}
+        self.clients = {
+            name: Client(self, name, way, is_page=name in pages) for name, way in receive.items()
+        }
         self.half_open: list[Pipe] = []
         """Connections that the client has lost, and of which the server does not know it."""
         self._start()
@@ -136,6 +139,8 @@ class Pair:
         stored = self.stored
         for name, client in self.clients.items():
             assert not client.waiting, f"{name} waits for {client.waiting}"
+            if client.is_page:
+                assert client.have == stored, f"the page of {name} has {client.have} of {stored}"
             others = [token for token in stored if not token.startswith(f"{name}-")]
             got = [token for token in client.have if not token.startswith(f"{name}-")]
             assert got == others, f"{name} has {got} of {others}"
@@ -146,8 +151,9 @@ class Pair:
 class Client:
     """A client session with an application that keeps what it was given, also over its own restarts."""
 
-    def __init__(self, pair: Pair, name: str, receive: str) -> None:
+    def __init__(self, pair: Pair, name: str, receive: str, *, is_page: bool) -> None:
         self.pair = pair
+        self.is_page = is_page
         self.name = name
         self.receive = receive
         self.have: list[str] = []
@@ -162,7 +168,9 @@ class Client:
             self.cut()
         self.pipe: Pipe | None = None
         self.session = ChannelClientSession(self.name, poll_interval_s=0.01)
-        self.session.join(NAME, self.receive)
+        self.session.join(NAME, self.receive, from_state=self.is_page)
+        if self.is_page:
+            self.have = []
         self.inbox = Inbox()
         self.taken: int | None = None
         self.waiting: dict[int, str] = {}
@@ -250,7 +258,7 @@ class Client:
             return False
         self.inbox.take(entry)
         if isinstance(entry, Delivered):
-            assert entry.processor != self.name
+            assert self.is_page or entry.processor != self.name
             at = self.pair.world.ends.index(entry.offset)
             assert self.pair.stored[at] == entry.payload
             if entry.payload not in self.have:
@@ -260,10 +268,12 @@ class Client:
             self.taken = entry.offset
         else:
             assert isinstance(entry, Restored) and entry.snapshot is not None, entry
-            told = entry.snapshot.payload
+            told = entry.snapshot.payload or []
             assert told == self.pair.stored[: len(told)], "a snapshot is all before it"
             self.have = list(told)
             self.taken = entry.offset
+        if self.is_page:
+            assert self.have == self.pair.stored[: len(self.have)], "a page is the log so far"
         self.say()
         return True
 

@@ -789,3 +789,62 @@ def test_not_joined_is_mended_whatever_it_was_said_to(of: str) -> None:
     assert [one["type"] for one in client.said()] == ["join"]
     client.hear(JOINED | {"end": 26})
     assert [one["type"] for one in client.said()] == ["ack", "fetch"]
+
+
+# From a state on, and many channels
+
+
+def test_the_first_join_asks_for_the_state_and_every_other_for_what_lies_behind() -> None:
+    client = Client()
+    client.session = ChannelClientSession("a")
+    client.session.join(C, from_state=True, lease_s=60)
+    join = {"type": "join", "channel": C, "receive": "push", "lease_s": 60}
+    assert client.open()[1] == join | {"from": "state"}
+    empty = {"offset": 0, "epoch": 0, "payload": None}
+    told = client.hear(WELCOME, JOINED | {"snapshot": empty})
+    assert told == [Joined(C), Restored(C, State(None, offset=0, epoch=0), None, 0)]
+    assert client.hear(messages(20, 40)) == [received(20, 40)]
+    client.cut()
+    assert client.open()[1] == join | {"from": 40}
+    assert client.hear(WELCOME, JOINED | {"end": 60, "cursor": 40}) == [Joined(C)]
+    assert client.hear(messages(60)) == [received(60)]
+    # What it has is gone there: a state replaces it, also where that is further back.
+    client.cut()
+    assert client.open()[1] == join | {"from": 60}
+    told = client.hear(WELCOME, JOINED | {"end": 88, "cursor": 88, "snapshot": SNAPSHOT})
+    assert told == [Joined(C), Restored(C, STATE, None, 88)]
+
+
+def test_a_channel_that_nothing_more_is_wanted_of_is_polled_by_nobody() -> None:
+    session = ChannelClientSession("a", is_shared=True)
+    client = Client()
+    client.session = session
+    assert [one["type"] for one in client.open()] == ["hello"]
+    client.hear(WELCOME)
+    session.join(C, lease_s=60)
+    assert client.said()[0]["type"] == "join"
+    assert client.hear(JOINED) == [Joined(C)]
+    session.part(C)
+    poll = {"type": "join", "channel": C, "receive": "poll", "lease_s": 60}
+    assert client.said() == [poll]
+    assert client.hear(messages(20)) == []
+    # Joined again: the answer of the first join is not taken for that of the second.
+    session.join(C, from_state=True)
+    assert client.said()[0]["from"] == "state"
+    assert client.hear(JOINED) == []
+    told = client.hear(JOINED | {"end": 88, "cursor": 88, "snapshot": SNAPSHOT})
+    assert told == [Joined(C), Restored(C, STATE, None, 88)]
+    assert session.state is ConnectionState.CONNECTED
+
+
+def test_a_shared_connection_outlives_its_last_channel() -> None:
+    client = Client()
+    client.session = ChannelClientSession("a", is_shared=True)
+    client.session.join(C)
+    client.open()
+    client.hear(WELCOME, JOINED)
+    told = client.hear({"type": "left", "channel": C, "reason": "destroyed"})
+    text = f"an operator has destroyed channel {C!r}"
+    assert told == [Ended(C, "destroyed", text)]
+    client.session.join(C)
+    assert client.said()[0]["type"] == "join"

@@ -89,6 +89,24 @@ def test_nothing_is_lost_or_doubled(start: str, ways: tuple[str, str], steps: li
     pair.settle()
 
 
+@pytest.mark.timeout(600)
+@settings(max_examples=EXAMPLES // 2, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    start=st.sampled_from(list(STARTS)),
+    ways=st.tuples(st.sampled_from(WAYS), st.sampled_from(WAYS)),
+    pages=st.sampled_from(["a", "ab"]),
+    steps=st.lists(st.sampled_from(STEPS), min_size=40, max_size=120),
+)
+def test_a_page_is_a_state_and_every_message_behind_it(
+    start: str, ways: tuple[str, str], pages: str, steps: list[str]
+) -> None:
+    pair = Pair({"a": ways[0], "b": ways[1]}, pages)
+    for step in (*STARTS[start], *steps):
+        run(pair, step)
+        pair.check()
+    pair.settle()
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("start", "reason"), [("one was away for too long", "trimmed"), ("destroyed", "destroyed")]

@@ -71,3 +71,37 @@ def test_a_client_is_told_which_integers_there_are() -> None:
         message_fields([number], "p")
     with pytest.raises(BadMessageError, match=r"int from -2\^63 to 2\^64-1"):
         message_fields([2**70 + 1], "p")
+
+
+@pytest.mark.parametrize(
+    ("fields", "origin", "lease_s"),
+    [
+        ("", msgspec.UNSET, msgspec.UNSET),
+        (',"from":null,"lease_s":null', None, None),
+        (',"from":"state","lease_s":60', "state", 60.0),
+        (',"from":0,"lease_s":1.5', 0, 1.5),
+    ],
+)
+def test_a_join_says_where_to_begin_and_for_how_long(
+    fields: str, origin: object, lease_s: object
+) -> None:
+    message = wire.decode(f'{{"type":"join","channel":"c"{fields}}}')
+    assert isinstance(message, wire.Join)
+    assert (message.origin, message.lease_s) == (origin, lease_s)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *('"from":"end"', '"from":-1', '"from":1.5', f'"from":{2**63}', '"from":[]'),
+        *('"lease_s":0.9', '"lease_s":31536001', '"lease_s":"60"'),
+    ],
+)
+def test_a_join_that_makes_no_sense_is_refused(fields: str) -> None:
+    assert refusal(f'{{"type":"join","channel":"c",{fields}}}')
+
+
+def test_a_join_of_an_older_client_is_the_same_bytes_as_ever() -> None:
+    joined = msgspec.json.encode(wire.Join("c", "poll"))
+    assert joined == b'{"type":"join","channel":"c","receive":"poll"}'
+    assert msgspec.json.encode(wire.Leave("c")) == b'{"type":"leave","channel":"c"}'

@@ -568,3 +568,52 @@ test("each connection says whose and which one it is", () => {
     session.disconnected();
   }
 });
+
+test("from a state: the first join asks for it, every other for what lies behind the last message", () => {
+  const { session, said, hear } = member({ from: "state", leaseMs: 60_000 });
+  const join = (from) => {
+    session.connecting();
+    session.opened(0);
+    const asked = { type: "join", channel: "c", receive: "push", from, lease_s: 60 };
+    assert.deepEqual(said().slice(1), [asked]);
+  };
+  join("state");
+  const state = { offset: 40, epoch: 1, payload: null };
+  const [restored] = hear(joined({ end: 40, cursor: 40, snapshot: state }));
+  assert.deepEqual([restored.kind, restored.offset], ["restore", 40]);
+  assert.deepEqual(offsets(hear(messages(60, 80))), [60, 80]);
+  session.disconnected();
+  join(80);
+  assert.deepEqual(hear(joined({ end: 100, cursor: 80 })), []);
+  assert.deepEqual(offsets(hear(messages(100))), [100]);
+});
+
+test("from a state: what was done before a reconnect is acknowledged behind it", () => {
+  const { session, said, hear, reconnect } = member({ from: "state" });
+  reconnect({ end: 40, cursor: 40, snapshot: { offset: 40, epoch: 1, payload: 1 } });
+  hear(messages(60, 80));
+  session.disconnected();
+  session.handled(60);
+  reconnect({ end: 80, cursor: 80 });
+  assert.deepEqual(said(), [{ type: "ack", channel: "c", offset: 60 }]);
+  hear({ type: "acked", channel: "c", offset: 60 });
+  session.handled(80);
+  assert.deepEqual(said(), [{ type: "ack", channel: "c", offset: 80 }]);
+});
+
+test("a page that goes is forgotten, unless a message of it is under way", () => {
+  const { session, said, hear, reconnect } = member({ joined: {} });
+  session.hide();
+  assert.deepEqual(said(), [{ type: "leave", channel: "c", forget: true }]);
+  session.disconnected();
+  reconnect();
+  session.send(content("x"));
+  said();
+  session.hide();
+  assert.deepEqual(said(), [{ type: "leave", channel: "c" }]);
+  session.disconnected();
+  assert.equal(reconnect({ number: 1 }).length, 1, "accepted before it left");
+  session.leave();
+  said();
+  assert.deepEqual(hear(left()), [{ kind: "left" }]);
+});

@@ -14,18 +14,15 @@ from typing import NamedTuple
 from headrace.broker import channel_notes as notes
 from headrace.broker.channel_notes import End, Snapshot
 from headrace.broker.channel_state import ChannelState
-from headrace.channel_envelope import BadMessageError, Content, Message, decode_message
+from headrace.broker.state import Fold
 from headrace.log.holds import Hold, waited_for
-from headrace.log.records import split_records
-from headrace.log.store import ColdError, Note
-from headrace.model import RECORD_HEADER_BYTES, Position
-from headrace.reducers import CannotFoldError
+from headrace.log.store import Note
+from headrace.model import Position
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES = 1 << 18
-_FOLDED_HERE_BYTES = 1 << 14
-"""So much is folded at once and without a thread: most channels have less."""
+DESTROYED = "destroyed"
+"""What members are told of whom a channel is destroyed by hand."""
 
 RETRY_MS = 60_000
 """After so long, or the grace where that is less, it is tried again what was not possible."""
@@ -47,9 +44,7 @@ def look(channel: ChannelState, now_ms: int) -> None:
         channel.trouble = ""
         return
     channel.is_busy = True
-    channel.hub.snapshots.load(
-        channel.name, partial(_loaded, channel, goal), partial(_failed, channel)
-    )
+    channel.load_snapshot(partial(_loaded, channel, goal), partial(_failed, channel))
 
 
 def is_due(channel: ChannelState, now_ms: int) -> bool:
@@ -79,8 +74,13 @@ def needed(channel: ChannelState, now_ms: int) -> Position:
     topic = channel.topic
     offset, ordinal = topic.end_offset, topic.end_ordinal
     for member in channel.members.values():
-        if member.offset < offset and channel.holds(member, now_ms):
+        if not channel.holds(member, now_ms):
+            continue
+        if member.offset < offset:
             offset, ordinal = member.offset, member.ordinal
+        # Its connection may be ahead of its cursor, from where it goes on the next time.
+        if member.acked is not None and topic.start_offset <= member.acked[0] < offset:
+            offset, ordinal = member.acked
     for hold in _readers(channel):
         if hold.position.offset < offset:
             offset, ordinal = hold.position.offset, hold.position.ordinal
@@ -94,17 +94,22 @@ def _readers(channel: ChannelState) -> list[Hold]:
 
 def _loaded(channel: ChannelState, goal: _Goal, snapshot: Snapshot | None) -> None:
     start = channel.topic.start
+    if goal.is_end and not channel.rule.persist:
+        _shorten(channel, goal, notes.no_snapshot(channel.name))
+        return
     if channel.rule.reducer.is_uploaded:
         covered = Position(start.epoch, snapshot.offset, snapshot.ordinal) if snapshot else start
         if covered.offset < goal.position.offset:
             goal = _Goal(covered, False)
-        _shorten(channel, goal)
+    elif snapshot is None or snapshot.offset < goal.position.offset:
+        folded, failed = partial(_folded, channel, goal), partial(_failed, channel)
+        Fold(channel, snapshot, goal.position, folded, failed).go_on()
         return
-    if snapshot is not None and snapshot.offset >= goal.position.offset:
+    if goal.is_end and snapshot is not None and channel.hub.snapshot_age_ms:
+        # Its age counts from the end of the log.
+        _folded(channel, goal, snapshot._replace(ms=channel.hub.clock_ms()))
+    else:
         _shorten(channel, goal)
-        return
-    fold = _Fold(channel, snapshot, goal.position, partial(_folded, channel, goal))
-    fold.go_on()
 
 
 def _folded(channel: ChannelState, goal: _Goal, snapshot: Snapshot) -> None:
@@ -140,7 +145,15 @@ def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -
         due_ms = hub.clock_ms() + channel.rule.lease_ms + hub.remember_ms
         changed += (notes.no_schedule(channel.name), notes.end_note(channel.name, end, due_ms))
         logger.info("channel %r: destroyed at offset %d", channel.name, end.offset)
-        channel.change(partial(_is_done, channel, "destroyed"), changed=changed, destroy=True)
+        hub.recent_states.drop(channel)
+        done = partial(_is_done, channel, "destroyed")
+
+        def destroyed() -> None:
+            # The state counts no more in the next life of the log, also where the database is away now.
+            _remove_snapshot(channel, done, lambda _: done())
+
+        is_kept = channel.rule.persist
+        channel.change(done if is_kept else destroyed, changed=changed, destroy=True)
         return
     now_ms = hub.clock_ms()
     if is_due(channel, now_ms):
@@ -155,6 +168,85 @@ def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -
         channel.change(channel.job_done, changed=changed)
     else:
         channel.job_done()
+
+
+def destroy(
+    channel: ChannelState, answer: Callable[[], None], refuse: Callable[[str], None]
+) -> None:
+    """Destroy a channel by hand: its log, its snapshot and every membership. Numbers are remembered."""
+    if channel.hold(lambda: destroy(channel, answer, refuse)):
+        return
+    channel.is_busy = True
+
+    def failed(reason: str) -> None:
+        refuse(reason)
+        channel.job_done()
+
+    def done() -> None:
+        channel.wake()
+        answer()
+        _is_done(channel, "destroyed")
+
+    _remove_snapshot(channel, partial(_destroy_now, channel, done), failed)
+
+
+def _destroy_now(channel: ChannelState, done: Callable[[], None]) -> None:
+    hub, topic, name = channel.hub, channel.topic, channel.name
+    changed = [notes.no_snapshot(name), notes.no_schedule(name)]
+    for member in [one for one in channel.members.values() if one.is_member]:
+        subscriber = member.subscriber
+        member.depart()
+        member.seen_ms = hub.now_ms
+        changed.append(channel.left(member))
+        if subscriber is not None:
+            subscriber.ended(name, DESTROYED)
+    channel.present, channel.schedule, channel.trouble = 0, None, ""
+    hub.recent_states.drop(channel)
+    # What is being written is destroyed with the rest.
+    has_log = topic.exists or channel.end_offset > topic.end_offset
+    if has_log:
+        end = End(channel.end_offset, channel.end_ordinal)
+        due_ms = hub.clock_ms() + channel.rule.lease_ms + hub.remember_ms
+        changed.append(notes.end_note(name, end, due_ms))
+    logger.info("channel %r: destroyed by hand at offset %d", name, channel.end_offset)
+    channel.change(done, changed=changed, destroy=has_log)
+
+
+def expire(channel: ChannelState, before_ms: int) -> None:
+    """Forget the snapshot of a channel without a log, if it was stored before a time."""
+    if channel.hold(lambda: expire(channel, before_ms)):
+        return
+    if channel.topic.exists or channel.present or channel.has_unwritten:
+        return
+    channel.is_busy = True
+
+    def loaded(snapshot: Snapshot | None) -> None:
+        if snapshot is None or snapshot.ms >= before_ms:
+            channel.job_done()
+            return
+        _remove_snapshot(channel, removed, failed)
+
+    def removed() -> None:
+        channel.hub.recent_states.drop(channel)
+        logger.info("channel %r: its last state has expired", channel.name)
+        done = partial(_is_done, channel, "states_expired")
+        channel.change(done, changed=[notes.no_snapshot(channel.name)])
+
+    def failed(reason: str) -> None:
+        channel.job_done()  # it is tried again with the next round
+
+    channel.hub.snapshots.load(channel.name, loaded, failed)
+
+
+def _remove_snapshot(
+    channel: ChannelState, done: Callable[[], None], failed: Callable[[str], None]
+) -> None:
+    """From the database, where it is in one; its note goes with the change that follows."""
+    snapshots = channel.hub.snapshots
+    if snapshots.are_notes:
+        done()
+    else:
+        snapshots.remove(channel.name, done, failed)
 
 
 def _is_done(channel: ChannelState, what: str) -> None:
@@ -179,81 +271,3 @@ def _postpone(channel: ChannelState) -> None:
 
 def _wait_ms(channel: ChannelState) -> int:
     return min(RETRY_MS, max(1, channel.rule.grace_ms))
-
-
-class _Fold:
-    """Folds the messages behind a snapshot up to a place."""
-
-    __slots__ = ("_channel", "_done", "_offset", "_reader", "_state", "_until")
-
-    def __init__(
-        self,
-        channel: ChannelState,
-        snapshot: Snapshot | None,
-        until: Position,
-        done: Callable[[Snapshot], None],
-    ) -> None:
-        self._channel = channel
-        self._state = snapshot.content if snapshot is not None else None
-        self._until = until
-        self._done = done
-        start = channel.topic.start_offset
-        self._offset = max(snapshot.offset, start) if snapshot is not None else start
-        self._reader = channel.hub.store.reader(channel.topic)
-
-    def go_on(self) -> None:
-        hub = self._channel.hub
-        reducer = self._channel.rule.reducer
-        try:
-            messages, size = self._read()
-        except ColdError as cold:
-            hub.warm(cold, self.go_on)
-            return
-        work = partial(reducer.fold, self._state, messages)
-        if size <= _FOLDED_HERE_BYTES:
-            self._folded(_attempt(work))
-        else:
-            hub.runner.background(partial(_attempt, work), self._folded)
-
-    def _folded(self, state: Content | BaseException | None) -> None:
-        channel = self._channel
-        if isinstance(state, BaseException):
-            _failed(channel, f"the reducer {channel.rule.reducer.name!r} fails: {state}")
-            return
-        self._state = state
-        if self._offset < self._until.offset:
-            channel.hub.runner.soon(self.go_on)
-            return
-        at = self._until
-        content = state if state is not None else Content(b"null", True)
-        self._done(Snapshot(at.epoch, at.offset, at.ordinal, channel.hub.clock_ms(), content))
-
-    def _read(self) -> tuple[list[Message], int]:
-        """The next messages; what is damaged or no message is passed over, and was told by who reads it."""
-        messages: list[Message] = []
-        chunk = self._reader.read(self._offset, _READ_BYTES)
-        size = 0
-        for run in chunk.runs:
-            at = run.offset
-            for record in split_records(run.data, run.record_count):
-                at += len(record)
-                if at > self._until.offset:
-                    break
-                size += len(record)
-                try:
-                    messages.append(decode_message(record[RECORD_HEADER_BYTES:]))
-                except BadMessageError as error:
-                    logger.error(
-                        "channel %r: a record is passed over: %s", self._channel.name, error
-                    )
-        self._offset = (
-            max(chunk.next_offset, self._offset + 1) if chunk.runs else self._until.offset
-        )
-        return messages, size
-
-
-def _attempt(work: Callable[[], Content | None]) -> Content | BaseException | None:
-    try:
-        return work()
-    except CannotFoldError as error:
-        return error

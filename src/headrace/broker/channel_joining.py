@@ -1,12 +1,14 @@
 """Members of a channel come, are away, and go; without any, its log has a date to be destroyed at."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from headrace.broker import channel_notes as notes
 from headrace.broker.channel_errors import ChannelError
 from headrace.broker.channel_member import (
     Member,
+    Origin,
     Receive,
     Standing,
     Subscriber,
@@ -14,6 +16,8 @@ from headrace.broker.channel_member import (
 from headrace.broker.channel_notes import Snapshot
 from headrace.broker.channel_receiving import Receiving
 from headrace.broker.channel_state import Done, nothing
+from headrace.broker.state import load_state
+from headrace.log.store import ColdError
 from headrace.model import JUMP, Position
 
 
@@ -32,6 +36,25 @@ class Joined(NamedTuple):
     number: int
     missed: Missed | None
     snapshot: Snapshot | None
+    lease_ms: int = 0
+    """Of the membership, where the processor has chosen one."""
+
+
+class _Asked(NamedTuple):
+    """A join: who wants to be a member, how, and who is told."""
+
+    processor: str
+    subscriber: Subscriber | None
+    receive: Receive
+    answer: Callable[[Joined], None]
+    refuse: Callable[[ChannelError], None]
+    origin: Origin
+    lease_ms: int
+
+    @property
+    def is_over(self) -> bool:
+        """True when it has waited in vain."""
+        return self.subscriber is not None and self.subscriber.is_gone
 
 
 class Joining(Receiving):
@@ -44,11 +67,21 @@ class Joining(Receiving):
         receive: Receive,
         answer: Callable[[Joined], None],
         refuse: Callable[[ChannelError], None],
+        *,
+        origin: Origin = None,
+        lease_ms: int = 0,
     ) -> None:
-        """Without a subscriber: by a request, for a while."""
-        if subscriber is not None and subscriber.is_gone:
-            return  # it has waited, in vain
-        if self.hold(lambda: self.join(processor, subscriber, receive, answer, refuse)):
+        """Without a subscriber: by a request, for a while.
+
+        With an `origin` the connection gets the state as of now, or where it has one still the offset behind
+        which it goes on; then every message behind that, its own included. No cursor is moved. `lease_ms`
+        shortens the channel's lease.
+        """
+        self._ask_to_join(_Asked(processor, subscriber, receive, answer, refuse, origin, lease_ms))
+
+    def _ask_to_join(self, asked: _Asked) -> None:
+        processor, subscriber, refuse = asked.processor, asked.subscriber, asked.refuse
+        if asked.is_over or self.hold(lambda: self._ask_to_join(asked)):
             return
         member = self.members.get(processor)
         if member is not None and subscriber is not None and _is_late(subscriber, member):
@@ -69,61 +102,107 @@ class Joining(Receiving):
         if (
             member is not None
             and member.standing is Standing.MEMBER
-            and (member.confirmed[0] >= start)
+            and member.confirmed[0] >= start
+            and asked.origin is None
         ):
-            self._join(member, subscriber, receive, None, answer, refuse)
+            self._join(member, asked, None)
             return
         # Until the snapshot is there, nothing may move.
         self.is_busy = True
+        if asked.origin is None:
+            self.load_snapshot(partial(self._found, asked, None), partial(self._not_found, asked))
+        else:
+            self._find_origin(asked)
+
+    def _find_origin(self, asked: _Asked) -> None:
+        offset, topic = asked.origin, self.topic
+        if not isinstance(offset, int) or not topic.start_offset <= offset <= topic.end_offset:
+            self._make_state(asked)
+        elif offset == topic.start_offset:
+            self._find_start(asked)
+        else:
+            try:
+                at = self.hub.store.locate_offset(topic, offset)
+            except ColdError as cold:
+                self.hub.warm(cold, lambda: self._find_origin(asked))
+                return
+            if at.offset == offset:
+                self._found(asked, at, None)
+            else:
+                self._make_state(asked)
+
+    def _find_start(self, asked: _Asked) -> None:
+        """What lay before the start may have been destroyed by hand, or expired, and count no more."""
+        start = self.topic.start
 
         def loaded(snapshot: Snapshot | None) -> None:
-            self.is_busy = False
-            if subscriber is not None and subscriber.is_gone:
-                self.job_done()
-                return
-            found = self.members.get(processor) or Member(processor, 0, 0, 0, 0, Standing.LEFT)
-            self.members[processor] = found
-            self._join(found, subscriber, receive, snapshot, answer, refuse)
-            self.job_done()
+            if start.offset == 0 or (snapshot is not None and snapshot.offset == start.offset):
+                self._found(asked, start, None)
+            else:
+                self._make_state(asked)
 
-        def failed(reason: str) -> None:
-            refuse(ChannelError("unavailable", f"the snapshots cannot be read: {reason}"))
-            self.job_done()
+        self.load_snapshot(loaded, partial(self._not_found, asked))
 
-        self.hub.snapshots.load(self.name, loaded, failed)
+    def _make_state(self, asked: _Asked) -> None:
+        def made(state: Snapshot) -> None:
+            self._found(asked, Position(self.topic.epoch, state.offset, state.ordinal), state)
+
+        load_state(self, made, partial(self._not_found, asked))
+
+    def _found(self, asked: _Asked, at: Position | None, snapshot: Snapshot | None) -> None:
+        self.is_busy = False
+        if not asked.is_over:
+            name = asked.processor
+            member = self.members.get(name) or Member(name, 0, 0, 0, 0, Standing.LEFT)
+            self.members[name] = member
+            self._join(member, asked, snapshot, at)
+        self.job_done()
+
+    def _not_found(self, asked: _Asked, reason: str) -> None:
+        asked.refuse(ChannelError("unavailable", f"the state cannot be read: {reason}"))
+        self.job_done()
 
     def _join(
         self,
         member: Member,
-        subscriber: Subscriber | None,
-        receive: Receive,
+        asked: _Asked,
         snapshot: Snapshot | None,
-        answer: Callable[[Joined], None],
-        refuse: Callable[[ChannelError], None],
+        origin: Position | None = None,
     ) -> None:
-        topic = self.topic
+        topic, subscriber = self.topic, asked.subscriber
         is_behind = member.is_member and member.confirmed[0] < topic.start_offset
         is_told = member.standing is not Standing.MEMBER or is_behind
-        if snapshot is not None and snapshot.offset >= topic.start_offset:
+        if origin is not None:
+            at = origin
+        elif snapshot is not None and snapshot.offset >= topic.start_offset:
             at = Position(topic.epoch, snapshot.offset, snapshot.ordinal)
         elif is_told:
             at = topic.start
         else:
             at = Position(topic.epoch, *member.confirmed)
-        missed = self._missed(member, at) if is_behind else None
-        if is_told and not is_behind:
+        # Who asks for a state has all of it, and misses nothing.
+        missed = self._missed(member, at) if is_behind and origin is None else None
+        if is_told and not is_behind and (origin is None or not member.is_member):
             # From now on the log is kept from there, also before this is committed.
             member.standing = Standing.NEW
             member.offset, member.ordinal = at.offset, at.ordinal
+            member.acked = None
+        member.lease_ms = asked.lease_ms
         self._arrive(member, subscriber)
         # A request changes nothing for a connection on which the same processor is there.
         is_beside = subscriber is None and member.subscriber is not None
         if not is_beside:
-            member.receive = receive
+            member.receive = asked.receive
             member.next_offset = -1
             member.sent = None  # on another connection
+            member.gets_own = False
+            if origin is not None and subscriber is not None:
+                member.begin_at(origin)
+        if origin is not None and subscriber is None and not is_behind:
+            # A request goes on at its cursor: what lies behind the state is asked for by its offset.
+            at = Position(topic.epoch, *member.confirmed)
         member.seen_ms = self.hub.now_ms
-        if not is_told:
+        if not is_told and origin is None:
             snapshot = None
         joined = Joined(
             topic.epoch,
@@ -133,19 +212,20 @@ class Joining(Receiving):
             member.number,
             missed,
             snapshot,
+            self.lease_ms(member) if member.lease_ms else 0,
         )
 
         def done() -> None:
             # A request is answered also where its time was over before this was on disk.
             was_asked = subscriber is None and member.is_member and not member.is_present
             if is_beside or was_asked:
-                answer(joined)
+                asked.answer(joined)
             elif member.subscriber is not subscriber or not member.is_present:
                 text = f"{member.name!r} has left, or joined on another connection, meanwhile"
-                refuse(ChannelError("not-joined", text))
+                asked.refuse(ChannelError("not-joined", text))
             else:
                 member.enter(at, is_told=is_told)
-                answer(joined)
+                asked.answer(joined)
                 self.go_on(member)
 
         self.write([self.note(member)], done)
@@ -161,8 +241,15 @@ class Joining(Receiving):
         end = notes.read_end(self.hub.store, self.name)
         return Missed(gone, "destroyed" if end is not None and offset < end.offset else "trimmed")
 
-    def leave(self, processor: str, answer: Done, by: Subscriber | None = None) -> None:
-        """`by`: the connection on which it says so, if it is one."""
+    def leave(
+        self,
+        processor: str,
+        answer: Done,
+        by: Subscriber | None = None,
+        *,
+        forget: bool = False,
+    ) -> None:
+        """`by`: the connection on which it says so, if it is one. `forget`: its number, too."""
         member = self.members.get(processor)
         if member is None or not member.is_member:
             self.after_changes(answer)
@@ -171,14 +258,14 @@ class Joining(Receiving):
         self._depart(member)
         if subscriber is not None and subscriber is not by:
             subscriber.ended(self.name, "left")
-        member.standing = Standing.LEFT
-        member.offset = member.ordinal = 0
         member.seen_ms = self.hub.now_ms
-        if member.number:
-            self.write([self.note(member)], answer)
-        else:
-            del self.members[processor]
-            self.write([notes.no_member(self.name, processor)], answer)
+        if forget:
+            member.number = 0
+        self._end_membership(member, answer)
+
+    def _end_membership(self, member: Member, done: Done) -> None:
+        """Only its number is remembered, where it has sent something."""
+        self.write([self.left(member)], done)
         self.hub.look_later(self)
 
     def gone(self, processor: str, subscriber: Subscriber) -> None:
@@ -195,14 +282,17 @@ class Joining(Receiving):
         if member.offset >= self.topic.start_offset:
             member.enter(Position(self.topic.epoch, member.offset, member.ordinal), is_told=False)
 
-    def request(self, processor: str) -> Member:
-        """A member that is there by a request; raises ChannelError where it must join first."""
+    def request(self, processor: str, *, at_cursor: bool = True) -> Member:
+        """A member that is there by a request; raises ChannelError where it must join first.
+
+        `at_cursor`: it needs what lies behind its cursor.
+        """
         member = self.members.get(processor)
         if member is None or not member.is_member:
             raise ChannelError(
                 "not-joined", f"{processor!r} is no member of channel {self.name!r}: join first"
             )
-        if member.offset < self.topic.start_offset:
+        if at_cursor and member.offset < self.topic.start_offset:
             raise ChannelError(
                 "not-joined",
                 f"{processor!r} was away from channel {self.name!r} for so long that messages are gone: "
@@ -212,7 +302,7 @@ class Joining(Receiving):
             self._arrive(member, None)
             member.enter(Position(self.topic.epoch, member.offset, member.ordinal), is_told=False)
         self.hub.polled(self, member)
-        if self.hub.now_ms - member.seen_ms >= self.renewed_after_ms:
+        if self.hub.now_ms - member.seen_ms >= self.renewed_after_ms(member):
             member.seen_ms = self.hub.now_ms
             self.write([self.note(member)], nothing)
         return member
@@ -245,6 +335,10 @@ class Joining(Receiving):
             return
         member.depart()
         self.present -= 1
+        if member.lease_ms:
+            # A short lease counts from now on, and not from when the member was last noted.
+            member.seen_ms = self.hub.clock_ms()
+            self.write([self.note(member)], nothing)
         if not self.present and self.schedule is None:
             self.plan_destruction(self.hub.clock_ms() + self.rule.grace_ms)
         self.hub.look_later(self)
@@ -262,6 +356,9 @@ class Joining(Receiving):
         """Note that a member is there, or when its lease has ended; or forget it at last."""
         if member.is_present:
             member.seen_ms = now_ms
+        elif member.is_member and member.lease_ms and now_ms >= self.lease_end_ms(member):
+            self._end_membership(member, nothing)
+            return
         elif now_ms >= self.forgotten_ms(member):
             del self.members[member.name]
             self.write([notes.no_member(self.name, member.name)], nothing)

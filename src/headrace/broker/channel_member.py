@@ -8,7 +8,7 @@ cut off before that is told the same again.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from enum import IntEnum, StrEnum
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from headrace.model import Position
 
@@ -23,6 +23,10 @@ class Standing(IntEnum):
     NEW = 1
     """It has never acknowledged anything: what was before its time it gets as a snapshot."""
     MEMBER = 2
+
+
+Origin = Literal["state"] | int | None
+"""Where a connection begins: at the state as of now, just past an offset that it has, or at its cursor."""
 
 
 class Receive(StrEnum):
@@ -93,7 +97,8 @@ class Subscriber(Protocol):
 
 class Member:
     __slots__ = (
-        *("acked", "is_polling", "is_signalled", "name", "next_offset", "next_ordinal", "number"),
+        *("acked", "gets_own", "is_polling", "is_signalled", "lease_ms", "name", "next_offset"),
+        *("next_ordinal", "number"),
         *("offset", "offsets", "ordinal", "receive", "seen_ms", "sent", "sent_again", "standing"),
         *("subscriber",),
     )
@@ -106,6 +111,7 @@ class Member:
         number: int,
         seen_ms: int,
         standing: Standing,
+        lease_ms: int = 0,
     ) -> None:
         self.name = name
         self.number = number
@@ -113,10 +119,14 @@ class Member:
         self.seen_ms = seen_ms
         """When it was last heard of, as far as it is noted."""
         self.standing = standing
+        self.lease_ms = lease_ms
+        """The lease that it chose when it joined; 0: the channel's."""
+        self.gets_own = False
+        """True while its connection gets the log as it is, from a state on, with its own messages."""
         self.offset, self.ordinal = offset, ordinal
         """Up to here nothing is pending for it."""
         self.acked: tuple[int, int] | None = None
-        """Its cursor, where that is behind: it was given a snapshot, and has not acknowledged it."""
+        """Its cursor, where its connection is elsewhere: it was given a state, or has asked for a place."""
         self.subscriber: Subscriber | None = None
         self.receive = Receive.POLL
         self.is_polling = False
@@ -159,6 +169,13 @@ class Member:
             return 0
         return WINDOW_MESSAGES_MAX - len(self.sent)
 
+    def begin_at(self, at: Position) -> None:
+        """Let its connection have all messages behind a place, and its cursor stay where it is."""
+        self.gets_own = True
+        if self.acked is None and self.offset != at.offset:
+            self.acked = (self.offset, self.ordinal)
+        self.offset, self.ordinal = at.offset, at.ordinal
+
     def enter(self, at: Position, *, is_told: bool) -> None:
         """It is answered: this is where it goes on. `is_told`: by way of a snapshot."""
         if is_told and self.offset < at.offset and self.acked is None:
@@ -171,7 +188,7 @@ class Member:
     def depart(self) -> None:
         """It is not there any more."""
         self.subscriber = None
-        self.is_polling = self.is_signalled = False
+        self.is_polling = self.is_signalled = self.gets_own = False
         self.next_offset = self.next_ordinal = -1
         self.sent = self.offsets = None
         if self.acked is not None:
@@ -180,6 +197,8 @@ class Member:
 
     def sent_itself(self, begin: int, end: int, end_ordinal: int) -> None:
         """A message of its own lies there: it is not pending, and stepped over where nothing else is."""
+        if self.gets_own:
+            return
         if self.sent and self.sent[-1].step_offset == begin:
             self.sent[-1] = self.sent[-1]._replace(step_offset=end, step_ordinal=end_ordinal)
         elif not self.sent and self.offset == begin:
@@ -218,8 +237,10 @@ class Member:
         """Everything up to here."""
         if offset == self.next_offset:
             offset = self.next_offset  # the same object: of many idle members, one number each
+        cursor = self.confirmed
         self.offset, self.ordinal = offset, ordinal
-        self.acked = None
+        # A connection that began before the cursor catches up with it, and does not move it back.
+        self.acked = cursor if self.gets_own and cursor[0] > offset else None
         self.standing = Standing.MEMBER
         if self.sent:
             self.sent = [one for one in self.sent if one.offset > offset] or None

@@ -43,9 +43,8 @@ class End(NamedTuple):
     ordinal: int
 
 
-_MemberValue = tuple[int, int, int, int, int]
 _SnapshotValue = tuple[int, int, int, int, bool, bytes]
-_decode_member = msgspec.msgpack.Decoder(_MemberValue).decode
+_decode_member = msgspec.msgpack.Decoder(tuple[int, ...]).decode
 _decode_snapshot = msgspec.msgpack.Decoder(_SnapshotValue).decode
 _decode_end = msgspec.msgpack.Decoder(tuple[int, int]).decode
 
@@ -73,7 +72,10 @@ def channel_of(note_key: bytes) -> tuple[str, str]:
 
 def member_note(channel: str, member: Member, due_ms: int) -> Note:
     offset, ordinal = member.confirmed
-    value = (offset, ordinal, member.number, member.seen_ms, member.standing.value)
+    standing = member.standing.value
+    value: tuple[int, ...] = (offset, ordinal, member.number, member.seen_ms, standing)
+    if member.lease_ms:
+        value += (member.lease_ms,)
     return Note(key(MEMBER, channel) + member.name.encode(), _encode(value), due_ms)
 
 
@@ -86,9 +88,10 @@ def read_members(store: Store, channel: str) -> Iterator[Member]:
     while found := store.notes(prefix, after, _READ_AT_ONCE):
         for note in found:
             assert note.value is not None
-            offset, ordinal, number, seen_ms, standing = _decode_member(note.value)
+            offset, ordinal, number, seen_ms, standing, *lease = _decode_member(note.value)
             _, processor = channel_of(note.key)
-            yield Member(processor, offset, ordinal, number, seen_ms, Standing(standing))
+            known = Standing(standing)
+            yield Member(processor, offset, ordinal, number, seen_ms, known, *lease)
         after = found[-1].key
 
 
@@ -97,10 +100,17 @@ def snapshot_note(channel: str, snapshot: Snapshot) -> Note:
     return Note(key(SNAPSHOT, channel), _encode((*place, content.is_json, content.data)))
 
 
+def no_snapshot(channel: str) -> Note:
+    return Note(key(SNAPSHOT, channel), None)
+
+
 def read_snapshot(store: Store, channel: str) -> Snapshot | None:
     note = store.note(key(SNAPSHOT, channel))
-    if note is None or note.value is None:
-        return None
+    return None if note is None or note.value is None else snapshot_of(note)
+
+
+def snapshot_of(note: Note) -> Snapshot:
+    assert note.value is not None
     epoch, offset, ordinal, ms, is_json, data = _decode_snapshot(note.value)
     return Snapshot(epoch, offset, ordinal, ms, Content(data, is_json))
 

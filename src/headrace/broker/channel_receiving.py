@@ -47,11 +47,37 @@ class Receiving(ChannelState):
             self.after_changes(partial(self.fetch, member, messages_max, answer))
             return
         try:
-            scan = self._scan(member, member.offset, member.ordinal, messages_max)
+            scan = self._scan(_own(member), member.offset, member.ordinal, messages_max)
         except ColdError as cold:
             self.hub.warm(cold, lambda: self.fetch(member, messages_max, answer))
             return
         member.fetched(scan.sent, scan.offset, scan.ordinal)
+        answer(self._batch(scan))
+
+    def fetch_from(
+        self,
+        offset: int,
+        messages_max: int,
+        answer: Callable[[Batch], None],
+        refuse: Callable[[ChannelError], None],
+    ) -> None:
+        """All messages behind an offset, whoever has sent them. Nothing is moved by that."""
+        topic = self.topic
+        if offset < topic.start_offset:
+            text = f"messages behind offset {offset} of channel {self.name!r} are gone: join again"
+            refuse(ChannelError("not-joined", text))
+            return
+        try:
+            at = self.hub.store.locate_offset(topic, offset) if topic.exists else topic.end
+            if at.offset != offset:
+                text = f"no message of channel {self.name!r} ends at offset {offset}"
+                refuse(ChannelError("bad-offset", text))
+                return
+            scan = self._scan(b"", offset, at.ordinal, messages_max)
+        except ColdError as cold:
+            again = partial(self.fetch_from, offset, messages_max, answer, refuse)
+            self.hub.warm(cold, again)
+            return
         answer(self._batch(scan))
 
     def wait(self, tell: Done) -> None:
@@ -79,7 +105,8 @@ class Receiving(ChannelState):
             while member.next_offset < self.topic.end_offset and (room := member.room) > 0:
                 messages_max = min(room, BATCH_MESSAGES_MAX)
                 try:
-                    scan = self._scan(member, member.next_offset, member.next_ordinal, messages_max)
+                    place = member.next_offset, member.next_ordinal
+                    scan = self._scan(_own(member), *place, messages_max)
                 except ColdError as cold:
                     self.hub.warm(cold, lambda: self._go_on_with(member, subscriber))
                     return
@@ -97,7 +124,7 @@ class Receiving(ChannelState):
         if member.is_signalled or not self.is_pending(member):
             return
         try:
-            scan = self._scan(member, member.offset, member.ordinal, 1)
+            scan = self._scan(_own(member), member.offset, member.ordinal, 1)
         except ColdError as cold:
             subscriber = member.subscriber
             assert subscriber is not None
@@ -114,10 +141,12 @@ class Receiving(ChannelState):
         more = scan.offset < self.topic.end_offset
         return Batch(self.name, scan.messages, more=more, lost=scan.lost)
 
-    def _scan(self, member: Member, offset: int, ordinal: int, messages_max: int) -> _Scan:
-        """The messages from a place on that are for a member; at least all of a block when none is."""
+    def _scan(self, skipped: bytes, offset: int, ordinal: int, messages_max: int) -> _Scan:
+        """The messages from a place on, at least all of a block when none is for the member.
+
+        Those that begin with `skipped` are not, unless it is empty.
+        """
         topic = self.topic
-        prefix = prefix_of(member.name.encode())
         reader = self.hub.store.reader(topic)
         messages: list[Outgoing] = []
         sent: list[Transmitted] = []
@@ -131,7 +160,7 @@ class Receiving(ChannelState):
                     lost += gone if gone < JUMP else 0
                     offset, ordinal = run.offset, run.ordinal
                 for record in split_records(run.data, run.record_count):
-                    is_own = record.startswith(prefix, RECORD_HEADER_BYTES)
+                    is_own = skipped and record.startswith(skipped, RECORD_HEADER_BYTES)
                     if not is_own and (len(messages) >= messages_max or size >= BATCH_BYTES_MAX):
                         return _Scan(messages, sent, offset, ordinal, lost)
                     offset, ordinal = offset + len(record), ordinal + 1
@@ -188,7 +217,14 @@ class Receiving(ChannelState):
                     )
                 )
             elif found.offset < member.offset:
-                self._answer_with_cursor(member, answer)
+                if member.gets_own and found.offset > member.confirmed[0]:
+                    # Its connection began ahead of its cursor, which follows.
+                    member.acked = found.offset, found.ordinal
+                    member.standing = Standing.MEMBER
+                    self.write([self.note(member)], partial(answer, found.offset))
+                    self.hub.look_later(self)
+                else:
+                    self._answer_with_cursor(member, answer)
             else:
                 self._acknowledge(member, found.offset, found.ordinal, answer)
 
@@ -209,6 +245,8 @@ class Receiving(ChannelState):
         at = store.locate_offset(topic, offset)
         if at.offset != offset:
             return None
+        if member.gets_own:
+            return at  # its own messages are sent to it like all others
         prefix = prefix_of(member.name.encode())
         here, ordinal = at.offset, at.ordinal
         reader = store.reader(topic)
@@ -262,8 +300,7 @@ class Receiving(ChannelState):
                     continue
                 if shared is None:
                     shared = self._new_messages(one)
-                prefix = prefix_of(member.name.encode())
-                if any(message.payload.startswith(prefix) for message in shared.messages):
+                if not member.gets_own and _has_own(shared, member):
                     self.go_on(member)
                 elif subscriber.messages(self.name, shared):
                     ordinals = range(one.ordinal + 1, one.ordinal + 1 + count)
@@ -275,10 +312,7 @@ class Receiving(ChannelState):
                         one.end,
                         ordinals.stop - 1,
                     )
-        if self.waiters:
-            waiters, self.waiters = self.waiters, None
-            for tell in waiters:
-                tell()
+        self.wake()
 
     def _new_messages(self, one: Appended) -> Batch:
         messages: list[Outgoing] = []
@@ -287,3 +321,13 @@ class Receiving(ChannelState):
             offset += len(record)
             messages.append(Outgoing(offset, one.ms, record[RECORD_HEADER_BYTES:]))
         return Batch(self.name, messages, more=one.end < self.topic.end_offset)
+
+
+def _own(member: Member) -> bytes:
+    """What the messages begin with that are not for a member."""
+    return b"" if member.gets_own else prefix_of(member.name.encode())
+
+
+def _has_own(batch: Batch, member: Member) -> bool:
+    prefix = prefix_of(member.name.encode())
+    return any(message.payload.startswith(prefix) for message in batch.messages)

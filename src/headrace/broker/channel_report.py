@@ -106,6 +106,6 @@ def _member(channel: ChannelState, member: Member, needed_from: int, now_ms: int
         "lag_messages": max(0, topic.end_ordinal - max(ordinal, topic.start_ordinal)),
         "lag_bytes": max(0, topic.end_offset - max(offset, topic.start_offset)),
         "missed_messages": max(0, topic.start_ordinal - ordinal),
-        "leased_until_ms": member.seen_ms + channel.rule.lease_ms,
+        "leased_until_ms": channel.lease_end_ms(member),
         "holds": holds and member.offset <= needed_from < topic.end_offset,
     }

@@ -112,7 +112,7 @@ class Sending(ChannelState):
                 member.sent_itself(begin, self.end_offset, self.end_ordinal)
             member.offsets = None
             # Its number is remembered from now on, its cursor no longer than before.
-            held_ms = self.rule.lease_ms if member.is_member else 0
+            held_ms = self.lease_ms(member) if member.is_member else 0
             member.seen_ms = max(member.seen_ms, now_ms - held_ms)
             senders[name] = member
         changed = [note, *map(self.note, senders.values())]

@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.broker import channel_notes as notes
-from headrace.broker.channel_member import (
-    Member,
-)
+from headrace.broker.channel_member import Member, Standing
+from headrace.broker.channel_notes import Snapshot
 from headrace.log.store import Note
 from headrace.model import Position
 
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
     from headrace.broker.channels import Channels
 
 Done = Callable[[], None]
+
+_RENEWED_MS_MIN = 60_000
+"""Time between two notes that a member with a short lease is there."""
 
 
 class ChannelState:
@@ -61,6 +63,18 @@ class ChannelState:
     def has_unwritten(self) -> bool:
         return self._in_flight > 0
 
+    def load_snapshot(
+        self, done: Callable[[Snapshot | None], None], failed: Callable[[str], None]
+    ) -> None:
+        """Load the snapshot of the log's present life, or of any where states are kept."""
+
+        def loaded(found: Snapshot | None) -> None:
+            topic = self.topic
+            is_over = not topic.exists or (found is not None and found.epoch < topic.epoch)
+            done(None if is_over and not self.rule.persist else found)
+
+        self.hub.snapshots.load(self.name, loaded, failed)
+
     # Jobs
 
     def hold(self, do: Done) -> bool:
@@ -92,24 +106,51 @@ class ChannelState:
 
     def holds(self, member: Member, now_ms: int) -> bool:
         """Whether the log is kept for it."""
-        is_leased = now_ms < member.seen_ms + self.rule.lease_ms
+        is_leased = now_ms < self.lease_end_ms(member)
         return member.is_member and (member.is_present or is_leased)
 
-    @property
-    def renewed_after_ms(self) -> int:
+    def lease_ms(self, member: Member) -> int:
+        """The lease of a member: the one that it chose if that is shorter than the channel's."""
+        lease_ms = self.rule.lease_ms
+        return min(lease_ms, member.lease_ms) if member.lease_ms else lease_ms
+
+    def lease_end_ms(self, member: Member) -> int:
+        """When the lease ends of a member that is away.
+
+        Short leases are not noted all the time: after a start of the server, each counts from then on.
+        """
+        seen_ms = max(member.seen_ms, self.hub.started_ms) if member.lease_ms else member.seen_ms
+        return seen_ms + self.lease_ms(member)
+
+    def renewed_after_ms(self, member: Member) -> int:
         """How often it is noted that a member is there."""
-        return max(1, self.rule.lease_ms // 8)
+        whole_ms = self.rule.lease_ms // 8
+        if member.lease_ms:
+            whole_ms = min(whole_ms, max(self.lease_ms(member) // 8, _RENEWED_MS_MIN))
+        return max(1, whole_ms)
 
     def forgotten_ms(self, member: Member) -> int:
-        held_ms = self.rule.lease_ms if member.is_member else 0
-        return member.seen_ms + held_ms + self.hub.remember_ms
+        if member.is_member:
+            return self.lease_end_ms(member) + self.hub.remember_ms
+        return member.seen_ms + self.hub.remember_ms
+
+    def left(self, member: Member) -> Note:
+        """Make a member one that has left; returns what is noted of that."""
+        member.standing = Standing.LEFT
+        member.offset = member.ordinal = member.lease_ms = 0
+        if member.number:
+            return self.note(member)
+        del self.members[member.name]
+        return notes.no_member(self.name, member.name)
 
     def note(self, member: Member) -> Note:
         if member.is_present:
             # Its lease is counted from when it was last noted: often enough that it is not short of much.
-            due_ms = self.hub.now_ms + self.renewed_after_ms
-        elif member.is_member and self.hub.clock_ms() < member.seen_ms + self.rule.lease_ms:
-            due_ms = member.seen_ms + self.rule.lease_ms
+            due_ms = self.hub.now_ms + self.renewed_after_ms(member)
+        elif member.is_member and self.hub.clock_ms() < self.lease_end_ms(member):
+            due_ms = self.lease_end_ms(member)
+        elif member.is_member and member.lease_ms:
+            due_ms = self.hub.clock_ms()
         else:
             due_ms = self.forgotten_ms(member)
         return notes.member_note(self.name, member, due_ms)
@@ -120,6 +161,12 @@ class ChannelState:
             self.write([], do)
         else:
             do()
+
+    def wake(self) -> None:
+        """Let requests that wait for a message look again."""
+        waiters, self.waiters = self.waiters or (), None
+        for tell in waiters:
+            tell()
 
     def write(self, changed: Sequence[Note], done: Done, *, records: Sequence[bytes] = ()) -> None:
         """Something durable; `done` when it is."""

@@ -71,4 +71,4 @@ def upload(
         else:
             channel.hub.snapshots.save(channel.name, snapshot, done, failed)
 
-    channel.hub.snapshots.load(channel.name, loaded, failed)
+    channel.load_snapshot(loaded, failed)

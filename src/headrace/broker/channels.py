@@ -17,7 +17,8 @@ from headrace.broker.channel_joining import Joining
 from headrace.broker.channel_member import Member, Subscriber
 from headrace.broker.channel_notes import Snapshot
 from headrace.broker.channel_state import ChannelState
-from headrace.broker.snapshots import Snapshots
+from headrace.broker.snapshots import Older, Snapshots
+from headrace.broker.state import NOTHING, RecentStates, load_state
 from headrace.errors import BadTopicNameError
 from headrace.log.runner import Runner
 from headrace.log.store import Appended, ColdError, Note, Store
@@ -35,6 +36,10 @@ LOOK_MS = 500
 that most are trimmed before they leave the journal."""
 
 
+_EXPIRY_MS_MAX = 3_600_000
+"""Time between two rounds in which snapshots are looked at."""
+
+
 class ChannelRule(NamedTuple):
     """What the configuration says of a channel."""
 
@@ -43,6 +48,8 @@ class ChannelRule(NamedTuple):
     grace_ms: int
     presence_ms: int
     wait_for: Sequence[str] = ()
+    persist: bool = True
+    """Whether the last state outlives the log."""
 
 
 class Channels:
@@ -58,6 +65,7 @@ class Channels:
         members_max: int,
         remember_ms: int,
         look_ms: int = LOOK_MS,
+        snapshot_age_ms: int = 0,
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Times on disk are of `clock_ms`, which may be set; durations in memory are of `elapsed_ms`.
@@ -73,7 +81,11 @@ class Channels:
         self.members_max = members_max
         self.remember_ms = remember_ms
         self._look_ms = look_ms
+        self.snapshot_age_ms = snapshot_age_ms
+        """The age at which the last state of a channel without a log is forgotten; 0: never."""
+        self._expiry = _Expiry(self, elapsed_ms) if snapshot_age_ms else None
         self.count = count
+        self.recent_states = RecentStates()
         self._known: dict[str, Channel] = {}
         self._changed: dict[ChannelState, None] = {}
         """Channels of whose logs someone may need less than before."""
@@ -88,6 +100,8 @@ class Channels:
         """The last topic that was looked at after the start."""
         self._sweep_ms = self.now_ms = clock_ms()
         """The time of the last tick: near enough for when a member was seen, and one number for many."""
+        self.started_ms = self.now_ms
+        """When this server started, or had its clock set back."""
 
     def get(self, name: str) -> Channel:
         """Raises ChannelError for what cannot be a channel's name."""
@@ -113,18 +127,21 @@ class Channels:
         done: Callable[[Snapshot | None], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Load the snapshot of a channel for someone else: it is given when it is durable."""
+        """Load the state of a channel as of now, for someone else: it is given when it is durable."""
         channel = self.get(name)
+        if channel.hold(lambda: self.load_snapshot(name, done, failed)):
+            return
 
-        def loaded(found: Snapshot | None) -> None:
-            channel.after_changes(lambda: done(found))
-            self.rest(channel)
+        def made(state: Snapshot) -> None:
+            channel.after_changes(lambda: done(None if state.content is NOTHING else state))
+            channel.job_done()
 
-        def not_loaded(reason: str) -> None:
+        def not_made(reason: str) -> None:
             failed(reason)
-            self.rest(channel)
+            channel.job_done()
 
-        self.snapshots.load(name, loaded, not_loaded)
+        channel.is_busy = True
+        load_state(channel, made, not_made)
 
     def lost(self, subscriber: Subscriber, processor: str, joined: Mapping[str, Channel]) -> None:
         """A connection has ended; a few channels a step, so that nobody waits for thousands of them."""
@@ -159,6 +176,8 @@ class Channels:
             self._looking, self._looked_ms = True, elapsed_ms
             self._look(iter(list(self._changed)))
         self._sweep()
+        if self._expiry is not None:
+            self._expiry.tick()
 
     def _look(self, changed: Iterator[ChannelState]) -> None:
         """A few a step, so that nobody waits for thousands of them; each once between two ticks."""
@@ -203,6 +222,7 @@ class Channels:
         # Another of the same name may have taken its place.
         if is_over and self._known.get(channel.name) is channel:
             del self._known[channel.name]
+            self.recent_states.drop(channel)
             self.store.forget(channel.topic)
 
     def warm(self, cold: ColdError, then: Callable[[], None]) -> None:
@@ -228,7 +248,7 @@ class Channels:
     def went_back(self) -> None:
         """The clock was set back: times that lie in the future now are put right, channel by channel."""
         self._swept = ""
-        self._sweep_ms = self.now_ms = self.clock_ms()
+        self._sweep_ms = self.now_ms = self.started_ms = self.clock_ms()
 
     def _sweep(self) -> None:
         """Channels that were not empty when the last server ended are so now, until someone comes back.
@@ -249,6 +269,43 @@ class Channels:
             self._swept = topic.name
         if not found:
             self._swept = None
+
+
+class _Expiry:
+    """Looks at all snapshots in rounds, a few of them a tick, and has old ones forgotten."""
+
+    def __init__(self, hub: Channels, elapsed_ms: Callable[[], int]) -> None:
+        self._hub = hub
+        self._elapsed_ms = elapsed_ms
+        self._next_ms = elapsed_ms()
+        self._after = ""
+        self._is_asking = False
+
+    def tick(self) -> None:
+        if self._is_asking or self._elapsed_ms() < self._next_ms:
+            return
+        self._is_asking = True
+        hub = self._hub
+        before_ms = hub.clock_ms() - hub.snapshot_age_ms
+
+        def found(older: Older) -> None:
+            self._is_asking = False
+            for name in older.channels:
+                channel = hub.get(name)
+                jobs.expire(channel, before_ms)
+                hub.rest(channel)
+            self._after = older.after or ""
+            if older.after is None:
+                self._pause()
+
+        def failed(_: str) -> None:
+            self._is_asking = False
+            self._pause()
+
+        hub.snapshots.older(before_ms, self._after, found, failed)
+
+    def _pause(self) -> None:
+        self._next_ms = self._elapsed_ms() + min(_EXPIRY_MS_MAX, self._hub.snapshot_age_ms)
 
 
 def check_channel_name(name: str) -> None:

@@ -1,10 +1,20 @@
 """Where the snapshots of channels are kept: as notes of the store, beside the logs."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from headrace.broker import channel_notes as notes
 from headrace.broker.channel_notes import Snapshot, read_snapshot
 from headrace.log.store import Store
+
+OLDER_MAX = 20
+"""Snapshots that are looked at in one step: each may have a megabyte."""
+
+
+class Older(NamedTuple):
+    channels: list[str]
+    after: str | None
+    """Where the next step begins; None at the end."""
 
 
 class Snapshots(Protocol):
@@ -27,6 +37,18 @@ class Snapshots(Protocol):
         failed: Callable[[str], None],
     ) -> None:
         """Unless there is one of a later offset; `done` when it is durable."""
+
+    def remove(self, channel: str, done: Callable[[], None], failed: Callable[[str], None]) -> None:
+        """Forget the snapshot; `done` when that is durable. Notes are removed by a change instead."""
+
+    def older(
+        self,
+        before_ms: int,
+        after: str,
+        done: Callable[[Older], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Find some channels whose snapshots were stored before a time, in the order of their names."""
 
 
 class NotedSnapshots:
@@ -51,3 +73,21 @@ class NotedSnapshots:
         failed: Callable[[str], None],
     ) -> None:
         raise NotImplementedError
+
+    def remove(self, channel: str, done: Callable[[], None], failed: Callable[[str], None]) -> None:
+        raise NotImplementedError
+
+    def older(
+        self,
+        before_ms: int,
+        after: str,
+        done: Callable[[Older], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        first = notes.begin(notes.SNAPSHOT, "")
+        begin = notes.past(notes.SNAPSHOT, after) if after else first
+        found = self._store.notes(first, begin, OLDER_MAX)
+        names = [notes.channel_of(note.key)[0] for note in found]
+        snapshots = [notes.snapshot_of(note) for note in found]
+        old = [name for name, one in zip(names, snapshots, strict=True) if one.ms < before_ms]
+        done(Older(old, names[-1] if len(names) == OLDER_MAX else None))

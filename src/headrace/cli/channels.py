@@ -1,6 +1,7 @@
 """`headrace channels`: the channels of a running server, what holds their logs, and what comes next."""
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -92,6 +93,39 @@ def keep(name: Name, http: options.Http = None, token: options.Token = None) -> 
         typer.echo(f"nothing is scheduled: {counted(there, 'subscriber')} there", err=True)
     else:
         typer.echo(f"nothing was scheduled: the log of {printable(name)} is kept", err=True)
+
+
+@app.command("destroy")
+def destroy(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    http: options.Http = None,
+    token: options.Token = None,
+) -> None:
+    """Destroy a channel with its messages and its last known state.
+
+    Members that are there are told, and are members no more. The channel may be joined again at once, and
+    begins empty.
+
+    \b
+    headrace channels destroy doc/1 --yes
+    """
+    api = options.http_api(http, token)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(
+                "destroy forgets every message of the channel and its state: add --yes"
+            )
+        told = request(api, "GET", "/v1/channel", name=name)
+        what = (
+            f"{counted(told['messages'], 'message')} and {counted(len(told['members']), 'member')}"
+        )
+        state = "its last state" if told["snapshot"] else "no stored state"
+        question = f"Destroy channel {name!r} with {what}, and {state}?"
+        typer.confirm(question, abort=True, err=True)
+    gone = request(api, "DELETE", "/v1/channel", name=name)
+    what = f"{counted(gone['messages'], 'message')} and {counted(gone['members'], 'member')}"
+    typer.echo(f"destroyed {printable(name)}, with {what}", err=True)
 
 
 def _all_channels(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:

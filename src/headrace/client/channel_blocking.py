@@ -15,18 +15,24 @@ from headrace.client.client_thread import ClientThread
 from headrace.client.events import ConnectionState
 from headrace.errors import ClientClosedError
 
+ADVICE = (
+    "`restore` and handlers run in the channel's own thread, and would wait here for itself: "
+    "use send_nowait, or another thread"
+)
+
 
 class BlockingChannel:
     """A channel whose methods wait. `timeout_s` is in seconds everywhere; None waits for ever."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, shared: ClientThread | None = None) -> None:
+        """`shared`: the thread of a connection that goes on without the channel, which is entered there."""
         self._channel = channel
+        self._is_shared = shared is not None
+        if shared is not None:
+            self._thread = shared
+            return
         self._thread = ClientThread(
-            f"headrace {channel.url}",
-            lambda: channel,
-            lambda: channel.close(flush_s=0),
-            "`restore` and handlers run in the channel's own thread, and would wait here for itself: "
-            "use send_nowait, or another thread",
+            f"headrace {channel.url}", lambda: channel, lambda: channel.close(flush_s=0), ADVICE
         )
         self._thread.start()
 
@@ -118,7 +124,7 @@ class BlockingChannel:
         self._thread.call(lambda: self._channel.ack(upto), timeout_s)
 
     def snapshot(self, timeout_s: float | None = None) -> Snapshot | None:
-        """The last known state as the server has it; None when there is none."""
+        """The state as of now, or the last upload; None when there is none."""
         return self._thread.call(self._channel.snapshot, timeout_s)
 
     def upload(self, state: Any, offset: int, timeout_s: float | None = None) -> int:
@@ -144,7 +150,7 @@ class BlockingChannel:
     def leave(self, timeout_s: float | None = None) -> None:
         """Be a member no more, when what was sent is stored; then the channel is closed."""
         self._thread.call(self._channel.leave, timeout_s)
-        self._thread.end()
+        self._end_thread()
 
     def close(self, flush_s: float | None = None) -> None:
         """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
@@ -159,6 +165,10 @@ class BlockingChannel:
         except ClientClosedError:
             pass  # by another thread
         finally:
+            self._end_thread()
+
+    def _end_thread(self) -> None:
+        if not self._is_shared:
             self._thread.end()
 
     def __enter__(self) -> Self:
@@ -175,4 +185,4 @@ class BlockingChannel:
         try:
             self._thread.call(lambda: self._channel.__aexit__(kind, error, traceback))
         finally:
-            self._thread.end()
+            self._end_thread()

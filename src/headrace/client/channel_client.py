@@ -4,16 +4,14 @@ It belongs to one event loop and is not safe to use from other threads.
 """
 
 import asyncio
-import secrets
 from collections.abc import Callable, Generator
 from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from headrace.client.backoff import exponential
+from headrace.client.channel_connection import ChannelConnection
 from headrace.client.channel_events import Inbox, Message, Snapshot
 from headrace.client.channel_options import ChannelOptions
-from headrace.client.connection import MakeConnection
 from headrace.client.entering import wait_for_connection
 from headrace.client.events import Handlers
 from headrace.client.link import Link
@@ -29,7 +27,7 @@ from headrace.errors import (
     UnacknowledgedError,
 )
 from headrace.session import client_channel as told
-from headrace.session.channel_client import ChannelClientEvent, ChannelClientSession, Refused
+from headrace.session.channel_client import ChannelClientEvent, Refused
 from headrace.session.client import ConnectionState
 from headrace.wire.channel_answers import Delivered, Missed, State
 
@@ -41,28 +39,17 @@ class Channel:
     `channel.close()`. Closing ends the connection and not the membership: messages wait for the next time.
     """
 
-    def __init__(
-        self, url: str, name: str, make_connection: MakeConnection, options: ChannelOptions
-    ) -> None:
+    def __init__(self, name: str, connection: ChannelConnection, options: ChannelOptions) -> None:
+        """`connection` ends with the channel, unless it is shared."""
         assert options.processor is not None
-        self.url = url
+        self.url = connection.url
         self.name = name
         self.processor = options.processor
         self.options = options
         self.restored: Snapshot | None = None
         """The last snapshot that came in place of messages, as soon as it is its turn."""
-        self._make_connection = make_connection
-        self._session = ChannelClientSession(
-            self.processor,
-            options.token,
-            instance=secrets.token_hex(8),
-            ping_interval_s=options.ping_interval_s,
-            pings_unanswered_max=options.pings_unanswered_max,
-            queue_max=options.queue_max,
-            queue_bytes_max=options.queue_bytes_max,
-            poll_interval_s=options.poll_interval_s,
-        )
-        self._session.join(name, options.receive)
+        self._connection = connection
+        self._session = connection.session
         self._handlers = Handlers("state", "missed")
         self._link: Link[ChannelClientEvent] | None = None
         self._inbox = Inbox()
@@ -71,6 +58,8 @@ class Channel:
         self._told: object = None
         """What the application has been told that it missed."""
         self._is_taking = self._is_joined = self._is_leaving = self._is_closing = False
+        self._is_gone = False
+        """Whether the connection, which others use too, goes on without it."""
         self._sends: dict[int, asyncio.Future[int | None]] = {}
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._over: ClientError | None = None
@@ -82,7 +71,7 @@ class Channel:
 
     @property
     def state(self) -> ConnectionState:
-        return self._session.state
+        return ConnectionState.CLOSED if self._is_gone else self._session.state
 
     @property
     def latency_s(self) -> float | None:
@@ -92,7 +81,7 @@ class Channel:
     @property
     def last_error(self) -> str:
         """Why the last connection, or attempt at one, ended; empty while connected."""
-        return self._link.last_error if self._link is not None else ""
+        return self._connection.last_error
 
     @property
     def unacknowledged(self) -> int:
@@ -170,7 +159,7 @@ class Channel:
     # The last known state
 
     async def snapshot(self) -> Snapshot | None:
-        """The last known state as the server has it; None when there is none."""
+        """The state as of now, or the last upload; None when there is none."""
         link = self._entered()
         state: State | None = await self._answer(link, self._session.snapshot(self.name))
         return None if state is None else Snapshot.of(state)
@@ -218,12 +207,17 @@ class Channel:
                 await self._flush(flush_s)
         finally:
             self._end(ClientClosedError("the client is closed"))
+            if self._connection.is_shared:
+                self._part()
+            else:
+                await self._connection.stop(abort=flush_s == 0)
+
+    def _part(self) -> None:
+        if not self._is_gone:
+            self._is_gone = True
+            self._connection.part(self)
             if self._link is not None:
-                await self._link.stop(abort=flush_s == 0)
-            if self._session.state is not ConnectionState.CLOSED:
-                self._session.close()
-                if self._link is not None:
-                    self._handlers.tell("state", ConnectionState.CLOSED)
+                self._handlers.tell("state", ConnectionState.CLOSED)
 
     async def connected(self) -> None:
         """Wait until the channel is joined; raises when it never will be."""
@@ -250,15 +244,7 @@ class Channel:
         if self._over is not None:
             raise self._over.with_traceback(None)
         if self._link is None:
-            self._link = Link(
-                self._session,
-                self._make_connection,
-                backoff=self.options.backoff or exponential(),
-                attempt_timeout_s=self.options.attempt_timeout_s,
-                handle=self._handle,
-                changed=self._state_changed,
-                failed=self._failed,
-            )
+            self._link = self._connection.enter(self)
         try:
             await wait_for_connection(
                 self.options.connect_timeout_s,
@@ -337,37 +323,34 @@ class Channel:
 
     # What the session and the link say
 
-    def _handle(self, events: list[ChannelClientEvent]) -> None:
-        for event in events:
-            if isinstance(event, told.Received | told.Restored | told.Lost):
-                self._inbox.put(event)
-            elif isinstance(event, told.Accepted):
-                _settle(self._sends.pop(event.ticket, None), event.offset)
-            elif isinstance(event, told.Rejected):
-                futures = self._sends if event.ticket in self._sends else self._questions
-                _fail(futures.pop(event.ticket, None), ChannelRefusedError(event.code, event.text))
-            elif isinstance(event, told.Answered):
-                _settle(self._questions.pop(event.ticket, None), event.answer)
-            elif isinstance(event, told.Joined):
-                self._is_joined = True
-            elif isinstance(event, told.Left):
-                self._end(ClientClosedError(f"channel {self.name!r} is left"))
-            elif isinstance(event, told.Ended | Refused):
-                self._end(_error_of(event))
-            # Of what else there is, a link takes care, and whoever waits for it looks at the session.
-        self._wake()
+    def happened(self, event: ChannelClientEvent) -> None:
+        """Take an event of the session; `wake` follows."""
+        if isinstance(event, told.Received | told.Restored | told.Lost):
+            self._inbox.put(event)
+        elif isinstance(event, told.Accepted):
+            _settle(self._sends.pop(event.ticket, None), event.offset)
+        elif isinstance(event, told.Rejected):
+            futures = self._sends if event.ticket in self._sends else self._questions
+            _fail(futures.pop(event.ticket, None), ChannelRefusedError(event.code, event.text))
+        elif isinstance(event, told.Answered):
+            _settle(self._questions.pop(event.ticket, None), event.answer)
+        elif isinstance(event, told.Joined):
+            self._is_joined = True
+        elif isinstance(event, told.Left):
+            self._end(ClientClosedError(f"channel {self.name!r} is left"))
+        elif isinstance(event, told.Ended | Refused):
+            self._end(_error_of(event))
+        # Of what else there is, a link takes care, and whoever waits for it looks at the session.
 
-    def _state_changed(self, state: ConnectionState) -> None:
+    def state_changed(self, state: ConnectionState) -> None:
         if state is not ConnectionState.CONNECTED:
             self._is_joined = False
-        self._wake()
+        self.wake()
         self._handlers.tell("state", state)
 
-    def _failed(self, error: BaseException) -> None:
-        closed = ClientClosedError(f"the client failed: {error!r}")
-        closed.__cause__ = error
-        self._end(closed)
-        self._session.close()
+    def ended(self, error: ClientError) -> None:
+        """The connection is over, and with it every channel."""
+        self._end(error)
         self._handlers.tell("state", ConnectionState.CLOSED)
 
     def _end(self, error: ClientError) -> None:
@@ -383,7 +366,7 @@ class Channel:
                 future.exception()  # whoever does not await it need not be warned: the channel is over
         self._sends.clear()
         self._questions.clear()
-        self._wake()
+        self.wake()
 
     # Waiting
 
@@ -420,7 +403,8 @@ class Channel:
         if self.unacknowledged:
             raise UnacknowledgedError(self.unacknowledged)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let everyone who waits look again."""
         self._changes.set()
         self._changes.clear()
 

@@ -12,8 +12,10 @@ from headrace.client.options import check_number
 from headrace.errors import ConfigError
 from headrace.session import channel_client, client_sends
 from headrace.wire import logux
+from headrace.wire.channel import LEASE_S_MAX, LEASE_S_MIN
 
 Receive = Literal["push", "signal", "poll"]
+StartAt = Literal["cursor", "state"]
 WAYS = ("push", "signal", "poll")
 
 Restore = Callable[[Snapshot], object]
@@ -38,6 +40,13 @@ class ChannelOptions:
     receive: Receive = "push"
     """`push`: messages come of themselves; `signal`: they are announced, and fetched; `poll`: they are asked
     for every `poll_interval_s`."""
+
+    start_at: StartAt = "cursor"
+    """`state`: begin with the state as of now, then get every message behind it, the own ones included;
+    `cursor`: begin behind what was acknowledged last, without own messages."""
+
+    lease_s: float | None = None
+    """How long the membership lasts without a connection, from 1 on; None: as long as the server says."""
 
     restore: Restore | None = None
     """Called with the last known state when there is one in place of messages, before any message behind it
@@ -88,6 +97,8 @@ class ChannelOptions:
             raise ConfigError(f"{error}; {_NO_PROCESSOR}") from None
         if self.receive not in WAYS:
             raise ConfigError(f"receive must be push, signal or poll, not {self.receive!r}")
+        if self.start_at not in ("cursor", "state"):
+            raise ConfigError(f"start_at must be cursor or state, not {self.start_at!r}")
         for name in ("backoff", "restore"):
             value = getattr(self, name)
             if value is not None and not callable(value):
@@ -109,6 +120,11 @@ class ChannelOptions:
             check_number(name, getattr(self, name))
         check_number("pings_unanswered_max", self.pings_unanswered_max)
         check_number("flush_timeout_s", self.flush_timeout_s, may_be_zero=True)
+        if self.lease_s is not None:
+            check_number("lease_s", self.lease_s)
+            if not LEASE_S_MIN <= self.lease_s <= LEASE_S_MAX:
+                bounds = f"{LEASE_S_MIN:g} to {LEASE_S_MAX:.0f}"
+                raise ConfigError(f"lease_s must be {bounds}, not {self.lease_s!r}")
         for name in ("connect_timeout_s", "ping_interval_s"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name))
@@ -120,6 +136,8 @@ class ChannelOptionsDict(TypedDict, total=False):
     processor: Required[str]
     token: Any
     receive: Receive
+    start_at: StartAt
+    lease_s: float | None
     restore: Restore | None
     auto_ack: bool
     poll_interval_s: float
@@ -132,3 +150,13 @@ class ChannelOptionsDict(TypedDict, total=False):
     pings_unanswered_max: int
     flush_timeout_s: float
     ssl: SSLContext | None
+
+
+class JoinOptionsDict(TypedDict, total=False):
+    """The options that each channel of a connection may have for itself."""
+
+    receive: Receive
+    start_at: StartAt
+    lease_s: float | None
+    restore: Restore | None
+    auto_ack: bool

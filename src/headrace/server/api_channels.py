@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
@@ -12,11 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from headrace.broker import channel_jobs as jobs
 from headrace.broker import channel_report as report
 from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
 from headrace.broker.channel_joining import Joined
-from headrace.broker.channel_member import Batch, Receive
+from headrace.broker.channel_member import Batch, Origin, Receive
 from headrace.broker.channel_notes import Snapshot
 from headrace.broker.channel_sending import Accepted
 from headrace.broker.channel_uploads import upload
@@ -72,6 +73,15 @@ T = TypeVar("T")
 _Ask = Callable[[Channel, Callable[[T], None], Callable[[ChannelError], None]], None]
 
 
+class _Poll(NamedTuple):
+    """A request for messages: of whom, how many, and behind which offset if not its cursor."""
+
+    channel: str
+    processor: str
+    limit: int
+    origin: int | None
+
+
 class ChannelsApi:
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
@@ -81,6 +91,7 @@ class ChannelsApi:
         return [
             Route("/v1/channels", self.list),
             Route("/v1/channel", self.describe),
+            Route("/v1/channel", self.destroy, methods=["DELETE"]),
             Route("/v1/channel/keep", self.keep, methods=["POST"]),
             Route("/v1/channel/join", self.join, methods=["POST"]),
             Route("/v1/channel/leave", self.leave, methods=["POST"]),
@@ -95,13 +106,18 @@ class ChannelsApi:
 
     async def join(self, request: Request) -> Response:
         name, processor = self._asked(request)
+        origin, lease_ms = _origin(request), _lease_ms(request)
         joined: Joined = await self._ask(
             name,
-            lambda channel, done, refuse: channel.join(processor, None, Receive.POLL, done, refuse),
+            lambda channel, done, refuse: channel.join(
+                processor, None, Receive.POLL, done, refuse, origin=origin, lease_ms=lease_ms
+            ),
         )
         told: dict[str, Any] = {"channel": name, "epoch": joined.epoch}
         told |= {"start": joined.start, "end": joined.end}
         told |= {"cursor": joined.cursor, "number": joined.number}
+        if joined.lease_ms:
+            told["lease_s"] = joined.lease_ms / 1000
         if joined.missed is not None:
             told["missed"] = joined.missed._asdict()
         if joined.snapshot is not None:
@@ -144,9 +160,10 @@ class ChannelsApi:
         wait_s = min(_number(request, "wait_s", 0), WAIT_S_MAX)
         if "ack" in query:
             await self._ack(name, processor, _offset(request, "ack"))
-        batch = await self._fetch(name, processor, limit)
+        asked = _Poll(name, processor, limit, _offset(request, "from") if "from" in query else None)
+        batch = await self._fetch(asked)
         if wait_s and not _is_news(batch):
-            batch = await self._wait(request, name, processor, limit, wait_s)
+            batch = await self._wait(request, asked, wait_s)
         if not is_raw:
             return Response(
                 wire.messages_json(name, batch.messages, batch.more, batch.lost),
@@ -224,6 +241,23 @@ class ChannelsApi:
         was_planned: bool = await self._ask(name, lambda channel, done, _: channel.keep(done))
         return _json({"channel": name, "cancelled": was_planned})
 
+    async def destroy(self, request: Request) -> Response:
+        name = await self._named_by_operator(request)
+        told = await self._describe(name)
+
+        def destroy(
+            channel: Channel, done: Callable[[None], None], refuse: Callable[[ChannelError], None]
+        ) -> None:
+            jobs.destroy(
+                channel,
+                partial(done, None),
+                lambda reason: refuse(ChannelError("unavailable", reason)),
+            )
+
+        await self._ask(name, destroy)
+        members = len(told["members"])
+        return _json({"channel": name, "messages": told["messages"], "members": members})
+
     # What they share
 
     def _named(self, request: Request) -> str:
@@ -259,7 +293,9 @@ class ChannelsApi:
         name = self._named(request)
         token = request.scope.get("headrace.token")
         if token is not None and not is_granted(token, HTTP):
-            text = "the token is not for the HTTP API: name the processor that uploads"
+            text = "the token is not for the HTTP API"
+            if request.method == "PUT":
+                text += ": name the processor that uploads"
             raise _refusal(ChannelError("forbidden", text))
         await self._existing(name)
         return name
@@ -281,15 +317,20 @@ class ChannelsApi:
         )
         return at
 
-    async def _fetch(self, name: str, processor: str, limit: int) -> Batch:
-        batch: Batch = await self._ask(
-            name, lambda channel, done, _: channel.fetch(channel.request(processor), limit, done)
-        )
+    async def _fetch(self, asked: "_Poll") -> Batch:
+        def fetch(
+            channel: Channel, done: Callable[[Batch], None], refuse: Callable[[ChannelError], None]
+        ) -> None:
+            if asked.origin is None:
+                channel.fetch(channel.request(asked.processor), asked.limit, done)
+            else:
+                channel.request(asked.processor, at_cursor=False)
+                channel.fetch_from(asked.origin, asked.limit, done, refuse)
+
+        batch: Batch = await self._ask(asked.channel, fetch)
         return batch
 
-    async def _wait(
-        self, request: Request, name: str, processor: str, limit: int, wait_s: int
-    ) -> Batch:
+    async def _wait(self, request: Request, asked: "_Poll", wait_s: int) -> Batch:
         """What is pending as soon as something is; nothing when the time is over, or the client is gone."""
         if self._waiting >= WAITING_MAX:
             text = f"{WAITING_MAX} requests wait for messages already"
@@ -300,24 +341,22 @@ class ChannelsApi:
         gone.add_done_callback(lambda _: woken.set())
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
-        batch = Batch(name, [], more=False)
+        batch = Batch(asked.channel, [], more=False)
         try:
             while not (_is_news(batch) or gone.done()) and (left_s := until - loop.time()) > 0:
                 woken.clear()
-                batch = await self._fetch_or_wait(name, processor, limit, woken, left_s)
+                batch = await self._fetch_or_wait(asked, woken, left_s)
         finally:
             self._waiting -= 1
             gone.cancel()
         return batch
 
-    async def _fetch_or_wait(
-        self, name: str, processor: str, limit: int, woken: asyncio.Event, wait_s: float
-    ) -> Batch:
+    async def _fetch_or_wait(self, asked: "_Poll", woken: asyncio.Event, wait_s: float) -> Batch:
         """Without news it returns when woken, or soon enough to say again that the processor is there."""
-        channel = self._channels.get(name)
+        channel = self._channels.get(asked.channel)
         channel.wait(woken.set)  # before it is looked: what comes meanwhile wakes too
         try:
-            batch = await self._fetch(name, processor, limit)
+            batch = await self._fetch(asked)
             if not _is_news(batch):
                 renewal_s = max(RENEWAL_S_MIN, channel.rule.presence_ms / 2000)
                 with suppress(TimeoutError):
@@ -329,11 +368,14 @@ class ChannelsApi:
             self._channels.rest(channel)
 
     async def _snapshot(self, name: str) -> Snapshot | None:
-        snapshot: Snapshot | None = await _answer(
-            lambda done, refuse: self._channels.snapshots.load(
-                name, done, lambda reason: refuse(ChannelError("unavailable", reason))
-            )
-        )
+        def load(
+            channel: Channel,
+            done: Callable[[Snapshot | None], None],
+            refuse: Callable[[ChannelError], None],
+        ) -> None:
+            channel.load_snapshot(done, lambda why: refuse(ChannelError("unavailable", why)))
+
+        snapshot: Snapshot | None = await self._ask(name, load)
         return snapshot
 
     async def _existing(self, name: str) -> dict[str, Any]:
@@ -414,6 +456,25 @@ def _number(request: Request, name: str, otherwise: int | None = None) -> int:
         return number(text, name)
     except HTTPException as error:
         raise _bad(error.detail) from None
+
+
+def _origin(request: Request) -> Origin:
+    text = request.query_params.get("from")
+    return "state" if text == "state" else None if text is None else _offset(request, "from")
+
+
+def _lease_ms(request: Request) -> int:
+    text = request.query_params.get("lease_s")
+    if text is None:
+        return 0
+    try:
+        lease_s = float(text)
+    except ValueError:
+        lease_s = 0.0
+    if not wire.LEASE_S_MIN <= lease_s <= wire.LEASE_S_MAX:
+        bounds = f"{wire.LEASE_S_MIN:g} to {wire.LEASE_S_MAX:.0f}"
+        raise _bad(f"lease_s must be {bounds} seconds, not {text!r}")
+    return int(lease_s * 1000)
 
 
 def _offset(request: Request, name: str) -> int:

@@ -111,7 +111,7 @@ class TopicsApi:
         topic = self._existing(request.query_params.get("name"))
         if topic.name.startswith(CHANNEL_PREFIX):
             raise HTTPException(
-                409, "the log of a channel is destroyed when nobody is there, and not before"
+                409, "this is the log of a channel: use `headrace channels destroy`"
             )
         epoch = topic.epoch
         destroyed = asyncio.Event()

@@ -6,6 +6,7 @@ from functools import cache
 from headrace.broker.channels import ChannelRule, Channels
 from headrace.broker.snapshots import Snapshots
 from headrace.config import Config
+from headrace.config_protocols import LastState
 from headrace.errors import ConfigError
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.runner import Runner
@@ -32,18 +33,27 @@ def make_channels(
 
     # The same for many channels: it is one object for all that have the same.
     @cache
-    def rule(name: str, lease_s: float, grace_s: float, wait_for: tuple[str, ...]) -> ChannelRule:
+    def rule(
+        name: str, lease_s: float, grace_s: float, wait_for: tuple[str, ...], persist: bool
+    ) -> ChannelRule:
         return ChannelRule(
             reducers[name],
             int(lease_s * 1000),
             int(grace_s * 1000),
             int(settings.presence_s * 1000),
             wait_for,
+            persist,
         )
 
     def rule_of(channel: str) -> ChannelRule:
         found = config.rule(CHANNEL_PREFIX + channel)
-        return rule(found.reducer, found.lease_s, found.grace_s, tuple(found.retention_wait_for))
+        return rule(
+            found.reducer,
+            found.lease_s,
+            found.grace_s,
+            tuple(found.retention_wait_for),
+            found.last_state is LastState.KEPT,
+        )
 
     return Channels(
         store,
@@ -54,6 +64,7 @@ def make_channels(
         elapsed_ms=clock.elapsed_ms,
         members_max=settings.members_max,
         remember_ms=int(settings.remember_s * 1000),
+        snapshot_age_ms=int(settings.snapshot_age_s * 1000),
         count=count,
     )
 

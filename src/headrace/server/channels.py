@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec import UNSET
+
 from headrace.broker.channel import Channel
 from headrace.broker.channel_errors import ChannelError
 from headrace.broker.channel_joining import Joined
@@ -185,7 +187,7 @@ class ChannelConnection(ChannelSubscriber):
             if isinstance(message, wire.Join):
                 self._join(message, say, refuse)
             elif isinstance(message, wire.Leave):
-                self._leave(name, say)
+                self._leave(message, say)
             elif isinstance(message, wire.Snapshot):
                 self._hub.channels.load_snapshot(
                     name,
@@ -218,12 +220,15 @@ class ChannelConnection(ChannelSubscriber):
         if not self._grant.covers(CHANNEL_PREFIX + name):
             raise ChannelError("forbidden", f"the token is not for channel {name!r}")
 
-    def _leave(self, name: str, say: Callable[[dict[str, Any]], None]) -> None:
+    def _leave(self, message: wire.Leave, say: Callable[[dict[str, Any]], None]) -> None:
+        name = message.channel
         self._joined.pop(name, None)
         self._stalled.pop(name, None)
         channel = self._hub.channels.get(name)
         left = {"type": "left", "channel": name}
-        channel.leave(self._session.processor, lambda: say(left), self)
+        channel.leave(
+            self._session.processor, lambda: say(left), self, forget=message.forget is True
+        )
         self._hub.channels.rest(channel)
 
     def _member(self, name: str) -> tuple[Channel, Member]:
@@ -261,12 +266,22 @@ class ChannelConnection(ChannelSubscriber):
             say(self._told(name, joined))
             self._joining_over(name)
 
-        channel.join(self._session.processor, self, Receive(message.receive), answered, refused)
+        channel.join(
+            self._session.processor,
+            self,
+            Receive(message.receive),
+            answered,
+            refused,
+            origin=None if message.origin is UNSET else message.origin,
+            lease_ms=int((message.lease_s or 0) * 1000),
+        )
 
     def _told(self, name: str, joined: Joined) -> dict[str, Any]:
         told: dict[str, Any] = {"type": "joined", "channel": name}
         told |= {"epoch": joined.epoch, "start": joined.start, "end": joined.end}
         told |= {"cursor": joined.cursor, "number": joined.number}
+        if joined.lease_ms:
+            told["lease_s"] = joined.lease_ms / 1000
         if joined.missed is not None:
             told["missed"] = joined.missed._asdict()
         if joined.snapshot is not None:

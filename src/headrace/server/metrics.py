@@ -13,7 +13,8 @@ COUNTERS = {
     "subscriptions_total": "Subscriptions begun.",
     "duplicates_refused_total": "Publishes, events, messages and batches that had come before.",
     "channels_trimmed_total": "Times that the beginning of a channel's log was forgotten.",
-    "channels_destroyed_total": "Logs of channels destroyed because nobody was there.",
+    "channels_destroyed_total": "Logs of channels destroyed, because nobody was there or by hand.",
+    "channels_states_expired_total": "Last states of channels that have expired.",
 }
 GAUGES = {
     "connections": "Open connections of Figg and Wombat clients.",

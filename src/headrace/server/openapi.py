@@ -17,7 +17,7 @@ from headrace.server.api_channels import (
     STATUSES,
     WAIT_S_MAX,
 )
-from headrace.wire.channel import OFFSET_MAX
+from headrace.wire.channel import LEASE_S_MAX, LEASE_S_MIN, OFFSET_MAX
 
 PATH = "/openapi.json"
 
@@ -38,7 +38,7 @@ def description() -> _Json:
         "security": [{}, {"bearer": []}],
         "paths": {
             "/v1/channels": {"get": _LIST},
-            "/v1/channel": {"get": _DESCRIBE},
+            "/v1/channel": {"get": _DESCRIBE, "delete": _DESTROY},
             "/v1/channel/keep": {"post": _KEEP},
             "/v1/channel/join": {"post": _JOIN},
             "/v1/channel/leave": {"post": _LEAVE},
@@ -89,6 +89,7 @@ _TRUTH: _Json = {"type": "boolean"}
 _BASE64: _Json = {"type": "string", "contentEncoding": "base64"}
 _NUMBER = _whole(1, NUMBER_MAX, description="The processor's own count of what it sends.")
 _OFFSET = _whole(0, OFFSET_MAX, description="A byte position in the log, just past a message.")
+_LEASE = {"type": "number", "minimum": LEASE_S_MIN, "maximum": LEASE_S_MAX}
 _MS = _whole(description="Milliseconds since 1970.")
 _LOST = _whole(
     1, description="How many that belong before or among these cannot be read any more, if any."
@@ -117,13 +118,14 @@ _SCHEMAS: _Json = {
     ),
     "Snapshot": _with_content(offset=_OFFSET, epoch=_whole()),
     "Joined": _object(
-        ("missed", "snapshot"),
+        ("missed", "snapshot", "lease_s"),
         channel=_TEXT,
         epoch=_whole(),
         start=_OFFSET,
         end=_OFFSET,
         cursor=_OFFSET,
         number=_whole(0, NUMBER_MAX),
+        lease_s=_LEASE,
         missed=_object(
             messages=_or_null(_whole(1)), reason={"enum": ["trimmed", "destroyed", "lost"]}
         ),
@@ -272,7 +274,12 @@ _UPLOADED_IN_TIME = {408: "the body did not come in time"}
 _JOIN = _operation(
     "join",
     "Become a member, and a subscriber for a while",
-    [_NAME, _PROCESSOR],
+    [
+        _NAME,
+        _PROCESSOR,
+        _query("from", {"anyOf": [{"const": "state"}, _OFFSET]}, "state", required=False),
+        _query("lease_s", _LEASE, 60, required=False),
+    ],
     {200: _json("Where the log is, and what was missed", _ref("Joined"))},
     "too-many",
 )
@@ -301,6 +308,7 @@ _POLL = _operation(
         _NAME,
         _PROCESSOR,
         _query("ack", _OFFSET, 0, required=False),
+        _query("from", _OFFSET, 0, required=False),
         _query("max", _whole(1, MESSAGES_MAX), 10, required=False),
         _query("wait_s", _whole(0, WAIT_S_MAX), 0, required=False),
     ],
@@ -365,6 +373,14 @@ _DESCRIBE = _operation(
     "What there is to know of a channel",
     [_NAME],
     {200: _json("Its members, what holds its log and what comes next", _ref("Channel"))},
+    "not-found",
+    others={404: "there is no such channel"},
+)
+_DESTROY = _operation(
+    "destroy",
+    "Destroy a channel: its log, its snapshot and every membership",
+    [_NAME],
+    {200: _json("What it had", _object(channel=_TEXT, messages=_whole(), members=_whole()))},
     "not-found",
     others={404: "there is no such channel"},
 )

@@ -55,6 +55,13 @@ ON CONFLICT (channel) DO UPDATE SET
     epoch = excluded.epoch, "offset" = excluded."offset", ordinal = excluded.ordinal,
     ms = excluded.ms, is_json = excluded.is_json, data = excluded.data
 WHERE kept."offset" < excluded."offset"
+    OR (kept."offset" = excluded."offset" AND kept.ms < excluded.ms)
+"""
+
+_REMOVE = "DELETE FROM headrace_snapshots WHERE channel = %b"
+
+_OLDER = """
+SELECT channel FROM headrace_snapshots WHERE channel > %b AND ms < %s ORDER BY channel LIMIT %s
 """
 
 
@@ -116,6 +123,17 @@ class Connection:
             self._connection.execute(
                 _SAVE, [channel.encode(), *place, content.is_json, content.data]
             )
+
+    def remove(self, channel: str) -> None:
+        with _translated():
+            self._connection.execute(_REMOVE, [channel.encode()])
+
+    def older(self, before_ms: int, after: str, limit: int) -> list[str]:
+        with _translated():
+            rows = self._connection.execute(
+                _OLDER, [after.encode(), before_ms, limit], binary=True
+            ).fetchall()
+        return [bytes(name).decode() for (name,) in rows]
 
     def cut(self) -> None:
         """From another thread: end what this one waits for."""

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from headrace.broker.channel_notes import Snapshot, read_snapshot
+from headrace.broker.snapshots import OLDER_MAX, Older
 from headrace.log.store import Store
 from headrace.model import CHANNEL_PREFIX
 
@@ -56,6 +57,11 @@ class Database(Protocol):
     def load(self, channel: str) -> Snapshot | None: ...
 
     def save(self, channel: str, snapshot: Snapshot) -> None: ...
+
+    def remove(self, channel: str) -> None: ...
+
+    def older(self, before_ms: int, after: str, limit: int) -> list[str]:
+        """Names of channels with a snapshot from before a time, in the order of their bytes."""
 
     def cut(self) -> None:
         """From another thread: end what is under way, with an error."""
@@ -111,6 +117,21 @@ class PostgresSnapshots:
     ) -> None:
         size = len(snapshot.content.data)
         self._ask(lambda database: database.save(channel, snapshot), lambda _: done(), failed, size)
+
+    def remove(self, channel: str, done: Callable[[], None], failed: Callable[[str], None]) -> None:
+        self._ask(lambda database: database.remove(channel), lambda _: done(), failed)
+
+    def older(
+        self,
+        before_ms: int,
+        after: str,
+        done: Callable[[Older], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        def found(names: list[str]) -> None:
+            done(Older(names, names[-1] if len(names) == OLDER_MAX else None))
+
+        self._ask(lambda database: database.older(before_ms, after, OLDER_MAX), found, failed)
 
     async def close(self) -> None:
         """After what was asked for, and what comes of it at once."""

@@ -4,7 +4,7 @@
 
 `hello` and every `join` are said at once, without waiting for `welcome`. What a channel says and hears is in
 `client_channel.py`. Wrong credentials, and a server that does not take what we say for its protocol, are
-the end of all connections; so is the end of the last channel.
+the end of all connections; so is the end of the last channel, unless there may be others later.
 """
 
 from collections.abc import Sequence
@@ -63,8 +63,11 @@ class ChannelClientSession:
         queue_max: int = QUEUE_MAX,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
         poll_interval_s: float = POLL_INTERVAL_S,
+        is_shared: bool = False,
     ) -> None:
         """Without a `ping_interval_s`: as often as the server says. The queue is that of each channel.
+
+        `is_shared`: channels come and go, and the session stays without any.
 
         With an `instance`, which no other client has, late words of a dead connection do no harm.
         """
@@ -81,7 +84,10 @@ class ChannelClientSession:
         self._queue_max = queue_max
         self._queue_bytes_max = queue_bytes_max
         self._poll_interval_s = poll_interval_s
+        self._is_shared = is_shared
         self._channels: dict[str, ClientChannel] = {}
+        self._parting: dict[str, int] = {}
+        """Answers to come that are about channels of which nothing is wanted any more."""
         self._tickets = 0
         self._stage = _Stage.CLOSED
         self._refused = False
@@ -92,12 +98,30 @@ class ChannelClientSession:
 
     # What the application does
 
-    def join(self, name: str, receive: str = "push") -> None:
-        """Be a member of a channel, on this connection and all others."""
+    def join(
+        self,
+        name: str,
+        receive: str = "push",
+        *,
+        from_state: bool = False,
+        lease_s: float | None = None,
+    ) -> None:
+        """Be a member of a channel, on this connection and all others.
+
+        `from_state`: begin with the state as of now, and have own messages too. `lease_s`: how long the
+        membership lasts without a connection.
+        """
         if name in self._channels:
             raise LocalProtocolError(f"channel {name!r} is joined already")
         sends = Sends(self._queue_max, self._queue_bytes_max)
-        channel = ClientChannel(name, receive, self._poll_interval_s, sends)
+        channel = ClientChannel(
+            name,
+            receive,
+            self._poll_interval_s,
+            sends,
+            from_state=from_state,
+            lease_s=lease_s,
+        )
         self._channels[name] = channel
         if self._is_open:
             channel.opened()
@@ -105,6 +129,16 @@ class ChannelClientSession:
     def leave(self, name: str) -> None:
         """Be a member no more; `Left` says when that is so."""
         self._channel(name).leave()
+
+    def part(self, name: str) -> None:
+        """Want nothing more of a channel, and stay a member: its messages are kept.
+
+        The server stops to send them when they have to be asked for.
+        """
+        channel = self._channels.pop(name, None)
+        if channel is not None and self._is_open:
+            self._parting[name] = self._parting.get(name, 0) + 1
+            self._out.append(channel.join_to_part())
 
     def send(self, name: str, content: Any) -> int:
         """Take a message, also without a connection. Returns a ticket, which `Accepted` or `Rejected` has.
@@ -241,10 +275,23 @@ class ChannelClientSession:
             self._refuse(kind, f"the server refuses this client: {answer.text}", events)
         elif self._stage is _Stage.GREETING:
             raise wire.BadChannelMessageError("something came before `welcome`")
+        elif self._is_parting(answer):
+            pass
         elif (channel := self._channels.get(answer.channel)) is not None:
             channel.hear(answer, now, events)
             if events and isinstance(events[-1], Left | Ended):
                 self._over(events[-1], events)
+
+    def _is_parting(self, answer: Any) -> bool:
+        """Whether this is the answer of a `join` that `part` has said."""
+        count = self._parting.get(answer.channel, 0)
+        is_of_join = isinstance(answer, answers.Joined) or (
+            isinstance(answer, answers.Error) and answer.of == "join"
+        )
+        if not (count and is_of_join):
+            return False
+        self._parting[answer.channel] = count - 1
+        return True
 
     def _welcome(
         self, answer: answers.Welcome, now: float, events: list[ChannelClientEvent]
@@ -261,7 +308,7 @@ class ChannelClientSession:
     def _over(self, last: Left | Ended, events: list[ChannelClientEvent]) -> None:
         """Of a channel there is nothing more."""
         del self._channels[last.channel]
-        if not self._channels:
+        if not self._channels and not self._is_shared:
             self._refused = True
             self._stage = _Stage.OVER
             self._ping_at = inf
@@ -280,6 +327,7 @@ class ChannelClientSession:
         self._pinged_at = None
         self._pings_unanswered = 0
         self._out.clear()
+        self._parting.clear()
         for channel in self._channels.values():
             channel.disconnected()
 

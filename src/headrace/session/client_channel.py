@@ -6,7 +6,8 @@ What is to be said is kept as state and never as bytes: a connection that is los
 `join` goes out when everything before it is answered, so every answer belongs to one request.
 
 `received` is how far messages have come, or a snapshot in their place. A connection begins with what is
-not acknowledged; what of that came before is not told again.
+not acknowledged; what of that came before is not told again. From a state on, the first connection begins
+with that, and every other behind what has come.
 """
 
 from collections import deque
@@ -22,12 +23,13 @@ from headrace.wire.channel_answers import Delivered, Fields, Missed, State
 RETRY_S = 1.0
 """How long to wait after a refusal that may be over later."""
 
-REPLACED, ELSEWHERE = "replaced", "left"
+REPLACED, ELSEWHERE, DESTROYED = "replaced", "left", "destroyed"
 """Why the server says `left` of itself."""
 
 _ENDS = {
     REPLACED: "another connection of the same processor has joined channel",
     ELSEWHERE: "over HTTP or on another connection, the processor has left channel",
+    DESTROYED: "an operator has destroyed channel",
 }
 
 
@@ -131,8 +133,19 @@ class _Question(NamedTuple):
 
 
 class ClientChannel:
-    def __init__(self, name: str, receive: str, poll_interval_s: float, sends: Sends) -> None:
+    def __init__(
+        self,
+        name: str,
+        receive: str,
+        poll_interval_s: float,
+        sends: Sends,
+        *,
+        from_state: bool = False,
+        lease_s: float | None = None,
+    ) -> None:
         self.name = name
+        self._from_state = from_state
+        self._lease_s = lease_s
         self.sends = sends
         self.acked = -1
         """Up to here the server has noted it."""
@@ -210,7 +223,7 @@ class ClientChannel:
             if now < self.tick_at:
                 return []
             self._is_joining = True
-            return [wire.Join(name, self._receive)]  # type: ignore[arg-type]
+            return [self._join()]
         said: list[wire.Message] = []
         if self._ack_under_way is None and not self.is_acknowledged:
             self._ack_under_way = self._ack_wanted
@@ -232,6 +245,21 @@ class ClientChannel:
             said.append(wire.Send(name, number, content.payload, content.data))
             bytes_max -= len(content) + ITEM_OVERHEAD_BYTES
         return said
+
+    def _join(self) -> wire.Join:
+        join = wire.Join(self.name, self._receive)  # type: ignore[arg-type]
+        if self._from_state:
+            join.origin = self._received if self._received >= 0 else "state"
+        if self._lease_s is not None:
+            join.lease_s = self._lease_s
+        return join
+
+    def join_to_part(self) -> wire.Join:
+        """What makes the server stop to send messages, and keep the membership as it is."""
+        join = wire.Join(self.name, "poll")
+        if self._lease_s is not None:
+            join.lease_s = self._lease_s
+        return join
 
     @property
     def _is_open(self) -> bool:
@@ -288,7 +316,8 @@ class ClientChannel:
             # Not the log that it was, or not all of it: what it says counts.
             self._received = self._ack_wanted = self.acked = -1
             missed = missed or Missed(None, "lost")
-        if cursor > self._received:
+        is_state = self._from_state and answer.snapshot is not None
+        if cursor > self._received or is_state:
             self._received = cursor
             if missed is not None or answer.snapshot is not None:
                 events.append(Restored(self.name, answer.snapshot, missed, cursor))

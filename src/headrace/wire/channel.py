@@ -34,6 +34,9 @@ OFFSET_MAX = (1 << 63) - 1
 
 INSTANCE_LENGTH_MAX = 255
 
+LEASE_S_MIN, LEASE_S_MAX = 1.0, 31_536_000.0
+"""The shortest and the longest lease that a processor may choose."""
+
 _Number = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 _Offset = Annotated[int, Meta(ge=0, le=OFFSET_MAX)]
 _Count = Annotated[int, Meta(ge=1, le=1 << 31)]
@@ -58,10 +61,17 @@ class Hello(_Message):
 class Join(_Message):
     channel: str
     receive: Literal["push", "signal", "poll"] = "push"
+    origin: Literal["state"] | _Offset | UnsetType | None = msgspec.field(
+        name="from", default=UNSET
+    )
+    """Where the connection begins, if not at the processor's cursor."""
+    lease_s: Annotated[float, Meta(ge=LEASE_S_MIN, le=LEASE_S_MAX)] | UnsetType | None = UNSET
 
 
 class Leave(_Message):
     channel: str
+    forget: bool | UnsetType = UNSET
+    """Whether the processor's number need not be remembered."""
 
 
 class Send(_Message):

@@ -54,4 +54,4 @@ def test_an_exchange_is_as_it_is_documented(tmp_path: Path, exchange: str) -> No
 
 
 def test_there_are_exchanges() -> None:
-    assert len(EXCHANGES) == 3
+    assert len(EXCHANGES) == 4

@@ -50,6 +50,8 @@ class Model:
                 self.members.add(who)
             case "POST", "/v1/channel/leave":
                 self.members.discard(who)
+            case "DELETE", "/v1/channel":
+                self.members = {one for one in self.members if one[0] != who[0]}
             case "POST", "/v1/channel/messages" if status == 201:
                 self.numbers[who] = int(query["number"])
 
@@ -115,6 +117,9 @@ def ask(abused: ServerProcess, model: Model) -> Callable[..., None]:
     def ask_and_check(case: Any, member: tuple[str, str] | None) -> None:
         if isinstance(case.query, dict) and str(case.query.get("wait_s", "")).isdigit():
             case.query["wait_s"] = 0  # nobody waits here for what never comes
+        if isinstance(case.query, dict) and isinstance(case.query.get("lease_s"), int | float):
+            # Else memberships would end meanwhile.
+            case.query["lease_s"] = max(case.query["lease_s"], 3600)
         if member is not None and "number" in case.query:
             # Else nearly all would be gaps.
             case.query["number"] = model.numbers.get(member, 0) + 1

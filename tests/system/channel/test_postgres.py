@@ -350,6 +350,48 @@ def test_an_earlier_snapshot_never_replaces_a_later_one(database: Database):
     connection.close()
 
 
+def test_a_snapshot_is_stored_again_with_a_later_time(database: Database):
+    connection = server_side.connector(database.url)()
+    for ms in (5, 7, 6):
+        connection.save(CHANNEL, Snapshot(0, 20, 1, ms, Content(b"x", False)))
+    kept = connection.load(CHANNEL)
+    assert kept is not None and kept.ms == 7
+    connection.close()
+
+
+def test_old_snapshots_are_found_page_by_page_and_removed(database: Database):
+    connection = server_side.connector(database.url)()
+    for ms, name in enumerate(["b", "ä", "a", "\0"]):
+        connection.save(name, Snapshot(0, 20, 1, ms, Content(b"x", False)))
+    assert connection.older(3, "", 2) == ["a", "b"]
+    assert connection.older(3, "b", 2) == ["ä"]
+    connection.remove("b")
+    connection.remove("b")
+    assert connection.older(9, "", 9) == ["\0", "a", "ä"]
+    assert connection.load("b") is None
+    connection.close()
+
+
+def test_a_channel_that_is_destroyed_or_expires_leaves_nothing_in_the_database(
+    start: Start, database: Database
+):
+    server = start(config=config(database.url) + "snapshot_age_s = 1\n")
+    [a] = joined(server, "a")
+    a.send(1, 2)
+    a.leave()
+    wait_destroyed(server)
+    wait_until(lambda: database.snapshot(CHANNEL) is None, 30, "the state to expire")
+    [b] = joined(server, "b")
+    b.ack(b.send(1))
+    wait_until(lambda: database.snapshot(CHANNEL) is not None, 30, "the state to be stored")
+    connection = http.client.HTTPConnection(*server.http, timeout=30)
+    connection.request("DELETE", f"/v1/channel?{urlencode({'name': CHANNEL})}")
+    assert connection.getresponse().status == 200
+    connection.close()
+    assert database.snapshot(CHANNEL) is None
+    assert not log_exists(server)
+
+
 @pytest.mark.parametrize("name", ["\0", "a\0b", "ä\U0001f600", "'; DROP", "%s", "\\x00", "x" * 247])
 def test_any_name_and_any_number_can_be_kept(database: Database, name: str):
     connection = server_side.connector(database.url)()
