@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
 from headrace.spark.source import HeadraceSource
+from headrace.spark.workers import check_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +51,8 @@ SETTINGS: Mapping[str, str] = {
 Not the push-down of filters: Spark 4.3 keeps what they left of a frame, and takes it for all of it later.
 """
 
+
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 JAVA_LEAST = 17
 
@@ -98,10 +101,33 @@ def session(
         java.append(f"-Dlog4j2.configurationFile={_logging_file()}")
     chosen["spark.driver.extraJavaOptions"] = " ".join(java).strip()
     spark = _started(name, master, chosen)
+    partitions = _shuffle_partitions(
+        dict(spark.sparkContext.getConf().getAll()), spark.sparkContext.defaultParallelism
+    )
+    if partitions is not None:
+        spark.conf.set(_SHUFFLE_PARTITIONS, str(partitions))
     if quiet:
         spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     return spark
+
+
+def _shuffle_partitions(configured: Mapping[str, str], parallelism: int) -> int | None:
+    """Partitions of a shuffle: as many as cores. None: as configured, or Spark's own default.
+
+    That default is 200. A streaming query starts a task for each of them, however little there is.
+    """
+    if _SHUFFLE_PARTITIONS in configured:
+        return None
+    if configured.get("spark.master", "").startswith("local"):
+        return parallelism
+    # A cluster may have given us no executor yet: what was asked for counts.
+    if "spark.cores.max" in configured:
+        return int(configured["spark.cores.max"])
+    if "spark.executor.instances" in configured:
+        cores = int(configured.get("spark.executor.cores", "1"))
+        return max(1, int(configured["spark.executor.instances"]) * cores)
+    return None
 
 
 def check_master(master: str) -> None:
@@ -140,7 +166,14 @@ def _has_collector(options: str) -> bool:
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("headrace")` known in a session; others made by its `newSession` need it too."""
+    """Make `format("headrace")` known in a session; others made by its `newSession` need it too.
+
+    Raises `WorkerPythonError` where Spark's workers run a Python without Headrace.
+    """
+    if hasattr(
+        spark, "_jsparkSession"
+    ):  # a client of Spark Connect does not know its server's Python
+        check_workers(spark.sparkContext)
     with _active(spark):
         spark.dataSource.register(HeadraceSource)
 
