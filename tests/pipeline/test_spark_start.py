@@ -140,7 +140,7 @@ def test_a_real_jvm_that_is_killed_is_one_sentence(tmp_path: Path) -> None:
         "runner.start()\n"
         "kill = lambda: os.kill(runner._java().pid, signal.SIGKILL)\n"
         "try:\n"
-        "    runner.run([lambda: time.sleep(60)], lambda work: work(), lambda part: kill())\n"
+        "    runner.run([60], time.sleep, lambda part: kill())\n"
         "finally:\n"
         "    runner.close()\n"
     )
