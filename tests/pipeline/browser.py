@@ -64,6 +64,13 @@ class Browser:
             self.ask(f"{domain}.enable")
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
+        self.resize(width)
+        self.events.clear()
+        self.ask("Page.navigate", url=page.as_uri())
+        while not self.told("Page.loadEventFired"):
+            self._read()
+
+    def resize(self, width: int) -> None:
         self.ask(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -71,10 +78,6 @@ class Browser:
             deviceScaleFactor=1,
             mobile=False,
         )
-        self.events.clear()
-        self.ask("Page.navigate", url=page.as_uri())
-        while not self.told("Page.loadEventFired"):
-            self._read()
 
     def close_page(self) -> None:
         self.ask("Page.close")

@@ -1,5 +1,6 @@
 """Audits from the command line: of a real server, running and stopped, by real Spark."""
 
+import importlib
 import json
 import random
 import shutil
@@ -72,6 +73,39 @@ def test_a_running_server_and_its_lake_from_the_command_line(
     assert "there is no such directory" in capsys.readouterr().err
     assert run("--http", own_server.http_url, "--data-dir", data) == 2
     assert "exclude each other" in capsys.readouterr().err
+
+
+def test_where_no_data_directory_is_the_server_is_asked(
+    own_server: ServerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def here(lake: str, topics: Any, **given: Any) -> Any:
+        asked.append(given)
+        return audit(lake, topics, **given, runner=LocalRunner())
+
+    monkeypatch.setattr(importlib.import_module("headrace.pipeline.audit"), "audit", here)
+    publish(own_server.figg_url, "orders", [b"one"])
+    wait_applied(own_server, "orders")
+    address = own_server.http_url.removeprefix("http://")
+    config = tmp_path / "audit.toml"
+    config.write_text(f'data_dir = "{tmp_path / "nowhere"}"\n[listen]\nhttp = "{address}"\n')
+    assert run("--config", config) == 0
+    said = capsys.readouterr()
+    assert "nothing lost: orders: log offsets 0 to 7" in said.out
+    assert said.err == (
+        f"headrace: there is no directory {tmp_path / 'nowhere'} here: asking the server at "
+        f"{own_server.http_url}\n"
+    )
+    # One that is there says more; and one that is named has to be there.
+    config.write_text(f'data_dir = "{own_server.data_dir}"\n')
+    assert run("--config", config) == 0
+    assert (asked[-1]["url"], str(asked[-1]["data_dir"])) == ("", str(own_server.data_dir))
+    assert run("--config", config, "--data-dir", tmp_path / "nowhere") == 1
+    assert (asked[-1]["url"], str(asked[-1]["data_dir"])) == ("", str(tmp_path / "nowhere"))
 
 
 def test_damage_that_a_server_serves_is_found(own_server: ServerProcess) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 
 import msgspec
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from crc32c import crc32c
@@ -49,6 +50,17 @@ def template(tmp_path_factory):
 @pytest.fixture
 def made(template, tmp_path):
     return template.copy(tmp_path / "a lake")
+
+
+def test_pandas_counts_rows_twice_unless_it_is_done_as_the_guide_says(made):
+    run(made.path)
+    rows = len(rows_of(made.path))
+    assert len(pd.read_parquet(made.path)) == 2 * rows
+    guide = (REPOSITORY / "docs" / "pipeline.md").read_text("utf-8")
+    (line,) = (one for one in guide.splitlines() if ".to_pandas(" in one)
+    names = {"DeltaTable": DeltaTable}
+    exec(line.replace('"/lake"', repr(str(made.path))), names)
+    assert len(names["rows"]) == rows
 
 
 @pytest.mark.parametrize("by_topic", [False, True])

@@ -20,6 +20,7 @@ import pytest
 from crc32c import crc32c
 from deltalake import DeltaTable
 
+import headrace.channels
 from headrace import connect_blocking
 from headrace.cli.main import main
 from headrace.lake.delta import DeltaLake
@@ -39,7 +40,7 @@ from tests.lake.others import KINDS
 from tests.pipeline.exporter import exporters
 from tests.pipeline.lakes import Row, cursors_of, ends_of, expected, manifests_of, rows_of
 from tests.spark.lives import environment, session_members
-from tests.spark.support import JAVA_OPTIONS, require_java, send, wait_applied
+from tests.spark.support import JAVA_OPTIONS, require_java, send, topics_of, wait_applied
 from tests.tools import TORTURE, takes_long
 
 _numbers = itertools.count()
@@ -293,20 +294,20 @@ def test_a_manifest_that_another_export_has_written_over_is_put_back(published, 
         published.export(lake)
 
 
-def test_what_is_gone_is_an_error_unless_it_is_skipped(published, tmp_path):
+def test_what_a_deleted_topic_took_with_it_is_counted(published, tmp_path, caplog):
     lake = tmp_path / "lake"
     name = f"{published.prefix}/a"
     published.export(lake)
     published.more(2)
     send(published.server, "DELETE", "/v1/topic", name=name)
     before = rows_of(lake)
-    with pytest.raises(
-        LakeError, match=f"2 records of topic '{name}' are gone that the lake has not"
-    ):
-        published.export(lake)
-    assert rows_of(lake) == before
-    done = published.export(lake, skip_lost=True)
+    done = published.export(lake)
     assert (done.lost, done.records) == (2, 4)
+    assert (
+        f"2 records so far were gone before they could be exported, such as those of topic '{name}'"
+        in (caplog.text)
+    )
+    assert "retention.wait_for" in caplog.text
     assert manifests_of(lake)[-1].lost == (Lost(name, 50, 52),)
     # Once: and a new life of the topic goes on behind it.
     assert published.export(lake).batches == 0
@@ -316,6 +317,49 @@ def test_what_is_gone_is_an_error_unless_it_is_skipped(published, tmp_path):
     row = rows_of(lake)[50]
     assert (row.topic, row.ordinal, row.payload) == (name, 52, b"again")
     assert row.epoch > before[0].epoch
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["for good", "and made again"])
+def test_a_topic_that_ends_while_it_is_exported_is_counted(published, tmp_path, again):
+    """Between the plan and the tasks that read: all other topics are exported."""
+    lake = tmp_path / "lake"
+    name = f"{published.prefix}/a"
+
+    def end() -> None:
+        send(published.server, "DELETE", "/v1/topic", name=name)
+        if again:
+            with connect_blocking(published.server.figg_url) as client:
+                client.publish(name, b"again")
+
+    done = published.export(lake, points=Meddling(planned=end), batch_bytes=4000)
+    assert (done.lost, done.records) == (50, 100)
+    assert {row.topic for row in rows_of(lake)} == published.payloads.keys() - {name}
+    lost = [one for manifest in manifests_of(lake) for one in manifest.lost]
+    assert sum(one.end_ordinal - one.ordinal for one in lost) == 50
+    assert {one.topic for one in lost} == {name}
+    # What comes later is exported, and nothing is lost twice.
+    done = published.export(lake)
+    assert (done.lost, done.records) == (0, int(again))
+
+
+def test_rooms_that_everyone_leaves_while_they_are_exported_end_no_export(tmp_path):
+    """A channel is destroyed when its grace is over: here in the middle of a batch."""
+    lake = tmp_path / "lake"
+    with ServerProcess(tmp_path / "data", "--set=channels.grace_s=0.05") as server:
+        given = {"url": server.http_url, "runner": LocalRunner()}
+        address = f"channel://{server.ws[0]}:{server.ws[1]}/room"
+        with headrace.channels.join_blocking(address, processor="one") as room:
+            room.send({"n": 1}, timeout_s=30)
+            assert export(lake, **given).records == 1
+            room.send({"n": 2}, timeout_s=30)
+
+            def leave() -> None:
+                room.leave(30)
+                wait_until(lambda: not topics_of(server), 60, "the channel to be destroyed")
+
+            done = export(lake, **given, points=Meddling(planned=leave))
+        assert (done.records, done.lost) == (0, 1)
+        assert export(lake, **given)[1:] == (0, 0, 0, 0, 0, 0, True)
 
 
 def test_bad_input_is_refused_and_nothing_is_written(published, tmp_path):

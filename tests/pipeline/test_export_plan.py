@@ -6,8 +6,17 @@ import pytest
 
 from headrace.lake.format import LakeError, Lost
 from headrace.lake.format import Range as LakeRange
-from headrace.model import JUMP, Position
-from headrace.pipeline.export_plan import begin, lost_sentence, missing, plan_batch, until
+from headrace.model import CHANNEL_PREFIX, JUMP, Position
+from headrace.pipeline.export_plan import (
+    begin,
+    ended_since,
+    lost_sentence,
+    made_anew,
+    missing,
+    not_over,
+    plan_batch,
+    until,
+)
 from headrace.spark.log_view import Range, TopicState
 from headrace.spark.options import parse_source
 
@@ -121,7 +130,32 @@ def test_another_log_is_refused(state):
 
 def test_an_export_to_now_ends_where_topics_ended_when_it_began():
     now = {"a": topic("a", 0, 9), "b": topic("b", 0, 2)}
-    assert until(now, {"a": topic("a", 0, 4)}) == {"a": topic("a", 0, 4)}
+    assert until(now, {"a": topic("a", 0, 4)}, {}) == {"a": topic("a", 0, 4)}
+
+
+def test_an_export_to_now_is_soon_done_with_a_topic_that_began_again_since():
+    then, now = {"a": topic("a", 0, 4)}, {"a": topic("a", 6, 9, epoch=2)}
+    # What was lost up to there is noted once, however often the topic ends and begins again.
+    states = until(now, then, {"a": at(1)})
+    assert states == {"a": topic("a", 4, 4)}
+    assert plan(list(states.values()), {"a": at(1)}).lost == [Lost("a", 1, 4)]
+    assert until(now, then, {"a": at(4)}) == {}
+    assert until(now, then, {"a": at(6)}) == {}
+    # A log that ends before the lake is another one, and is not passed over.
+    assert until({"a": topic("a", 0, 4)}, then, {"a": at(6)})
+
+
+def test_a_topic_that_ended_and_a_channel_end_no_export():
+    room = f"{CHANNEL_PREFIX}room"
+    lost = [Lost("a", 1, 4), Lost("b", 1, 4), Lost(room, 1, 4)]
+    now = {"a": topic("a", 4, 9, epoch=2), "b": topic("b", 4, 9), room: topic(room, 4, 9)}
+    known = dict.fromkeys(now, at(1))
+    assert made_anew(now, known) == {"a"}
+    assert not_over(lost, made_anew(now, known)) == [Lost("b", 1, 4)]
+    assert ended_since(lost, known, now) == {"a"}
+    assert ended_since(lost, known, {}) == now.keys()
+    # A crash has a topic jump into another epoch: that is no end.
+    assert made_anew({"a": TopicState("a", at(0, 2), at(JUMP + 9, 2))}, known) == set()
 
 
 def test_what_tasks_have_left_out_is_found():

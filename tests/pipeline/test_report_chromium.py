@@ -18,6 +18,13 @@ COLOURS = """
   return what === "body" || what === "section" ? style.backgroundColor : style.fill;
 })
 """
+CLIPPED = """
+document.querySelectorAll("details").forEach(one => one.open = true);
+[...document.querySelectorAll("main *")]
+  .filter(one => !one.closest("svg") && one.scrollWidth > one.clientWidth && one.clientWidth)
+  .map(one => [one.tagName, one.querySelector(".plot") ? "plot" : one.textContent.slice(0, 50)])
+"""
+"""What is wider than its place, so that a part of it is out of sight."""
 IS_TOO_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 
 
@@ -36,6 +43,12 @@ def test_a_page_is_drawn_and_asks_for_nothing(tmp_path: Path) -> None:
                 assert wide >= (300 if kind == "plot" else 40), (kind, wide)
                 assert high >= (100 if kind == "plot" else 4), (kind, high)
             assert not browser.evaluate(IS_TOO_WIDE)
+            for narrow in (1000, 700, 390):
+                browser.resize(narrow)
+                assert not browser.evaluate(IS_TOO_WIDE), narrow
+                clipped = browser.evaluate(CLIPPED)
+                # On a phone a plot is moved: nobody could read it at that size.
+                assert [one for one in clipped if one[1] != "plot" or narrow > 390] == [], narrow
             colours.append(browser.evaluate(COLOURS))
             requests = [one["request"]["url"] for one in browser.told("Network.requestWillBeSent")]
             assert requests == [file.as_uri()]

@@ -57,6 +57,18 @@ def test_an_older_java_is_refused_by_name(tmp_path, monkeypatch, version):
     assert f"{tmp_path / 'jdk'} has none" in done.stderr
 
 
+def test_a_wrapper_of_an_older_java_is_asked_which_it_is(tmp_path, monkeypatch):
+    """As version managers install it: nothing beside it says which Java it starts."""
+    java = make_java(tmp_path / "jdk", "11.0.2")
+    (tmp_path / "jdk" / "release").unlink()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    with pytest.raises(NoJavaError, match=f"{java} is older"):
+        check_java()
+    # One that does not tell may be good enough: Spark finds out.
+    java.write_text("#!/bin/sh\nexit 1\n")
+    check_java()
+
+
 def test_java_home_counts_before_the_path(tmp_path, monkeypatch):
     make_java(tmp_path / "jdk", "17")
     monkeypatch.setenv("PATH", str(tmp_path / "jdk" / "bin"))

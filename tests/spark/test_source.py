@@ -2,15 +2,18 @@
 
 import json
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.log.index import RUN_MS_MAX
 from headrace.spark import register
+from headrace.spark.workers import WorkerPythonError
 from headrace.testing import ServerProcess, hold_port, wait_until
 from tests.spark.conftest import Read
 from tests.spark.support import (
@@ -317,3 +320,14 @@ def test_a_server_that_is_down_is_an_error_with_its_address(read: Read) -> None:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         said = error_of(lambda: read(url=url, subscribe="t").collect())
     assert f"no server answers at {url}" in said
+
+
+def test_registering_names_a_python_of_workers_that_lacks_headrace(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    with pytest.raises(WorkerPythonError, match=f"workers run {python}, which has no headrace"):
+        register(spark)

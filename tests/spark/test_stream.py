@@ -412,3 +412,29 @@ def test_retention_waits_for_a_query_that_is_behind(
     rows = run(subscribe="t", groupId="slow", url=server.http_url).rows
     assert [row[3] for row in rows] == list(range(10, 2000))
     wait_settled(server, "t")
+
+
+@takes_long
+def test_two_queries_with_one_group_are_not_for_long(
+    read_stream: Read, server: ServerProcess, topic: str, tmp_path: Path
+) -> None:
+    publish(server.figg_url, topic, [b"one"])
+
+    def start(name: str) -> Any:
+        stream = read_stream(subscribe=topic, groupId=topic, startingOffsets="earliest")
+        written = stream.writeStream.format("noop").option(
+            "checkpointLocation", str(tmp_path / name)
+        )
+        return written.start()
+
+    with query_of(start("first")) as first:
+        first.processAllAvailable()
+        with query_of(start("second")) as second:
+            said = error_of(lambda: second.awaitTermination(120))
+        assert f"another query on this machine has the groupId '{topic}'" in said
+        assert first.isActive
+    # The same query again, at once.
+    with query_of(start("first")) as again:
+        publish(server.figg_url, topic, [b"two"])
+        again.processAllAvailable()
+        assert again.exception() is None

@@ -269,6 +269,15 @@ def test_many_parts_are_fetched_in_several_requests(filled):
         assert 2 < log.paths.count("/v1/ranges") < 10
 
 
+def test_a_place_in_a_topic_that_has_ended_since_is_its_end(filled):
+    """Whoever reads up to there finds out that it has ended."""
+    with closing(ServerLog(Place(urls=(filled.server.http_url,)))) as log:
+        ended = state_of(log, "many")._replace(name="nope")
+        assert log.at_offset(ended, 1) == ended.end
+        assert log.at_ordinal(ended, 1) == ended.end
+        assert log.at_time(ended, 1) == ended.end
+
+
 @pytest.mark.parametrize("status", [404, 414, 500])
 def test_where_parts_are_refused_together_each_is_asked_for_alone(filled, status):
     """As by a proxy that does not know the path, or takes only short addresses."""

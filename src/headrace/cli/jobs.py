@@ -138,9 +138,15 @@ def _told_on_standard_error() -> Iterator[None]:
     before, jobs.propagate = jobs.level, False
     jobs.setLevel(logging.DEBUG if sys.stderr.isatty() else logging.INFO)
     jobs.addHandler(handler)
+    others = logging.StreamHandler()
+    others.setLevel(logging.WARNING)
+    # It logs a traceback for a JVM that has died, and the job ends with a sentence about it.
+    others.addFilter(lambda record: "py4j" not in record.pathname)
+    logging.root.addHandler(others)
     try:
         yield
     finally:
+        logging.root.removeHandler(others)
         jobs.removeHandler(handler)
         jobs.setLevel(before)
         jobs.propagate = True

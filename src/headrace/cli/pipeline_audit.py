@@ -1,6 +1,7 @@
 """`headrace pipeline audit`: whether anything was lost. The job is in `pipeline/audit.py`."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -12,13 +13,20 @@ from headrace.cli import jobs, options
 def audit(
     topics: jobs.Topics = None,
     lake: jobs.Lake = None,
-    data_dir: options.ReadDataDir = None,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--data-dir",
+            metavar="DIR",
+            help="Read the log in its data directory.  [data_dir, if it is there]",
+        ),
+    ] = None,
     http: Annotated[
         str | None,
         typer.Option(
             "--http",
             metavar="HOST:PORT",
-            help="Read the log through a server, not in its data directory.",
+            help="Ask a server for the log, as is done where no data directory is there.",
         ),
     ] = None,
     no_log: Annotated[
@@ -46,12 +54,20 @@ def audit(
     if no_log:
         jobs.lake_of(found)
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
-    server = jobs.server_of(http, token) if http else jobs.Server()
+    server = jobs.Server()
+    # A directory says more than a server, which keeps its journal to itself; one that is named must be there.
+    if http or not (no_log or data_dir or Path(directory).exists()):
+        server = jobs.server_of(http, token, config_file=config_file)
+        if not http:
+            typer.echo(
+                f"headrace: there is no directory {directory} here: asking the server at {server.url}",
+                err=True,
+            )
     with jobs.running("audit") as job:
         report = job.run(
             found.lake,
             topics or (),
-            data_dir="" if http or no_log else directory,
+            data_dir="" if server.url or no_log else directory,
             url=server.url,
             token=server.token,
             master=found.master,

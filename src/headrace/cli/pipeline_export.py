@@ -143,5 +143,5 @@ def _words(summary: Any) -> str:
     else:
         said = f"nothing new for {summary.lake}"
     if summary.lost:
-        said += f"; {counted(summary.lost, 'record')} lost"
+        said += f"; {counted(summary.lost, 'record')} lost: see retention.wait_for"
     return said if summary.told else f"{said}; retention does not know of it"

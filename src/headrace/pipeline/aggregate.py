@@ -105,10 +105,11 @@ def aggregate(
     check_apart(Path(lake), directory)
     plan = plan_of(Path(lake).absolute(), wanted, log, task_bytes)
     check_named(wanted, plan.topics)
-    make_writable(directory)
-    with Lock(directory / HIDDEN, "aggregate"):
-        job = Aggregate(directory, plan, wanted, reducer, points, progress)
-        with closing(runner or SparkRunner("headrace aggregate", master)) as by:
+    with closing(runner or SparkRunner("headrace aggregate", master)) as by:
+        by.start()  # or nothing is written
+        make_writable(directory)
+        with Lock(directory / HIDDEN, "aggregate"):
+            job = Aggregate(directory, plan, wanted, reducer, points, progress)
             return job.run(by, told)
 
 

@@ -125,12 +125,11 @@ def aggregate_stream(
     with closing(open_log(source.place)) as log:
         job = _Stream(given, log)
         job.look()
-        make_writable(directory)
-        with (
-            Lock(directory / HIDDEN, "aggregate"),
-            closing(SparkRunner("headrace aggregate", master)) as runner,
-        ):
-            return job.run(runner, stop)
+        with closing(SparkRunner("headrace aggregate", master)) as runner:
+            runner.start()  # or nothing is written
+            make_writable(directory)
+            with Lock(directory / HIDDEN, "aggregate"):
+                return job.run(runner, stop)
 
 
 class _Given(NamedTuple):
@@ -217,8 +216,11 @@ class _Stream:
         finally:
             with self._busy:  # what a micro-batch is doing is done first
                 self._ended = True
-            query.stop()
-            shutil.rmtree(checkpoint, ignore_errors=True)
+            try:
+                with runner.sentences():
+                    query.stop()
+            finally:
+                shutil.rmtree(checkpoint, ignore_errors=True)
         if self._failure is not None:
             raise self._failure
 

@@ -100,14 +100,18 @@ def dedupe(
     shape = table.shape._replace(by_topic=False)
     found = DedupedTable.open(directory, shape)
     settings.check(directory, found.last() if found else None)
-    make_writable(directory)
-    with Lock(directory / HIDDEN, "dedupe"):
-        made = DedupedTable.open(directory, shape) or DedupedTable.make(directory, shape)
-        # Whoever held the lock until now may have gone on.
-        last = made.last()
-        settings.check(directory, last)
-        job = _Dedupe(source, directory, shape, made, last, settings, wanted, task_bytes, points)
-        with closing(runner or SparkRunner("headrace dedupe", master)) as by:
+    with closing(runner or SparkRunner("headrace dedupe", master)) as by:
+        if found is None:
+            by.start()  # or nothing is written
+        make_writable(directory)
+        with Lock(directory / HIDDEN, "dedupe"):
+            made = DedupedTable.open(directory, shape) or DedupedTable.make(directory, shape)
+            # Whoever held the lock until now may have gone on.
+            last = made.last()
+            settings.check(directory, last)
+            job = _Dedupe(
+                source, directory, shape, made, last, settings, wanted, task_bytes, points
+            )
             return job.run(by, table.files(), progress)
 
 

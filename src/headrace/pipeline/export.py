@@ -10,13 +10,13 @@ attempts that were not committed are named by nobody.
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.lake.format import CRC_KEY, File, LakeError, Manifest, Positions
+from headrace.lake.format import CRC_KEY, File, LakeError, Lost, Manifest, Positions
 from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN, Manifests, Reach
 from headrace.lake.table import AUTO, Table, find_table, make_table
@@ -33,7 +33,8 @@ from headrace.pipeline.tasks import JobError, Runner, ServerAwayError, SparkRunn
 from headrace.spark.http_client import ServerError
 from headrace.spark.log_view import LogView, TopicState
 from headrace.spark.open_log import open_log
-from headrace.spark.options import Place, SourceOptions, parse_place
+from headrace.spark.options import Place, SourceOptions, Topics, parse_place
+from headrace.spark.planning import find_topics
 
 APP = "headrace-export"
 """The application whose numbers are those of batches."""
@@ -55,7 +56,7 @@ class Summary(NamedTuple):
     topics: int
     files: int
     lost: int
-    """Records that were gone before they could be exported; only with `skip_lost`."""
+    """Records that were gone before they could be exported: with topics that ended, or with `skip_lost`."""
     told: bool
     """Whether the server knows how far the lake is."""
 
@@ -121,26 +122,29 @@ def export(
         if once and pattern and not states and not any(map(source.topics.matches, reach.ends)):
             raise JobError(f"no topic matches {pattern!r}")
         check = partial(_check_cursors, None if take_over else told, directory, states.keys())
-        if table is None:
-            check(reach.ends)  # before anything is made
-        make_writable(directory)
-        with Lock(directory / HIDDEN, "export"):
-            # Whoever held the lock until now may have gone on.
-            table = find() or make_table(directory, format, shape)
-            if (now := table.last(APP)) != last:
-                last, reach = now, manifests.reach(now)
-            runner = runner or SparkRunner("headrace export", master)
-            job = _Export(
-                *(directory, source, log, table, manifests, reach, told, runner, progress, points)
-            )
-            with closing(job), closing(runner):
-                job.check_last(last)
-                check(reach.ends)
-                if once:
-                    job.run_once(states, stop)
-                else:
-                    job.run_on(every_s, stop)
-                return job.summary
+        runner = runner or SparkRunner("headrace export", master)
+        with closing(runner):
+            if table is None:
+                check(reach.ends)  # before anything is made
+                runner.start()
+            make_writable(directory)
+            with Lock(directory / HIDDEN, "export"):
+                # Whoever held the lock until now may have gone on.
+                table = find() or make_table(directory, format, shape)
+                if (now := table.last(APP)) != last:
+                    last, reach = now, manifests.reach(now)
+                job = _Export(
+                    *(directory, source, log, table, manifests, reach, told, runner),
+                    *(progress, points),
+                )
+                with closing(job):
+                    job.check_last(last)
+                    check(reach.ends)
+                    if once:
+                        job.run_once(states, stop)
+                    else:
+                        job.run_on(every_s, stop)
+                    return job.summary
 
 
 def _check_cursors(told: Place | None, lake: Path, names: Collection[str], ends: Positions) -> None:
@@ -184,6 +188,9 @@ class _Export:
         """Topics that are gone, and about which there is nothing more to say."""
         self._gone: set[str] = set()
         """Those that were found gone in this round."""
+        self._ended_meanwhile: set[str] = set()
+        """Those that ended while this batch was written: more of them may be lost than it has planned."""
+        self._warned_s = -_SAID_EVERY_S
         self._probed = False
         self._number = 0
         """Of the next batch."""
@@ -238,10 +245,9 @@ class _Export:
 
     def _round(self, until: dict[str, TopicState] | None = None) -> bool:
         """The next batch; False when there is nothing for it."""
-        states = export_plan.find_kept(self._log, self._source.topics)
-        if until is not None:
-            states = export_plan.until(states, until)
-        found = self._begin(states)
+        now = export_plan.find_kept(self._log, self._source.topics)
+        states = export_plan.until(now, until, self._ends) if until is not None else now
+        found = self._begin(states, now)
         left = (state.end.offset - found.at[name].offset for name, state in states.items())
         self._total = max(self._total, self._bytes + sum(max(0, one) for one in left))
         plan = export_plan.plan_batch(self._log, states, found, self._ends, self._source)
@@ -250,19 +256,24 @@ class _Export:
         self._over |= self._gone
         return bool(plan.end)
 
-    def _begin(self, states: dict[str, TopicState]) -> Begin:
+    def _begin(self, states: dict[str, TopicState], now: dict[str, TopicState]) -> Begin:
         self._over -= states.keys()
         gone = [
             name
             for name in self._ends
-            if name not in states and name not in self._over and self._source.topics.matches(name)
+            if name not in now and name not in self._over and self._source.topics.matches(name)
         ]
         found = export_plan.begin(self._log, states, self._ends, gone)
         self._gone = set(gone)
-        if found.lost and not self._skip_lost:
-            raise LakeError(export_plan.lost_sentence(found.lost))
+        ended = export_plan.made_anew(now, self._ends) | found.over.keys()
+        lost = export_plan.not_over(found.lost, ended)
+        if lost and not self._skip_lost:
+            raise LakeError(export_plan.lost_sentence(lost))
+        if any(found.at[name].ordinal < state.end.ordinal for name, state in states.items()):
+            self._runner.start()  # or nothing is told to the server
         # Before anything else for a topic that is new to the lake: from now on retention waits for it.
-        self._starts |= {name: at for name, at in found.at.items() if name not in self._starts}
+        # One may have ended before anything of it was exported, and begun again since.
+        self._starts |= {name: at for name, at in found.at.items() if name not in self._ends}
         self._tell({name: self._ends.get(name, at) for name, at in found.at.items()})
         return found
 
@@ -301,7 +312,7 @@ class _Export:
         self._number += 1
         self._ends |= plan.end
         self._count(plan, manifest)
-        gone = self._over | self._gone
+        gone = self._over | self._gone | self._ended_meanwhile
         self._tell({name: at for name, at in plan.end.items() if name not in gone})
         self._points.here("moved")
 
@@ -328,8 +339,9 @@ class _Export:
         ]
         in_order = sorted(ranges, key=lambda one: (one.topic, one.offset))
         lost = export_plan.missing(plan.ranges, in_order)
-        if lost and not self._skip_lost:
-            raise JobError(f"tasks have not written what was planned: {lost[0]}")
+        self._ended_meanwhile.clear()
+        if lost:
+            self._check_missing(plan, lost)
         return Manifest(
             number=number,
             start=plan.start,
@@ -338,6 +350,18 @@ class _Export:
             ranges=tuple(ranges),
             lost=(*plan.lost, *lost),
         )
+
+    def _check_missing(self, plan: Plan, lost: Sequence[Lost]) -> None:
+        """Topics may end while they are exported; of others nothing may be missing, unless it is skipped."""
+        now = find_topics(self._log, Topics(tuple({one.topic for one in lost})))
+        self._ended_meanwhile = {one.topic for one in lost if one.topic not in now}
+        kept = export_plan.not_over(lost, export_plan.ended_since(lost, plan.end, now))
+        if not kept or self._skip_lost:
+            return
+        gone = [one for one in kept if one.ordinal < now[one.topic].start.ordinal]
+        if gone:
+            raise LakeError(export_plan.lost_sentence(gone))
+        raise JobError(f"tasks have not written what was planned: {kept[0]}")
 
     def _verify(self, manifest: Manifest, files: list[Written]) -> None:
         """What is committed is what was written, and on disk: only then may the log forget it."""
@@ -382,8 +406,23 @@ class _Export:
         self._records += sum(one.rows for one in manifest.ranges)
         self._bytes += plan.bytes
         self._files += len(manifest.files)
-        self._lost += sum(one.end_ordinal - one.ordinal for one in manifest.lost)
         self._topics |= plan.end.keys()
+        lost = sum(one.end_ordinal - one.ordinal for one in manifest.lost)
+        if lost:
+            self._lost += lost
+            self._warn(manifest.lost[0].topic)
+
+    def _warn(self, topic: str) -> None:
+        """Say what is lost, not for every batch: where rooms come and go, each may have lost something."""
+        now_s = time.monotonic()
+        if now_s < self._warned_s + _SAID_EVERY_S:
+            return
+        self._warned_s = now_s
+        logger.warning(
+            "%d records so far were gone before they could be exported, such as those of topic %r: "
+            'with retention.wait_for = ["lake"] the log waits for the lake, also with topics that end',
+            *(self._lost, topic),
+        )
 
 
 def _check_size(path: Path, size: int) -> None:

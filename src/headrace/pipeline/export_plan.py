@@ -4,12 +4,12 @@ The lake must never have a record twice, and never lack one that nobody was told
 jump, and never back at the beginning, as a streaming query does that was told to go on in any case.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.lake.format import LakeError, Lost, Positions
 from headrace.lake.format import Range as LakeRange
-from headrace.model import JUMP, Position
+from headrace.model import CHANNEL_PREFIX, JUMP, Position
 from headrace.pipeline.tasks import JobError
 from headrace.spark.log_view import LogView, Range, TopicState
 from headrace.spark.options import SourceOptions, Topics
@@ -74,6 +74,17 @@ def begin(
     return Begin(at, lost, over)
 
 
+def made_anew(states: States, known: Positions) -> set[str]:
+    """Topics that have ended and begun again since; a crash gives a new epoch too, but has them jump."""
+    return {
+        name
+        for name, state in states.items()
+        if name in known
+        and state.end.epoch != known[name].epoch
+        and state.end.ordinal - known[name].ordinal < JUMP // 2
+    }
+
+
 def _go_on(log: LogView, state: TopicState, at: Position, table: str) -> Position:
     if at.ordinal <= state.start.ordinal:
         return state.start
@@ -102,13 +113,22 @@ def _between(name: str, at: Position, next_at: Position) -> list[Lost]:
     return [Lost(name, at.ordinal, at.ordinal + count)] if count else []
 
 
-def until(states: States, end: States) -> dict[str, TopicState]:
-    """The topics as far as they reached when the job began; later ones are left out."""
-    return {
-        name: state._replace(end=earlier(state.end, end[name].end))
-        for name, state in states.items()
-        if name in end
-    }
+def until(states: States, end: States, known: Positions) -> dict[str, TopicState]:
+    """The topics as far as they reached when the job began; later ones are left out.
+
+    A topic may begin behind that by now, perhaps in another life. The job then notes what it has lost up to
+    there, and is done with it.
+    """
+    found = {}
+    for name, state in states.items():
+        if name not in end:
+            continue
+        last = end[name].end
+        is_past = state.start.ordinal >= last.ordinal
+        if is_past and name in known and last.ordinal <= known[name].ordinal <= state.end.ordinal:
+            continue
+        found[name] = state._replace(start=earlier(state.start, last), end=earlier(state.end, last))
+    return found
 
 
 def plan_batch(
@@ -133,8 +153,25 @@ def lost_sentence(lost: Sequence[Lost]) -> str:
     more = f" and {len(names) - 1} other topics" if len(names) > 1 else ""
     return (
         f"{count} records of topic {first.topic!r}{more} are gone that the lake has not: retention was "
-        "faster, or the topic was deleted; --skip-lost goes on without them"
+        "faster; --skip-lost goes on without them, and retention.wait_for lets the log wait for the lake"
     )
+
+
+def not_over(lost: Iterable[Lost], ended: Collection[str]) -> list[Lost]:
+    """Loss that ends an export: not of topics that have ended, and not of channels.
+
+    A channel forgets what all its members have, and ends when they have left: that is normal, and an export
+    that nobody waits for comes too late.
+    """
+    return [
+        one for one in lost if one.topic not in ended and not one.topic.startswith(CHANNEL_PREFIX)
+    ]
+
+
+def ended_since(lost: Iterable[Lost], end: Positions, now: States) -> set[str]:
+    """Topics that are not, or not any more, in the life that a batch was planned for."""
+    names = {one.topic for one in lost}
+    return {name for name in names if name not in now or now[name].end.epoch != end[name].epoch}
 
 
 def missing(planned: Iterable[Range], written: Iterable[LakeRange]) -> list[Lost]:

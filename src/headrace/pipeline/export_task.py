@@ -13,7 +13,7 @@ from headrace.lake.writing import Layout, Rows, Writer, Written
 from headrace.pipeline.decoding import Decoding
 from headrace.pipeline.points import Points
 from headrace.spark.decode import DamageError, Records, decode, to_batch
-from headrace.spark.log_view import LogView, Range
+from headrace.spark.log_view import DataLossError, LogView, Range
 from headrace.spark.open_log import open_log
 from headrace.spark.options import Place
 
@@ -46,15 +46,21 @@ def write_part(work: ExportWork) -> list[Written]:
     return writer.finish()
 
 
-def _records(log: LogView, part: Range, *, verify: bool) -> Iterator[Records]:
-    try:
-        yield from decode(part, log.read(part), verify=verify)
-    except DamageError as error:
-        # What the source advises is not for those who export.
-        raise DamageError(
-            f"{str(error).partition(';')[0]}; run `headrace verify` for the whole picture; --skip-lost "
-            "goes on without these records"
-        ) from None
+def _records(log: LogView, wanted: Range, *, verify: bool) -> Iterator[Records]:
+    rest: Range | None = wanted
+    while rest is not None:
+        try:
+            yield from decode(rest, log.read(rest), verify=verify)
+            return
+        except DataLossError as loss:
+            # The topic has ended, or retention was faster: the driver sees what is missing, and decides.
+            rest = loss.rest
+        except DamageError as error:
+            # What the source advises is not for those who export.
+            raise DamageError(
+                f"{str(error).partition(';')[0]}; run `headrace verify` for the whole picture; --skip-lost "
+                "goes on without these records"
+            ) from None
 
 
 def _rows(records: Records, shape: Shape, decoding: Decoding) -> Rows:

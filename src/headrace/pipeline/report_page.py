@@ -422,13 +422,13 @@ def _section(title: str, body: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Under heads that begin with `>` are numbers."""
+    """Under heads that begin with `>` are numbers. On a narrow screen each cell shows its own head."""
+    names = [one.removeprefix(">") for one in heads]
     kinds = [' class="n"' if one.startswith(">") else "" for one in heads]
-    head = "".join(
-        f"<th{kind}>{one.removeprefix('>')}</th>" for kind, one in zip(kinds, heads, strict=True)
-    )
+    cells = [f'<td{kind} data-head="{name}">' for kind, name in zip(kinds, names, strict=True)]
+    head = "".join(f"<th{kind}>{name}</th>" for kind, name in zip(kinds, names, strict=True))
     body = "".join(
-        f"<tr>{''.join(f'<td{kind}>{cell}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>"
+        f"<tr>{''.join(f'{begin}{cell}</td>' for begin, cell in zip(cells, row, strict=True))}</tr>"
         for row in rows
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

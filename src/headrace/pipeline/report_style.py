@@ -40,7 +40,7 @@ margin-top:16px}
 .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));gap:8px 32px;
 align-items:start}
 .plot{display:block;width:100%;height:auto;overflow:visible}
-.over{min-width:640px}
+.over{min-width:560px}
 .grid{stroke:var(--line);stroke-width:1;fill:none}
 .axis,.name,.value{font-size:12px;fill:var(--soft);font-variant-numeric:tabular-nums}
 .name,.value{fill:var(--ink)}
@@ -52,10 +52,18 @@ align-items:start}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
 th{font-weight:600;color:var(--soft);text-align:left}
-th,td{padding:6px 14px 6px 0;border-bottom:1px solid var(--line);vertical-align:top;white-space:nowrap}
-td:first-child{white-space:normal;overflow-wrap:anywhere;min-width:110px}
-.n{text-align:right}
+th,td{padding:6px 14px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
+th:last-child,td:last-child{padding-right:0}
+td{overflow-wrap:anywhere}
+td:first-child{min-width:110px}
+.n{text-align:right;overflow-wrap:normal}
+td.n{white-space:nowrap}
 tr:last-child td{border-bottom:0}
+@media(max-width:760px){table,tbody,tr,td{display:block}thead{display:none}
+tr{padding:8px 0;border-bottom:1px solid var(--line)}tr:last-child{border-bottom:0}
+td,td.n{padding:1px 0;border:0;text-align:left;white-space:normal}
+td::before{content:attr(data-head);display:inline-block;min-width:9em;margin-right:8px;color:var(--soft)}
+td:first-child{font-weight:600}td:first-child::before{font-weight:400}}
 details{margin-top:10px}summary{cursor:pointer;color:var(--soft);font-size:13px}
 details .wide{max-height:320px;overflow:auto}
 footer{margin-top:20px;font-size:13px}

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
+
+_DEATH_S = 5.0
+"""How long a JVM whose connections are broken may take to end."""
+
+_LAST_LINES_MAX = 3
+_LINE_CHARACTERS_MAX = 300
+"""How much of Spark's own output an error quotes."""
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
@@ -41,6 +49,9 @@ class ServerAwayError(JobError):
 
 class Runner(Protocol):
     """Who does the works of a job."""
+
+    def start(self) -> None:
+        """Start now what `run` would start: a job that cannot run then fails before it writes anything."""
 
     def run(
         self,
@@ -71,6 +82,9 @@ class SparkRunner:
         self._is_ours = False
         self._said: Path | None = None
 
+    def start(self) -> None:
+        self.session()
+
     def run(
         self,
         works: Sequence[Work],
@@ -80,8 +94,8 @@ class SparkRunner:
         if not works:
             return []
         context = self.session().sparkContext
-        data = context.parallelize(list(works), len(works))
         with self.sentences(), _watched(context, self._name, len(works), progress):
+            data = context.parallelize(list(works), len(works))
             found: list[Result | _Failed] = data.map(_Guarded(function)).collect()
         results: list[Result] = []
         for one in found:
@@ -92,7 +106,9 @@ class SparkRunner:
 
     def close(self) -> None:
         if self._spark is not None and self._is_ours:
-            self._spark.stop()
+            # A JVM that has died cannot be stopped, and the job has failed with its own error.
+            with contextlib.suppress(Exception) if self._has_ended() else contextlib.nullcontext():
+                self._spark.stop()
         if self._said is not None:
             self._said.unlink(missing_ok=True)
 
@@ -115,28 +131,31 @@ class SparkRunner:
         return self._spark
 
     def _started(self) -> "SparkSession":
-        from py4j.protocol import Py4JError
-
-        from headrace.spark.session import session
+        from headrace.spark.session import SparkStartError, session
 
         try:
             return session(self._name, master=self._master)
-        except Py4JError as error:
-            where, self._said = self._said, None
-            raise JobError(
-                f"Spark does not start with the master {self._master!r}: is it there? What Spark said is in "
-                f"{where}"
-            ) from error
+        except SparkStartError as error:
+            raise JobError(f"{error}{self._words()}") from error
 
     @contextlib.contextmanager
     def sentences(self) -> Iterator[None]:
         """Failures of Spark and of tasks, as `JobError`."""
-        from py4j.protocol import Py4JError
+        from py4j.protocol import Py4JError, Py4JNetworkError
         from pyspark.errors import PySparkException
 
         try:
             yield
-        except (Py4JError, PySparkException) as error:
+        except (Py4JError, PySparkException, OSError, EOFError) as error:
+            # Only the connections to the JVM break in these ways: tasks return their own OSErrors.
+            broken = isinstance(error, Py4JNetworkError | OSError | EOFError)
+            broken = broken or "SparkContext was shut down" in str(error)
+            if self._has_ended(_DEATH_S if broken else 0.0):
+                raise JobError(
+                    f"Spark's Java process {self._how_it_ended()} while the job ran{self._words()}"
+                ) from error
+            if isinstance(error, OSError | EOFError):
+                raise
             reason = _reason(str(error))
             if expected := re.match(r"headrace\.[\w.]+: ", reason):
                 is_away = ServerError.__name__ in expected[0]
@@ -148,6 +167,54 @@ class SparkRunner:
                 self._said = None
             raise JobError(f"a task failed: {reason}{where}") from error
 
+    def _java(self) -> "subprocess.Popen[bytes] | None":
+        """Spark's Java process; None where someone else has started it."""
+        gateway = getattr(self._spark and self._spark.sparkContext, "_gateway", None)
+        found: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+        return found
+
+    def _has_ended(self, within_s: float = 0.0) -> bool:
+        java = self._java()
+        if java is None:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            java.wait(within_s)
+        return java.poll() is not None
+
+    def _how_it_ended(self) -> str:
+        java = self._java()
+        code = java.returncode if java is not None else 0
+        # A JVM that handles a signal ends with 128 and its number.
+        number = -code if code < 0 else code - 128
+        if number not in {int(one) for one in signal.Signals}:
+            return f"ended with exit code {code}"
+        hint = "; was there enough memory?" if number == signal.SIGKILL else ""
+        return f"was killed ({signal.Signals(number).name}{hint})"
+
+    def _words(self) -> str:
+        """The end of what Spark has printed, and where all of it is; the file stays then."""
+        if self._said is None:
+            return ""
+        where, self._said = self._said, None
+        lines = last_lines(where.read_text("utf-8", "replace"))
+        if not lines:
+            where.unlink()
+            return ""
+        return f". Spark said: {' / '.join(lines)} (all of it is in {where})"
+
+
+_NOISE = re.compile(
+    r"at \S+[(].*[)]$|[.]{3} \d+ more$|WARNING: |Using Spark's default log4j |\S*spark-class: line |head: "
+)
+"""Stack frames, and what Spark and its scripts say in any case."""
+
+
+def last_lines(text: str) -> list[str]:
+    """The last lines of a JVM's standard error that say something, each once."""
+    lines = [line.strip().removeprefix('Exception in thread "main" ') for line in text.splitlines()]
+    told = dict.fromkeys(line for line in lines if line and not _NOISE.match(line))
+    return [line[:_LINE_CHARACTERS_MAX] for line in list(told)[-_LAST_LINES_MAX:]]
+
 
 def _reason(text: str) -> str:
     """The last line of Python's traceback in what Spark says, where there is one."""
@@ -157,6 +224,8 @@ def _reason(text: str) -> str:
 
 class LocalRunner:
     """Works one after the other in this process, without Spark: for tests."""
+
+    def start(self) -> None: ...
 
     def run(
         self,
@@ -192,6 +261,8 @@ def _watched(context: Any, name: str, count: int, progress: Progress | None) -> 
     if progress is None:
         yield
         return
+    from py4j.protocol import Py4JError
+
     context.setJobGroup(name, name)
     tracker = context.statusTracker()
     before = set(tracker.getJobIdsForGroup(name))
@@ -199,7 +270,10 @@ def _watched(context: Any, name: str, count: int, progress: Progress | None) -> 
 
     def watch() -> None:
         while not done.wait(_POLL_S):
-            jobs = set(tracker.getJobIdsForGroup(name)) - before
+            try:
+                jobs = set(tracker.getJobIdsForGroup(name)) - before
+            except (Py4JError, OSError):
+                return  # the JVM has died, and the job is told so by its own call
             infos = [tracker.getJobInfo(job) for job in jobs]
             stages = [
                 tracker.getStageInfo(stage) for info in infos if info for stage in info.stageIds

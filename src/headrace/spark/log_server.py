@@ -93,7 +93,14 @@ class ServerLog:
         return self._position(topic, "time", ms)
 
     def _position(self, topic: TopicState, kind: str, value: int) -> Position:
-        found = self._http.json("GET", "/v1/position", {"topic": topic.name, kind: value})
+        try:
+            found = self._http.json("GET", "/v1/position", {"topic": topic.name, kind: value})
+        except ServerError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            # The topic has ended since it was listed: whoever reads up to there finds out, and knows what
+            # to do then.
+            return topic.end
         at = Position(found["epoch"], found["offset"], found["ordinal"])
         # The topic may have grown since: what is planned ends where it ended then.
         return at if at.ordinal < topic.end.ordinal else topic.end

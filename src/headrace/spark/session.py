@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
 from headrace.spark.source import HeadraceSource
+from headrace.spark.workers import check_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,11 +52,20 @@ Not the push-down of filters: Spark 4.3 keeps what they left of a frame, and tak
 """
 
 
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+
 JAVA_LEAST = 17
+
+_JAVA_VERSION_S = 10.0
+"""How long `java -version` may take."""
 
 
 class NoJavaError(HeadraceError):
     """Spark needs Java 17 or newer: install it, or set JAVA_HOME to where it is."""
+
+
+class SparkStartError(HeadraceError):
+    """Spark could not start: check its master, and read what Spark printed on standard error."""
 
 
 def session(
@@ -67,6 +78,7 @@ def session(
     """A new session on `master`, with `settings` over our own; or the one that is running, as it is."""
     from pyspark.sql import SparkSession
 
+    check_master(master)
     check_java()
     running = SparkSession.getActiveSession()
     if running is not None:
@@ -75,7 +87,6 @@ def session(
             running.conf.set(key, value)
         register(running)
         return running
-    builder = SparkSession.builder.appName(name).master(master)
     if master.startswith("local"):
         # Without a network Spark looks for its own name, and waits long for it.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -89,13 +100,62 @@ def session(
     if quiet:
         java.append(f"-Dlog4j2.configurationFile={_logging_file()}")
     chosen["spark.driver.extraJavaOptions"] = " ".join(java).strip()
-    for key, value in chosen.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    spark = _started(name, master, chosen)
+    partitions = _shuffle_partitions(
+        dict(spark.sparkContext.getConf().getAll()), spark.sparkContext.defaultParallelism
+    )
+    if partitions is not None:
+        spark.conf.set(_SHUFFLE_PARTITIONS, str(partitions))
     if quiet:
         spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     return spark
+
+
+def _shuffle_partitions(configured: Mapping[str, str], parallelism: int) -> int | None:
+    """Partitions of a shuffle: as many as cores. None: as configured, or Spark's own default.
+
+    That default is 200. A streaming query starts a task for each of them, however little there is.
+    """
+    if _SHUFFLE_PARTITIONS in configured:
+        return None
+    if configured.get("spark.master", "").startswith("local"):
+        return parallelism
+    # A cluster may have given us no executor yet: what was asked for counts.
+    if "spark.cores.max" in configured:
+        return int(configured["spark.cores.max"])
+    if "spark.executor.instances" in configured:
+        cores = int(configured.get("spark.executor.cores", "1"))
+        return max(1, int(configured["spark.executor.instances"]) * cores)
+    return None
+
+
+def check_master(master: str) -> None:
+    """Raise `SparkStartError` for a Spark Connect address: such a server has no `SparkContext` for us."""
+    if master.startswith("sc://"):
+        raise SparkStartError(
+            f"{master!r} is the address of a Spark Connect server, and this needs a Spark of its own: give "
+            "local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT"
+        )
+
+
+def _started(name: str, master: str, settings: Mapping[str, str]) -> "SparkSession":
+    """Make the session; a JVM that ends at once, or cannot reach its master, is one clear error."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        builder = SparkSession.builder.appName(name).master(master)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        return builder.getOrCreate()
+    except (Py4JError, PySparkException) as error:
+        said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+        why = str(said).strip().partition("\n")[0]
+        if "JAVA_GATEWAY_EXITED" in why:
+            why = "its Java process ended at once"
+        raise SparkStartError(f"Spark does not start with the master {master!r}: {why}") from error
 
 
 def _has_collector(options: str) -> bool:
@@ -106,7 +166,14 @@ def _has_collector(options: str) -> bool:
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("headrace")` known in a session; others made by its `newSession` need it too."""
+    """Make `format("headrace")` known in a session; others made by its `newSession` need it too.
+
+    Raises `WorkerPythonError` where Spark's workers run a Python without Headrace.
+    """
+    if hasattr(
+        spark, "_jsparkSession"
+    ):  # a client of Spark Connect does not know its server's Python
+        check_workers(spark.sparkContext)
     with _active(spark):
         spark.dataSource.register(HeadraceSource)
 
@@ -139,17 +206,37 @@ def check_java() -> None:
     if found is None:
         what = f"JAVA_HOME ({home}) has none" if home else "none was found"
     else:
-        release = Path(found).resolve().parent.parent / "release"
-        text = release.read_text("utf-8", "replace") if release.is_file() else ""
-        version = re.search(r'^JAVA_VERSION="(\d+)', text, re.MULTILINE)
+        version = _java_version(found)
         # A Java that does not say which it is: Spark finds out.
-        if version is None or int(version[1]) >= JAVA_LEAST:
+        if version is None or version >= JAVA_LEAST:
             return
         what = f"{found} is older"
     raise NoJavaError(
         f"Spark needs Java {JAVA_LEAST} or newer, and {what}: install it (Debian, Ubuntu: apt install "
         "openjdk-17-jre-headless), or set JAVA_HOME to where it is"
     )
+
+
+def _java_version(java: str) -> int | None:
+    """The major version of a Java (1 for Java 8); None if it does not tell."""
+    release = Path(java).resolve().parent.parent / "release"
+    if release.is_file():
+        text = release.read_text("utf-8", "replace")
+        found = re.search(r'^JAVA_VERSION="(\d+)', text, re.MULTILINE)
+    else:
+        # A wrapper script, as version managers install it, has no such file beside it.
+        try:
+            done = subprocess.run(
+                [java, "-version"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_JAVA_VERSION_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        found = re.search(r'version "(\d+)', done.stderr.decode("utf-8", "replace"))
+    return int(found[1]) if found else None
 
 
 def _logging_file() -> str:

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from headrace.spark.groups import Group
 from headrace.spark.log_view import DataLossError, LogView, TopicState
 from headrace.spark.offsets import Offset, decode_offset, encode_offset, is_initial, joined_in
 from headrace.spark.open_log import open_log
@@ -56,6 +57,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._parts = PartReader(options, schema)
         self._log: LogView | None = None
+        self._group: Group | None = None
+        """From the first question on: readers that tasks are given ask none."""
         self._initial: Offset | None = None
         self._states: dict[str, TopicState] = {}
         self._idle: tuple[Offset, dict[str, TopicState]] | None = None
@@ -89,6 +92,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._idle == (start, states):
             return start
         begun = decode_offset(start)
+        if self._group is not None:
+            self._group.check(begun)
         new = [n for n in states if n not in begun and (self._until is None or n in self._until)]
         begins = begun | {name: states[name].start for name in new}
         ends = self._ends(begins, states, limit)
@@ -141,6 +146,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if self._log is not None:
             self._log.close()
+        if self._group is not None:
+            self._group.close()
+            self._group = None
 
     # How far
 
@@ -216,6 +224,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _open(self) -> LogView:
         if self._log is None:
+            if self._options.group and self._group is None:
+                self._group = Group(self._options)
             self._log = open_log(self._options.place)
         return self._log
 
