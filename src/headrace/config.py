@@ -49,7 +49,7 @@ class Listen(Section, frozen=True):
     )
     origins: Annotated[
         Origins,
-        setting("Which pages may connect from a browser, by their `Origin`."),
+        setting("Which pages may connect from a browser, by their `Origin`.", reloads=True),
     ] = Origins((Origins.SAME_HOST,))
 
 
@@ -57,12 +57,22 @@ class Limits(Section, frozen=True):
     connections_max: Annotated[
         int,
         setting(
-            "Open connections; further ones are closed at once.", "connections", ge=1, le=1_000_000
+            "Open connections; further ones are closed at once.",
+            "connections",
+            ge=1,
+            le=1_000_000,
+            reloads=True,
         ),
     ] = 10_000
     topics_attached_max: Annotated[
         int,
-        setting("Topics that one connection may be attached to.", "topics", ge=1, le=1_000_000),
+        setting(
+            "Topics that one connection may be attached to.",
+            "topics",
+            ge=1,
+            le=1_000_000,
+            reloads=True,
+        ),
     ] = 1_000
     output_bytes_max: Annotated[
         int,
@@ -71,6 +81,7 @@ class Limits(Section, frozen=True):
             "bytes",
             ge=4096,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 1024 * 1024
     publish_bytes_max: Annotated[
@@ -80,6 +91,7 @@ class Limits(Section, frozen=True):
             "bytes",
             ge=4096,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 256 * 1024 * 1024
     requests_bytes_max: Annotated[
@@ -90,6 +102,7 @@ class Limits(Section, frozen=True):
             "bytes",
             ge=16 * 1024 * 1024,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 128 * 1024 * 1024
     silence_s: Annotated[
@@ -100,6 +113,7 @@ class Limits(Section, frozen=True):
             "seconds",
             gt=0,
             le=86_400,
+            reloads=True,
         ),
     ] = 10.0
     memory_topic_bytes_max: Annotated[
@@ -109,6 +123,7 @@ class Limits(Section, frozen=True):
             "bytes",
             ge=64,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 64 * 1024 * 1024
     staged_bytes_max: Annotated[
@@ -118,6 +133,7 @@ class Limits(Section, frozen=True):
             "bytes",
             ge=4096,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 64 * 1024 * 1024 * 1024
     staged_age_s: Annotated[
@@ -127,6 +143,7 @@ class Limits(Section, frozen=True):
             "seconds",
             gt=0,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 86_400.0
 
@@ -188,6 +205,7 @@ class Retention(Section, frozen=True):
             "seconds",
             ge=0,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 604_800.0
     bytes: Annotated[
@@ -197,16 +215,21 @@ class Retention(Section, frozen=True):
             "bytes",
             ge=0,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 0
     check_s: Annotated[
-        float, setting("How often expired segments are looked for.", "seconds", gt=0, le=86_400)
+        float,
+        setting(
+            "How often expired segments are looked for.", "seconds", gt=0, le=86_400, reloads=True
+        ),
     ] = 60.0
     wait_for: Annotated[
         Readers,
         setting(
             "Readers that records are kept for until they have passed them, in topics where they have "
-            "a cursor; `lake` in all topics."
+            "a cursor; `lake` in all topics.",
+            reloads=True,
         ),
     ] = Readers()
     wait_s: Annotated[
@@ -216,6 +239,7 @@ class Retention(Section, frozen=True):
             "seconds",
             ge=0,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 604_800.0
     wait_bytes: Annotated[
@@ -225,6 +249,7 @@ class Retention(Section, frozen=True):
             "bytes",
             ge=0,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 10 * 1024 * 1024 * 1024
 
@@ -267,14 +292,18 @@ class PrefixRule(Struct, frozen=True, kw_only=True):
     durability: Annotated[Durability | None, setting("As `durability`, for these topics.")] = None
     retention_age_s: Annotated[
         float | None,
-        setting("As `retention.age_s`, for these topics.", "seconds", ge=0, le=NUMBER_MAX),
+        setting(
+            "As `retention.age_s`, for these topics.", "seconds", ge=0, le=NUMBER_MAX, reloads=True
+        ),
     ] = None
     retention_bytes: Annotated[
         int | None,
-        setting("As `retention.bytes`, for these topics.", "bytes", ge=0, le=NUMBER_MAX),
+        setting(
+            "As `retention.bytes`, for these topics.", "bytes", ge=0, le=NUMBER_MAX, reloads=True
+        ),
     ] = None
     retention_wait_for: Annotated[
-        Readers | None, setting("As `retention.wait_for`, for these topics.")
+        Readers | None, setting("As `retention.wait_for`, for these topics.", reloads=True)
     ] = None
     segment_bytes: Annotated[
         int | None, setting("As `segment.bytes`, for these topics.", "bytes", ge=64, le=NUMBER_MAX)
@@ -334,7 +363,8 @@ class Config(Section, frozen=True):
         setting("Diagnostics on standard error, for people or as JSON lines.", flag="--log-format"),
     ] = LogFormat.HUMAN
     log_level: Annotated[
-        LogLevel, setting("The least important diagnostics shown.", flag="--log-level")
+        LogLevel,
+        setting("The least important diagnostics shown.", flag="--log-level", reloads=True),
     ] = LogLevel.INFO
     listen: Annotated[Listen, setting("Where the server answers.")] = Listen()
     limits: Annotated[Limits, setting("What bounds memory.")] = Limits()

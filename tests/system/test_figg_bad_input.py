@@ -1,5 +1,6 @@
 """Every kind of bad input: it ends its own connection, after what came before was acknowledged."""
 
+import http.client
 import struct
 
 import pytest
@@ -167,3 +168,17 @@ def test_a_peer_that_stops_in_the_middle_of_a_message_delays_nobody(
     wire.wait_ack(0)
     other.attach(topic, 0)
     assert [m.number for m in other.expect_data(2)] == [7, 7 + 200_004]
+
+
+def test_http_on_the_figg_port_is_told_where_http_listens(server: ServerProcess) -> None:
+    host, port = server.http
+    connection = http.client.HTTPConnection(*server.figg, timeout=30)
+    try:
+        connection.request("GET", "/")
+        response = connection.getresponse()
+        assert response.status == 400
+        text = response.read().decode()
+    finally:
+        connection.close()
+    assert text == f"this is HTTP, and the port speaks Figg: HTTP listens at {host}:{port}\n"
+    wait_until(lambda: text.strip() in server.stderr)

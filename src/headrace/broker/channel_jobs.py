@@ -19,6 +19,7 @@ from headrace.log.holds import Hold, waited_for
 from headrace.log.records import split_records
 from headrace.log.store import ColdError, Note
 from headrace.model import RECORD_HEADER_BYTES, Position
+from headrace.printing import quoted
 from headrace.reducers import CannotFoldError
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -
         end = End(goal.position.offset, goal.position.ordinal)
         due_ms = hub.clock_ms() + channel.rule.lease_ms + hub.remember_ms
         changed += (notes.no_schedule(channel.name), notes.end_note(channel.name, end, due_ms))
-        logger.info("channel %r: destroyed at offset %d", channel.name, end.offset)
+        logger.info("channel %s: destroyed at offset %d", quoted(channel.name), end.offset)
         channel.change(partial(_is_done, channel, "destroyed"), changed=changed, destroy=True)
         return
     now_ms = hub.clock_ms()
@@ -165,7 +166,7 @@ def _is_done(channel: ChannelState, what: str) -> None:
 def _failed(channel: ChannelState, reason: str) -> None:
     if channel.trouble != reason:
         channel.trouble = reason
-        logger.error("channel %r: nothing is forgotten for now: %s", channel.name, reason)
+        logger.error("channel %s: nothing is forgotten for now: %s", quoted(channel.name), reason)
     if is_due(channel, channel.hub.clock_ms()):
         _postpone(channel)
     else:
@@ -218,7 +219,7 @@ class _Fold:
     def _folded(self, state: Content | BaseException | None) -> None:
         channel = self._channel
         if isinstance(state, BaseException):
-            _failed(channel, f"the reducer {channel.rule.reducer.name!r} fails: {state}")
+            _failed(channel, f"the reducer {quoted(channel.rule.reducer.name)} fails: {state}")
             return
         self._state = state
         if self._offset < self._until.offset:
@@ -244,7 +245,9 @@ class _Fold:
                     messages.append(decode_message(record[RECORD_HEADER_BYTES:]))
                 except BadMessageError as error:
                     logger.error(
-                        "channel %r: a record is passed over: %s", self._channel.name, error
+                        "channel %s: a record is passed over: %s",
+                        quoted(self._channel.name),
+                        error,
                     )
         self._offset = (
             max(chunk.next_offset, self._offset + 1) if chunk.runs else self._until.offset

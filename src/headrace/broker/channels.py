@@ -89,6 +89,11 @@ class Channels:
         self._sweep_ms = self.now_ms = clock_ms()
         """The time of the last tick: near enough for when a member was seen, and one number for many."""
 
+    def reload(self) -> None:
+        """Give the channels in memory their rules anew, after the settings have changed."""
+        for name, channel in self._known.items():
+            channel.rule = self.rule(name)
+
     def get(self, name: str) -> Channel:
         """Raises ChannelError for what cannot be a channel's name."""
         channel = self._known.get(name)

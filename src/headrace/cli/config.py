@@ -9,10 +9,11 @@ import typer
 from rich.table import Table
 
 from headrace.cli import options
-from headrace.cli.output import console
+from headrace.cli.output import print_table
 from headrace.config import BUILT_IN_RULES, Config, PrefixRule
 from headrace.config_protocols import AccessToken
 from headrace.config_values import Origins, Readers
+from headrace.printing import masked_secret, quoted
 from headrace.settings import RULE_SETTINGS, SETTINGS, TABLE_SETTINGS, Loaded, Setting, allowed
 
 
@@ -71,17 +72,27 @@ def value_of(config: Config, key: str) -> Any:
     return value
 
 
+def shown_of(config: Config, key: str) -> Any:
+    """The value as it may be printed: a secret is masked."""
+    value = value_of(config, key)
+    return masked_secret(value) if SETTINGS[key].is_secret else value
+
+
+def _is_masked(config: Config, key: str) -> bool:
+    return bool(shown_of(config, key) != value_of(config, key))
+
+
 def _print_table(loaded: Loaded) -> None:
     table = Table("setting", "value", "from", box=None, pad_edge=False)
     for key in SETTINGS:
-        table.add_row(key, str(value_of(loaded.config, key)), loaded.origins[key])
+        table.add_row(key, str(shown_of(loaded.config, key)), loaded.origins[key])
     for rule, origin in _rules(loaded):
         changes = ", ".join(f"{key} = {_literal(value)}" for key, value in _set_in(rule))
-        table.add_row(f"topics {rule.prefix!r}", changes, origin)
+        table.add_row(f"topics {quoted(rule.prefix)}", changes, origin)
     for token in loaded.config.access.token:
         rest = ", ".join(f"{key} = {_literal(value)}" for key, value in _rest_of(token))
-        table.add_row(f"access.token {token.name!r}", rest, loaded.origins["access.token"])
-    console().print(table)
+        table.add_row(f"access.token {quoted(token.name)}", rest, loaded.origins["access.token"])
+    print_table(table)
 
 
 def _to_json(loaded: Loaded) -> str:
@@ -89,7 +100,7 @@ def _to_json(loaded: Loaded) -> str:
         {
             "settings": {
                 key: {
-                    "value": _plain(value_of(loaded.config, key)),
+                    "value": _plain(shown_of(loaded.config, key)),
                     "from": loaded.origins[key],
                     "unit": setting.unit or None,
                 }
@@ -121,8 +132,10 @@ def _to_toml(loaded: Loaded) -> str:
             name = setting.key.rpartition(".")[2]
             lines += [
                 f"# {setting.doc}{unit} Must be {allowed(setting)}.",
-                f"{name} = {_literal(value_of(loaded.config, setting.key))}",
+                f"{name} = {_literal(shown_of(loaded.config, setting.key))}",
             ]
+            if _is_masked(loaded.config, setting.key):
+                lines[-1] = f"# masked, set it yourself: {lines[-1]}"
     lines += ["", "# Who is let in; without any, the HTTP API is open to all."]
     for token in loaded.config.access.token:
         lines += ["[[access.token]]", f"name = {_literal(token.name)}"]

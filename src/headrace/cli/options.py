@@ -10,6 +10,8 @@ import typer
 from headrace.cli.failure import UsageError
 from headrace.cli.http_api import HttpApi
 from headrace.config import Listen
+from headrace.config_values import parse_seconds
+from headrace.printing import quoted
 from headrace.settings import SETTINGS, Loaded, load
 
 Url = Annotated[
@@ -42,9 +44,10 @@ Timeout = Annotated[
     float,
     typer.Option(
         "--timeout",
-        metavar="SECONDS",
-        help="How long to try to reach a server.  [default 5]",
-        min=0.1,
+        metavar="DURATION",
+        help="How long to try to reach a server, such as 500ms, 30s or 5m; without a unit, seconds.  "
+        "[default 5s]",
+        parser=lambda text: _timeout_s(text),
         show_default=False,
     ),
 ]
@@ -98,6 +101,24 @@ Set = Annotated[
 ]
 
 
+_TIMEOUT_S_MIN = 0.1
+
+
+def seconds(option: str, text: str) -> float:
+    """A duration that was given for an option, in seconds unless it has a unit."""
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise UsageError(f"{option} takes {error}, not {quoted(text)}") from None
+
+
+def _timeout_s(text: str | float) -> float:
+    found = seconds("--timeout", str(text))
+    if found < _TIMEOUT_S_MIN:
+        raise UsageError(f"--timeout must be at least {_TIMEOUT_S_MIN:g} s, not {found:g} s")
+    return found
+
+
 def url_or_default(url: str | None) -> str:
     return url or os.environ.get("HEADRACE_URL") or f"figg://{Listen().figg}"
 
@@ -148,7 +169,7 @@ def load_settings(
     for assignment in others or []:
         key, equals, value = assignment.partition("=")
         if not equals:
-            raise UsageError(f"--set takes KEY=VALUE, not {assignment!r}")
+            raise UsageError(f"--set takes KEY=VALUE, not {quoted(assignment)}")
         if flags.get(key) is not None:
             raise UsageError(f"{key} is given twice on the command line")
         flags[key] = value

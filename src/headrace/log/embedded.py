@@ -470,6 +470,11 @@ class EmbeddedStore(ReadSide):
 
     # Time, the applier and the end
 
+    def reload(self, config: Config) -> None:
+        """Go on with other limits; nothing else of the settings changes while the store is open."""
+        self._config = config
+        self.staging.limits = config.limits
+
     def tick(self, now_s: float) -> None:
         """Hand an old file to the applier, and retry a commit without room. Called a few times a second."""
         ring = self._ring
