@@ -1,10 +1,16 @@
 """How texts from outside look: quoted in one way, without control characters, and without secrets."""
 
+import ast
+import json
+import logging
 import socket
+from pathlib import Path
 
 import pytest
 
+from headrace.config import Config, LogFormat
 from headrace.printing import described, masked, masked_secret, one_line, quoted, unreachable
+from headrace.server import diagnostics
 
 
 @pytest.mark.parametrize(
@@ -72,3 +78,44 @@ def test_a_failed_connection_is_told_in_words(error, text):
 def test_an_exception_is_one_line_without_its_repr():
     assert described(ValueError("a\nb")) == "ValueError: a b"
     assert described(KeyError()) == "KeyError"
+
+
+SOURCES = sorted((Path(__file__).parent.parent / "src" / "headrace").rglob("*.py"))
+
+
+def has_repr(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and "%r" in node.value
+    if isinstance(node, ast.FormattedValue):
+        return node.conversion == ord("r")
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "repr"
+
+
+def test_no_log_line_has_the_repr_of_anything():
+    levels = {"debug", "info", "warning", "error", "critical", "exception"}
+    found = [
+        f"{path.name}:{call.lineno}"
+        for path in SOURCES
+        for call in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in levels
+        and getattr(call.func.value, "id", "") == "logger"
+        and any(map(has_repr, ast.walk(call)))
+    ]
+    assert not found
+
+
+def test_what_is_logged_is_one_line_without_secrets(capsys):
+    before = logging.getLogger().handlers[:], logging.getLogger().level
+    try:
+        diagnostics.set_up(Config())
+        logging.getLogger("test").warning("a\n%s", "postgresql://u:pw@h/d")
+        diagnostics.set_up(Config(log_format=LogFormat.JSON))
+        logging.getLogger("test").warning("a\n%s", "postgresql://u:pw@h/d")
+    finally:
+        logging.getLogger().handlers[:] = before[0]
+        logging.getLogger().setLevel(before[1])
+    human, as_json = capsys.readouterr().err.splitlines()
+    assert human.endswith("WARNING a\\npostgresql://u:***@h/d")
+    assert json.loads(as_json)["message"] == "a\npostgresql://u:***@h/d"

@@ -451,7 +451,7 @@ class EmbeddedStore(ReadSide):
                 answer()
             except Exception:
                 # The commit is durable: a fault in one caller must not keep it from the others.
-                logger.exception("a fault of our own while a publish was acknowledged")
+                logger.exception("internal error while a publish was acknowledged")
         if encoded.appended:
             self.listener.committed(encoded.appended)
 
