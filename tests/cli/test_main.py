@@ -154,7 +154,18 @@ def test_without_arguments_the_help_is_shown(headrace):
 @pytest.mark.parametrize(
     "command",
     [
-        *("serve", "publish", "subscribe", "topics", "inspect", "delete", "verify", "config"),
+        *(
+            "serve",
+            "publish",
+            "subscribe",
+            "topics",
+            "inspect",
+            "delete",
+            "verify",
+            "config",
+            "status",
+            "help",
+        ),
         *(
             "pipeline",
             "pipeline export",

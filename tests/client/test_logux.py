@@ -457,7 +457,7 @@ async def test_a_server_that_cannot_be_verified_is_refused(peer: LoguxPeer, stor
         server = await peer.greet()
         assert (await server.hear())[0] == "error"
         await server.closed()
-        await is_refused(log, peer, "auth", r"could not be verified: KeyError\(None\)")
+        await is_refused(log, peer, "auth", r"could not be verified: KeyError: None")
 
 
 async def test_an_answer_about_a_connection_that_is_gone_is_none(peer: LoguxPeer) -> None:

@@ -185,8 +185,17 @@ their own take `--set KEY=VALUE`, such as `--set journal.files=8`. The variable 
 `HEADRACE_` and its key in capitals with `_` for the dot: `journal.files` is
 `HEADRACE_JOURNAL_FILES`. Unknown keys and variables are refused.
 
+A setting in seconds or bytes takes a plain number, or a text with a unit: `ms`, `s`, `m`, `h`, `d`,
+`w`, and `B`, `KiB`, `MiB`, `GiB`, `TiB` (of 1024) or `KB`, `MB`, `GB`, `TB` (of 1000), in capitals or
+not. With a unit, the name may do without its own: `retention.age = "7d"` is
+`retention.age_s = 604800`, `HEADRACE_JOURNAL_FILE=64MiB` is `HEADRACE_JOURNAL_FILE_BYTES=67108864`.
+Names that would be ambiguous, such as `wait` for `wait_s` and `wait_bytes`, keep their ending.
+
 `headrace config` shows each value in force and where it came from; `headrace config --toml` prints
-a complete file to start from.
+a complete file to start from. Both mask passwords.
+
+On SIGHUP a running server reads the file again and takes over the settings that are marked with ↻. A
+file with a mistake changes nothing. [Operating](operating.md#change-settings) has more.
 
 The other commands read `HEADRACE_URL` (the server's address, default `figg://127.0.0.1:8119`),
 `HEADRACE_HTTP` (where the HTTP API answers, default `127.0.0.1:8121`) and `HEADRACE_TOKEN` (the
@@ -221,6 +230,7 @@ def _markdown_table(settings: Any) -> str:
         name = setting.key.rpartition(".")[2]
         meaning = f"{setting.doc} Must be {allowed(setting)}."
         meaning += f" Flag `{setting.flag}`." if setting.flag else ""
+        meaning += " ↻" if setting.reloads else ""
         default = "" if setting.default in (None, _REQUIRED) else f"`{_literal(setting.default)}`"
         rows.append(f"| `{name}` | {default} | {setting.unit} | {meaning} |")
     return "\n".join(rows) + "\n"

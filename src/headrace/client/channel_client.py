@@ -28,6 +28,7 @@ from headrace.errors import (
     ReplacedError,
     UnacknowledgedError,
 )
+from headrace.printing import described
 from headrace.session import client_channel as told
 from headrace.session.channel_client import ChannelClientEvent, ChannelClientSession, Refused
 from headrace.session.client import ConnectionState
@@ -364,7 +365,7 @@ class Channel:
         self._handlers.tell("state", state)
 
     def _failed(self, error: BaseException) -> None:
-        closed = ClientClosedError(f"the client failed: {error!r}")
+        closed = ClientClosedError(f"the client failed: {described(error)}")
         closed.__cause__ = error
         self._end(closed)
         self._session.close()
