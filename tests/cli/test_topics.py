@@ -139,6 +139,15 @@ def test_status_is_one_screen_about_the_server(run, topic, server):
     assert set(told["connections"]) == {"figg", "wombat", "logux", "channel"}
 
 
+def test_a_shell_can_complete_topics(headrace, at, run, topic):
+    run("publish", f"{topic}-completed", "x")
+    environ = {"_HEADRACE_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
+    words = {"COMP_WORDS": f"headrace inspect {topic}-com"}
+    assert headrace(environ=at | environ | words).stdout.split() == [f"{topic}-completed"]
+    nowhere = {"HEADRACE_HTTP": "127.0.0.1:1"}
+    assert headrace(environ=at | environ | words | nowhere).stdout.strip() == ""
+
+
 def test_no_topics_is_said_and_no_failure(run):
     done = run("topics", "no such prefix")
     assert (done.stdout, done.stderr) == ("", 'no topics begin with "no such prefix"\n')

@@ -134,6 +134,9 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, ConfigError | BadTopicNameError):
         _say(str(error))
         return 2
+    if isinstance(error, OSError) and error.strerror:
+        _say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+        return 1
     if isinstance(error, HeadraceError | OSError):
         _say(masked(str(error)))
         return 1

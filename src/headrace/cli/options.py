@@ -8,9 +8,10 @@ from urllib.parse import urlsplit
 import typer
 
 from headrace.cli.failure import UsageError
-from headrace.cli.http_api import HttpApi
+from headrace.cli.http_api import HttpApi, request
 from headrace.config import Listen
 from headrace.config_values import parse_seconds
+from headrace.errors import HeadraceError
 from headrace.printing import quoted
 from headrace.settings import SETTINGS, Loaded, load
 
@@ -52,7 +53,25 @@ Timeout = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+_COMPLETE_TIMEOUT_S = 1.0
+_COMPLETED_MAX = 100
+
+
+def complete_topic(incomplete: str) -> list[str]:
+    """The topics that begin so, for a shell; none where no server answers in time."""
+    try:
+        query: dict[str, object] = {"prefix": incomplete or None, "limit": _COMPLETED_MAX}
+        api = http_api(None, None)
+        found = request(api, "GET", "/v1/topics", timeout_s=_COMPLETE_TIMEOUT_S, **query)
+    except (HeadraceError, UsageError):
+        return []
+    return [topic["name"] for topic in found["topics"] if topic["name"].isprintable()]
+
+
+Topic = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC", help="The topic's name.", autocompletion=complete_topic),
+]
 
 ConfigFile = Annotated[
     Path | None,

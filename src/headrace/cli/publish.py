@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 def publish(
     topic: Annotated[
         str | None,
-        typer.Argument(metavar="TOPIC", help="The topic's name; not needed with --json."),
+        typer.Argument(
+            metavar="TOPIC",
+            help="The topic's name; not needed with --json.",
+            autocompletion=options.complete_topic,
+        ),
     ] = None,
     data: Annotated[
         str | None,
