@@ -418,7 +418,7 @@ def test_records_that_nothing_names_are_kept_under_the_number_of_their_topic(dam
     store, _ = damaged(commits, lambda found: found.lose(0, 1))
     assert not store.store.topic("topic").exists
     assert store.payloads("$lost/1") == [b"3", b"4"]
-    assert any("kept as '$lost/1'" in report for report in store.reports)
+    assert any('kept as "$lost/1"' in report for report in store.reports)
     store.append("topic", b"again")
     assert store.store.topic("topic").end_offset > JUMP
     assert store.payloads("topic") == [b"again"]

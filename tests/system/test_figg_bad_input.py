@@ -192,4 +192,4 @@ def test_peers_of_another_protocol_are_told_what_is_wrong(start: Start) -> None:
             while sock.recv(4096):
                 pass
         said = "this is TLS, and the port is plain"
-        wait_until(lambda count=count: server.stderr.count(said) == count)
+        wait_until(lambda count=count, said=said: server.stderr.count(said) == count)
