@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli import jobs
 from headrace.cli.config import to_markdown
 from headrace.config import Config, PrefixRule
 from headrace.config_values import UNITS_HELP, Address, Origins, Quantity
@@ -519,6 +520,16 @@ def test_settings_take_units_in_every_source_and_their_short_names_too(tmp_path)
 )
 def test_a_wrong_unit_is_told_what_is_accepted(key, value, text):
     assert text in refusal({key: value})
+
+
+def test_options_of_jobs_take_units(monkeypatch):
+    monkeypatch.delenv("HEADRACE_CONFIG", raising=False)
+    found = jobs.settings(None, every_s="30s", batch_bytes="256MiB", file_bytes="1GB")
+    assert (found.every_s, found.batch_bytes, found.file_bytes) == (30, 256 << 20, 10**9)
+    assert jobs.settings(None, every_s="30", batch_bytes="256").every_s == 30
+    assert jobs.seconds("--window", "12h") == 43_200
+    assert jobs.seconds("--window", "90") == 90
+    assert jobs.seconds("--window", None) is None
 
 
 def test_a_setting_under_two_names_is_refused(tmp_path):

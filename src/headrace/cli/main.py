@@ -138,7 +138,7 @@ def _explain(error: BaseException) -> int:
         _say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
         return 1
     if isinstance(error, HeadraceError | OSError):
-        _say(masked(str(error)))
+        _say(str(error))
         return 1
     if isinstance(error, SystemExit):
         raise error
@@ -147,4 +147,4 @@ def _explain(error: BaseException) -> int:
 
 
 def _say(message: str) -> None:
-    typer.echo("headrace: " + " ".join(message.split()), err=True)
+    typer.echo("headrace: " + masked(" ".join(message.split())), err=True)

@@ -253,6 +253,8 @@ class Server:
             self._loop.add_signal_handler(number, self._stop, number)
         if self._hangup is not None:
             self._loop.add_signal_handler(signal.SIGHUP, self._hung_up, self._hangup)
+            if self._hangup.is_end_of_terminal:
+                self._hung_up(self._hangup)  # while nobody listened
         warn_of_open_listeners(config, connections.listeners)
         # What start-up made stays: the collector need not look at it again and again.
         gc.collect()
