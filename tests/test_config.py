@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli import jobs
 from headrace.cli.config import to_markdown
 from headrace.config import Config, PrefixRule, old_names
 from headrace.config_protocols import Access, AccessToken
-from headrace.config_values import Address, Origins
+from headrace.config_values import UNITS_HELP, Address, Origins, Quantity
 from headrace.errors import ConfigError
 from headrace.model import Durability
 from headrace.server.credentials import is_granted
@@ -101,7 +102,7 @@ def test_an_address_reads_as_it_prints(text, address):
 def test_an_address_that_is_none_is_refused_with_an_example(text):
     assert refusal({"listen.figg": text}) == (
         "listen.figg must be HOST:PORT such as 127.0.0.1:8119 or [::1]:8119, "
-        f"not {text!r} (flag --figg)"
+        f'not "{text}" (flag --figg)'
     )
 
 
@@ -119,23 +120,32 @@ def test_two_listeners_may_both_ask_for_a_free_port():
 def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path):
     file = write(tmp_path, "[journal]\nfile_byte = 1\n")
     assert refusal(file=file) == (
-        f"there is no setting journal.file_byte (file {file}); the nearest is journal.file_bytes"
+        f"there is no setting journal.file_byte (file {file}); did you mean journal.file_bytes?"
     )
 
 
 def test_a_key_without_its_section_is_refused_with_the_whole_name():
-    assert refusal({"rotate_s": "1"}).endswith("the nearest is journal.rotate_s")
+    assert refusal({"rotate_s": "1"}).endswith("did you mean journal.rotate_s?")
+
+
+@pytest.mark.parametrize("name", ["x", "retention.q", "retention.until", "topic", "journal.kind"])
+def test_a_name_that_is_not_near_gets_no_hint(name):
+    assert refusal({name: "1"}) == f"there is no setting {name} (flag --set {name})"
+    variable = "HEADRACE_" + name.upper().replace(".", "_")
+    assert refusal(environ={variable: "1"}) == (
+        f"the environment sets {variable}, which is no setting"
+    )
 
 
 def test_an_unknown_section_is_refused_with_the_nearest_one(tmp_path):
     file = write(tmp_path, "[journals]\n")
-    assert refusal(file=file).endswith("the nearest is journal")
+    assert refusal(file=file).endswith("did you mean journal?")
 
 
 def test_an_unknown_variable_is_refused_with_the_nearest_one():
     assert refusal(environ={"HEADRACE_DATADIR": "x"}) == (
         "the environment sets HEADRACE_DATADIR, which is no setting; "
-        "the nearest is HEADRACE_DATA_DIR"
+        "did you mean HEADRACE_DATA_DIR?"
     )
 
 
@@ -171,8 +181,10 @@ def test_variables_that_are_not_settings_are_left_alone(variable):
 )
 def test_a_value_out_of_bounds_is_told_what_it_must_be(key, text, must_be):
     variable = SETTINGS[key].variable
+    if SETTINGS[key].unit in UNITS_HELP:
+        must_be += ", or " + UNITS_HELP[SETTINGS[key].unit]
     assert refusal(environ={variable: text}) == (
-        f"{key} must be {must_be}, not {text!r} (environment {variable})"
+        f'{key} must be {must_be}, not "{text}" (environment {variable})'
     )
 
 
@@ -302,7 +314,7 @@ def test_a_retention_that_would_never_count_is_refused(tmp_path, prefix, key):
     text = f'[[topics]]\nprefix = "a"\n{key} = 9\n[[topics]]\nprefix = "{prefix}"\n{key} = '
     file = write(tmp_path, text + "2000")
     assert refusal(file=file) == (
-        f"{key} must be 0 or left out for the prefix {prefix!r} (file {file}): topics under "
+        f'{key} must be 0 or left out for the prefix "{prefix}" (file {file}): topics under '
         f"{prefix[: prefix.index('/') + 1]} are never trimmed by age or size"
     )
     assert load({}, {}, write(tmp_path, text + "0")).config.rule(prefix + "x")[1:3] == (0, 0)
@@ -318,7 +330,7 @@ def test_a_rule_that_leaves_retention_alone_does_not_bring_it_back_to_a_name_spa
     ("text", "message"),
     [
         ('[[topics]]\ndurability = "memory"', "prefix is missing ([[topics]] number 1"),
-        ('[[topics]]\nprefix = ""\n[[topics]]\nprefix = ""', "the prefix '' has two rules"),
+        ('[[topics]]\nprefix = ""\n[[topics]]\nprefix = ""', 'the prefix "" has two rules'),
         (
             '[[topics]]\nprefix = "a"\nretention = 1',
             "there is no setting retention ([[topics]] number 1",
@@ -363,7 +375,7 @@ def test_tokens_of_the_http_api_come_from_the_file(tmp_path):
         (f'name = "a"\nsha256 = "{DIGEST}"\nnope = 1', "there is no setting nope"),
         (
             f'name = "a"\nsha256 = "{DIGEST}"\n[[access.token]]\nname = "a"\nsha256 = "{DIGEST}"',
-            "the name 'a' has two tokens ([[access.token]] number 2",
+            'the name "a" has two tokens ([[access.token]] number 2',
         ),
     ],
 )
@@ -437,8 +449,11 @@ def test_the_reference_page_is_up_to_date():
         (("same-host",), "", False),
         (("https://other.example",), "https://other.example", True),
         (("https://other.example",), "http://other.example", False),
-        (("https://other.example",), "http://app.example", False),
+        (("https://other.example",), "http://app.example", True),
         (("same-host", "https://other.example"), "http://app.example", True),
+        (("no-same-host", "https://other.example"), "http://app.example", False),
+        (("no-same-host", "https://other.example"), "https://other.example", True),
+        (("no-same-host",), "no-same-host", False),
         (("*",), "https://anything.example", True),
         (("null",), "null", True),
         ((), "http://app.example", False),
@@ -448,6 +463,17 @@ def test_pages_are_let_in_by_their_origin(
     listed: tuple[str, ...], origin: str, allowed: bool
 ) -> None:
     assert Origins(listed).allow(origin, "app.example:8120") is allowed
+
+
+@pytest.mark.parametrize(
+    "page", ["localhost:8000", "127.0.0.1:8000", "[::1]:8000", "app.localhost", "127.0.0.9"]
+)
+@pytest.mark.parametrize("host", ["localhost:8120", "127.0.0.1:8120", "[::1]:8120"])
+def test_all_names_of_this_machine_are_one_host(page: str, host: str) -> None:
+    origins = Config().listen.origins
+    assert origins.allow(f"http://{page}", host)
+    assert not origins.allow(f"http://{page}", "headrace.example:8120")
+    assert not origins.allow("http://localhost.evil.example", host)
 
 
 def test_origins_are_a_list_in_the_file_and_have_commas_elsewhere(tmp_path: Path) -> None:
@@ -465,3 +491,95 @@ def test_origins_are_a_list_in_the_file_and_have_commas_elsewhere(tmp_path: Path
 def test_what_is_no_origin_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match=r"listen\.origins must be .*https://app\.example\.com"):
         load({"listen.origins": text}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit"),
+    [
+        ("7d", 604_800, "seconds"),
+        ("500ms", 0.5, "seconds"),
+        ("1.5h", 5400, "seconds"),
+        ("10 min", 600, "seconds"),
+        ("2w", 1_209_600, "seconds"),
+        ("64MiB", 64 << 20, "bytes"),
+        ("64mib", 64 << 20, "bytes"),
+        ("1.5KiB", 1536, "bytes"),
+        ("2GB", 2_000_000_000, "bytes"),
+        ("100B", 100, "bytes"),
+    ],
+)
+def test_a_quantity_has_a_unit(text, value, unit):
+    assert Quantity.parse(text) == (value, unit)
+
+
+@pytest.mark.parametrize(
+    "text", ["7", "d", "7y", "-7d", "7dd", "7d5", "0.3B", "1e3s", "\u0667d", "", 7]
+)
+def test_what_is_no_quantity_is_none(text):
+    assert Quantity.parse(text) is None
+
+
+def test_settings_take_units_in_every_source_and_their_short_names_too(tmp_path):
+    file = write(
+        tmp_path,
+        """
+        [retention]
+        age = "7d"
+        bytes = "1GiB"
+        [limits]
+        output_bytes_max = "2MiB"
+        [[topics]]
+        prefix = "a/"
+        retention_age = "12h"
+        segment_bytes = "1MiB"
+        """,
+    )
+    environ = {"HEADRACE_JOURNAL_FILE": "1MiB", "HEADRACE_CHANNELS_GRACE_S": "2m"}
+    config = load({"limits.staged_age": "3h", "journal.rotate_s": "500ms"}, environ, file).config
+    assert (config.retention.age_s, config.retention.bytes) == (604_800, 1 << 30)
+    assert (config.limits.output_bytes_max, config.limits.staged_age_s) == (2 << 20, 10_800)
+    assert (config.journal.file_bytes, config.journal.rotate_s) == (1 << 20, 0.5)
+    assert config.channels.grace_s == 120
+    assert config.rule("a/b")[1:4] == (43_200, 1 << 30, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("retention.age", "7", "retention.age must be a duration with a unit (ms, s, m, h, d, w)"),
+        ("retention.age", "7", "retention.age_s also takes a plain number of seconds"),
+        ("retention.age", "7MiB", "must be a duration with a unit"),
+        ("retention.age_s", "7MiB", "must be a number of at least 0, or a duration with a unit"),
+        (
+            "retention.bytes",
+            "7d",
+            "or a size with a unit (B, KiB, MiB, GiB, TiB, or KB, MB, GB, TB)",
+        ),
+        ("journal.rotate_s", "2h", "a number over 0 and at most 3600"),
+        ("journal.files", "7d", "a whole number of at least 2 and at most 1024, not"),
+        ("retention.wait", "7d", "there is no setting retention.wait"),
+    ],
+)
+def test_a_wrong_unit_is_told_what_is_accepted(key, value, text):
+    assert text in refusal({key: value})
+
+
+def test_options_of_jobs_take_units(monkeypatch):
+    monkeypatch.delenv("HEADRACE_CONFIG", raising=False)
+    found = jobs.settings(None, every_s="30s", batch_bytes="256MiB", file_bytes="1GB")
+    assert (found.every_s, found.batch_bytes, found.file_bytes) == (30, 256 << 20, 10**9)
+    assert jobs.settings(None, every_s="30", batch_bytes="256").every_s == 30
+    assert jobs.seconds("--window", "12h") == 43_200
+    assert jobs.seconds("--window", "90") == 90
+    assert jobs.seconds("--window", None) is None
+
+
+def test_a_setting_under_two_names_is_refused(tmp_path):
+    file = write(tmp_path, '[retention]\nage = "7d"\nage_s = 7\n')
+    assert "retention.age and retention.age_s are the same setting" in refusal(file=file)
+    assert "same setting" in refusal({"retention.age": "7d", "retention.age_s": "7"})
+    both = {"HEADRACE_RETENTION_AGE": "7d", "HEADRACE_RETENTION_AGE_S": "7"}
+    assert "same setting" in refusal(environ=both)
+    # In two sources, the usual order decides.
+    over = load({"retention.age": "1d"}, {"HEADRACE_RETENTION_AGE_S": "7"})
+    assert over.config.retention.age_s == 86_400

@@ -10,9 +10,10 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "headrace"
 
-BASE = {"model", "errors"}
+BASE = {"model", "errors", "printing"}
 MAY_IMPORT = {
     "errors": set(),
+    "printing": set(),
     "model": {"errors"},
     "json_limits": {"errors"},
     "logux_envelope": BASE | {"json_limits"},
@@ -31,7 +32,7 @@ MAY_IMPORT = {
     "client": BASE | {"wire", "session", "logux_envelope", "channel_envelope", "lake"},
     "server": BASE
     | {"config", "config_values", "wire", "session", "broker", "log", "logux_envelope", ""}
-    | {"channel_envelope", "reducers", "config_protocols"},
+    | {"channel_envelope", "reducers", "config_protocols", "settings"},
     "cli": BASE
     | {"config", "config_values", "config_protocols", "settings", "client", "server", "log", ""}
     | {"config_pipeline", "pipeline", "spark"},

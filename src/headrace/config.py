@@ -50,7 +50,7 @@ class Listen(Section, frozen=True):
     )
     origins: Annotated[
         Origins,
-        setting("Which pages may connect from a browser, by their `Origin`."),
+        setting("Which pages may connect from a browser, by their `Origin`.", reloads=True),
     ] = Origins((Origins.SAME_HOST,))
 
 
@@ -58,12 +58,22 @@ class Limits(Section, frozen=True):
     connections_max: Annotated[
         int,
         setting(
-            "Open connections; further ones are closed at once.", "connections", ge=1, le=1_000_000
+            "Open connections; further ones are closed at once.",
+            "connections",
+            ge=1,
+            le=1_000_000,
+            reloads=True,
         ),
     ] = 10_000
     topics_attached_max: Annotated[
         int,
-        setting("Topics that one connection may be attached to.", "topics", ge=1, le=1_000_000),
+        setting(
+            "Topics that one connection may be attached to.",
+            "topics",
+            ge=1,
+            le=1_000_000,
+            reloads=True,
+        ),
     ] = 1_000
     output_bytes_max: Annotated[
         int,
@@ -72,6 +82,7 @@ class Limits(Section, frozen=True):
             "bytes",
             ge=4096,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 1024 * 1024
     publish_bytes_max: Annotated[
@@ -81,6 +92,7 @@ class Limits(Section, frozen=True):
             "bytes",
             ge=4096,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 256 * 1024 * 1024
     requests_bytes_max: Annotated[
@@ -91,6 +103,7 @@ class Limits(Section, frozen=True):
             "bytes",
             ge=16 * 1024 * 1024,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 128 * 1024 * 1024
     silence_s: Annotated[
@@ -101,6 +114,7 @@ class Limits(Section, frozen=True):
             "seconds",
             gt=0,
             le=86_400,
+            reloads=True,
         ),
     ] = 10.0
     refusal_delay_s: Annotated[
@@ -150,6 +164,7 @@ class Limits(Section, frozen=True):
             "bytes",
             ge=64,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 64 * 1024 * 1024
     staged_bytes_max: Annotated[
@@ -159,6 +174,7 @@ class Limits(Section, frozen=True):
             "bytes",
             ge=4096,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 64 * 1024 * 1024 * 1024
     staged_age_s: Annotated[
@@ -168,6 +184,7 @@ class Limits(Section, frozen=True):
             "seconds",
             gt=0,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 86_400.0
 
@@ -229,6 +246,7 @@ class Retention(Section, frozen=True):
             "seconds",
             ge=0,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 604_800.0
     bytes: Annotated[
@@ -238,16 +256,21 @@ class Retention(Section, frozen=True):
             "bytes",
             ge=0,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 0
     check_s: Annotated[
-        float, setting("How often expired segments are looked for.", "seconds", gt=0, le=86_400)
+        float,
+        setting(
+            "How often expired segments are looked for.", "seconds", gt=0, le=86_400, reloads=True
+        ),
     ] = 60.0
     wait_for: Annotated[
         Readers,
         setting(
             "Readers that records are kept for until they have passed them, in topics where they have "
-            "a cursor; `lake` in all topics."
+            "a cursor; `lake` in all topics.",
+            reloads=True,
         ),
     ] = Readers()
     wait_s: Annotated[
@@ -257,6 +280,7 @@ class Retention(Section, frozen=True):
             "seconds",
             ge=0,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 604_800.0
     wait_bytes: Annotated[
@@ -266,6 +290,7 @@ class Retention(Section, frozen=True):
             "bytes",
             ge=0,
             le=NUMBER_MAX,
+            reloads=True,
         ),
     ] = 10 * 1024 * 1024 * 1024
 
@@ -308,14 +333,18 @@ class PrefixRule(Struct, frozen=True, kw_only=True):
     durability: Annotated[Durability | None, setting("As `durability`, for these topics.")] = None
     retention_age_s: Annotated[
         float | None,
-        setting("As `retention.age_s`, for these topics.", "seconds", ge=0, le=NUMBER_MAX),
+        setting(
+            "As `retention.age_s`, for these topics.", "seconds", ge=0, le=NUMBER_MAX, reloads=True
+        ),
     ] = None
     retention_bytes: Annotated[
         int | None,
-        setting("As `retention.bytes`, for these topics.", "bytes", ge=0, le=NUMBER_MAX),
+        setting(
+            "As `retention.bytes`, for these topics.", "bytes", ge=0, le=NUMBER_MAX, reloads=True
+        ),
     ] = None
     retention_wait_for: Annotated[
-        Readers | None, setting("As `retention.wait_for`, for these topics.")
+        Readers | None, setting("As `retention.wait_for`, for these topics.", reloads=True)
     ] = None
     segment_bytes: Annotated[
         int | None, setting("As `segment.bytes`, for these topics.", "bytes", ge=64, le=NUMBER_MAX)
@@ -379,7 +408,8 @@ class Config(Section, frozen=True):
         setting("Diagnostics on standard error, for people or as JSON lines.", flag="--log-format"),
     ] = LogFormat.HUMAN
     log_level: Annotated[
-        LogLevel, setting("The least important diagnostics shown.", flag="--log-level")
+        LogLevel,
+        setting("The least important diagnostics shown.", flag="--log-level", reloads=True),
     ] = LogLevel.INFO
     listen: Annotated[Listen, setting("Where the server answers.")] = Listen()
     limits: Annotated[Limits, setting("What bounds memory.")] = Limits()

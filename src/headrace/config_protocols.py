@@ -17,6 +17,7 @@ class AccessToken(Struct, frozen=True, kw_only=True):
             "What it is called in diagnostics.",
             pattern=r"^[^\x00-\x1f]{1,255}\Z",
             allowed="a text of 1 to 255 characters",
+            reloads=True,
         ),
     ]
     sha256: Annotated[
@@ -26,20 +27,23 @@ class AccessToken(Struct, frozen=True, kw_only=True):
             pattern=r"^[0-9a-fA-F]{64}\Z",
             allowed="64 hexadecimal digits",
             secret=True,
+            reloads=True,
         ),
     ]
     user: Annotated[
         str | None,
         setting(
             "The user whose it is: what the node id of a Logux client has before its first colon. Without "
-            "one, any."
+            "one, any.",
+            reloads=True,
         ),
     ] = None
     grants: Annotated[
         tuple[str, ...] | None,
         setting(
             "What it is good for: `http` for the HTTP API, and beginnings of the names of topics, such as "
-            "`$logux/main`. Without any, everything."
+            "`$logux/main`. Without any, everything.",
+            reloads=True,
         ),
     ] = None
 
@@ -86,7 +90,10 @@ class LoguxSettings(Section, frozen=True):
     ] = 20.0
     credentials: Annotated[
         str,
-        setting("What the server shows of itself in `connected`, to clients that want to be sure."),
+        setting(
+            "What the server shows of itself in `connected`, to clients that want to be sure.",
+            secret=True,
+        ),
     ] = ""
     subprotocol_min: Annotated[
         int,

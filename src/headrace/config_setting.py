@@ -13,11 +13,12 @@ def setting(
     pattern: str | None = None,
     allowed: str = "",
     secret: bool = False,
+    reloads: bool = False,
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
 ) -> Meta:
-    extra = {"unit": unit, "flag": flag, "allowed": allowed, "secret": secret}
+    extra = {"unit": unit, "flag": flag, "allowed": allowed, "secret": secret, "reloads": reloads}
     if pattern is not None:
         return Meta(description=doc, pattern=pattern, extra=extra)
     if gt is not None:

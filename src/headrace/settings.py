@@ -4,9 +4,11 @@ Every error is one sentence: the setting, what it may be, and where the wrong va
 """
 
 import difflib
+import json
 import math
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
@@ -18,8 +20,9 @@ from msgspec import Meta, Struct
 from headrace.config import BUILT_IN_RULES, Config, PrefixRule
 from headrace.config_protocols import AccessToken
 from headrace.config_setting import NUMBER_MAX
-from headrace.config_values import Address, Origins, Readers
+from headrace.config_values import UNITS_HELP, Address, Origins, Quantity, Readers
 from headrace.errors import ConfigError
+from headrace.printing import quoted
 
 CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
 
@@ -32,7 +35,14 @@ _OTHER_VARIABLES = {
 }
 _OTHER_PREFIXES = ("HEADRACE_PORT_", "HEADRACE_SERVICE_")
 
+_SHOWN_MAX = 200
+"""Characters of a wrong value in an error."""
+
 DEFAULT = "default"
+
+NEAR_MIN = 0.75
+NEAR_IN_SECTION_MIN = 0.6
+"""How similar a known name must be to be offered for an unknown one, from 0 to 1."""
 
 
 class Setting(NamedTuple):
@@ -46,6 +56,10 @@ class Setting(NamedTuple):
     unit: str
     flag: str
     """The flag of `headrace serve` for it, or nothing: `--set` serves for every one."""
+    is_secret: bool
+    """True where a value must not be shown whole."""
+    reloads: bool
+    """True where a running server takes another value on SIGHUP."""
 
     @property
     def variable(self) -> str:
@@ -76,33 +90,51 @@ def load(
     flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None = None
 ) -> Loaded:
     """Make the configuration; `flags` maps keys to values, where None and absence mean the same."""
-    values: dict[str, object] = {}
-    origins = dict.fromkeys([*SETTINGS, *TABLES], DEFAULT)
+    found = _Found()
     if file is None and environ.get(CONFIG_FILE_VARIABLE):
         file = Path(environ[CONFIG_FILE_VARIABLE])
     if file is not None:
-        table = _read_file(file)
-        origin = f"file {file}"
-        for key in TABLES:
-            values[key] = _tables(key, _take(table, key), origin)
-            origins[key] = origin
-        for key, value in _flatten(table, origin):
-            values[key] = _convert(_setting(key, origin), value, origin)
-            origins[key] = origin
+        found.read(_read_file(file), f"file {file}")
+    found.next_source()
     for variable, text in environ.items():
-        if setting := _setting_of_variable(variable):
-            origin = f"environment {variable}"
-            values[setting.key] = _convert(setting, text, origin, text=True)
-            origins[setting.key] = origin
+        if setting := _setting_of_variable(variable, text):
+            found.add(setting, variable, text, f"environment {variable}", text=True)
+    found.next_source()
     for key, value in flags.items():
         if value is not None:
-            setting = _setting(key, "flag --set")
-            origin = f"flag {setting.flag or f'--set {key}'}"
-            values[key] = _convert(setting, value, origin, text=True)
-            origins[key] = origin
-    config = _build(values)
-    _check_together(config, origins)
-    return Loaded(config, origins)
+            of_flag = _setting(key, value, f"flag --set {key}")
+            origin = f"flag {of_flag.flag or f'--set {key}'}"
+            found.add(of_flag, key, value, origin, text=True)
+    config = _build(found.values)
+    _check_together(config, found.origins)
+    return Loaded(config, found.origins)
+
+
+class _Found:
+    """The values that were found so far; later sources go over earlier ones."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+        self.origins = dict.fromkeys([*SETTINGS, *TABLES], DEFAULT)
+        self._given = _Given()
+
+    def next_source(self) -> None:
+        self._given = _Given()
+
+    def read(self, table: dict[str, Any], origin: str) -> None:
+        """Take over the content of a file."""
+        for key in TABLES:
+            self.values[key] = _tables(key, _take(table, key), origin)
+            self.origins[key] = origin
+        for key, value in _flatten(table, origin):
+            self.add(_setting(key, value, origin), key, value, origin)
+
+    def add(
+        self, setting: Setting, name: str, value: object, origin: str, *, text: bool = False
+    ) -> None:
+        self._given.add(setting.key, name, origin)
+        self.values[setting.key] = _convert(setting, value, origin, text=text)
+        self.origins[setting.key] = origin
 
 
 def fields_of(section: type[Struct], prefix: str = "") -> Iterator[Setting]:
@@ -121,7 +153,15 @@ def fields_of(section: type[Struct], prefix: str = "") -> Iterator[Setting]:
                 doc=meta.description,
                 unit=extra["unit"],
                 flag=extra["flag"],
+                is_secret=extra["secret"],
+                reloads=extra["reloads"],
             )
+
+
+def accepted(setting: Setting) -> str:
+    """Everything that is accepted for a setting, with units, as the end of a sentence."""
+    plain = allowed(setting)
+    return f"{plain}, or {UNITS_HELP[setting.unit]}" if setting.unit in UNITS_HELP else plain
 
 
 def allowed(setting: Setting) -> str:
@@ -137,8 +177,9 @@ def allowed(setting: Setting) -> str:
         return "HOST:PORT such as 127.0.0.1:8119 or [::1]:8119"
     if base is Origins:
         return (
-            "a list of origins such as https://app.example.com, `same-host` (pages of the host that is "
-            "connected to, whatever their port) and `*` (any page); in flags and variables with commas"
+            "a list of origins such as https://app.example.com, which are let in besides pages of the host "
+            "that is connected to, whatever their port (`same-host`); `no-same-host` leaves these out, `*` "
+            "is any page, and an empty list no page at all; in flags and variables with commas"
         )
     if base is Readers:
         return "a list of readers' names such as group:orders; in flags and variables with commas"
@@ -167,29 +208,101 @@ _SECTIONS = {key.partition(".")[0] for key in (*SETTINGS, *TABLES) if "." in key
 _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS.values()}
 
 
-def _setting(key: str, origin: str) -> Setting:
-    if key not in SETTINGS:
-        raise ConfigError(f"there is no setting {key} ({origin}){_nearest(key, SETTINGS)}")
-    return SETTINGS[key]
+class _Given:
+    """The settings that one source gives, to refuse a setting that it gives under two names."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def add(self, key: str, name: str, origin: str) -> None:
+        other = self._names.setdefault(key, name)
+        if other != name:
+            raise ConfigError(f"{other} and {name} are the same setting: give one ({origin})")
 
 
-def _setting_of_variable(variable: str) -> Setting | None:
+def _setting(key: str, value: object, origin: str) -> Setting:
+    found = _named(key, value, SETTINGS, _SHORT_NAMES, origin)
+    if found is None:
+        raise ConfigError(f"there is no setting {key} ({origin}){nearest(key, SETTINGS)}")
+    return found
+
+
+def _setting_of_variable(variable: str, text: str) -> Setting | None:
     if not variable.startswith("HEADRACE_") or variable in _OTHER_VARIABLES:
         return None
-    if variable in _BY_VARIABLE:
-        return _BY_VARIABLE[variable]
+    if found := _named(variable, text, _BY_VARIABLE, _SHORT_VARIABLES, f"environment {variable}"):
+        return found
     if variable.startswith(_OTHER_PREFIXES):
         return None
     raise ConfigError(
-        f"the environment sets {variable}, which is no setting{_nearest(variable, _BY_VARIABLE)}"
+        f"the environment sets {variable}, which is no setting{_nearest_variable(variable)}"
     )
 
 
-def _nearest(name: str, names: Mapping[str, object]) -> str:
-    # A name without its section is the commonest slip, and difflib alone would miss it.
-    candidates = [known for known in names if known.rpartition(".")[2] == name]
-    candidates += difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; the nearest is {candidates[0]}" if candidates else ""
+def _named(
+    name: str,
+    value: object,
+    settings: Mapping[str, Setting],
+    short_names: Mapping[str, str],
+    origin: str,
+) -> Setting | None:
+    """The setting of that name, which may lack its unit (`age` for `age_s`) where the value has one."""
+    if name in settings:
+        return settings[name]
+    if name not in short_names:
+        return None
+    found = settings[short_names[name]]
+    quantity = Quantity.parse(value)
+    if quantity is None or quantity.unit != found.unit:
+        raise ConfigError(
+            f"{name} must be {UNITS_HELP[found.unit]}, not {_shown(value)} ({origin}); "
+            f"{short_names[name]} also takes a plain number of {found.unit}"
+        )
+    return found
+
+
+def _short_names(settings: Mapping[str, Setting]) -> dict[str, str]:
+    """The names that settings also have without their unit, each with its full name.
+
+    A name that other settings begin with has no such short form: `retention.wait` could mean either of
+    `retention.wait_s` and `retention.wait_bytes`.
+    """
+    found: dict[str, str] = {}
+    for name, setting in settings.items():
+        short = re.sub("(?i:_s|_bytes)(?=$|_(?i:max)$)", "", name)
+        others = [other for other in settings if other != name]
+        is_taken = any(other == short or other.startswith(f"{short}_") for other in others)
+        if setting.unit in UNITS_HELP and short != name and not is_taken:
+            found[short] = name
+    return found
+
+
+_SHORT_NAMES = _short_names(SETTINGS)
+_SHORT_VARIABLES = _short_names(_BY_VARIABLE)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A hint at the known name that was probably meant; nothing unless one is near."""
+    known = list(names)
+    section, dot, rest = name.rpartition(".")
+    # A name without its section is the commonest slip, and similarity alone would miss it.
+    found = [one for one in known if one.rpartition(".")[2] == name]
+    if not found and dot:
+        # Within a section only the rest counts: all its settings begin alike.
+        inside = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == section]
+        near = difflib.get_close_matches(rest, inside, n=1, cutoff=NEAR_IN_SECTION_MIN)
+        found = [f"{section}.{one}" for one in near]
+    others = [one for one in known if not dot or one.rpartition(".")[0] != section]
+    found = found or difflib.get_close_matches(name, others, n=1, cutoff=NEAR_MIN)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _nearest_variable(variable: str) -> str:
+    name = variable.removeprefix("HEADRACE_").lower()
+    section = next((one for one in _SECTIONS if name.startswith(f"{one}_")), "")
+    key = f"{section}.{name.removeprefix(f'{section}_')}" if section else name
+    hint = re.search("did you mean (.*)[?]", nearest(key, SETTINGS))
+    return f"; did you mean {SETTINGS[hint[1]].variable}?" if hint else ""
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -207,11 +320,11 @@ def _flatten(table: dict[str, Any], origin: str) -> Iterator[tuple[str, object]]
             if name not in _SECTIONS:
                 sections = dict.fromkeys([*_SECTIONS, "topics"])
                 raise ConfigError(
-                    f"there is no section [{name}] ({origin}){_nearest(name, sections)}"
+                    f"there is no section [{name}] ({origin}){nearest(name, sections)}"
                 )
             yield from ((f"{name}.{key}", inner) for key, inner in value.items())
         elif name in _SECTIONS:
-            raise ConfigError(f"{name} must be a section [{name}], not {value!r} ({origin})")
+            raise ConfigError(f"{name} must be a section [{name}], not {_shown(value)} ({origin})")
         else:
             yield name, value
 
@@ -219,20 +332,30 @@ def _flatten(table: dict[str, Any], origin: str) -> Iterator[tuple[str, object]]
 def _convert(setting: Setting, value: object, origin: str, *, text: bool = False) -> Any:
     base, meta = _base_and_meta(setting.type)
     converted: object
+    quantity = Quantity.parse(value) if setting.unit in UNITS_HELP else None
     try:
         if base in (Origins, Readers):
             converted = base.parse(value)
         elif base in (Address, Path):
             converted = _convert_text(base, value)
+        elif quantity is not None:
+            is_right = quantity.unit == setting.unit
+            converted = msgspec.convert(quantity.value, Annotated[base, meta]) if is_right else None
         else:
             converted = msgspec.convert(value, Annotated[base, meta], strict=not text)
     except ValueError:  # which msgspec.ValidationError is
         converted = None
     if converted is None or (isinstance(converted, float) and not math.isfinite(converted)):
         # Someone may have put the secret itself where its hash belongs.
-        shown = "what is there" if meta.extra and meta.extra["secret"] else repr(value)
-        raise ConfigError(f"{setting.key} must be {allowed(setting)}, not {shown} ({origin})")
+        shown = "what is there" if setting.is_secret else _shown(value)
+        raise ConfigError(f"{setting.key} must be {accepted(setting)}, not {shown} ({origin})")
     return converted
+
+
+def _shown(value: object) -> str:
+    """A wrong value in an error, quoted and not too long."""
+    text = quoted(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
 
 
 def _convert_text(kind: type, value: object) -> object:
@@ -252,25 +375,28 @@ def _take(table: dict[str, Any], key: str) -> object:
 
 def _tables(key: str, tables: object, origin: str) -> tuple[Struct, ...]:
     kind, settings = TABLES[key], TABLE_SETTINGS[key]
+    short_names = _short_names(settings)
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{key} must be a list of tables, each under [[{key}]] ({origin})")
     identity = next(iter(settings))
     made: dict[str, Struct] = {}
     for number, table in enumerate(tables, 1):
         where = f"[[{key}]] number {number}, {origin}"
-        for name in table:
-            if name not in settings:
-                raise ConfigError(f"there is no setting {name} ({where}){_nearest(name, settings)}")
+        given = _Given()
+        values: dict[str, Any] = {}
+        for name, value in table.items():
+            setting = _named(name, value, settings, short_names, where)
+            if setting is None:
+                raise ConfigError(f"there is no setting {name} ({where}){nearest(name, settings)}")
+            given.add(setting.key, name, where)
+            values[setting.key] = _convert(setting, value, where)
         for setting in settings.values():
             if setting.default is msgspec.NODEFAULT and setting.key not in table:
                 raise ConfigError(f"{setting.key} is missing ({where})")
-        one = kind.type(
-            **{name: _convert(settings[name], value, where) for name, value in table.items()}
-        )
+        one = kind.type(**values)
         if getattr(one, identity) in made:
-            raise ConfigError(
-                f"the {identity} {getattr(one, identity)!r} has two {kind.noun} ({where})"
-            )
+            name = quoted(getattr(one, identity))
+            raise ConfigError(f"the {identity} {name} has two {kind.noun} ({where})")
         made[getattr(one, identity)] = one
     return tuple(made.values())
 
@@ -297,8 +423,9 @@ def _check_rule(rule: PrefixRule, origin: str) -> None:
     for key in ("retention_age_s", "retention_bytes"):
         for built_in in BUILT_IN_RULES:
             if getattr(rule, key) and rule.prefix.startswith(built_in.prefix):
+                prefix = quoted(rule.prefix)
                 raise ConfigError(
-                    f"{key} must be 0 or left out for the prefix {rule.prefix!r} ({origin}): topics under "
+                    f"{key} must be 0 or left out for the prefix {prefix} ({origin}): topics under "
                     f"{built_in.prefix} are never trimmed by age or size"
                 )
 

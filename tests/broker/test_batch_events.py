@@ -423,7 +423,7 @@ def test_a_record_that_is_no_event_after_all_is_told_and_left_out(
     bench.run()
     assert told == [None]
     assert bench.stored("$logux/a") == [[1, "x", 0], [2, "x", 0]]
-    assert "topic '$logux/a': a record of a batch is left out" in caplog.text
+    assert 'topic "$logux/a": a record of a batch is left out' in caplog.text
 
 
 def test_events_that_cannot_be_looked_at_are_given_again(
@@ -433,7 +433,7 @@ def test_events_that_cannot_be_looked_at_are_given_again(
     answers = bench.decide(0, bench.steps.stage(("$logux/a", [event(1, "x", 0)])))
     bench.run()
     assert answers == []
-    assert "batch 0 of producer 'p' cannot be read for now: no memory" in caplog.text
+    assert 'batch 0 of producer "p" cannot be read for now: no memory' in caplog.text
     monkeypatch.undo()
     bench.batches.tick()
     bench.run()

@@ -519,7 +519,7 @@ def test_a_batch_that_cannot_be_looked_through_is_so_later(
         answers = bench.decide(0, staged)
         bench.run()
     assert answers == []
-    assert "batch 0 of producer 'p' cannot be read for now: no memory" in caplog.text
+    assert 'batch 0 of producer "p" cannot be read for now: no memory' in caplog.text
     bench.batches.tick()
     bench.run()
     assert answers == [BatchAnswer(duplicate=False, records=1)]

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from headrace.printing import quoted
 from headrace.testing import ServerProcess, wait_until
 
 CONFIG = """
@@ -133,7 +134,7 @@ def test_the_list_shows_each_channel_with_its_members(run, api, server, name):
 
 def test_no_channels_is_said_and_no_failure(run):
     done = run("--prefix", "no such prefix")
-    assert (done.stdout, done.stderr) == ("", "no channels begin with 'no such prefix'\n")
+    assert (done.stdout, done.stderr) == ("", 'no channels begin with "no such prefix"\n')
 
 
 def test_more_channels_than_one_page_are_all_listed(run, api):
@@ -150,7 +151,7 @@ def test_control_characters_cannot_reach_the_terminal(run, api, name):
     for args in (["--prefix", name], ["explain", name], ["keep", name]):
         done = run(*args)
         assert "\x1b" not in done.stdout + done.stderr
-    assert repr(name) in run("explain", name).stdout
+    assert quoted(name) in run("explain", name).stdout
 
 
 def test_explain_says_who_is_there_and_whose_cursor_holds_the_log(run, api, server, name):
@@ -278,7 +279,7 @@ def test_a_destroyed_log_is_explained_and_cannot_be_kept(run, api):
     assert f"reaches offset {end}; 0 messages behind it." in text
     assert "Nobody is there" not in text
     done = run("keep", name, code=1)
-    assert done.stderr == f"headrace: channel '{name}' has no log that could be kept\n"
+    assert done.stderr == f'headrace: channel "{name}" has no log that could be kept\n'
 
 
 def test_the_trouble_of_a_reducer_is_told_also_when_nobody_is_there(run, api):
@@ -334,10 +335,10 @@ def test_an_unknown_channel_is_one_clear_line(run, command):
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (["frobnicate"], 2, "No such command 'frobnicate'"),
+        (["frobnicate"], 2, "there is no command"),
         (["explain"], 2, "NAME"),
         (["--json", "explain", "x"], 2, "options go behind `explain`"),
-        (["--http", "127.0.0.1:1"], 1, "is a server running?"),
+        (["--http", "127.0.0.1:1"], 1, "is it running?"),
     ],
 )
 def test_a_command_that_cannot_be_done_is_one_clear_line(run, args, code, words):

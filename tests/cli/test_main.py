@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -23,8 +24,16 @@ def assert_one_line(done, code: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["nope"], "No such command 'nope'"),
-        (["publish"], "Missing argument"),
+        (["nope"], 'there is no command "nope" (see `headrace --help`)'),
+        (["pubish"], "did you mean publish?"),
+        (["publish"], "name the TOPIC"),
+        (
+            ["publish", "t", "data", "--timeout", "soon"],
+            "a number of seconds, or a duration with a unit",
+        ),
+        (["publish", "t", "data", "--timeout", "1ms"], "--timeout must be at least 0.1 s"),
+        (["help", "nope"], 'there is no command "nope"'),
+        (["topics", "a", "--prefix", "b"], "give one of them"),
         (["publish", "", "data"], "a topic name must not be empty"),
         (["publish", "x" * 256, "data"], "255 bytes"),
         (["subscribe", b"\xff"], "must be valid UTF-8"),
@@ -43,7 +52,7 @@ def assert_one_line(done, code: int, text: str) -> None:
         (["config", "--json", "--toml"], "--json and --toml exclude each other"),
         (["config", "--set", "x"], "--set takes KEY=VALUE"),
         (["config", "--set", "durability=memory", "--durability", "synced"], "given twice"),
-        (["pipeline", "exprot"], "Did you mean 'export'?"),
+        (["pipeline", "exprot"], "did you mean export?"),
         (["pipeline", "export", "--onec"], "No such option: --onec"),
         (["pipeline", "audit", "--http", "x", "--data-dir", "y"], "exclude each other"),
         (["pipeline", "export", "--once"], "say where the lake is: --lake DIR"),
@@ -54,7 +63,7 @@ def assert_one_line(done, code: int, text: str) -> None:
         (["pipeline", "aggregate", "--lake", "x", "--reducer", "last"], "--into DIR"),
         (["pipeline", "compact"], "say where the lake is: --lake DIR"),
         (["pipeline", "compact", "--lake", "x", "--file-bytes", "0"], "(flag --file-bytes)"),
-        (["pipeline", "compact", "--lake", "x", "--sweep-after", "soon"], "an age such as 12h"),
+        (["pipeline", "compact", "--lake", "x", "--sweep-after", "soon"], "a duration with a unit"),
         (["pipeline", "compact", "--lake", "x", "--sweep-after", "5m"], "3600"),
         (["pipeline", "dedupe", "--lake", "x", "--payload"], "--into DIR"),
         (["pipeline", "dedupe", "--into", "x", "--payload"], "say where the lake is: --lake DIR"),
@@ -66,7 +75,7 @@ def assert_one_line(done, code: int, text: str) -> None:
         (["pipeline", "dedupe", "--into", "y", "--payload", "--window", "0d"], "above 0, or all"),
         (
             ["pipeline", "dedupe", "--into", "y", "--payload", "--window", "now"],
-            "such as 12h or 7d",
+            "a duration with a unit",
         ),
         (
             ["pipeline", "dedupe", "--lake", "x", "--into", "y", "--json-path", "id"],
@@ -80,7 +89,8 @@ def assert_one_line(done, code: int, text: str) -> None:
         (["pipeline", "report", "t", "--pattern", "t"], "exclude each other"),
         (["serve", "--figg", "nowhere"], "listen.figg must be HOST:PORT"),
         (["serve", "--config", "missing.toml"], "cannot read the configuration file missing.toml"),
-        (["serve", "--set", "journal.file=1"], "the nearest is journal.files"),
+        (["serve", "--set", "journal.file=1"], "journal.file_bytes also takes a plain number"),
+        (["serve", "--set", "journal.filez=1"], "did you mean journal.files?"),
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2(headrace, args, text):
@@ -94,13 +104,18 @@ def test_a_wrong_command_line_is_exit_code_2(headrace, args, text):
         (["publish", "t", "--file", "missing"], "cannot read missing: No such file or directory"),
         (
             ["publish", "t", "data", "--url", f"figg://{NOBODY}", "--timeout", "1"],
-            "Connection refused; is a server running? start one with: headrace serve",
+            f"no server at {NOBODY}; is it running? (`headrace serve` starts one)",
         ),
         (["subscribe", "t", "--url", f"figg://{NOBODY}", "--timeout", "1"], "no connection"),
-        (["subscribe", "t", "--last", "1", "--http", NOBODY], "no answer from http://127.0.0.1:1"),
-        (["topics", "--http", NOBODY], "no answer from http://127.0.0.1:1: Connection refused"),
-        (["delete", "t", "--yes", "--http", NOBODY], "no answer"),
-        (["inspect", "t", "--http", NOBODY], "no answer"),
+        (
+            ["subscribe", "t", "--last", "1", "--http", NOBODY],
+            f"no server at {NOBODY}; is it running?",
+        ),
+        (["topics", "--http", NOBODY], f"no server at {NOBODY}; is it running?"),
+        (["status", "--http", NOBODY], f"no server at {NOBODY}; is it running?"),
+        (["channels", "--http", NOBODY], f"no server at {NOBODY}; is it running?"),
+        (["delete", "t", "--yes", "--http", NOBODY], "no server at"),
+        (["inspect", "t", "--http", NOBODY], "no server at"),
     ],
 )
 def test_a_failure_is_exit_code_1(headrace, args, text):
@@ -139,7 +154,18 @@ def test_without_arguments_the_help_is_shown(headrace):
 @pytest.mark.parametrize(
     "command",
     [
-        *("serve", "publish", "subscribe", "topics", "inspect", "delete", "verify", "config"),
+        *(
+            "serve",
+            "publish",
+            "subscribe",
+            "topics",
+            "inspect",
+            "delete",
+            "verify",
+            "config",
+            "status",
+            "help",
+        ),
         *(
             "pipeline",
             "pipeline export",
@@ -159,6 +185,48 @@ def test_every_help_has_an_example(headrace, command):
 
 def test_the_version(headrace):
     assert headrace("--version").stdout == f"headrace {__version__}\n"
+    assert headrace("-V").stdout == f"headrace {__version__}\n"
+
+
+def test_help_is_a_command_too(headrace):
+    assert headrace("help", "publish").stdout == headrace("publish", "--help").stdout
+    assert headrace("help").stdout == headrace("--help").stdout
+
+
+def test_help_shows_arguments_without_types_of_python(headrace):
+    export = headrace("help", "pipeline", "export").stdout
+    assert "Usage: headrace pipeline export [OPTIONS] [TOPIC…]" in export
+    assert re.search(r"^  TOPIC… +Only these topics", export, re.MULTILINE)
+    publish = headrace("help", "publish").stdout
+    assert "Usage: headrace publish [OPTIONS] [TOPIC] [DATA]" in publish
+    assert "Usage: headrace delete [OPTIONS] TOPIC" in headrace("help", "delete").stdout
+    assert "<" not in export + publish
+
+
+def test_a_shell_can_complete_commands_and_options(headrace):
+    script = headrace("--show-completion", "bash")
+    assert "_HEADRACE_COMPLETE=complete_bash" in script.stdout, script.stderr
+    environ = {
+        "_HEADRACE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "headrace pub",
+        "COMP_CWORD": "1",
+    }
+    assert headrace(environ=environ).stdout.split() == ["publish"]
+
+
+def test_config_prints_no_password(headrace):
+    url = "postgresql://user:s3cret@db.example/headrace"
+    settings = ["--set", f"channels.snapshots_url={url}", "--set", "logux.credentials=s3cret"]
+    for form in ([], ["--json"], ["--toml"]):
+        shown = headrace("config", *settings, *form).stdout
+        assert "s3cret" not in shown
+        assert "postgresql://user:***@db.example/headrace" in shown
+    wrong = headrace("config", "--set", "channels.snapshots_url=mysql://user:s3cret@x")
+    assert wrong.returncode == 2
+    assert "s3cret" not in wrong.stderr
+    # What is printed can be read back, but for what is masked.
+    printed = tomllib.loads(headrace("config", *settings, "--toml").stdout)
+    assert "snapshots_url" not in printed["channels"]
 
 
 def test_config_says_where_each_value_comes_from(headrace, tmp_path):
@@ -175,7 +243,7 @@ def test_config_says_where_each_value_comes_from(headrace, tmp_path):
     assert re.search(r"^listen.figg +\[::1\]:0 +flag --figg *$", text, re.MULTILINE)
     assert re.search(r"^journal.files +8 +flag --set journal.files *$", text, re.MULTILINE)
     assert re.search(r"^retention.bytes +0 +default *$", text, re.MULTILINE)
-    assert re.search(r"^topics 't/' +retention_bytes = 9 +file h.toml *$", text, re.MULTILINE)
+    assert re.search(r'^topics "t/" +retention_bytes = 9 +file h.toml *$', text, re.MULTILINE)
 
     printed = json.loads(headrace(*args, "--json", environ=environ).stdout)
     assert printed["settings"]["journal.files"] == {

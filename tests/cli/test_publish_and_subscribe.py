@@ -190,7 +190,7 @@ def test_an_offset_inside_a_record_is_said(spawn, publish, topic):
 def test_a_topic_that_does_not_exist_is_said_and_waited_for(spawn, publish, topic):
     subscriber = spawn("subscribe", topic, "--from-start", "--count", 1)
     line = subscriber.stderr.readline().decode()
-    assert line == f"headrace: topic {topic!r} does not exist yet: waiting\n"
+    assert line == f'headrace: topic "{topic}" does not exist yet: waiting\n'
     publish(b"foo")
     assert subscriber.communicate(timeout=30) == (b"foo\n", b"")
 
@@ -205,8 +205,37 @@ def test_until_end_prints_what_there_is_and_ends(publish, subscribe):
     assert subscribe("--until-end", "--last", 0) == ""
 
 
-def test_until_end_of_an_unknown_topic_ends_at_once(subscribe):
-    assert subscribe("--until-end") == ""
+def test_until_end_of_an_unknown_topic_says_so_and_fails(headrace, at):
+    done = headrace("subscribe", "unknown/topic", "--until-end", environ=at)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == 'headrace: there is no topic "unknown/topic"\n'
+
+
+def test_what_subscribe_prints_as_json_can_be_published(headrace, at, topic, publish, subscribe):
+    payloads = [b"plain", b'{"a": 1}', "wörld".encode(), b"\xff\x00", b""]
+    publish(*payloads)
+    lines = subscribe("--until-end", "--json")
+    copy = f"{topic}-copy"
+    done = headrace("publish", copy, "--json", stdin=lines, environ=at)
+    assert done.returncode == 0, done.stderr
+    args = ("--until-end", "--json")
+    copied = headrace("subscribe", copy, *args, environ=at).stdout.splitlines()
+    wanted = [json.loads(line) | {"topic": copy} for line in lines.splitlines()]
+    assert [json.loads(line) for line in copied] == wanted
+    # Without TOPIC, each line says where it goes; nothing is said of it where --quiet stands.
+    done = headrace("publish", "--json", "--quiet", stdin=lines, environ=at)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert subscribe("--until-end", text=False).count(b"\n") == 2 * len(payloads)
+
+
+def test_a_wrong_line_of_json_is_named_and_those_before_it_are_published(
+    headrace, at, topic, subscribe
+):
+    lines = '{"payload": "one"}\n\n{"payload": 5}\n{"payload": "two"}\n'
+    done = headrace("publish", topic, "--json", stdin=lines, environ=at)
+    assert done.returncode == 1
+    assert "headrace: line 3: payload must be a string" in done.stderr
+    assert subscribe("--until-end") == "one\n"
 
 
 @pytest.mark.parametrize(

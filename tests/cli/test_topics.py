@@ -9,7 +9,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from headrace import connect_blocking
+from headrace import __version__, connect_blocking
 from headrace.cli import output, topics
 from headrace.testing import ServerProcess
 
@@ -34,7 +34,8 @@ def test_topics_lists_each_topic_with_its_range(run, topic):
     assert found["end"] == {"offset": 14, "ordinal": 2}
 
 
-def test_on_a_narrow_terminal_names_fold_and_numbers_stay_whole(capsys, monkeypatch):
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_a_narrow_terminal_does_without_columns_and_breaks_no_cell(capsys, monkeypatch, width):
     name = "a-name/that-is-much/longer-than/the-terminal-is-wide/by-some-characters-more"
     listed = {
         "name": name,
@@ -46,13 +47,14 @@ def test_on_a_narrow_terminal_names_fold_and_numbers_stay_whole(capsys, monkeypa
         "subscribers": 1234,
         "last_ms": 1_750_000_000_000,
     }
-    monkeypatch.setattr(topics, "_all_topics", lambda base, prefix: [listed])
-    monkeypatch.setattr(output, "console", lambda: Console(width=80))
-    topics.topics(prefix="", as_json=False, http=None)
-    shown = capsys.readouterr().out
-    for whole in ("123,456,789,012", "1000.0 GiB", "1234567890123", "1234", "2025-06-15 15:06:40Z"):
-        assert f" {whole}" in shown
-    assert "".join(line.split(" ")[0] for line in shown.splitlines()[1:]) == name
+    monkeypatch.setattr(topics, "all_topics", lambda base, prefix: [listed])
+    monkeypatch.setattr(output, "console", lambda: Console(width=width))
+    topics.topics(prefix="", prefix_option=None, as_json=False, http=None)
+    shown = capsys.readouterr()
+    heading, row = shown.out.splitlines()
+    assert heading.split() == ["topic", "records", "size", "subs"]
+    assert row.split() == [name, "123,456,789,012", "1000.0", "GiB", "1234"]
+    assert "not shown, for lack of width: durability, end, last record" in shown.err
 
 
 def test_topics_shows_how_far_readers_are_behind(run, topic, server):
@@ -65,7 +67,7 @@ def test_topics_shows_how_far_readers_are_behind(run, topic, server):
         assert httpx.post(server.http_url + "/v1/cursors", json=body).status_code == 200
     lines = run("topics", topic).stdout.splitlines()
     assert lines[0].rstrip().endswith("readers")
-    assert lines[1].rstrip().endswith(r"'b\n' 0, group:a -2")
+    assert lines[1].rstrip().endswith(r'"b\n" 0, group:a -2')
     assert lines[2].rstrip().endswith("Z")
     first, second = map(json.loads, run("topics", topic, "--json").stdout.splitlines())
     assert [(one["reader"], one["lag_records"]) for one in first["cursors"]] == [
@@ -115,9 +117,40 @@ def test_topics_can_be_narrowed_to_a_prefix(run, topic):
     assert names == [f"{topic}/a", f"{topic}/b"]
 
 
+def test_a_prefix_is_an_option_too(run, topic):
+    run("publish", f"{topic}/a", "x")
+    assert run("topics", "--prefix", f"{topic}/").stdout == run("topics", f"{topic}/").stdout
+    assert run("topics", "--prefix", "no such prefix", "--quiet").stderr == ""
+
+
+def test_status_is_one_screen_about_the_server(run, topic, server):
+    run("publish", topic, "foo")
+    shown = run("status").stdout
+    assert re.search(rf"^server +headrace {re.escape(__version__)}, up \d+", shown, re.MULTILINE)
+    assert re.search(r"^health +ok *$", shown, re.MULTILINE)
+    for name, address in (("figg", server.figg), ("ws", server.ws), ("http", server.http)):
+        assert re.search(rf"^listen\.{name} +{address[0]}:{address[1]}", shown, re.MULTILINE)
+    assert re.search(r"^log +\d+ topics?, \d+ records?, [0-9.]+ \w+", shown, re.MULTILINE)
+    assert re.search(r"^retention +7d", shown, re.MULTILINE)
+    told = json.loads(run("status", "--json").stdout)
+    assert told["health"] == {"status": "ok"}
+    assert told["topics"] >= 1
+    assert told["records"] >= 1
+    assert set(told["connections"]) == {"figg", "wombat", "logux", "channel"}
+
+
+def test_a_shell_can_complete_topics(headrace, at, run, topic):
+    run("publish", f"{topic}-completed", "x")
+    environ = {"_HEADRACE_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
+    words = {"COMP_WORDS": f"headrace inspect {topic}-com"}
+    assert headrace(environ=at | environ | words).stdout.split() == [f"{topic}-completed"]
+    nowhere = {"HEADRACE_HTTP": "127.0.0.1:1"}
+    assert headrace(environ=at | environ | words | nowhere).stdout.strip() == ""
+
+
 def test_no_topics_is_said_and_no_failure(run):
     done = run("topics", "no such prefix")
-    assert (done.stdout, done.stderr) == ("", "no topics begin with 'no such prefix'\n")
+    assert (done.stdout, done.stderr) == ("", 'no topics begin with "no such prefix"\n')
 
 
 def test_more_topics_than_one_page_are_all_listed(headrace, tmp_path):
@@ -132,7 +165,7 @@ def test_a_name_with_control_characters_cannot_reach_the_terminal(run, topic):
     run("publish", f"{topic}\x1b[31m", "x")
     shown = run("topics", topic).stdout
     assert "\x1b" not in shown
-    assert f"'{topic}\\x1b[31m'" in shown
+    assert f'"{topic}\\u001b[31m"' in shown
 
 
 def test_inspect_shows_segments_and_subscribers(run, spawn, topic):

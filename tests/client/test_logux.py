@@ -77,7 +77,7 @@ async def test_events_are_added_and_read_without_a_server(store: Path) -> None:
             ({"type": "n", "n": n}, created[n], n + 1) for n in range(3)
         ]
         assert log.unacknowledged == 3
-        assert log.last_error == "" or "refused" in log.last_error.lower()
+        assert log.last_error == "" or "no server at" in log.last_error
     async with connect(NOWHERE, store) as log:
         assert log.host == "me"
         assert [one.event["n"] for one in await take(log.events(after=1), 2)] == [1, 2]
@@ -457,7 +457,7 @@ async def test_a_server_that_cannot_be_verified_is_refused(peer: LoguxPeer, stor
         server = await peer.greet()
         assert (await server.hear())[0] == "error"
         await server.closed()
-        await is_refused(log, peer, "auth", r"could not be verified: KeyError\(None\)")
+        await is_refused(log, peer, "auth", r"could not be verified: KeyError: None")
 
 
 async def test_an_answer_about_a_connection_that_is_gone_is_none(peer: LoguxPeer) -> None:

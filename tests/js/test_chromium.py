@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing import ServerProcess
+from headrace.testing import ServerProcess, wait_until
 from tests.js.checks import check_crash, check_payloads, check_slow
 from tests.js.support import CHROMIUM, Pages, chromium, tool
 
@@ -47,16 +47,27 @@ def test_payloads_and_offsets_are_the_same_as_over_figg(
         check_payloads(server, reports)
 
 
-def test_a_page_of_another_host_is_refused(
+def test_localhost_and_127_0_0_1_are_one_host(
     server: ServerProcess, pages: Pages, tmp_path: Path
 ) -> None:
     profile = tmp_path / "profile"
     with chromium(pages, "admission", server.wombat_url, profile, host="localhost") as reports:
+        assert reports.expect("done") == {"state": "connected"}
+
+
+def test_a_page_that_may_not_connect_is_refused(pages: Pages, tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "data", "--set=listen.origins=no-same-host") as server,
+        chromium(
+            pages, "admission", server.wombat_url, tmp_path / "profile", host="localhost"
+        ) as reports,
+    ):
         assert reports.expect("done") == {"state": "disconnected"}
+        wait_until(lambda: f'["no-same-host", "{pages.origin("localhost")}"]' in server.stderr)
 
 
 def test_a_page_of_an_allowed_origin_is_let_in(pages: Pages, tmp_path: Path) -> None:
-    allowed = f"listen.origins={pages.origin('localhost')}"
+    allowed = f"listen.origins=no-same-host,{pages.origin('localhost')}"
     with (
         ServerProcess(tmp_path / "data", f"--set={allowed}") as server,
         chromium(

@@ -376,7 +376,7 @@ def test_a_stretch_without_records_starts_a_new_segment(directory):
     lost = topic.append(b"lost")
     (damage,) = directory.apply(topic.append(b"three"))
     assert (damage.offset, damage.end, damage.ordinal, damage.end_ordinal) == (7, 15, 1, 2)
-    assert "'topic': 1 records from offset 7 to 15 are lost" in str(damage)
+    assert '"topic": 1 records from offset 7 to 15 are lost' in str(damage)
     assert directory.records()[b"topic"] == [(0, 0, b"one"), (lost.end, 2, b"three")]
     assert [segment.base for segment in directory.catalogue.segments(1)] == [0, 15]
 
@@ -549,7 +549,7 @@ def test_records_of_a_topic_that_nothing_names_are_kept_under_its_number(directo
     ghost = Writer(9)
     (lost,) = directory.apply(ghost.append(b"x"), ghost.append(b"y"))
     assert str(lost).startswith(
-        "topic number 9: its name is lost, its records are kept as '$lost/9'"
+        'topic number 9: its name is lost, its records are kept as "$lost/9"'
     )
     assert [payload for _, _, payload in directory.records()[b"$lost/9"]] == [b"x", b"y"]
     directory.apply(ghost.create())

@@ -485,7 +485,7 @@ def test_a_decision_that_is_damaged_is_reported_and_not_taken_again(open_store):
     flip(path, data.index(bytes.fromhex(staged)))
     assert "the decision of a batch is damaged" in str(verify(store.layout.root).damages)
     store = open_store()
-    assert any("batch 7 of producer 'p'" in report for report in store.reports)
+    assert any('batch 7 of producer "p"' in report for report in store.reports)
     assert store.batch("p", 7) == DUPLICATE
     assert store.payloads("a") == [b"vouches for it"]
 
@@ -533,7 +533,7 @@ def test_a_rebuilt_catalogue_goes_on_with_batches_from_the_damaged_one(open_stor
 def test_a_rebuilt_catalogue_goes_on_with_batches_from_the_backup_and_says_so(open_store, tmp_path):
     store, _, payloads = pending_store(open_store)
     store = after_damage(tmp_path, "missing", keep_backup=True)
-    assert "batch 3 of producer 'p' goes on from where the backup says" in str(store.reports)
+    assert 'batch 3 of producer "p" goes on from where the backup says' in str(store.reports)
     assert store.payloads("a") == payloads
     store.crash()
 

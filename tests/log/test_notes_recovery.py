@@ -244,7 +244,7 @@ def test_a_damaged_value_is_told_of_and_what_was_noted_before_holds(open_store):
     damages = [str(one) for one in verify(store.layout.root).damages]
     assert damages == ["journal/0.journal: the note b'key' is damaged"]
     store = open_store()
-    assert "note b'key': what it said last is lost" in str(store.reports)
+    assert 'note "key": what it said last is lost' in str(store.reports)
     assert any("damage: kept in quarantine" in report for report in store.reports)
     assert b"key" in Journal(store).quarantined()[0]
     assert listed(store) == {"key": b"old", "other": b"new", "third": b"new"}
@@ -275,7 +275,7 @@ def test_a_value_that_is_damaged_while_the_store_runs_is_told_of(store):
     Journal(store).flip(path, position + FRAME_HEAD_BYTES + place - 1)
     reports = apply_file(store._applier, *closed)
     assert "an entry's data is damaged" in reports[0]
-    assert "note b'key'" in reports[1]
+    assert 'note "key"' in reports[1]
     store.store.applied(closed.path)
     assert listed(store) == {"other": b"value"}
 

@@ -367,7 +367,7 @@ def test_damaged_data_is_kept_aside_and_its_offsets_are_not_used_again(damaged):
     assert store.payloads("a") == [b"a1", b"a3"]
     assert store.payloads("b") == [b"b1", b"b2"]
     assert any("damage: kept in quarantine" in report for report in store.reports)
-    assert any("'a': 1 records from offset 6 to 12 are lost" in one for one in store.reports)
+    assert any('"a": 1 records from offset 6 to 12 are lost' in one for one in store.reports)
     assert b"a" in found.quarantined()[0]
     assert ends(store, "a", "b") == [18, 12]  # it is known what is lost: nobody jumps
     assert store.store.locate_ordinal(store.store.topic("a"), 1).offset == 12
@@ -418,7 +418,7 @@ def test_records_that_nothing_names_are_kept_under_the_number_of_their_topic(dam
     store, _ = damaged(commits, lambda found: found.lose(0, 1))
     assert not store.store.topic("topic").exists
     assert store.payloads("$lost/1") == [b"3", b"4"]
-    assert any("kept as '$lost/1'" in report for report in store.reports)
+    assert any('kept as "$lost/1"' in report for report in store.reports)
     store.append("topic", b"again")
     assert store.store.topic("topic").end_offset > JUMP
     assert store.payloads("topic") == [b"again"]

@@ -288,7 +288,7 @@ def test_the_lake_is_waited_for_also_before_its_first_export(keep, caplog):
     assert kept.store.payloads("topic") == [b"2", b"3", b"4"]
     five_days(kept, "never exported")
     kept.wait(12 * DAY_S)
-    assert "reader 'lake' will miss" in caplog.text
+    assert 'reader "lake" will miss' in caplog.text
 
 
 def test_a_cursor_that_was_dropped_lets_go(keep):
@@ -316,7 +316,7 @@ def test_a_reader_is_waited_for_no_longer_than_so_and_it_is_said_what_it_misses(
     kept.wait(60)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     (warning,) = warnings
-    assert warning.startswith("topic 'topic': reader 'group:a' will miss 1 records")
+    assert warning.startswith('topic "topic": reader "group:a" will miss 1 records')
     kept.wait(DAY_S)
     assert kept.store.payloads("topic") == [b"3", b"4"]
 
@@ -350,7 +350,7 @@ def test_a_topic_outgrows_its_bytes_for_a_reader_by_no_more_than_so(keep, caplog
         assert held <= 2000 + 200
         if number < 40:
             assert held == 50 * (number + 1)
-    assert "reader 'group:a' will miss" in caplog.text
+    assert 'reader "group:a" will miss' in caplog.text
     read_to(kept, "group:a", "topic", 60)
     kept.wait(60)
     assert 50 * len(kept.store.payloads("topic")) <= 1200

@@ -50,9 +50,9 @@ def test_sockets_are_inherited_by_the_process_they_are_for(
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        (given("many"), "LISTEN_FDS is 'many'"),
-        (given(""), "LISTEN_FDS is ''"),
-        (given("-1"), "LISTEN_FDS is '-1'"),
+        (given("many"), 'LISTEN_FDS is "many"'),
+        (given(""), 'LISTEN_FDS is ""'),
+        (given("-1"), 'LISTEN_FDS is "-1"'),
         (given("4"), "at most 3 sockets, one for each listener"),
         (given("9" * 30), "at most 3 sockets"),
         (given("3", "figg:ws"), "LISTEN_FDNAMES has 2 names for the 3 inherited sockets"),
@@ -92,7 +92,7 @@ def test_where_ports_are_equal_the_host_decides() -> None:
     [
         (
             [("wombat", "127.0.0.1:99")],
-            r"inherited socket 3 \(named 'wombat', 127\.0\.0\.1:99\) belongs to no listener",
+            r"inherited socket 3 \(named \"wombat\", 127\.0\.0\.1:99\) belongs to no listener",
         ),
         ([("", "[::1]:99")], r"inherited socket 3 \(without a name, \[::1\]:99\) belongs to no"),
         ([("figg", "127.0.0.1:1"), ("figg", "[::1]:1")], "3 .* and .* 4 .* both for the .* figg"),

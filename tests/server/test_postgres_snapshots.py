@@ -353,3 +353,18 @@ def test_without_psycopg_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
 
 def test_without_a_url_there_is_no_database():
     assert make_postgres(Config(), Store()) is None  # type: ignore[arg-type]
+
+
+def test_an_error_of_the_driver_does_not_tell_the_password():
+    psycopg = pytest.importorskip("psycopg")
+    from headrace.server import postgres
+
+    def fail() -> None:
+        with postgres._translated(secret="s3cret"):
+            raise psycopg.OperationalError(
+                'no "s3cret" in postgresql://u:s3cret@h/d,\npassword=s3cret'
+            )
+
+    with pytest.raises(DatabaseError) as caught:
+        fail()
+    assert str(caught.value) == 'no "***" in postgresql://u:***@h/d, password=***'

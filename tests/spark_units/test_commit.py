@@ -38,7 +38,7 @@ def test_a_commit_that_takes_long_is_asked_for_until_it_is_done(serve: Serve, ca
 def test_rows_that_are_skipped_are_told(serve: Serve, caplog) -> None:
     with caplog.at_level(logging.WARNING):
         commit(serve(answer(**WRITTEN | {"duplicate": True, "records": 0})))
-    assert "batch 3 of producer 'p' was written before: its rows are skipped" in caplog.text
+    assert 'batch 3 of producer "p" was written before: its rows are skipped' in caplog.text
 
 
 def test_rows_that_the_server_has_lost_are_an_error(serve: Serve) -> None:

@@ -1,12 +1,14 @@
 """Every kind of bad input: it ends its own connection, after what came before was acknowledged."""
 
+import http.client
+import socket
 import struct
 
 import pytest
 
 from headrace.testing import ServerProcess, wait_until
 from tests.system import foreign_figg as figg
-from tests.system.conftest import Connect
+from tests.system.conftest import Connect, Start
 from tests.system.foreign_figg import ACK, DATA, Message, Wire, field, frame
 from tests.system.support import metrics
 
@@ -167,3 +169,27 @@ def test_a_peer_that_stops_in_the_middle_of_a_message_delays_nobody(
     wire.wait_ack(0)
     other.attach(topic, 0)
     assert [m.number for m in other.expect_data(2)] == [7, 7 + 200_004]
+
+
+def test_peers_of_another_protocol_are_told_what_is_wrong(start: Start) -> None:
+    # A server of its own: on a busy one, refusals may not be logged, as there is a line a second.
+    server = start()
+    connection = http.client.HTTPConnection(*server.figg, timeout=30)
+    try:
+        connection.request("GET", "/")
+        response = connection.getresponse()
+        assert response.status == 400
+        text = response.read().decode()
+    finally:
+        connection.close()
+    place = "{}:{}".format(*server.http)
+    assert text == f"this is HTTP, and the port speaks Figg: HTTP listens at {place}\n"
+    wait_until(lambda: text.strip() in server.stderr)
+    hello = bytes.fromhex("16030100c8010000c40303") + bytes(40)
+    for count, address in enumerate((server.ws, server.http), 1):
+        with socket.create_connection(address, timeout=30) as sock:
+            sock.sendall(hello)
+            while sock.recv(4096):
+                pass
+        said = "this is TLS, and the port is plain"
+        wait_until(lambda count=count, said=said: server.stderr.count(said) == count)

@@ -374,6 +374,7 @@ def status_for(server: ServerProcess, origin: str | None, host: str = "headrace.
         ("http://HEADRACE.example", "Headrace.Example"),
         ("http://127.0.0.1:8080", "127.0.0.1:8120"),
         ("http://localhost:5173", "localhost:8120"),
+        ("http://localhost:8000", "127.0.0.1:8120"),
         ("http://[::1]:5173", "[::1]:8120"),
     ],
 )
@@ -391,7 +392,6 @@ def test_pages_of_the_same_host_may_connect_whatever_their_port(
         ("http://evil.example/headrace.example", "headrace.example"),
         ("http://headrace.example@evil.example", "headrace.example"),
         ("http://sub.headrace.example", "headrace.example"),
-        ("http://localhost", "127.0.0.1"),
         ("null", "headrace.example"),
         ("headrace.example", "headrace.example"),
         ("http://[", "headrace.example"),
@@ -409,8 +409,16 @@ def test_pages_of_other_hosts_may_not(server: ServerProcess, origin: str, host: 
     assert b"origin" in found.body
 
 
+def test_a_refused_page_is_logged_with_the_setting_that_lets_it_in(start: Start) -> None:
+    server = start("--set=listen.origins=https://app.example")
+    assert status_for(server, "http://headrace.example:3000") == 101, "besides the same host"
+    assert status_for(server, "http://other.example:3000") == 403
+    setting = '["https://app.example", "http://other.example:3000"]'
+    wait_until(lambda: f"set listen.origins = {setting}" in server.stderr)
+
+
 def test_listed_pages_may_connect_and_no_others(start: Start) -> None:
-    server = start("--set=listen.origins=https://app.example,http://localhost:3000")
+    server = start("--set=listen.origins=no-same-host,https://app.example,http://localhost:3000")
     assert status_for(server, None) == 101
     assert status_for(server, "https://app.example") == 101
     assert status_for(server, "https://APP.example") == 101

@@ -19,6 +19,7 @@ from headrace.logux_envelope import (
     decode_envelope,
     encode_envelope,
 )
+from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,9 @@ def _events_of(blocks: Sequence[Block]) -> _Events:
                 events.append(NewEvent.of(_marked(payload, envelope), created_of(envelope)))
             except BadEnvelopeError as error:
                 # It was checked when it was staged: the batch must not wait for it for ever.
-                logger.error("topic %r: a record of a batch is left out: %s", block.topic, error)
+                logger.error(
+                    "topic %s: a record of a batch is left out: %s", quoted(block.topic), error
+                )
     return found
 
 

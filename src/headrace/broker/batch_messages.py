@@ -24,6 +24,7 @@ from headrace.log.message_rows import UNNUMBERED, decode_row
 from headrace.log.runner import Runner
 from headrace.log.store import Note
 from headrace.model import CHANNEL_PREFIX
+from headrace.printing import quoted
 from headrace.reducers import CannotFoldError
 
 logger = logging.getLogger(__name__)
@@ -230,6 +231,7 @@ def _cut(batch: bytes, part: Part) -> Iterator[_Sending]:
             messages.append(decode_row(payload))
         except BadMessageError as error:
             # It was checked when it was staged: the batch must not wait for it for ever.
-            logger.error("topic %r: a record of a batch is left out: %s", part.block.topic, error)
+            name = quoted(part.block.topic)
+            logger.error("topic %s: a record of a batch is left out: %s", name, error)
         size += len(payload)
     yield sending()

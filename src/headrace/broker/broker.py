@@ -16,6 +16,7 @@ from headrace.log.records import split_records
 from headrace.log.runner import Runner
 from headrace.log.store import Appended, ColdError, Store, Topic
 from headrace.model import CHANNEL_PREFIX, Durability, Position
+from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -242,13 +243,13 @@ class Broker:
         try:
             self.channels(one)
         except Exception:
-            logger.exception("a fault of our own in topic %r", one.topic.name)
+            logger.exception("internal error in topic %s", quoted(one.topic.name))
 
     def _break(self, group: list[Subscription]) -> None:
         """The others must not suffer from what cannot be encoded for these."""
         for subscription in group:
             peer = subscription.sink.peer
-            logger.error("%s: a fault of our own in a delivery", peer, exc_info=sys.exc_info())
+            logger.error("%s: internal error in a delivery", peer, exc_info=sys.exc_info())
             subscription.sink.broken(subscription)
 
     def _pass(self, one: Appended, group: Iterable[Subscription]) -> None:
@@ -267,7 +268,7 @@ class Broker:
                 taken = subscription.sink.deliver(subscription, slices)
             except Exception:
                 # The others are live and must get these now; this one reads them from the log.
-                logger.exception("%s: a fault of our own in a delivery", subscription.sink.peer)
+                logger.exception("%s: internal error in a delivery", subscription.sink.peer)
                 taken = False
             if not taken:
                 self._leave_live(subscription)

@@ -18,6 +18,7 @@ from headrace.broker.state import Fold
 from headrace.log.holds import Hold, waited_for
 from headrace.log.store import Note
 from headrace.model import Position
+from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -
         end = End(goal.position.offset, goal.position.ordinal)
         due_ms = hub.clock_ms() + channel.rule.lease_ms + hub.remember_ms
         changed += (notes.no_schedule(channel.name), notes.end_note(channel.name, end, due_ms))
-        logger.info("channel %r: destroyed at offset %d", channel.name, end.offset)
+        logger.info("channel %s: destroyed at offset %d", quoted(channel.name), end.offset)
         hub.recent_states.drop(channel)
         done = partial(_is_done, channel, "destroyed")
 
@@ -257,7 +258,7 @@ def _is_done(channel: ChannelState, what: str) -> None:
 def _failed(channel: ChannelState, reason: str) -> None:
     if channel.trouble != reason:
         channel.trouble = reason
-        logger.error("channel %r: nothing is forgotten for now: %s", channel.name, reason)
+        logger.error("channel %s: nothing is forgotten for now: %s", quoted(channel.name), reason)
     if is_due(channel, channel.hub.clock_ms()):
         _postpone(channel)
     else:

@@ -103,6 +103,11 @@ class Channels:
         self.started_ms = self.now_ms
         """When this server started, or had its clock set back."""
 
+    def reload(self) -> None:
+        """Give the channels in memory their rules anew, after the settings have changed."""
+        for name, channel in self._known.items():
+            channel.rule = self.rule(name)
+
     def get(self, name: str) -> Channel:
         """Raises ChannelError for what cannot be a channel's name."""
         channel = self._known.get(name)

@@ -30,6 +30,7 @@ from headrace.logux_envelope import (
     stamp_of,
 )
 from headrace.model import RECORD_HEADER_BYTES, Durability, Position
+from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -367,7 +368,7 @@ class LoguxLog:
         """Try again with the next tick; with an empty table when this one is of no use."""
         if str(error) != self._trouble:
             self._trouble = str(error)
-            logger.error("the ids of %s: %s", self.topic.name, error)
+            logger.error("the ids of %s: %s", quoted(self.topic.name), error)
         if isinstance(error, EventIdsError) and error.is_damage:
             self._ready = False
             if self._generation == self._ids.generation:

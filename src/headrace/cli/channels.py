@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.cells import cell_len
 from rich.table import Table
 
 from headrace.cli import options
 from headrace.cli.failure import CommandError, UsageError
+from headrace.cli.help import App
 from headrace.cli.http_api import HttpApi, request
-from headrace.cli.output import counted, moment, print_table, size
-from headrace.cli.topics import printable
+from headrace.cli.output import counted, moment, note, print_table, size
+from headrace.printing import printable, quoted
 
-app = typer.Typer(rich_markup_mode=None)
-
-_NAME_MIN = 16
+app = App()
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The channel's name.")]
 
@@ -88,7 +86,7 @@ def keep(name: Name, http: options.Http = None, token: options.Token = None) -> 
     told = request(api, "GET", "/v1/channel", name=name)
     there = sum(member["present"] for member in told["members"])
     if not told["exists"]:
-        raise CommandError(f"channel {name!r} has no log that could be kept")
+        raise CommandError(f"channel {quoted(name)} has no log that could be kept")
     if there:
         typer.echo(f"nothing is scheduled: {counted(there, 'subscriber')} there", err=True)
     else:
@@ -143,7 +141,7 @@ def _all_channels(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
 
 def _print(found: list[dict[str, Any]], prefix: str) -> None:
     if not found:
-        typer.echo("no channels" + (f" begin with {prefix!r}" if prefix else " yet"), err=True)
+        note("no channels" + (f" begin with {quoted(prefix)}" if prefix else " yet"))
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("channel", overflow="fold")
@@ -169,14 +167,7 @@ def _print(found: list[dict[str, Any]], prefix: str) -> None:
         for member in one["members"] or [None]:
             table.add_row(*cells, *_member_cells(member, one["now_ms"]), *trouble)
             cells, trouble = [""] * len(cells), [""] * len(trouble)
-    names = [one["name"] for one in found]
-    members = [member["processor"] for one in found for member in one["members"]]
-    print_table(table, spare=_spare(names) + _spare(members))
-
-
-def _spare(names: list[str]) -> int:
-    longest = max((cell_len(printable(name)) for name in names), default=0)
-    return max(0, longest - _NAME_MIN)
+    print_table(table, optional=("snapshot", "size", "lease", "cursor"))
 
 
 def _member_cells(member: dict[str, Any] | None, now_ms: int) -> list[str]:

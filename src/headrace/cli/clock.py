@@ -6,10 +6,11 @@ import typer
 
 from headrace.cli import options
 from headrace.cli.failure import UsageError
+from headrace.cli.help import App
 from headrace.cli.http_api import request
 from headrace.cli.output import moment
 
-app = typer.Typer(rich_markup_mode=None)
+app = App()
 
 
 @app.callback(invoke_without_command=True)

@@ -9,10 +9,11 @@ import typer
 from rich.table import Table
 
 from headrace.cli import options
-from headrace.cli.output import console
+from headrace.cli.output import print_table
 from headrace.config import BUILT_IN_RULES, Config, PrefixRule
 from headrace.config_protocols import AccessToken
 from headrace.config_values import Origins, Readers
+from headrace.printing import masked_secret, quoted
 from headrace.settings import RULE_SETTINGS, SETTINGS, TABLE_SETTINGS, Loaded, Setting, allowed
 
 
@@ -71,17 +72,27 @@ def value_of(config: Config, key: str) -> Any:
     return value
 
 
+def shown_of(config: Config, key: str) -> Any:
+    """The value as it may be printed: a secret is masked."""
+    value = value_of(config, key)
+    return masked_secret(value) if SETTINGS[key].is_secret else value
+
+
+def _is_masked(config: Config, key: str) -> bool:
+    return bool(shown_of(config, key) != value_of(config, key))
+
+
 def _print_table(loaded: Loaded) -> None:
     table = Table("setting", "value", "from", box=None, pad_edge=False)
     for key in SETTINGS:
-        table.add_row(key, str(value_of(loaded.config, key)), loaded.origins[key])
+        table.add_row(key, str(shown_of(loaded.config, key)), loaded.origins[key])
     for rule, origin in _rules(loaded):
         changes = ", ".join(f"{key} = {_literal(value)}" for key, value in _set_in(rule))
-        table.add_row(f"topics {rule.prefix!r}", changes, origin)
+        table.add_row(f"topics {quoted(rule.prefix)}", changes, origin)
     for token in loaded.config.access.token:
         rest = ", ".join(f"{key} = {_literal(value)}" for key, value in _rest_of(token))
-        table.add_row(f"access.token {token.name!r}", rest, loaded.origins["access.token"])
-    console().print(table)
+        table.add_row(f"access.token {quoted(token.name)}", rest, loaded.origins["access.token"])
+    print_table(table)
 
 
 def _to_json(loaded: Loaded) -> str:
@@ -89,7 +100,7 @@ def _to_json(loaded: Loaded) -> str:
         {
             "settings": {
                 key: {
-                    "value": _plain(value_of(loaded.config, key)),
+                    "value": _plain(shown_of(loaded.config, key)),
                     "from": loaded.origins[key],
                     "unit": setting.unit or None,
                 }
@@ -121,8 +132,10 @@ def _to_toml(loaded: Loaded) -> str:
             name = setting.key.rpartition(".")[2]
             lines += [
                 f"# {setting.doc}{unit} Must be {allowed(setting)}.",
-                f"{name} = {_literal(value_of(loaded.config, setting.key))}",
+                f"{name} = {_literal(shown_of(loaded.config, setting.key))}",
             ]
+            if _is_masked(loaded.config, setting.key):
+                lines[-1] = f"# masked, set it yourself: {lines[-1]}"
     lines += ["", "# Who is let in; without any, the HTTP API is open to all."]
     for token in loaded.config.access.token:
         lines += ["[[access.token]]", f"name = {_literal(token.name)}"]
@@ -172,8 +185,17 @@ their own take `--set KEY=VALUE`, such as `--set journal.files=8`. The variable 
 `HEADRACE_` and its key in capitals with `_` for the dot: `journal.files` is
 `HEADRACE_JOURNAL_FILES`. Unknown keys and variables are refused.
 
+A setting in seconds or bytes takes a plain number, or a text with a unit: `ms`, `s`, `m`, `h`, `d`,
+`w`, and `B`, `KiB`, `MiB`, `GiB`, `TiB` (of 1024) or `KB`, `MB`, `GB`, `TB` (of 1000), in capitals or
+not. With a unit, the name may do without its own: `retention.age = "7d"` is
+`retention.age_s = 604800`, `HEADRACE_JOURNAL_FILE=64MiB` is `HEADRACE_JOURNAL_FILE_BYTES=67108864`.
+Names that would be ambiguous, such as `wait` for `wait_s` and `wait_bytes`, keep their ending.
+
 `headrace config` shows each value in force and where it came from; `headrace config --toml` prints
-a complete file to start from.
+a complete file to start from. Both mask passwords.
+
+On SIGHUP a running server reads the file again and takes over the settings that are marked with ↻. A
+file with a mistake changes nothing. [Operating](operating.md#change-settings) has more.
 
 The other commands read `HEADRACE_URL` (the server's address, default `figg://127.0.0.1:8119`),
 `HEADRACE_HTTP` (where the HTTP API answers, default `127.0.0.1:8121`) and `HEADRACE_TOKEN` (the
@@ -208,6 +230,7 @@ def _markdown_table(settings: Any) -> str:
         name = setting.key.rpartition(".")[2]
         meaning = f"{setting.doc} Must be {allowed(setting)}."
         meaning += f" Flag `{setting.flag}`." if setting.flag else ""
+        meaning += " ↻" if setting.reloads else ""
         default = "" if setting.default in (None, _REQUIRED) else f"`{_literal(setting.default)}`"
         rows.append(f"| `{name}` | {default} | {setting.unit} | {meaning} |")
     return "\n".join(rows) + "\n"

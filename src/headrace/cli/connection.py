@@ -5,10 +5,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from headrace.cli.failure import CommandError, with_hint
 from headrace.cli.options import url_or_default
+from headrace.cli.output import note
 from headrace.errors import ConnectTimeoutError
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class _Watch:
         elif state == "disconnected" and not self._down:
             self._down = True
             reason = self._client.last_error or "no answer"
-            typer.echo(f"headrace: lost {self._client.url} ({reason}); trying again", err=True)
+            note(f"headrace: lost {self._client.url} ({reason}); trying again")
             if not self._patient:
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(self._timeout_s, self._give_up)

@@ -9,6 +9,7 @@ from headrace.cli import options
 from headrace.cli.failure import UsageError
 from headrace.cli.http_api import request
 from headrace.cli.output import counted
+from headrace.printing import quoted
 
 
 def delete(
@@ -29,6 +30,6 @@ def delete(
         if not sys.stdin.isatty():
             raise UsageError("delete destroys every record of the topic: add --yes")
         records = counted(request(api, "GET", "/v1/topic", name=topic)["records"], "record")
-        typer.confirm(f"Destroy {topic!r} and its {records}?", abort=True, err=True)
+        typer.confirm(f"Destroy {quoted(topic)} and its {records}?", abort=True, err=True)
     answer = request(api, "DELETE", "/v1/topic", name=topic)
     typer.echo(f"deleted {topic}, which ended at offset {answer['end']['offset']}", err=True)

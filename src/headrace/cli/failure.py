@@ -7,8 +7,8 @@ from headrace.errors import HeadraceError
 
 def with_hint(reason: str) -> str:
     """The reason why a server was not reached, and what to look at next where that is known."""
-    if "refused" in reason:
-        return f"{reason}; is a server running? start one with: headrace serve"
+    if "is it running?" in reason:
+        return f"{reason} (`headrace serve` starts one)"
     if "broke the protocol" in reason or "the server answered" in reason:
         return f"{reason}; is it the server's address for this protocol?"
     return reason

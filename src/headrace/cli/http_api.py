@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from headrace.cli.failure import CommandError, UsageError, with_hint
+from headrace.printing import masked, quoted, unreachable
 
 _TIMEOUT_S = 30.0
 _ANSWER_BYTES_MAX = 256 * 1024 * 1024
@@ -46,7 +47,7 @@ def request(
     except ValueError:
         port = -1
     if parts.scheme != "http" or not parts.hostname or port == -1:
-        raise UsageError(f"--http takes HOST:PORT or http://HOST:PORT, not {base!r}")
+        raise UsageError(f"--http takes HOST:PORT or http://HOST:PORT, not {quoted(masked(base))}")
     text = urlencode({name: value for name, value in query.items() if value is not None})
     connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
     try:
@@ -54,8 +55,10 @@ def request(
         response = connection.getresponse()
         status, body = response.status, response.read(_ANSWER_BYTES_MAX)
     except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UnreachableError(f"no answer from {base}: {with_hint(reason)}") from None
+        place = f"{parts.hostname}:{port}" if port else str(parts.hostname)
+        reason = with_hint(unreachable(error, place))
+        named = reason if place in reason else f"no answer from {base}: {reason}"
+        raise UnreachableError(named) from None
     finally:
         connection.close()
     return _answer(base, status, body)

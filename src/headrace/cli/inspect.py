@@ -10,7 +10,7 @@ from rich.table import Table
 from headrace.cli import options
 from headrace.cli.http_api import HttpApi, UnreachableError, request
 from headrace.cli.output import console, counted, moment, print_table, size
-from headrace.cli.topics import printable
+from headrace.printing import printable
 
 
 def inspect(

@@ -4,7 +4,6 @@ import importlib
 import json
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -46,8 +45,6 @@ Master = Annotated[
     ),
 ]
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
 
 def settings(config_file: Path | None, **flags: object) -> Pipeline:
     """What is set of `[pipeline]`; flags go over the environment, and that over the file."""
@@ -62,13 +59,8 @@ def lake_of(found: Pipeline) -> str:
 
 
 def seconds(option: str, text: str | None) -> float | None:
-    """An age, in seconds unless it says otherwise."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw]?)", text)
-    if not found:
-        raise UsageError(f"{option} takes an age such as 12h or 7d, not {text[:40]!r}")
-    return float(found[1]) * _SECONDS[found[2] or "s"]
+    """A duration, in seconds unless it has a unit; None where the option is not given."""
+    return None if text is None else options.seconds(option, text)
 
 
 class Server(NamedTuple):

@@ -17,18 +17,19 @@ from headrace.cli import (
     pipeline,
     publish,
     serve,
+    status,
     subscribe,
     topics,
     verify,
 )
-from headrace.cli.output import discard_output, open_closed_streams
+from headrace.cli.help import App
+from headrace.cli.output import be_quiet, discard_output, open_closed_streams
 from headrace.errors import BadTopicNameError, ConfigError, HeadraceError
+from headrace.printing import described, masked
 
-app = typer.Typer(
+app = App(
     name="headrace",
-    add_completion=False,
-    rich_markup_mode=None,  # help texts hold brackets that are not markup
-    pretty_exceptions_enable=False,
+    add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -36,6 +37,7 @@ app.command("serve")(serve.serve)
 app.command("publish")(publish.publish)
 app.command("subscribe")(subscribe.subscribe)
 app.command("topics")(topics.topics)
+app.command("status")(status.status)
 app.add_typer(channels.app, name="channels")
 app.add_typer(clock.app, name="clock")
 app.command("inspect")(inspect.inspect)
@@ -43,6 +45,21 @@ app.command("delete")(delete.delete)
 app.command("verify")(verify.verify)
 app.add_typer(pipeline.app, name="pipeline")
 app.command("config")(config.config)
+
+
+@app.command("help")
+def help_(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND", help="Such as `pipeline export`.")
+    ] = None,
+) -> None:
+    """Show the help of a command.
+
+    \b
+    headrace help publish
+    headrace help pipeline export
+    """
+    app([*(command or []), "--help"], prog_name="headrace", standalone_mode=False)
 
 
 def _print_version(wanted: bool) -> None:
@@ -54,9 +71,15 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Print results, warnings and errors only: no notes."),
+    ] = False,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version", "-V", callback=_print_version, is_eager=True, help="Show the version."
+        ),
     ] = False,
 ) -> None:
     """A durable, ordered, resumable message log.
@@ -74,9 +97,9 @@ def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
     if not args:
         args = ["--help"]
-    debug = "--debug" in args
-    # It may stand anywhere on the line, as people add it to the end of what failed.
-    args = [arg for arg in args if arg != "--debug"]
+    args, debug = _take(args, "--debug")
+    args, quiet = _take(args, "--quiet", "-q")
+    be_quiet(quiet)
     try:
         code: Any = app(args, prog_name="headrace", standalone_mode=False)
     except BaseException as error:
@@ -84,6 +107,16 @@ def main(args: list[str] | None = None) -> None:
             traceback.print_exc()
         code = _explain(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _take(args: list[str], *names: str) -> tuple[list[str], bool]:
+    """Take an option off the line, wherever it stands: people add it to the end of what failed.
+
+    What stands behind `--` is data.
+    """
+    options = args[: args.index("--")] if "--" in args else args
+    kept = [arg for arg in options if arg not in names]
+    return kept + args[len(options) :], len(kept) < len(options)
 
 
 def _explain(error: BaseException) -> int:
@@ -101,14 +134,17 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, ConfigError | BadTopicNameError):
         _say(str(error))
         return 2
+    if isinstance(error, OSError) and error.strerror:
+        _say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+        return 1
     if isinstance(error, HeadraceError | OSError):
         _say(str(error))
         return 1
     if isinstance(error, SystemExit):
         raise error
-    _say(f"a fault of our own, {type(error).__name__}: {error} (--debug shows where)")
+    _say(f"internal error, {described(error)} (--debug shows where)")
     return 1
 
 
 def _say(message: str) -> None:
-    typer.echo("headrace: " + " ".join(message.split()), err=True)
+    typer.echo("headrace: " + masked(" ".join(message.split())), err=True)

@@ -8,8 +8,11 @@ from urllib.parse import urlsplit
 import typer
 
 from headrace.cli.failure import UsageError
-from headrace.cli.http_api import HttpApi
+from headrace.cli.http_api import HttpApi, request
 from headrace.config import Listen
+from headrace.config_values import parse_seconds
+from headrace.errors import HeadraceError
+from headrace.printing import quoted
 from headrace.settings import SETTINGS, Loaded, load
 
 Url = Annotated[
@@ -42,14 +45,33 @@ Timeout = Annotated[
     float,
     typer.Option(
         "--timeout",
-        metavar="SECONDS",
-        help="How long to try to reach a server.  [default 5]",
-        min=0.1,
+        metavar="DURATION",
+        help="How long to try to reach a server, such as 500ms, 30s or 5m; without a unit, seconds.  "
+        "[default 5s]",
+        parser=lambda text: _timeout_s(text),
         show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+_COMPLETE_TIMEOUT_S = 1.0
+_COMPLETED_MAX = 100
+
+
+def complete_topic(incomplete: str) -> list[str]:
+    """The topics that begin so, for a shell; none where no server answers in time."""
+    try:
+        query: dict[str, object] = {"prefix": incomplete or None, "limit": _COMPLETED_MAX}
+        api = http_api(None, None)
+        found = request(api, "GET", "/v1/topics", timeout_s=_COMPLETE_TIMEOUT_S, **query)
+    except (HeadraceError, UsageError):
+        return []
+    return [topic["name"] for topic in found["topics"] if topic["name"].isprintable()]
+
+
+Topic = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC", help="The topic's name.", autocompletion=complete_topic),
+]
 
 ConfigFile = Annotated[
     Path | None,
@@ -96,6 +118,24 @@ Set = Annotated[
         help="Any other setting, such as journal.files=8; may be repeated.",
     ),
 ]
+
+
+_TIMEOUT_S_MIN = 0.1
+
+
+def seconds(option: str, text: str) -> float:
+    """A duration that was given for an option, in seconds unless it has a unit."""
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise UsageError(f"{option} takes {error}, not {quoted(text)}") from None
+
+
+def _timeout_s(text: str | float) -> float:
+    found = seconds("--timeout", str(text))
+    if found < _TIMEOUT_S_MIN:
+        raise UsageError(f"--timeout must be at least {_TIMEOUT_S_MIN:g} s, not {found:g} s")
+    return found
 
 
 def url_or_default(url: str | None) -> str:
@@ -148,7 +188,7 @@ def load_settings(
     for assignment in others or []:
         key, equals, value = assignment.partition("=")
         if not equals:
-            raise UsageError(f"--set takes KEY=VALUE, not {assignment!r}")
+            raise UsageError(f"--set takes KEY=VALUE, not {quoted(assignment)}")
         if flags.get(key) is not None:
             raise UsageError(f"{key} is given twice on the command line")
         flags[key] = value

@@ -3,9 +3,11 @@
 import os
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Self
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,6 +22,7 @@ from rich.text import Text
 
 _SHORT_S = 1.0
 _WIDTH_MAX = 10_000
+_quiet = False
 
 
 def console() -> Console:
@@ -29,15 +32,55 @@ def console() -> Console:
     return Console(highlight=False, markup=False, width=_WIDTH_MAX, no_color=True, soft_wrap=True)
 
 
-def print_table(table: Table, spare: int = 0) -> None:
-    """Print without cutting a cell off: only columns that fold may give way, by `spare` in all.
+def print_table(table: Table, optional: Sequence[str] = ()) -> None:
+    """Print without breaking a cell: a narrow terminal does without columns of `optional`, in that order.
 
-    A line longer than the terminal is wrapped by it, which is better than a number without its end.
+    What still does not fit is wrapped by the terminal, which is better than a number without its end.
     """
     out = console()
-    natural = out.measure(table, options=out.options.update(max_width=_WIDTH_MAX)).maximum
-    out.width = max(out.width, natural - spare)
+    for column in table.columns:
+        column.no_wrap = True
+    left_out = []
+    for heading in optional:
+        if _natural_width(out, table) <= out.width:
+            break
+        if any(column.header == heading for column in table.columns):
+            table = _without(table, heading)
+            left_out.append(heading)
+    out.width = max(out.width, _natural_width(out, table))
     out.print(table)
+    if left_out:
+        note(f"not shown, for lack of width: {', '.join(left_out)} (a pipe and --json have all)")
+
+
+def _without(table: Table, heading: str) -> Table:
+    fewer = Table(box=table.box, pad_edge=table.pad_edge)
+    kept = [column for column in table.columns if column.header != heading]
+    for column in kept:
+        fewer.add_column(column.header, justify=column.justify, no_wrap=True)
+    for cells in zip(*(column.cells for column in kept), strict=True):
+        fewer.add_row(*cells)
+    return fewer
+
+
+def _natural_width(out: Console, table: Table) -> int:
+    return out.measure(table, options=out.options.update(max_width=_WIDTH_MAX)).maximum
+
+
+def be_quiet(quiet: bool) -> None:
+    """With `--quiet`, print results and errors only: no notes and no bars of progress."""
+    global _quiet  # noqa: PLW0603 - one process runs one command
+    _quiet = quiet
+
+
+def is_quiet() -> bool:
+    return _quiet
+
+
+def note(text: str) -> None:
+    """Say something beside the result, on standard error; `--quiet` leaves it out."""
+    if not _quiet:
+        typer.echo(text, err=True)
 
 
 def open_closed_streams() -> None:
@@ -86,7 +129,7 @@ class ProgressBar:
         self._begin = time.monotonic()
         self._progress: Progress | None = None
         # Without a total the input is typed or followed: a bar would stand in its way.
-        self._wanted = total is not None and sys.stderr.isatty()
+        self._wanted = total is not None and sys.stderr.isatty() and not _quiet
         self._total = total
 
     def __enter__(self) -> Self:

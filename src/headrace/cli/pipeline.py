@@ -11,8 +11,9 @@ from headrace.cli import (
     pipeline_replay,
     pipeline_report,
 )
+from headrace.cli.help import App
 
-app = typer.Typer(rich_markup_mode=None)
+app = App()
 
 app.command("export")(pipeline_export.export)
 app.command("aggregate", short_help="Fold all records of each topic into one state.")(

@@ -44,8 +44,8 @@ def aggregate(
         str | None,
         typer.Option(
             "--every",
-            metavar="SECONDS",
-            help="With --stream, a commit so often.  [pipeline.every_s, else 5]",
+            metavar="DURATION",
+            help="With --stream, the time between commits, such as 30s.  [pipeline.every_s, else 5s]",
         ),
     ] = None,
     http: options.Http = None,

@@ -14,15 +14,15 @@ def compact(
         str | None,
         typer.Option(
             "--file-bytes",
-            metavar="N",
-            help="How large files become; those of half of it are left alone.  [else 128 MiB]",
+            metavar="SIZE",
+            help="How large files become; those of half of it are left alone.  [else 128MiB]",
         ),
     ] = None,
     sweep_after: Annotated[
         str | None,
         typer.Option(
             "--sweep-after",
-            metavar="AGE",
+            metavar="DURATION",
             help="Delete files that the table has not named for so long, such as 12h or 7d.  [else 7d]",
         ),
     ] = None,
@@ -42,7 +42,7 @@ def compact(
     \b
     headrace pipeline compact --lake /lake
     headrace pipeline compact --lake /lake --dry-run
-    headrace pipeline compact --lake /lake --file-bytes 268435456 --sweep-after 30d
+    headrace pipeline compact --lake /lake --file-bytes 256MiB --sweep-after 30d
     """
     found = jobs.settings(
         config_file,

@@ -44,7 +44,7 @@ def dedupe(
         str | None,
         typer.Option(
             "--window",
-            metavar="AGE",
+            metavar="DURATION",
             help="How long a key counts, such as 12h or 7d, or all.  [pipeline.dedupe_window_s, else 1d]",
         ),
     ] = None,

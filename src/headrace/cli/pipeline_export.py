@@ -49,13 +49,17 @@ def export(
     every: Annotated[
         str | None,
         typer.Option(
-            "--every", metavar="SECONDS", help="A batch so often.  [pipeline.every_s, else 5]"
+            "--every",
+            metavar="DURATION",
+            help="Time between batches, such as 30s or 5m.  [pipeline.every_s, else 5s]",
         ),
     ] = None,
     batch_bytes: Annotated[
         str | None,
         typer.Option(
-            "--batch-bytes", metavar="N", help="How much of the log a batch takes.  [else 1 GiB]"
+            "--batch-bytes",
+            metavar="SIZE",
+            help="How much of the log a batch takes, such as 256MiB.  [else 1GiB]",
         ),
     ] = None,
     skip_lost: Annotated[
@@ -89,7 +93,7 @@ def export(
 
     \b
     headrace pipeline export --lake /lake --once
-    headrace pipeline export orders returns --lake /lake --every 60
+    headrace pipeline export orders returns --lake /lake --every 60s
     headrace pipeline export events --lake /lake --decode json --schema 'id bigint, name string'
     headrace pipeline export --config headrace.toml --master spark://host:7077
     """

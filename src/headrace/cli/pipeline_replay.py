@@ -1,6 +1,5 @@
 """`headrace pipeline replay`: records of a lake into a topic. The job is in `pipeline/replay.py`."""
 
-import re
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -10,6 +9,8 @@ from headrace.cli import jobs, options
 from headrace.cli.failure import UsageError
 from headrace.cli.moment import parse_moment
 from headrace.cli.output import counted, size
+from headrace.config_values import Quantity
+from headrace.printing import quoted
 
 _TIME_HELP = "an ISO 8601 time, or milliseconds since 1970"
 
@@ -88,14 +89,14 @@ def replay(
 def _moment(option: str, text: str | None, now: datetime) -> int | None:
     if text is None:
         return None
-    if re.fullmatch(r"[0-9.]+[smhdw]", text):
+    if Quantity.parse(text) is not None:
         raise UsageError(
-            f"{option} takes {_TIME_HELP}, not {text!r}: a repeat has to mean the same moment"
+            f"{option} takes {_TIME_HELP}, not {quoted(text)}: a repeat has to mean the same moment"
         )
     try:
         return parse_moment(text, now)
     except ValueError:
-        raise UsageError(f"{option} takes {_TIME_HELP}, not {text[:40]!r}") from None
+        raise UsageError(f"{option} takes {_TIME_HELP}, not {quoted(text)}") from None
 
 
 def _words(summary: Any) -> str:

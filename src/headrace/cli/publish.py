@@ -15,8 +15,14 @@ import typer
 from headrace.cli import options
 from headrace.cli.connection import run_with_client
 from headrace.cli.failure import CommandError, UsageError
+from headrace.cli.json_records import (
+    JSON_LINE_BYTES_MAX,
+    Record,
+    WrongRecordError,
+    read_records,
+)
 from headrace.cli.lines import LineTooLongError, read_lines
-from headrace.cli.output import ProgressBar, counted, size
+from headrace.cli.output import ProgressBar, counted, note, size
 from headrace.errors import WindowFullError
 from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic
 
@@ -25,7 +31,14 @@ if TYPE_CHECKING:
 
 
 def publish(
-    topic: options.Topic,
+    topic: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TOPIC",
+            help="The topic's name; not needed with --json.",
+            autocompletion=options.complete_topic,
+        ),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Argument(
@@ -37,6 +50,14 @@ def publish(
         Path | None,
         typer.Option("--file", metavar="FILE", help="Read this file, each line a record."),
     ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Read what `subscribe --json` prints: one object per line, with payload or payload_base64, "
+            "and topic unless TOPIC is given.",
+        ),
+    ] = False,
     url: options.Url = None,
     timeout_s: options.Timeout = 5.0,
 ) -> None:
@@ -49,35 +70,38 @@ def publish(
     headrace publish greetings "hello, log"
     headrace publish events --file events.jsonl
     tail -f app.log | headrace publish app-log
+    headrace subscribe orders --until-end --json | headrace publish orders-copy --json
     """
     if data is not None and file is not None:
         raise UsageError("DATA and --file exclude each other")
-    check_publish_topic(topic)
-    if data is not None and data != "-":
-        batches = _single(os.fsencode(data))
-        fd = None
+    if topic is None and not as_json:
+        raise UsageError("name the TOPIC; only the lines of --json can do that themselves")
+    if topic is not None:
+        check_publish_topic(topic)
+    fd = _open(file) if data is None or data == "-" else None
+    if fd is None:
+        lines = _single(os.fsencode(data or ""))
     else:
-        fd = _open(file)
-        batches = read_lines(fd, PAYLOAD_BYTES_MAX)
-    publisher = _Publisher(topic, ProgressBar(_bytes_of(fd)))
+        lines = read_lines(fd, JSON_LINE_BYTES_MAX if as_json else PAYLOAD_BYTES_MAX)
+    records = read_records(lines, topic) if as_json else _plain(lines, topic or "")
+    publisher = _Publisher(ProgressBar(None if as_json else _bytes_of(fd)))
     try:
-        run_with_client(url, timeout_s, lambda client: publisher.publish_all(client, batches))
+        run_with_client(url, timeout_s, lambda client: publisher.publish_all(client, records))
     finally:
         publisher.summarise()
     if not publisher.published:
-        typer.echo("published nothing: there was no input", err=True)
+        note("published nothing: there was no input")
 
 
 class _Publisher:
-    def __init__(self, topic: str, bar: ProgressBar) -> None:
-        self._topic = topic
+    def __init__(self, bar: ProgressBar) -> None:
         self._bar = bar
         self._started = time.monotonic()
         self.published = 0
         self._acknowledged = 0
         self._bytes = 0
 
-    async def publish_all(self, client: "Client", batches: AsyncIterator[list[bytes]]) -> None:
+    async def publish_all(self, client: "Client", batches: AsyncIterator[list[Record]]) -> None:
         with self._bar:
             try:
                 async for batch in batches:
@@ -85,13 +109,16 @@ class _Publisher:
             except LineTooLongError as error:
                 await client.flush()
                 raise CommandError(f"{error}, the most a record can hold") from None
+            except WrongRecordError as error:
+                await client.flush()
+                raise CommandError(str(error)) from None
             await client.flush()
 
-    async def _publish_batch(self, client: "Client", batch: list[bytes]) -> None:
-        for payload in batch:
+    async def _publish_batch(self, client: "Client", batch: list[Record]) -> None:
+        for topic, payload in batch:
             while True:
                 try:
-                    acknowledgement = client.publish_nowait(self._topic, payload)
+                    acknowledgement = client.publish_nowait(topic, payload)
                     break
                 except WindowFullError:
                     await client.window()
@@ -112,7 +139,12 @@ class _Publisher:
             typer.echo(f"only {self._acknowledged:,} of {records} acknowledged", err=True)
             return
         elapsed_s = time.monotonic() - self._started
-        typer.echo(f"published {records} ({size(self._bytes)}) in {elapsed_s:.2f} s", err=True)
+        note(f"published {records} ({size(self._bytes)}) in {elapsed_s:.2f} s")
+
+
+async def _plain(lines: AsyncIterator[list[bytes]], topic: str) -> AsyncIterator[list[Record]]:
+    async for batch in lines:
+        yield [(topic, payload) for payload in batch]
 
 
 async def _single(payload: bytes) -> AsyncIterator[list[bytes]]:
@@ -128,7 +160,7 @@ def _open(file: Path | None) -> int:
         except OSError as error:
             raise CommandError(f"cannot read {file}: {error.strerror}") from None
     if sys.stdin.isatty():
-        typer.echo("each line is a record; Ctrl-D ends", err=True)
+        note("each line is a record; Ctrl-D ends")
     return sys.stdin.fileno()
 
 

@@ -1,8 +1,11 @@
 """`headrace serve`: the server, with the configuration in force. What it does is in `server/`."""
 
+from functools import partial
+
 import typer
 
 from headrace.cli import options
+from headrace.cli.output import is_quiet
 
 
 def serve(
@@ -20,14 +23,18 @@ def serve(
 
     Prints one line to standard output when every listener is open; SIGTERM and Ctrl-C stop it
     without losing anything. Settings come from these flags,
-    over the environment (HEADRACE_...), over the --config file: see `headrace config`.
+    over the environment (HEADRACE_...), over the --config file: see `headrace config`. SIGHUP reads the file
+    again.
 
     \b
     headrace serve --data-dir /var/lib/headrace
     headrace serve --figg 0.0.0.0:8119 --durability written
-    headrace serve --config headrace.toml --set retention.age_s=86400
+    headrace serve --config headrace.toml --set retention.age=1d
     """
-    loaded = options.load_settings(
+    if is_quiet() and log_level is None:
+        log_level = "warning"
+    load = partial(
+        options.load_settings,
         config_file=config_file,
         data_dir=data_dir,
         figg=figg,
@@ -38,7 +45,8 @@ def serve(
         log_level=log_level,
         others=others,
     )
+    config = load().config
     # Here and not above: the other commands have no need of the server.
     from headrace.server.server import run
 
-    raise typer.Exit(run(loaded.config))
+    raise typer.Exit(run(config, lambda: load().config))

@@ -20,8 +20,9 @@ from headrace.cli.connection import run_with_client
 from headrace.cli.failure import CommandError, UsageError
 from headrace.cli.http_api import HttpApi, NotFoundError, request
 from headrace.cli.moment import MOMENT_HELP, parse_moment
-from headrace.cli.output import discard_output
+from headrace.cli.output import discard_output, note
 from headrace.model import check_topic_name
+from headrace.printing import printable, quoted
 
 if TYPE_CHECKING:
     from headrace.client import Client, Message, Missed
@@ -82,7 +83,9 @@ def subscribe(
     an option says where. --last, --since and --until-end ask the
     server's HTTP address for the position. The offset of a record, as --json prints it, is the
     place just past it: begin there to go on after it. A payload that is not UTF-8 is printed as
-    payload_base64 by --json.
+    payload_base64 by --json. `headrace publish --json` reads these lines.
+
+    A topic that does not exist is waited for; with --until-end that is a failure, exit code 1.
 
     \b
     headrace subscribe greetings --from-start
@@ -115,7 +118,7 @@ def subscribe(
     elif since is not None:
         from_offset = _look_up(api, topic, time=_moment(since))
     if end is None and options.is_same_server(url, http) and _is_missing(api, topic):
-        typer.echo(f"headrace: topic {topic!r} does not exist yet: waiting", err=True)
+        note(f"headrace: topic {quoted(topic)} does not exist yet: waiting")
     printer = _Printer(
         *(topic, from_offset, count, end),
         as_json=as_json,
@@ -218,7 +221,7 @@ class _Printer:
             text = f"the topic was made anew; going on at {got}"
         else:
             text = f"offset {asked} is past the end; going on at {got}"
-        typer.echo(f"headrace: missed on {missed.topic}: {text}", err=True)
+        typer.echo(f"headrace: missed on {printable(missed.topic)}: {text}", err=True)
 
 
 def _passed(message: "Message") -> int:
@@ -263,7 +266,7 @@ def _end(api: HttpApi, topic: str) -> int:
     try:
         found = request(api, "GET", "/v1/topic", name=topic)
     except NotFoundError:
-        return 0
+        raise CommandError(f"there is no topic {quoted(topic)}") from None
     return int(found["end"]["offset"]) if found["records"] else 0
 
 
@@ -282,4 +285,4 @@ def _moment(text: str) -> int:
     try:
         return parse_moment(text, datetime.now().astimezone())
     except (ValueError, OverflowError):
-        raise UsageError(f"--since takes {MOMENT_HELP}, not {text!r}") from None
+        raise UsageError(f"--since takes {MOMENT_HELP}, not {quoted(text)}") from None

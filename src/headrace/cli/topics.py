@@ -5,26 +5,28 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.cells import cell_len
 from rich.table import Table
 
 from headrace.cli import options
+from headrace.cli.failure import UsageError
 from headrace.cli.http_api import HttpApi, request
-from headrace.cli.output import moment, print_table, size
+from headrace.cli.output import moment, note, print_table, size
 from headrace.model import LAKE_READER, LAKE_START_READER, Durability
+from headrace.printing import printable, quoted
 
 _PAGE = 1000
 _OF_LAKE = ("log", "lake", "lag")
 _HEADINGS = (
     *("topic", "durability", "records", "size", "end", *_OF_LAKE, "subs", "last record", "readers"),
 )
-_NAME_MIN = 16
 
 
 def topics(
-    prefix: Annotated[
-        str, typer.Argument(metavar="PREFIX", help="Only topics whose name begins so.")
-    ] = "",
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="The same as --prefix.")] = "",
+    prefix_option: Annotated[
+        str | None,
+        typer.Option("--prefix", metavar="PREFIX", help="Only topics whose name begins so."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
@@ -38,18 +40,19 @@ def topics(
 
     \b
     headrace topics
-    headrace topics sensors/ --json
+    headrace topics --prefix sensors/ --json
     """
-    found = _all_topics(options.http_api(http, token), prefix)
+    if prefix and prefix_option is not None:
+        raise UsageError("PREFIX and --prefix are the same: give one of them")
+    prefix = prefix_option or prefix
+    found = all_topics(options.http_api(http, token), prefix)
     if as_json:
         for topic in found:
             typer.echo(json.dumps(topic, ensure_ascii=False))
         return
     columns: dict[str, list[str]] = {heading: [] for heading in _HEADINGS}
-    longest = 0
     for topic in found:
         row = _row(topic)
-        longest = max(longest, cell_len(row["topic"]))
         for heading, cells in columns.items():
             cells.append(row[heading])
     has_lake = any(columns["lake"])
@@ -61,19 +64,14 @@ def topics(
         if heading == "readers" and not any(cells):
             continue
         is_text = heading in ("topic", "durability", "last record", "readers")
-        table.add_column(
-            heading,
-            justify="left" if is_text else "right",
-            no_wrap=heading != "topic",
-            overflow="fold" if heading == "topic" else "ellipsis",
-        )
+        table.add_column(heading, justify="left" if is_text else "right")
         shown.append(cells)
     for cells_of_row in zip(*shown, strict=True):
         table.add_row(*cells_of_row)
     if table.row_count:
-        print_table(table, spare=max(0, longest - _NAME_MIN))
+        print_table(table, optional=("durability", "end", "log", "lake", "last record"))
     else:
-        typer.echo("no topics" + (f" begin with {prefix!r}" if prefix else " yet"), err=True)
+        note("no topics" + (f" begin with {quoted(prefix)}" if prefix else " yet"))
 
 
 def _row(topic: dict[str, Any]) -> dict[str, str]:
@@ -102,11 +100,6 @@ def _row(topic: dict[str, Any]) -> dict[str, str]:
     return row
 
 
-def printable(name: str) -> str:
-    """A name as it may be shown: control characters must not reach the terminal."""
-    return name if name.isprintable() else repr(name)
-
-
 def _reader(cursor: dict[str, Any]) -> str:
     """A reader and how far it is behind, such as `group:orders -1,234`."""
     lag, gone = cursor["lag_records"], cursor["gone_records"]
@@ -114,7 +107,7 @@ def _reader(cursor: dict[str, Any]) -> str:
     return f"{text} ({gone:,} gone)" if gone else text
 
 
-def _all_topics(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
+def all_topics(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
     """Every topic with its `cursors`: both lists are in the order of the names' bytes."""
     cursors = _all_cursors(api, prefix)
     cursor = next(cursors, None)

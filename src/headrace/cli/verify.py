@@ -9,7 +9,7 @@ import typer
 
 from headrace.cli import options
 from headrace.cli.output import ProgressBar, counted, size
-from headrace.cli.topics import printable
+from headrace.printing import printable
 
 if TYPE_CHECKING:
     from headrace.log.report import Report

@@ -27,6 +27,7 @@ from headrace.errors import (
     PublishRefusedError,
     UnacknowledgedError,
 )
+from headrace.printing import described
 from headrace.session.client import (
     Acknowledged,
     Attached,
@@ -375,7 +376,7 @@ class Client:
         self._handlers.tell("state", state)
 
     def _failed(self, error: BaseException) -> None:
-        closed = ClientClosedError(f"the client failed: {error!r}")
+        closed = ClientClosedError(f"the client failed: {described(error)}")
         closed.__cause__ = error
         self._shut(closed)
         self._session.close()

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.model import RECORD_HEADER_BYTES
+from headrace.printing import quoted
 from headrace.session.client import Missed, Place, missed
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class Gap:
                 self._records = self._lake.read(self._topic, self._at)
             return next(self._records, None)
         except Exception as error:  # of files, of Arrow, of the table's library
-            logger.error("topic %r cannot be read from the lake: %s", self._topic, error)
+            logger.error("topic %s cannot be read from the lake: %s", quoted(self._topic), error)
             return None
 
     def _mine(self, found: Rows) -> Batch:

@@ -26,6 +26,7 @@ from headrace.errors import (
     UnacknowledgedError,
 )
 from headrace.logux_envelope import Created, Event
+from headrace.printing import described
 from headrace.session.client import ConnectionState
 
 T = TypeVar("T")
@@ -221,7 +222,7 @@ class LoguxClient:
         self._handlers.tell("state", state)
 
     def _failed(self, error: BaseException) -> None:
-        closed = ClientClosedError(f"the client failed: {error!r}")
+        closed = ClientClosedError(f"the client failed: {described(error)}")
         closed.__cause__ = error
         self._shut(closed)
         if self._open is not None:

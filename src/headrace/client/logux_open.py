@@ -15,6 +15,7 @@ from headrace.client.logux_store import Facts, Job, LoguxStore
 from headrace.client.logux_sync import LoguxSync
 from headrace.client.logux_thread import StoreThread
 from headrace.errors import LocalStoreError, RefusedError
+from headrace.printing import described
 from headrace.session.client import ConnectionState
 from headrace.session.logux_client import LoguxClientSession, LoguxEvent, Refused, Verify
 
@@ -121,7 +122,7 @@ class OpenLog:
             if not answer:
                 reason = f"the credentials of the server {question.host!r} are wrong"
         except Exception as error:  # theirs; whoever cannot be checked is not let in
-            reason = f"the server could not be verified: {error!r}"
+            reason = f"the server could not be verified: {described(error)}"
         self._verifying = None
         self.sync.verified(reason, time.monotonic())
 

@@ -103,7 +103,7 @@ def _report(asked: list[_Asked], results: list[Any]) -> None:
         try:
             one.done(result)
         except Exception:  # of one, which must not keep the others waiting
-            logger.exception("a fault of our own while what came of a job was told")
+            logger.exception("internal error while what came of a job was told")
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any) -> None:

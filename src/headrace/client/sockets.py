@@ -4,23 +4,29 @@ import asyncio
 import os
 import socket
 
+from headrace.printing import unreachable
+
 _KEEPALIVE_IDLE_S = 15
 _UNSENT_BYTES_MAX = 128 * 1024
 """What the kernel takes ahead of the wire: a ping must not wait behind a full socket buffer."""
 
 
 async def open_socket(host: str, port: int) -> socket.socket:
-    """Connect to the first address of `host` that answers; raises OSError, of the last tried."""
+    """Connect to the first address of `host` that answers; raises OSError, of the last tried, in words."""
     loop = asyncio.get_running_loop()
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     error: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM
-    ):
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as failure:
+        raise OSError(unreachable(failure, place)) from failure
+    for family, kind, protocol, _, address in found:
         try:
             return await _connect(socket.socket(family, kind, protocol), address)
         except OSError as failure:
-            # In the system's words, whichever event loop it is.
-            error = OSError(failure.errno, os.strerror(failure.errno or 0))
+            # The class follows from the number, whichever event loop it is; so do the words.
+            known = OSError(failure.errno, os.strerror(failure.errno or 0))
+            error = type(known)(unreachable(known, place))
     raise error or OSError(f"{host} has no address")
 
 

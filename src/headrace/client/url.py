@@ -4,6 +4,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from headrace.errors import ConfigError
+from headrace.printing import masked, quoted
 
 
 class Url(NamedTuple):
@@ -20,16 +21,17 @@ class Url(NamedTuple):
 def parse_url(text: str, schemes: list[str]) -> Url:
     """Raises ConfigError for what is not `SCHEME://HOST[:PORT][/PATH]`."""
     parts = urlsplit(text)
+    shown = quoted(masked(text))
     if parts.scheme not in schemes:
         known = " or ".join(f"{scheme}://" for scheme in schemes)
         hint = " (ws:// is wombat:// here)" if parts.scheme in ("ws", "wss") else ""
-        raise ConfigError(f"{text!r} must begin with {known}{hint}")
+        raise ConfigError(f"{shown} must begin with {known}{hint}")
     try:
         port = parts.port
     except ValueError:
-        raise ConfigError(f"{text!r} has a port that is no port") from None
+        raise ConfigError(f"{shown} has a port that is no port") from None
     if not parts.hostname or any(map(str.isspace, text)):
-        raise ConfigError(f"{text!r} names no host, or has a space in it")
+        raise ConfigError(f"{shown} names no host, or has a space in it")
     if parts.query or parts.fragment or parts.username is not None:
-        raise ConfigError(f"{text!r} has more than a host, a port and a path")
+        raise ConfigError(f"{shown} has more than a host, a port and a path")
     return Url(text, parts.scheme, parts.hostname, port, parts.path)

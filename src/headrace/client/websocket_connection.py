@@ -24,6 +24,7 @@ from picows import (
 
 from headrace.client.connection import CLOSED_BY_SERVER, Connection, Owner
 from headrace.client.sockets import open_socket
+from headrace.printing import described
 from headrace.wire.masking import KEY_BYTES, masked_frames
 
 SMALL_BYTES_MAX = 512
@@ -175,7 +176,7 @@ class WebSocketConnection(Connection, WSListener):
             # A fault of ours: told as asyncio tells of those; picows would only log it.
             context = {"message": "receiving failed", "exception": error, "protocol": self}
             asyncio.get_running_loop().call_exception_handler(context)
-            self.drop(repr(error))
+            self.drop(described(error))
 
     def _closed_by_server(self, payload: bytes) -> None:
         if self._ws.is_close_frame_sent:  # this is the answer

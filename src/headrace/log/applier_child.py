@@ -31,6 +31,7 @@ from headrace.log.catalogue import Catalogue
 from headrace.log.disk import DISK_FULL, Disk, is_full
 from headrace.log.journal_reading import Frame, Problem, read_frames
 from headrace.log.layout import Layout
+from headrace.printing import described
 
 BACKUP_S = 600.0
 """How often the catalogue is copied."""
@@ -114,7 +115,7 @@ def main() -> None:
         _say_failed(line, f"the applier failed: {error}")
         sys.exit(1)
     except Exception as error:
-        _say_failed(line, f"the applier failed: {error!r}")
+        _say_failed(line, f"the applier failed: {described(error)}")
         raise
 
 

@@ -46,6 +46,7 @@ from headrace.log.layout import Layout
 from headrace.log.quarantine import quarantine_file
 from headrace.log.runner import Runner
 from headrace.log.staging import Staging
+from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -357,8 +358,8 @@ class Batches:
                 self.damage_count += 1
                 batch.damaged += 1
                 logger.error(
-                    "batch %d of producer %r: damage: staged file %s: %s: its records are lost",
-                    *(batch.number, batch.producer, file.id.hex(), what.reason),
+                    "batch %d of producer %s: damage: staged file %s: %s: its records are lost",
+                    *(batch.number, quoted(batch.producer), file.id.hex(), what.reason),
                 )
                 continue
             batch.records += what.record_count
@@ -380,8 +381,8 @@ class Batches:
         self._go_on()
 
     def _have_trouble(self, batch: _Batch, trouble: BaseException) -> None:
-        known = (batch.number, batch.producer, trouble)
-        logger.error("batch %d of producer %r cannot be read for now: %s", *known)
+        known = (batch.number, quoted(batch.producer), trouble)
+        logger.error("batch %d of producer %s cannot be read for now: %s", *known)
         self._troubled = True
 
     def _can_add(self, piece: _Piece) -> bool:

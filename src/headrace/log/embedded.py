@@ -451,7 +451,7 @@ class EmbeddedStore(ReadSide):
                 answer()
             except Exception:
                 # The commit is durable: a fault in one caller must not keep it from the others.
-                logger.exception("a fault of our own while a publish was acknowledged")
+                logger.exception("internal error while a publish was acknowledged")
         if encoded.appended:
             self.listener.committed(encoded.appended)
 
@@ -469,6 +469,11 @@ class EmbeddedStore(ReadSide):
         self.listener.failed(reason)
 
     # Time, the applier and the end
+
+    def reload(self, config: Config) -> None:
+        """Go on with other limits; nothing else of the settings changes while the store is open."""
+        self._config = config
+        self.staging.limits = config.limits
 
     def tick(self, now_s: float) -> None:
         """Hand an old file to the applier, and retry a commit without room. Called a few times a second."""

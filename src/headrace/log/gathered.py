@@ -37,6 +37,7 @@ from headrace.log.entries import (
 )
 from headrace.log.index import Piece
 from headrace.model import Durability, present_name
+from headrace.printing import quoted
 
 
 class Damage(NamedTuple):
@@ -52,7 +53,7 @@ class Damage(NamedTuple):
     def __str__(self) -> str:
         records = self.end_ordinal - self.ordinal
         return (
-            f"topic {self.topic!r}: {records} records from offset {self.offset} to {self.end} "
+            f"topic {quoted(self.topic)}: {records} records from offset {self.offset} to {self.end} "
             f"are lost: {self.reason}"
         )
 
@@ -65,7 +66,7 @@ class LostDecision(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"batch {self.number} of producer {self.producer!r}: what of it was not appended is lost: "
+            f"batch {self.number} of producer {quoted(self.producer)}: what of it was not appended is lost: "
             "the journal is damaged there"
         )
 
@@ -76,7 +77,8 @@ class LostNote(NamedTuple):
     key: bytes
 
     def __str__(self) -> str:
-        return f"note {self.key!r}: what it said last is lost: the journal is damaged there"
+        key = quoted(self.key.decode(errors="replace"))
+        return f"note {key}: what it said last is lost: the journal is damaged there"
 
 
 class LostName(NamedTuple):
@@ -87,7 +89,7 @@ class LostName(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"topic number {self.topic_id}: its name is lost, its records are kept as {self.name!r}: "
+            f"topic number {self.topic_id}: its name is lost, its records are kept as {quoted(self.name)}: "
             "the journal is damaged there"
         )
 

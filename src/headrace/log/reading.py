@@ -17,6 +17,7 @@ from headrace.log.segment import DamagedRun, Segments
 from headrace.log.store import Chunk, Run, SegmentInfo, Topic
 from headrace.log.tails import locate_ordinal, locate_time, position_in, read_tail, tail_start
 from headrace.model import Durability, Position
+from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class ReadSide:
             key = (one.segment, one.offset)
             if key not in self._damage_seen:
                 self._damage_seen.add(key)
-                logger.error("topic %r: damage skipped: %s", topic.name, one)
+                logger.error("topic %s: damage skipped: %s", quoted(topic.name), one)
 
 
 class TopicReader:

@@ -50,6 +50,7 @@ from headrace.log.layout import Layout, SegmentFile
 from headrace.log.records import walk
 from headrace.log.reserved_names import check_unreserved, is_reserved, log_renamed
 from headrace.model import RECORD_HEADER_BYTES, Durability
+from headrace.printing import quoted
 
 _NEW_NAME = "catalogue.rebuilt.sqlite"
 
@@ -205,7 +206,7 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
         f"{len(kept)} topics were found again; cursors, producers, batches and notes are {old.origin}"
     )
     reports += [
-        f"batch {row.number} of producer {row.producer.decode()!r} goes on from where the backup says: "
+        f"batch {row.number} of producer {quoted(row.producer.decode())} goes on from where the backup says: "
         "some of its records may be appended twice"
         for row in old.stale_batches
     ]

@@ -19,6 +19,7 @@ from headrace.log.layout import Layout
 from headrace.log.runner import Runner
 from headrace.log.store import Topic
 from headrace.model import Position
+from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ CHECK_SHARE = 0.01
 """How much of the shortest window may pass between two checks."""
 
 _FORGOTTEN_AT_ONCE = 200
+_NAMED_MAX = 10
+"""Topics that one log line names."""
 
 
 class Expired(NamedTuple):
@@ -41,19 +44,23 @@ class Retention:
     def __init__(
         self, config: Config, layout: Layout, store: EmbeddedStore, runner: Runner
     ) -> None:
-        self._config = config
         self._layout = layout
         self._store = store
         self._runner = runner
+        self.reload(config)
+        self._checked_s: float | None = None
+        self._running = False
+        self._trimming: set[str] = set()
+        """Topics that are forgetting already: commits may be held back."""
+
+    def reload(self, config: Config) -> None:
+        """Go on with other settings."""
+        self._config = config
         # Seldom, but never so seldom that a short window is overstayed by it.
         shortest_s = _shortest_age_s(config)
         self._interval_s = config.retention.check_s
         if shortest_s:
             self._interval_s = min(self._interval_s, shortest_s * CHECK_SHARE)
-        self._checked_s: float | None = None
-        self._running = False
-        self._trimming: set[str] = set()
-        """Topics that are forgetting already: commits may be held back."""
 
     def tick(self, now_ms: int, elapsed_s: float) -> None:
         """Look for expired records when it is time to.
@@ -81,15 +88,15 @@ class Retention:
 
     def _forget(self, expired: list[Expired]) -> None:
         """A few topics a step, so that nobody waits for ten thousand of them."""
-        forgotten = 0
+        forgotten: list[str] = []
         for one in expired[:_FORGOTTEN_AT_ONCE]:
             topic = self._store.topic(one.name)
             # Meanwhile the topic may have been destroyed, or made anew.
             is_same = topic.exists and topic.epoch == one.epoch
-            if is_same and one.name not in self._trimming:
-                forgotten += self._trim(topic, one.places)
+            if is_same and one.name not in self._trimming and self._trim(topic, one.places):
+                forgotten.append(one.name)
         if forgotten:
-            logger.info("retention: %d topics forget records", forgotten)
+            logger.info("retention: old records are deleted of %s", _listed(forgotten))
         if len(expired) > _FORGOTTEN_AT_ONCE:
             self._runner.soon(lambda: self._forget(expired[_FORGOTTEN_AT_ONCE:]))
 
@@ -98,17 +105,25 @@ class Retention:
         start, missed = trimming(places, waited_for(self._store, topic, readers), topic.start)
         if start.offset <= topic.start_offset:
             return False
-        logger.debug("topic %r: forgetting records before offset %d", topic.name, start.offset)
+        name = quoted(topic.name)
+        logger.debug("topic %s: forgetting records before offset %d", name, start.offset)
         for reader, records in missed:
             logger.warning(
-                "topic %r: reader %r will miss %d records: it was waited for as long as "
+                "topic %s: reader %s will miss %d records: it was waited for as long as "
                 "retention.wait_s and retention.wait_bytes allow",
-                *(topic.name, reader, records),
+                *(name, quoted(reader), records),
             )
         with suppress(StoreFailedError):  # it stops, and everyone has heard of it
             self._trimming.add(topic.name)
             self._store.trim(topic, start, partial(self._trimming.discard, topic.name))
         return True
+
+
+def _listed(names: list[str]) -> str:
+    """The topics by name, as many as a line can hold."""
+    shown = ", ".join(map(quoted, names[:_NAMED_MAX]))
+    more = f" and {len(names) - _NAMED_MAX:,} more" if len(names) > _NAMED_MAX else ""
+    return f"{len(names):,} {'topic' if len(names) == 1 else 'topics'}: {shown}{more}"
 
 
 def find_expired(config: Config, layout: Layout, now_ms: int) -> list[Expired]:

@@ -132,7 +132,7 @@ class Staging:
         self._layout = layout
         self._disk = disk
         self._runner = runner
-        self._limits = limits
+        self.limits = limits
         self._files: dict[str, Staged] = {}
         self._swept_s = 0.0
         self.bytes = 0
@@ -152,10 +152,10 @@ class Staging:
 
     def reserve(self, upload: Upload, size: int) -> None:
         """Make sure that there may be so many more bytes of it; raises StagingFullError."""
-        if self.bytes + size > self._limits.staged_bytes_max:
+        if self.bytes + size > self.limits.staged_bytes_max:
             raise StagingFullError(
                 f"{self.bytes} bytes are staged, limits.staged_bytes_max allows "
-                f"{self._limits.staged_bytes_max}: upload again when their batches are appended"
+                f"{self.limits.staged_bytes_max}: upload again when their batches are appended"
             )
         before = upload.size
         upload.size += size
@@ -239,9 +239,9 @@ class Staging:
 
     def tick(self, now_s: float) -> None:
         """Delete, every now and then, what nobody has claimed."""
-        if now_s - self._swept_s >= min(SWEEP_S, self._limits.staged_age_s):
+        if now_s - self._swept_s >= min(SWEEP_S, self.limits.staged_age_s):
             self._swept_s = now_s
-            before_s = now_s - self._limits.staged_age_s
+            before_s = now_s - self.limits.staged_age_s
             self.discard([one.id for one in self._files.values() if one.since_s < before_s])
 
 

@@ -3,7 +3,10 @@
 The others are in files of their own, `api_*.py`: each has a class with the handlers and `routes()`.
 """
 
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -12,7 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from headrace import __version__
 from headrace.broker.channels import Channels
+from headrace.config import Config
 from headrace.config_protocols import AccessToken
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
@@ -29,6 +34,20 @@ from headrace.server.openapi import PATH, description
 from headrace.server.request_limits import RequestMemory
 from headrace.server.waiting import Waiting
 
+PROTOCOLS = ("figg", "wombat", "logux", "channel")
+"""The protocols of connections, as `Connection.protocol` names them."""
+
+
+class ServerFacts(NamedTuple):
+    """What is known of the server when it starts."""
+
+    started_s: float
+    """By the monotonic clock."""
+    listeners: dict[str, str]
+    data_dir: str
+    config: Callable[[], Config]
+    """The settings in force, which a reload changes."""
+
 
 def make_app(
     connections: Connections,
@@ -38,12 +57,13 @@ def make_app(
     channels: Channels,
     clock: SteadyClock,
     requests: RequestMemory,
+    facts: ServerFacts,
     tokens: Sequence[AccessToken] = (),
 ) -> Starlette:
     broker = connections.broker
     return Starlette(
         routes=[
-            *_StateApi(connections, store, clock, requests).routes(),
+            *_StateApi(connections, store, clock, requests, facts).routes(),
             *TopicsApi(store, broker, waiting).routes(),
             *CursorsApi(store, channels.readers_moved).routes(),
             *BatchesApi(store, connections.metrics).routes(),
@@ -64,7 +84,9 @@ class _StateApi:
         store: EmbeddedStore,
         clock: SteadyClock,
         requests: RequestMemory,
+        facts: ServerFacts,
     ) -> None:
+        self._facts = facts
         self._connections = connections
         self._requests = requests
         self._store = store
@@ -74,6 +96,7 @@ class _StateApi:
         return [
             Route("/healthz", self.health),
             Route("/metrics", self.metrics),
+            Route("/v1/status", self.status, methods=["GET"]),
             Route("/v1/clock", self.clock, methods=["GET"]),
             Route("/v1/clock/confirm", self.confirm, methods=["POST"]),
             Route(PATH, self.description),
@@ -82,6 +105,22 @@ class _StateApi:
     async def health(self, request: Request) -> Response:
         status, body = self._connections.health.answer()
         return JSONResponse(body, status)
+
+    async def status(self, request: Request) -> Response:
+        connections = self._connections
+        counts = Counter(connection.protocol for connection in connections.open)
+        retention = self._facts.config().retention
+        return JSONResponse(
+            {
+                "version": __version__,
+                "uptime_s": round(time.monotonic() - self._facts.started_s, 3),
+                "health": connections.health.answer()[1],
+                "listeners": self._facts.listeners,
+                "data_dir": self._facts.data_dir,
+                "connections": {name: counts[name] for name in PROTOCOLS},
+                "retention": {"age_s": retention.age_s, "bytes": retention.bytes},
+            }
+        )
 
     async def clock(self, request: Request) -> Response:
         clock = self._clock

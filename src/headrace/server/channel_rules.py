@@ -18,14 +18,15 @@ from headrace.server.postgres_snapshots import PostgresSnapshots
 
 
 def make_channels(
-    config: Config,
+    current: Callable[[], Config],
     store: EmbeddedStore,
     runner: Runner,
     snapshots: Snapshots,
     clock: SteadyClock,
     count: Callable[[str], None],
 ) -> Channels:
-    """Raises `ConfigError` for a reducer that cannot be loaded."""
+    """Raises `ConfigError` for a reducer that cannot be loaded. `current` gives the settings in force."""
+    config = current()
     settings = config.channels
     named = {config.channels.reducer: "channels.reducer"}
     named |= {rule.reducer: "topics.reducer" for rule in config.topics if rule.reducer is not None}
@@ -46,7 +47,7 @@ def make_channels(
         )
 
     def rule_of(channel: str) -> ChannelRule:
-        found = config.rule(CHANNEL_PREFIX + channel)
+        found = current().rule(CHANNEL_PREFIX + channel)
         return rule(
             found.reducer,
             found.lease_s,

@@ -66,6 +66,8 @@ class Connections:
         self.health = health
         self.limits = limits
         self.metrics = metrics
+        self.listeners: dict[str, str] = {}
+        """The address of each listener, for peers that have come to the wrong one."""
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop)
         self.open: set[Connection] = set()

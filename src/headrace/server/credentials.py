@@ -5,9 +5,10 @@ import hmac
 import inspect
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from headrace.config import Config
 from headrace.config_protocols import AccessToken
 from headrace.model import ENVELOPE_PREFIXES, legacy_name
 
@@ -18,6 +19,18 @@ Verify = Callable[[str | int | float, Any], bool | Awaitable[bool]]
 
 HTTP = "http"
 """The grant for the HTTP API."""
+
+
+def warn_of_open_listeners(config: Config, listeners: Mapping[str, str]) -> None:
+    """Say what tokens do not close: whoever sets one may believe that all is closed."""
+    if config.access.token:
+        logger.warning(
+            "tokens ([[access.token]]) close the HTTP API, Logux and channels only: Figg at %s and Wombat at "
+            "%s know no tokens, and whoever reaches them can read every topic and write all but those of "
+            "Logux and channels",
+            listeners["figg"],
+            listeners["ws"],
+        )
 
 
 class Credentials:

@@ -6,6 +6,7 @@ import sys
 import time
 
 from headrace.config import Config, LogFormat
+from headrace.printing import masked, one_line
 
 
 def set_up(config: Config) -> None:
@@ -16,12 +17,19 @@ def set_up(config: Config) -> None:
         handler.setFormatter(_HumanFormatter("%(asctime)s %(levelname)s %(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(config.log_level.value.upper())
+    set_level(config)
     for library in ("asyncio", "uvicorn", "uvicorn.error"):
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
+def set_level(config: Config) -> None:
+    logging.getLogger().setLevel(config.log_level.value.upper())
+
+
 class _HumanFormatter(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return one_line(masked(super().formatMessage(record)))
+
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
         return time.strftime("%H:%M:%S", time.localtime(record.created))
 
@@ -32,7 +40,7 @@ class _JsonFormatter(logging.Formatter):
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": masked(record.getMessage()),
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)

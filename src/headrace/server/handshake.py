@@ -15,8 +15,10 @@ from typing import NamedTuple, cast
 import httptools
 
 from headrace.config_values import Origins
+from headrace.printing import quoted
 from headrace.server.connection import Connections, hang_up, peer_name
 from headrace.server.request_limits import RequestMeter, RequestRefusedError
+from headrace.server.strangers import TLS_HELLO, TLS_ON_PLAIN_PORT
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -25,6 +27,8 @@ HANDSHAKES_MAX = 1024
 """Connections without a complete request; further ones are closed at once: so their memory is bounded."""
 URL_BYTES_MAX = 8 * 1024
 """The longest URL here."""
+ORIGIN_MAX = 300
+"""The longest origin, in characters, that a log line has in full."""
 BODY_BYTES_MAX = 64 * 1024
 """The longest body that is announced by a request which needs none."""
 
@@ -129,6 +133,8 @@ class Handshake(asyncio.Protocol):
             except httptools.HttpParserUpgrade as found:
                 return data[at + found.args[0] :]
             except httptools.HttpParserError as error:
+                if data.startswith(TLS_HELLO):
+                    self._refused(TLS_ON_PLAIN_PORT)
                 raise _refusal_for(error) from None
             if self._complete:
                 break  # whatever comes behind it
@@ -203,7 +209,7 @@ class Handshake(asyncio.Protocol):
             raise _Answer(400, "Sec-WebSocket-Key must be 16 bytes in base64")
         if not self._comes_from_an_allowed_page():
             # A browser does not show the answer to anyone: whoever runs the server must find it here.
-            self._refused(f"origin {self._header('origin')[:80]!r} is not in listen.origins")
+            self._refused(self._why_page_is_refused())
             raise _Answer(403, "pages of this origin may not connect (see listen.origins)")
         if self._door.shared.full:
             why = (
@@ -232,6 +238,16 @@ class Handshake(asyncio.Protocol):
         return origins is None or (
             len(origins) == 1 and self._door.origins.allow(origins[0], self._header("host"))
         )
+
+    def _why_page_is_refused(self) -> str:
+        """The page, and the exact setting that would let it in."""
+        origin = self._header("origin")
+        known = self._door.origins
+        why = f"a page of origin {quoted(origin)} may not connect"
+        wanted = known.with_page(origin) if len(origin) <= ORIGIN_MAX else None
+        if wanted is None:
+            return f"{why}: that is no origin"
+        return f"{why}; to let it in, set listen.origins = [{', '.join(map(quoted, wanted))}]"
 
     def _upgrade(self, connection: WebSocketConnection, rest: bytes) -> None:
         self._end_wait()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import ConfigError
+from headrace.printing import quoted
 
 
 def load_hook(key: str, name: str) -> Callable[..., Any] | None:
@@ -20,7 +21,7 @@ def load_hook(key: str, name: str) -> Callable[..., Any] | None:
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{key} = {name!r} cannot be loaded: {error}") from None
+        raise ConfigError(f"{key} = {quoted(name)} cannot be loaded: {error}") from None
     if not callable(found):
-        raise ConfigError(f"{key} = {name!r} is not a function")
+        raise ConfigError(f"{key} = {quoted(name)} is not a function")
     return found  # type: ignore[no-any-return]

@@ -26,6 +26,7 @@ from headrace.server.request_limits import (
     RequestMeter,
     RequestRefusedError,
 )
+from headrace.server.strangers import TLS_HELLO, TLS_ON_PLAIN_PORT
 
 REQUEST_TIMEOUT_S = 10.0
 """How long a request's head may take to arrive, from the connection or from its first byte."""
@@ -126,7 +127,10 @@ class BoundedProtocol(HttpToolsProtocol):
             # No other protocol is spoken here: the request is answered, and nothing behind it is read.
             self.cycle.keep_alive = False
         except httptools.HttpParserError as error:
-            self._refuse(_refusal_for(error))
+            is_tls = data.startswith(TLS_HELLO)
+            self._refuse(
+                RequestRefusedError(400, TLS_ON_PLAIN_PORT) if is_tls else _refusal_for(error)
+            )
         except RequestRefusedError as refusal:
             self._refuse(refusal)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from headrace.config import Listen
 from headrace.config_values import Address
 from headrace.errors import ListenError
+from headrace.printing import quoted
 
 BACKLOG = 1024
 NAMES = ("figg", "ws", "http")
@@ -30,7 +31,7 @@ class Inherited(NamedTuple):
     address: Address
 
     def __str__(self) -> str:
-        named = f"named {self.name!r}" if self.name else "without a name"
+        named = f"named {quoted(self.name)}" if self.name else "without a name"
         return f"inherited socket {self.descriptor} ({named}, {self.address})"
 
 
@@ -75,7 +76,7 @@ def inherited_names(environ: MutableMapping[str, str], pid: int) -> list[str]:
     count = environ.get("LISTEN_FDS", "")
     if not (count.isascii() and count.isdigit() and int(count) <= len(NAMES)):
         raise ListenError(
-            f"LISTEN_FDS is {count!r}: the server inherits at most {len(NAMES)} sockets, "
+            f"LISTEN_FDS is {quoted(count)}: the server inherits at most {len(NAMES)} sockets, "
             f"one for each listener ({', '.join(NAMES)})"
         )
     names = environ.get("LISTEN_FDNAMES")

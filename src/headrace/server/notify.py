@@ -2,12 +2,18 @@
 
 import logging
 import socket
+import time
 from collections.abc import MutableMapping
 
 logger = logging.getLogger(__name__)
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"
+
+
+def reloading() -> str:
+    """The server is about to read its settings again; READY follows in any case."""
+    return f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}"
 
 
 class ServiceManager:

@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from headrace.broker.channel_notes import Snapshot
 from headrace.channel_envelope import Content
 from headrace.errors import ConfigError
+from headrace.printing import MASK, masked
 from headrace.server.postgres_snapshots import DatabaseError
 
 _STATEMENT_MS_MAX = 8_000
@@ -90,7 +91,8 @@ class Connection:
     """Raises `DatabaseError` wherever it is used."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
-        with _translated(is_down=True):
+        secret = str(parameters.get("password", ""))
+        with _translated(is_down=True, secret=secret):
             connection = self._connection = psycopg.connect(**parameters, autocommit=True)
         # Of our own, so that it is not another file's when the connection is closed meanwhile.
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
@@ -146,11 +148,13 @@ class Connection:
 
 
 @contextmanager
-def _translated(*, is_down: bool = False) -> Iterator[None]:
+def _translated(*, is_down: bool = False, secret: str = "") -> Iterator[None]:
+    """Raise `DatabaseError` in one line, in which `secret` is masked: drivers quote what they were given."""
     try:
         yield
     except psycopg.Error as error:
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = masked(" ".join(str(error).split())) or type(error).__name__
+        text = text.replace(secret, MASK) if secret else text
         # A bad row is the trouble of one channel; everything else is of all.
         is_down |= isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         raise DatabaseError(text, is_down=is_down) from None

@@ -22,6 +22,7 @@ from headrace.broker.channel_notes import Snapshot, read_snapshot
 from headrace.broker.snapshots import OLDER_MAX, Older
 from headrace.log.store import Store
 from headrace.model import CHANNEL_PREFIX
+from headrace.printing import described, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class PostgresSnapshots:
             if found is not None and found.offset > self._end_of(channel):
                 # Taken for ours, it would hide every message before its offset.
                 failed(
-                    f"PostgreSQL has a snapshot of {channel!r} that is of another data directory"
+                    f"PostgreSQL has a snapshot of {quoted(channel)} that is of another data directory"
                 )
                 return
             note = read_snapshot(self._store, channel)
@@ -273,7 +274,7 @@ class _Thread:
         if not isinstance(error, DatabaseError) or error.is_down:
             self._backoff_s = min(max(2 * self._backoff_s, BACKOFF_S_MIN), BACKOFF_S_MAX)
             self._away_until_s = time.monotonic() + self._backoff_s
-        trouble = str(error) if isinstance(error, DatabaseError) else repr(error)
+        trouble = str(error) if isinstance(error, DatabaseError) else described(error)
         if is_late:
             trouble = "it has not answered in time"  # it was cut off: that is what the error tells
         if trouble != self._trouble:

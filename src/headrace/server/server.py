@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -18,7 +19,7 @@ from headrace.broker.batch_messages import BatchMessages
 from headrace.broker.broker import Broker
 from headrace.broker.snapshots import NotedSnapshots
 from headrace.config import Config, old_names
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.log import journal
 from headrace.log.applier_process import ApplierProcess
 from headrace.log.disk import Disk
@@ -28,14 +29,15 @@ from headrace.log.layout import Layout
 from headrace.log.recovery import mark_clean, recover
 from headrace.log.retention import Retention
 from headrace.log.staging import STAGED_FILE_BYTES_MAX
+from headrace.printing import described
 from headrace.server import diagnostics, notify
-from headrace.server.api import make_app
+from headrace.server.api import ServerFacts, make_app
 from headrace.server.channel_rules import make_channels, make_postgres
 from headrace.server.channels import ChannelConnections
 from headrace.server.clock import SteadyClock
 from headrace.server.clock_file import ClockFile
 from headrace.server.connection import Connections
-from headrace.server.credentials import Credentials
+from headrace.server.credentials import Credentials, warn_of_open_listeners
 from headrace.server.handshake import Door, Route
 from headrace.server.health import Health
 from headrace.server.hooks import load_hook
@@ -44,6 +46,7 @@ from headrace.server.http_protocol import HttpShared
 from headrace.server.listeners import BACKLOG, address_text, open_listeners
 from headrace.server.logux import Logux
 from headrace.server.metrics import Metrics
+from headrace.server.reload import TOKENS, merge
 from headrace.server.request_limits import RequestMemory
 from headrace.server.runner import LoopRunner
 from headrace.server.tcp import FiggConnection
@@ -66,16 +69,21 @@ _COLLECT_THRESHOLDS = (20_000, 20, 20)
 """Batches make many short-lived containers and no cycles: looking for those less often costs nothing."""
 
 
-def run(config: Config) -> int:
-    """Serve until told to stop; returns the process's exit code."""
+LoadConfig = Callable[[], Config]
+"""Reads the settings again, from where they came; raises `ConfigError`."""
+
+
+def run(config: Config, load: LoadConfig | None = None) -> int:
+    """Serve until told to stop; returns the process's exit code. With `load`, SIGHUP reads settings again."""
     diagnostics.set_up(config)
     _raise_file_limit()
     # Until everything is open there is nothing to drain, and recovery may be left at any point.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    hangup = Hangup()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config))
+            return runner.run(_serve(config, load, hangup))
     except HeadraceError as error:
         print(f"headrace: {error}", file=sys.stderr)
         return 1
@@ -84,8 +92,8 @@ def run(config: Config) -> int:
         return 1
 
 
-async def _serve(config: Config) -> int:
-    server = Server(config)
+async def _serve(config: Config, load: LoadConfig | None, hangup: "Hangup") -> int:
+    server = Server(config, load, hangup)
     await server.start()
     try:
         return await server.until_stopped()
@@ -93,9 +101,42 @@ async def _serve(config: Config) -> int:
         await server.stop()
 
 
+class Hangup:
+    """What SIGHUP means: someone wants the settings read again, or the server's terminal was closed."""
+
+    def __init__(self) -> None:
+        """Made at the start: until the server is ready, a SIGHUP changes nothing."""
+        self._has_terminal = _has_terminal()
+        self._is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup has it
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    @property
+    def is_end_of_terminal(self) -> bool:
+        return self._has_terminal and not _has_terminal()
+
+    @property
+    def stops(self) -> bool:
+        """True where a closed terminal ends the server that was started in it."""
+        return not self._is_ignored
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 class Server:
-    def __init__(self, config: Config) -> None:
+    def __init__(
+        self, config: Config, load: LoadConfig | None = None, hangup: Hangup | None = None
+    ) -> None:
         self._config = config
+        self._load = load
+        self._hangup = hangup
+        self._tokens = list(config.access.token)
+        """Shared by all who check them, and changed in place."""
         self._loop = asyncio.get_running_loop()
         self._stopped: asyncio.Future[int] = self._loop.create_future()
         self._metrics = Metrics()
@@ -110,6 +151,7 @@ class Server:
         layout = self._layout = Layout(root)
         layout.make()
         self._lock = layout.lock()
+        self._started_s = time.monotonic()
         # Listeners first: a taken port must not cost a recovery.
         figg, ws, http = open_listeners(config.listen, os.environ)
         for sentence in old_names(config):
@@ -161,7 +203,7 @@ class Server:
         self._postgres = make_postgres(config, self._store)
         snapshots = self._postgres or NotedSnapshots(self._store)
         channels = self._channels = make_channels(
-            config, self._store, self._runner, snapshots, clock, self._metrics.count
+            lambda: self._config, self._store, self._runner, snapshots, clock, self._metrics.count
         )
         clock.went_back = channels.went_back
         self._broker.channels = channels.committed
@@ -170,18 +212,20 @@ class Server:
             connections,
             channels,
             config.channels,
-            Credentials(config.access.token, of="channels"),
+            Credentials(self._tokens, of="channels"),
         )
         routes = (
             Route(wombat.PATH, {wombat.PATH: self._wombats}.get),
             Route(channel.PATH, {channel.PATH: self._channel_connections}.get),
             Route(f"{logux.PATH}/LOG", self._logux.route),
         )
-        door = Door(connections, routes, config.listen.origins)
+        door = self._door = Door(connections, routes, config.listen.origins)
+        addresses = {"figg": figg, "ws": ws, "http": http}
+        connections.listeners = {name: address_text(sock) for name, sock in addresses.items()}
         for sock, make in ((figg, lambda: FiggConnection(connections)), (ws, door)):
             self._listeners.append(await self._loop.create_server(make, sock=sock, backlog=BACKLOG))
         self._waiting = Waiting(self._store)
-        requests = RequestMemory(config.limits.requests_bytes_max)
+        requests = self._requests = RequestMemory(config.limits.requests_bytes_max)
         app = make_app(
             connections,
             self._store,
@@ -190,9 +234,12 @@ class Server:
             channels,
             clock,
             requests,
-            config.access.token,
+            ServerFacts(
+                self._started_s, connections.listeners, str(root), config=lambda: self._config
+            ),
+            self._tokens,
         )
-        shared = HttpShared(
+        shared = self._http_shared = HttpShared(
             connections_max=config.limits.connections_max,
             body_bytes_max=STAGED_FILE_BYTES_MAX,
             memory=requests,
@@ -200,12 +247,17 @@ class Server:
         )
         self._http = HttpListener(app, shared, http)
         await self._http.start()
-        retention = Retention(config, layout, self._store, self._runner)
-        timer = self._loop.create_task(self._tick(retention))
+        self._retention = Retention(config, layout, self._store, self._runner)
+        timer = self._loop.create_task(self._tick(self._retention))
         timer.add_done_callback(self._timer_ended)
         self._timers.append(timer)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, number)
+        if self._hangup is not None:
+            self._loop.add_signal_handler(signal.SIGHUP, self._hung_up, self._hangup)
+            if self._hangup.is_end_of_terminal:
+                self._hung_up(self._hangup)  # while nobody listened
+        warn_of_open_listeners(config, connections.listeners)
         # What start-up made stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
@@ -276,7 +328,7 @@ class Server:
             self._runner,
             EventIds(self._layout.root),
             config.logux,
-            Credentials(config.access.token, load_hook("logux.verify", config.logux.verify)),
+            Credentials(self._tokens, load_hook("logux.verify", config.logux.verify)),
             load_hook("logux.filter", config.logux.filter),
             self._clock.now_ms,
         )
@@ -286,6 +338,45 @@ class Server:
         if not self._stopped.done():
             self._stopped.set_result(0)
 
+    def _hung_up(self, hangup: Hangup) -> None:
+        if not hangup.is_end_of_terminal:
+            self._reload()
+        elif hangup.stops:
+            self._stop(signal.SIGHUP)
+
+    def _reload(self) -> None:
+        """Read the settings again, and take those over that may change; a wrong file changes nothing."""
+        if self._load is None or self._stopped.done():
+            return
+        self._manager.tell(notify.reloading())
+        try:
+            found = merge(self._config, self._load())
+        except ConfigError as error:
+            logger.error("SIGHUP: the settings stay as they are: %s", error)
+        else:
+            self._apply(found.config)
+            if TOKENS in found.changed:
+                warn_of_open_listeners(found.config, self._connections.listeners)
+            logger.info("SIGHUP: changed: %s", ", ".join(found.changed) or "nothing")
+            if found.waiting:
+                logger.warning(
+                    "SIGHUP: these settings need a restart, and are as before until then: %s",
+                    ", ".join(found.waiting),
+                )
+        self._manager.tell(notify.READY)
+
+    def _apply(self, config: Config) -> None:
+        self._config = config
+        diagnostics.set_level(config)
+        self._tokens[:] = config.access.token
+        self._door.origins = config.listen.origins
+        self._connections.limits = config.limits
+        self._http_shared.connections_max = config.limits.connections_max
+        self._requests.bytes_max = config.limits.requests_bytes_max
+        self._store.reload(config)
+        self._retention.reload(config)
+        self._channels.reload()
+
     def _fail(self, reason: str) -> None:
         logger.critical("stopping: %s", reason)
         if not self._stopped.done():
@@ -293,7 +384,9 @@ class Server:
 
     def _timer_ended(self, timer: asyncio.Task[None]) -> None:
         if not timer.cancelled():
-            self._fail(f"a fault of our own in the clock's work: {timer.exception()!r}")
+            error = timer.exception()
+            why = described(error) if error is not None else "it ended"
+            self._fail(f"internal error in the work by the clock: {why}")
 
     def _prepare_journal(self) -> None:
         """Name the journal files that are ready; the applier makes the others, and waits for room."""

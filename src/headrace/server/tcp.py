@@ -6,6 +6,7 @@ from typing import cast
 
 from headrace.model import Position
 from headrace.server.connection import Connections
+from headrace.server.strangers import recognise
 from headrace.server.topics import TopicConnection
 from headrace.session.figg_server import FiggServerSession
 from headrace.wire import figg
@@ -19,18 +20,25 @@ def encode(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
 
 
 class FiggConnection(TopicConnection, asyncio.Protocol):
-    __slots__ = ("_figg",)
+    __slots__ = ("_figg", "_is_new")
     protocol = "figg"
     encode = staticmethod(encode)
 
     def __init__(self, shared: Connections) -> None:
         self._figg = FiggServerSession()
+        self._is_new = True
         super().__init__(shared, self._figg)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.opened(cast(asyncio.Transport, transport))
 
     def data_received(self, data: bytes) -> None:
+        if self._is_new:
+            self._is_new = False
+            if stranger := recognise(data, self._shared.listeners):
+                self._write(stranger.answer)
+                self.handle([self._figg.refuse(stranger.reason)], len(data))
+                return
         self.handle(self._figg.receive_data(data), len(data) - self._figg.unread_bytes)
         if len(data) >= _LARGE_READ_BYTES:
             self.more_to_read()

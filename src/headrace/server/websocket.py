@@ -254,7 +254,7 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
         try:
             self.frames.hand_on()
         except Exception:
-            logger.exception("a fault of our own in a WebSocket connection")
+            logger.exception("internal error in a WebSocket connection")
             self.frames.connection.close("a fault of the server", websocket.INTERNAL_ERROR)
         # Having refused a frame, picows would go on to read it for a moment, however large it is.
         if self.transport.is_close_frame_sent:
@@ -295,4 +295,4 @@ class _Silent(logging.LoggerAdapter[logging.Logger]):
         return level >= logging.CRITICAL
 
     def exception(self, msg: object, *args: object, **kwargs: object) -> None:
-        logger.error("a fault of our own in a WebSocket connection", exc_info=sys.exc_info())
+        logger.error("internal error in a WebSocket connection", exc_info=sys.exc_info())

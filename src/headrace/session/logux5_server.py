@@ -20,6 +20,7 @@ from headrace.logux_envelope import (
     encode_envelope,
     raw_event,
 )
+from headrace.printing import quoted
 from headrace.session.logux5_ledger import Ledger
 from headrace.session.logux_session import Add, Authenticate, Incoming, LoguxSession, message_name
 from headrace.session.server import Close
@@ -228,7 +229,9 @@ class Logux5ServerSession(LoguxSession):
             self._sync(message, commands)
         elif isinstance(message, logux.Connected | logux.Unknown):
             name = message_name(message)
-            commands.append(self._refuse_with(["unknown-message", name], f"message {name!r}"))
+            commands.append(
+                self._refuse_with(["unknown-message", name], f"message {quoted(str(name))}")
+            )
         # What else there is says how far its log reaches, which nobody asks.
 
     def _synced_came(self, count: int) -> None:

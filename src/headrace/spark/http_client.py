@@ -125,8 +125,9 @@ class HttpClient:
             return ServerError(f"{self._urls[0]} broke off in the middle of an answer: {error}")
         if isinstance(error, TimeoutError) and self._connected:
             return ServerError(f"{self._urls[0]} did not answer within {TIMEOUT_S:g} s")
+        reason = getattr(error, "strerror", None) or error
         return ServerError(
-            f"no server answers at {', '.join(self._urls)}: {error}; is it running, and is this the "
+            f"no server answers at {', '.join(self._urls)}: {reason}; is it running, and is this the "
             "address of its --http listener (port 8121 by default)?"
         )
 

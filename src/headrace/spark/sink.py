@@ -18,6 +18,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from headrace.printing import quoted
 from headrace.spark.encode import EncodedBlock, encode_batch
 from headrace.spark.envelopes import Stamps
 from headrace.spark.options import OptionError, SinkOptions
@@ -62,7 +63,9 @@ class _Writer:
         ids = [one for message in messages if isinstance(message, Staged) for one in message.ids]
         if decide(self.options.place, producer, number, ids).duplicate:
             logger.warning(
-                "batch %d of producer %r was written before: its rows are skipped", number, producer
+                "batch %d of producer %s was written before: its rows are skipped",
+                number,
+                quoted(producer),
             )
 
 

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from headrace.printing import quoted
 from headrace.spark.groups import Group
 from headrace.spark.log_view import DataLossError, LogView, TopicState
 from headrace.spark.offsets import Offset, decode_offset, encode_offset, is_initial, joined_in
@@ -76,7 +77,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             states = find_topics(self._open(), self._options.topics)
             missing = [name for name in self._options.topics.names or () if name not in states]
             if missing:
-                logger.warning("there is no topic %r yet: the query waits for it", missing[0])
+                logger.warning(
+                    "there is no topic %s yet: the query waits for it", quoted(missing[0])
+                )
             found = {
                 name: locate(self._open(), state, where, self._options, LATEST)
                 for name, state in states.items()
@@ -211,8 +214,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if last is None and name not in self._unknown:
                 self._unknown.add(name)
                 logger.warning(
-                    "topic %r is no longer there: what came after ordinal %d, if anything, is gone",
-                    *(name, position.ordinal),
+                    "topic %s is no longer there: what came after ordinal %d, if anything, is gone",
+                    *(quoted(name), position.ordinal),
                 )
             elif last is not None and last.ordinal > position.ordinal:
                 gone[name] = last.ordinal - position.ordinal

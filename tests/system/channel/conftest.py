@@ -24,4 +24,4 @@ def abused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
         assert process.running, process.stderr
         assert "Traceback" not in process.stderr, process.stderr
-        assert "fault of our own" not in process.stderr, process.stderr
+        assert "internal error" not in process.stderr, process.stderr

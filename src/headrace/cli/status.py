@@ -1,0 +1,87 @@
+"""`headrace status`: one screen about a running server, from its HTTP API."""
+
+import json
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from headrace.cli import options
+from headrace.cli.http_api import HttpApi, request
+from headrace.cli.output import counted, print_table, size
+from headrace.cli.topics import all_topics
+from headrace.model import LAKE_START_READER
+from headrace.printing import printable
+
+
+def status(
+    as_json: options.Json = False,
+    http: options.Http = None,
+    token: options.Token = None,
+) -> None:
+    """Show how a running server is.
+
+    Exit code 0 where it takes publishes; 1 where it holds them back, or does not answer.
+
+    \b
+    headrace status
+    headrace status --json
+    """
+    found = _status(options.http_api(http, token))
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False))
+    else:
+        _print(found)
+    raise typer.Exit(0 if found["health"]["status"] == "ok" else 1)
+
+
+def _status(api: HttpApi) -> dict[str, Any]:
+    found: dict[str, Any] = request(api, "GET", "/v1/status")
+    totals = {"topics": 0, "records": 0, "bytes": 0, "subscribers": 0}
+    readers: dict[str, int] = {}
+    for topic in all_topics(api, ""):
+        totals["topics"] += 1
+        for name in ("records", "bytes", "subscribers"):
+            totals[name] += topic[name]
+        for cursor in topic["cursors"]:
+            if cursor["reader"] == LAKE_START_READER:
+                continue  # where the lake begins, which nobody reads on from
+            readers[cursor["reader"]] = readers.get(cursor["reader"], 0) + cursor["lag_records"]
+    return found | totals | {"lag_records": readers}
+
+
+def _print(found: dict[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    health, retention = found["health"], found["retention"]
+    open_now = [f"{count:,} {name}" for name, count in found["connections"].items() if count]
+    table.add_row("server", f"headrace {found['version']}, up {_duration(found['uptime_s'])}")
+    table.add_row("health", printable(health["status"]))
+    if health.get("clock"):
+        table.add_row("clock", printable(health["clock"]))
+    for name, address in found["listeners"].items():
+        table.add_row(f"listen.{name}", address)
+    table.add_row("data", printable(found["data_dir"]))
+    table.add_row(
+        "log",
+        f"{counted(found['topics'], 'topic')}, {counted(found['records'], 'record')}, "
+        f"{size(found['bytes'])}",
+    )
+    table.add_row("connections", ", ".join(open_now) or "none")
+    table.add_row("subscriptions", f"{found['subscribers']:,}")
+    kept = _duration(retention["age_s"]) if retention["age_s"] else "for ever"
+    limit = f", at most {size(retention['bytes'])} of each topic" if retention["bytes"] else ""
+    table.add_row("retention", kept + limit)
+    for reader, lag in sorted(found["lag_records"].items()):
+        table.add_row(f"reader {printable(reader)}", f"{counted(lag, 'record')} behind")
+    print_table(table)
+
+
+def _duration(seconds: float) -> str:
+    """Two units at most: `3d 4h`, `5m 6s`."""
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])

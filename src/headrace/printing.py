@@ -1,0 +1,82 @@
+"""How texts from outside look in log lines and messages: quoted, without control characters and secrets."""
+
+import re
+import socket
+
+MASK = "***"
+
+_QUOTED_MAX = 300
+"""Characters of a text in a message: a name has 255 bytes at most, anything longer is not a name."""
+
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<user>[^/@\s:?#]*):(?P<secret>[^\s]*)@")
+_PARAMETER = re.compile(
+    r"(?P<name>\b(?:password|passwd|passfile|sslpassword|token|secret)\s*=\s*)"
+    r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s&'\"]+)",
+    re.IGNORECASE,
+)
+
+
+def quoted(text: str) -> str:
+    """The text in double quotes, as JSON writes it; whatever a terminal might obey is escaped."""
+    if len(text) > _QUOTED_MAX:
+        return quoted(text[:_QUOTED_MAX]) + "…"
+    if text.isprintable() and '"' not in text and "\\" not in text:
+        return f'"{text}"'
+    return '"' + "".join(map(_escape, text)) + '"'
+
+
+def printable(name: str) -> str:
+    """A name as tables show it: as it is where a terminal can take it, else quoted."""
+    return name if name.isprintable() else quoted(name)
+
+
+def one_line(text: str) -> str:
+    """The text with everything escaped that could begin a line or move a terminal's cursor."""
+    return text if text.isprintable() else "".join(map(_escape_control, text))
+
+
+def described(error: BaseException) -> str:
+    """An unexpected exception in one line: what it says, or what it is where it says nothing."""
+    text = " ".join(str(error).split())
+    kind = type(error).__name__
+    return masked(f"{kind}: {text}" if text else kind)
+
+
+def unreachable(error: BaseException, place: str) -> str:
+    """Why no connection to `place`, HOST:PORT, came about; a number of an error helps nobody."""
+    if isinstance(error, ConnectionRefusedError):
+        return f"no server at {place}; is it running?"
+    if isinstance(error, socket.gaierror):
+        return f"the host of {place} has no known address"
+    if isinstance(error, TimeoutError):
+        return f"no answer from {place}"
+    if isinstance(error, ConnectionError):
+        return f"{place} closed the connection"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def masked_secret(value: str) -> str:
+    """A secret setting as it may be printed: a URL without its password, nothing of anything else."""
+    if not value:
+        return value
+    return masked(value) if "://" in value else MASK
+
+
+def masked(text: str) -> str:
+    """The text with the passwords of URLs and connection strings replaced by `***`."""
+    text = _USER_INFO.sub(rf"\g<scheme>\g<user>:{MASK}@", text)
+    return _PARAMETER.sub(rf"\g<name>{MASK}", text)
+
+
+def _escape_control(character: str) -> str:
+    return character if character.isprintable() else _escape(character)
+
+
+def _escape(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if character.isprintable():
+        return character
+    number = ord(character)
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

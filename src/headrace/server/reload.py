@@ -1,0 +1,88 @@
+"""Settings that change while the server runs: which of them, and what has to wait for a restart. No I/O.
+
+A setting reloads where its annotation in `config.py` says so. All others keep the value that the server was
+started with, whatever the file says now.
+"""
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headrace.config import Config, PrefixRule
+from headrace.settings import RULE_SETTINGS, SETTINGS, Setting
+
+TOKENS = "access.token"
+RULES = "topics"
+
+_NOT_OF_THE_SERVER = "pipeline."
+"""Settings of jobs, which the server does not read."""
+
+
+class Reload(NamedTuple):
+    config: Config
+    """The settings to go on with."""
+    changed: list[str]
+    """Settings that have another value from now on."""
+    waiting: list[str]
+    """Settings that were changed and take effect with the next start."""
+
+
+def merge(current: Config, wanted: Config) -> Reload:
+    """Put what may change of `wanted` into `current`."""
+    changed: list[str] = []
+    waiting: list[str] = []
+    config = current
+    for key, setting in SETTINGS.items():
+        value = _value(wanted, key)
+        if value == _value(current, key) or key.startswith(_NOT_OF_THE_SERVER):
+            continue
+        if setting.reloads:
+            changed.append(key)
+            config = _replaced(config, key, value)
+        else:
+            waiting.append(key)
+    if wanted.access.token != current.access.token:
+        changed.append(TOKENS)
+        config = _replaced(config, TOKENS, wanted.access.token)
+    rules, waiting_rules = _merged_rules(current.topics, wanted.topics)
+    if rules != current.topics:
+        changed.append(RULES)
+        config = _replaced(config, RULES, rules)
+    return Reload(config, changed, waiting + [f"{RULES}.{key}" for key in waiting_rules])
+
+
+def _merged_rules(
+    current: tuple[PrefixRule, ...], wanted: tuple[PrefixRule, ...]
+) -> tuple[tuple[PrefixRule, ...], list[str]]:
+    """The rules to go on with, and the settings of rules that wait for a restart."""
+    before = {rule.prefix: rule for rule in current}
+    after = {rule.prefix: rule for rule in wanted}
+    kept = [key for key, setting in RULE_SETTINGS.items() if not _rule_reloads(setting)]
+    waiting: dict[str, None] = {}
+    rules = []
+    for prefix in dict.fromkeys([*after, *before]):
+        old = before.get(prefix, PrefixRule(prefix=prefix))
+        new = after.get(prefix, PrefixRule(prefix=prefix))
+        waiting |= dict.fromkeys(key for key in kept if getattr(old, key) != getattr(new, key))
+        merged = msgspec.structs.replace(new, **{key: getattr(old, key) for key in kept})
+        # A rule that is in the file no more stays for as long as it decides something.
+        if prefix in after or any(getattr(merged, key) is not None for key in kept):
+            rules.append(merged)
+    return tuple(rules), list(waiting)
+
+
+def _rule_reloads(setting: Setting) -> bool:
+    return setting.reloads or setting.key == "prefix"
+
+
+def _value(config: Config, key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    return getattr(getattr(config, section) if section else config, name)
+
+
+def _replaced(config: Config, key: str, value: Any) -> Config:
+    section, _, name = key.rpartition(".")
+    if not section:
+        return msgspec.structs.replace(config, **{name: value})
+    changed = msgspec.structs.replace(getattr(config, section), **{name: value})
+    return msgspec.structs.replace(config, **{section: changed})
