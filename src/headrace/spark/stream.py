@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from headrace.model import Span
 from headrace.spark.log_view import DataLossError, LogView, TopicState
 from headrace.spark.offsets import Offset, decode_offset, encode_offset, is_initial, joined_in
 from headrace.spark.open_log import open_log
@@ -207,7 +208,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     *(name, position.ordinal),
                 )
             elif last is not None and last.ordinal > position.ordinal:
-                gone[name] = last.ordinal - position.ordinal
+                gone[name] = Span.between(position, last).records
         if gone and self._options.fail_on_data_loss:
             raise DataLossError(gone_error(gone, "it was destroyed"))
         if gone:
