@@ -21,12 +21,16 @@ from headrace.cli.failure import CommandError, UsageError
 from headrace.cli.http_api import HttpApi, NotFoundError, request
 from headrace.cli.moment import MOMENT_HELP, parse_moment
 from headrace.cli.output import discard_output
-from headrace.model import check_topic_name
+from headrace.model import JUMP, check_topic_name
+from headrace.session.client import Missed
 
 if TYPE_CHECKING:
-    from headrace.client import Client, Message, Missed
+    from headrace.client import Client, Message, Subscription
 
 _GLANCE_S = 1.0
+
+_SILENCE_S = 0.5
+"""After this long without a record, --until-end asks the server whether any is left."""
 
 
 def subscribe(
@@ -103,21 +107,31 @@ def subscribe(
             "--last, --since and --until-end ask the HTTP API: name it as well as --url, with --http"
         )
     api = options.http_api(http, token)
-    end = _end(api, topic) if until_end else None
-    if end == 0:
-        return
-    if until_end and from_offset is None and last is None and since is None:
-        from_start = True
+    end = None
+    if until_end:
+        found = _find(api, topic)
+        if found is None or not found["records"]:
+            return
+        end = int(found["end"]["offset"])
+        from_start = from_start or (from_offset is None and last is None and since is None)
+    elif options.is_same_server(url, http):
+        found = _glance(api, topic)
+    else:
+        found = {}
     if from_start:
-        from_offset = 0
+        # Where records are known to begin, every gap is worth a word.
+        is_known = bool(found) and lake is None
+        from_offset = int(found["start"]["offset"]) if found and is_known else 0
+        from_start = not is_known
     elif last is not None:
         from_offset = _look_up(api, topic, last=last)
     elif since is not None:
         from_offset = _look_up(api, topic, time=_moment(since))
-    if end is None and options.is_same_server(url, http) and _is_missing(api, topic):
+    if found is None:
         typer.echo(f"headrace: topic {topic!r} does not exist yet: waiting", err=True)
     printer = _Printer(
         *(topic, from_offset, count, end),
+        api=api,
         as_json=as_json,
         quiet=from_start,
         has_lake=lake is not None,
@@ -138,6 +152,7 @@ class _Printer:
         count: int | None,
         end: int | None,
         *,
+        api: HttpApi,
         as_json: bool,
         quiet: bool,
         has_lake: bool,
@@ -146,6 +161,7 @@ class _Printer:
         self._offset = offset
         self._left = count
         self._end = end
+        self._api = api
         self._as_json = as_json
         self._quiet = quiet
         self._has_lake = has_lake
@@ -180,7 +196,7 @@ class _Printer:
             begin = min(begin, self._offset or 0) if self._has_lake else begin
             if begin >= end:
                 return
-        async for batch in subscription.batches():
+        while batch := await self._next(subscription):
             wanted = batch[: self._left]
             if end is not None:
                 wanted = [message for message in wanted if message.offset <= end]
@@ -192,7 +208,33 @@ class _Printer:
                     return
             if end is not None and batch[-1].offset >= end:
                 return
+        if self._passed_end.is_set():
+            return
         raise CommandError("the subscription ended: " + (client.last_error or "the client closed"))
+
+    async def _next(self, subscription: "Subscription") -> list["Message"]:
+        """The next messages; none when the subscription has ended, or nothing before the end is left."""
+        while self._end is not None and not self._has_lake:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(subscription.batch(), _SILENCE_S)
+            if await self._is_over(subscription.offset or 0):
+                self._passed_end.set()
+                return []
+        return await subscription.batch()
+
+    async def _is_over(self, offset: int) -> bool:
+        """Ask the server whether a record between `offset` and the end can still come."""
+        assert self._end is not None
+        try:
+            left = await asyncio.to_thread(_look_up, self._api, self._topic, offset=offset)
+        except CommandError:
+            return False  # the server may come back, and the subscription goes on with it
+        if left < self._end:
+            return False
+        missed = Missed(self._topic, offset, self._end)
+        if not (missed.is_jump and (self._end - offset) % JUMP == 0):
+            self._report_missed(missed)
+        return True
 
     def _line(self, message: "Message") -> bytes:
         if not self._as_json:
@@ -209,16 +251,29 @@ class _Printer:
             self._passed_end.set()  # neither log nor lake has anything before the end
         if self._quiet and missed.asked == 0:
             return
+        if missed.is_jump:
+            typer.echo(f"headrace: {_jump_words(missed)}", err=True)
+            return
         if missed.got > missed.asked:
             text = (
                 f"asked for offset {missed.asked}, going on at {missed.got}: "
-                "expired, or not the start of a record"
+                "expired, damaged, or not the start of a record"
             )
         elif missed.got == missed.asked:
             text = f"the topic was made anew; going on at {missed.got}"
         else:
             text = f"offset {missed.asked} is past the end; going on at {missed.got}"
         typer.echo(f"headrace: missed on {missed.topic}: {text}", err=True)
+
+
+def _jump_words(missed: "Missed") -> str:
+    lost = "records in between are lost"
+    if (missed.got - missed.asked) % JUMP == 0:
+        lost = "no record is known to be missing, but the last ones before that may be lost"
+    return (
+        f"{missed.topic} goes on at offset {missed.got} after {missed.asked}: the log was restored or "
+        f"repaired; {lost}"
+    )
 
 
 def _watch_output(gone: asyncio.Future[None]) -> None:
@@ -251,24 +306,21 @@ def _look_up(api: HttpApi, topic: str, **query: int) -> int:
     return offset
 
 
-def _end(api: HttpApi, topic: str) -> int:
-    """Where the topic ends, and 0 where there is nothing to wait for."""
+def _find(api: HttpApi, topic: str, **given: float) -> dict[str, Any] | None:
+    """The server's description of a topic; None where it has no such topic."""
     try:
-        found = request(api, "GET", "/v1/topic", name=topic)
+        found: dict[str, Any] = request(api, "GET", "/v1/topic", name=topic, **given)
     except NotFoundError:
-        return 0
-    return int(found["end"]["offset"]) if found["records"] else 0
+        return None
+    return found
 
 
-def _is_missing(api: HttpApi, topic: str) -> bool:
-    """Whether the server is known not to have the topic: a misspelt name waits for ever."""
+def _glance(api: HttpApi, topic: str) -> dict[str, Any] | None:
+    """The same, and nothing where the server cannot be asked: a misspelt name waits for ever."""
     try:
-        request(api, "GET", "/v1/topic", timeout_s=_GLANCE_S, name=topic)
-    except NotFoundError:
-        return True
+        return _find(api, topic, timeout_s=_GLANCE_S)
     except CommandError:
-        pass  # it is a courtesy: the HTTP address may be closed to us
-    return False
+        return {}  # it is a courtesy: the HTTP address may be closed to us
 
 
 def _moment(text: str) -> int:

@@ -72,9 +72,9 @@ class TopicsApi:
 
     async def _summaries(self, topics: list[Topic]) -> list[dict[str, object]]:
         summaries = []
-        for number, topic in enumerate(topics, 1):
+        for topic in topics:
             summaries.append(self._summary(topic))
-            if number % SUMMED_AT_ONCE == 0:
+            if len(summaries) % SUMMED_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return summaries
 

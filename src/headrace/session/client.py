@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
 
 from headrace.errors import PayloadTooLargeError
-from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.model import JUMP, PAYLOAD_BYTES_MAX
 
 
 class ConnectionState(StrEnum):
@@ -54,6 +54,15 @@ class Missed(NamedTuple):
     got: int
     """The offset that delivery goes on from. Below `asked` when the log is shorter than it was; equal
     when the topic was made anew and begins there."""
+
+    @property
+    def is_jump(self) -> bool:
+        """True where the log was restored or repaired and skipped far ahead.
+
+        Records that were written shortly before may be lost. When `got - asked` is a multiple of 2³², no
+        record is known to be missing.
+        """
+        return self.got - self.asked >= JUMP // 2
 
 
 class Messages(NamedTuple):
