@@ -9,6 +9,7 @@ from typer.exceptions import Abort, TyperException
 
 from headrace import __version__
 from headrace.cli import (
+    backup,
     channels,
     clock,
     config,
@@ -41,6 +42,8 @@ app.add_typer(clock.app, name="clock")
 app.command("inspect")(inspect.inspect)
 app.command("delete")(delete.delete)
 app.command("verify")(verify.verify)
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 app.add_typer(pipeline.app, name="pipeline")
 app.command("config")(config.config)
 

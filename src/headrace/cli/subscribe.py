@@ -22,10 +22,9 @@ from headrace.cli.http_api import HttpApi, NotFoundError, request
 from headrace.cli.moment import MOMENT_HELP, parse_moment
 from headrace.cli.output import discard_output
 from headrace.model import JUMP, check_topic_name
-from headrace.session.client import Missed
 
 if TYPE_CHECKING:
-    from headrace.client import Client, Message, Subscription
+    from headrace.client import Client, Message, Missed, Subscription
 
 _GLANCE_S = 1.0
 
@@ -231,6 +230,8 @@ class _Printer:
             return False  # the server may come back, and the subscription goes on with it
         if left < self._end:
             return False
+        from headrace.client import Missed
+
         missed = Missed(self._topic, offset, self._end)
         if not (missed.is_jump and (self._end - offset) % JUMP == 0):
             self._report_missed(missed)

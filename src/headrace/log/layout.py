@@ -15,6 +15,9 @@ SEGMENT_DIRECTORIES = 256
 
 _NAME = re.compile(r"([0-9a-f]+)-(\d{20})\.(?:log|idx)")
 
+UNFINISHED_NAME = "headrace-unfinished"
+"""Marks a directory that a backup or restore is being written to, or was when it was interrupted."""
+
 _LOCK_WAIT_S = 2.0
 """A killed server's applier lets go of the lock a moment after it."""
 
@@ -82,8 +85,12 @@ class Layout:
                 f"the data directory {self.root} cannot be used: {error.strerror}"
             ) from error
 
-    def lock(self) -> int:
+    def lock(self, wait_s: float = _LOCK_WAIT_S) -> int:
         """Take the directory for this process and those that inherit the returned file."""
+        if (self.root / UNFINISHED_NAME).exists():
+            raise DataDirectoryError(
+                f"{self.root} is unfinished: a backup or restore was interrupted there; run it again"
+            )
         path = self.root / "lock"
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -91,7 +98,7 @@ class Layout:
             raise DataDirectoryError(
                 f"the data directory {self.root} cannot be written to: {error.strerror}"
             ) from error
-        deadline = time.monotonic() + _LOCK_WAIT_S
+        deadline = time.monotonic() + wait_s
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
