@@ -9,6 +9,7 @@ import select
 import stat
 import sys
 import threading
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,9 @@ from headrace.model import JUMP, check_topic_name
 
 if TYPE_CHECKING:
     from headrace.client import Client, Message, Missed, Subscription
+
+Describe = Callable[["Message"], tuple[bytes, dict[str, Any]]]
+"""Gives what is printed of a message, and the fields that --json prints besides topic and offset."""
 
 _GLANCE_S = 1.0
 
@@ -94,6 +98,41 @@ def subscribe(
     headrace subscribe greetings --until-end > greetings.txt
     headrace subscribe greetings --from-offset 0 --lake /data/lake
     """
+    print_records(
+        topic,
+        from_offset=from_offset,
+        from_start=from_start,
+        last=last,
+        since=since,
+        count=count,
+        until_end=until_end,
+        lake=lake,
+        as_json=as_json,
+        url=url,
+        http=http,
+        token=token,
+        timeout_s=timeout_s,
+    )
+
+
+def print_records(
+    topic: str,
+    *,
+    from_offset: int | None,
+    from_start: bool,
+    last: int | None,
+    since: str | None,
+    count: int | None,
+    until_end: bool,
+    lake: Path | None,
+    as_json: bool,
+    url: str | None,
+    http: str | None,
+    token: str | None,
+    timeout_s: float,
+    describe: Describe | None = None,
+) -> None:
+    """Do what `subscribe` says; `describe` is for topics whose records have an envelope."""
     options.only_one(
         from_offset=from_offset is not None,
         from_start=from_start,
@@ -131,6 +170,7 @@ def subscribe(
     printer = _Printer(
         *(topic, from_offset, count, end),
         api=api,
+        describe=describe or _describe,
         as_json=as_json,
         quiet=from_start,
         has_lake=lake is not None,
@@ -152,6 +192,7 @@ class _Printer:
         end: int | None,
         *,
         api: HttpApi,
+        describe: Describe,
         as_json: bool,
         quiet: bool,
         has_lake: bool,
@@ -161,6 +202,7 @@ class _Printer:
         self._left = count
         self._end = end
         self._api = api
+        self._describe = describe
         self._as_json = as_json
         self._quiet = quiet
         self._has_lake = has_lake
@@ -238,13 +280,10 @@ class _Printer:
         return True
 
     def _line(self, message: "Message") -> bytes:
+        payload, fields = self._describe(message)
         if not self._as_json:
-            return bytes(message.payload) + b"\n"
-        line: dict[str, object] = {"topic": message.topic, "offset": message.offset}
-        try:
-            line["payload"] = bytes(message.payload).decode()
-        except UnicodeDecodeError:
-            line["payload_base64"] = base64.b64encode(message.payload).decode()
+            return payload + b"\n"
+        line = {"topic": message.topic, "offset": message.offset} | fields
         return json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
     def _report_missed(self, missed: "Missed") -> None:
@@ -265,6 +304,19 @@ class _Printer:
         else:
             text = f"offset {missed.asked} is past the end; going on at {missed.got}"
         typer.echo(f"headrace: missed on {missed.topic}: {text}", err=True)
+
+
+def _describe(message: "Message") -> tuple[bytes, dict[str, Any]]:
+    payload = bytes(message.payload)
+    return payload, text_or_base64("payload", payload)
+
+
+def text_or_base64(name: str, data: bytes) -> dict[str, Any]:
+    """A field of a JSON line for bytes, which may be UTF-8 or not."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
 def _jump_words(missed: "Missed") -> str:
@@ -298,7 +350,7 @@ def _watch_output(gone: asyncio.Future[None]) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-def _look_up(api: HttpApi, topic: str, **query: int) -> int:
+def _look_up(api: HttpApi, topic: str, **query: Any) -> int:
     try:
         answer = request(api, "GET", "/v1/position", topic=topic, **query)
     except NotFoundError:
@@ -307,10 +359,10 @@ def _look_up(api: HttpApi, topic: str, **query: int) -> int:
     return offset
 
 
-def _find(api: HttpApi, topic: str, **given: float) -> dict[str, Any] | None:
+def _find(api: HttpApi, topic: str, timeout_s: float = 30.0) -> dict[str, Any] | None:
     """The server's description of a topic; None where it has no such topic."""
     try:
-        found: dict[str, Any] = request(api, "GET", "/v1/topic", name=topic, **given)
+        found: dict[str, Any] = request(api, "GET", "/v1/topic", timeout_s=timeout_s, name=topic)
     except NotFoundError:
         return None
     return found
@@ -319,7 +371,7 @@ def _find(api: HttpApi, topic: str, **given: float) -> dict[str, Any] | None:
 def _glance(api: HttpApi, topic: str) -> dict[str, Any] | None:
     """The same, and nothing where the server cannot be asked: a misspelt name waits for ever."""
     try:
-        return _find(api, topic, timeout_s=_GLANCE_S)
+        return _find(api, topic, _GLANCE_S)
     except CommandError:
         return {}  # it is a courtesy: the HTTP address may be closed to us
 
