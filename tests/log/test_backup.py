@@ -11,6 +11,8 @@ from headrace.log.backup import MANIFEST_NAME, BackupError, back_up, read_manife
 from headrace.log.catalogue import Catalogue
 from headrace.log.disk import Disk
 from headrace.log.layout import UNFINISHED_NAME, Layout
+from headrace.log.revocations import Revoked
+from headrace.log.store import Note
 from headrace.log.verify import verify
 from headrace.model import JUMP, Span
 from headrace.testing.store import StepStore
@@ -48,7 +50,7 @@ def test_a_restored_log_has_everything_and_goes_on_far_ahead(stopped, tmp_path):
     made = run(stopped, target)
     assert (made.topics, made.records) == (1, len(PAYLOADS))
     assert not verify(target).damaged
-    assert restore(target, tmp_path / "new") == made
+    assert restore(target, tmp_path / "new") == (made, None)
     assert not verify(tmp_path / "new").damaged
     store = opened(tmp_path / "new")
     topic = store.store.topic("topic")
@@ -234,3 +236,44 @@ def test_a_backup_of_a_backup_s_restore_jumps_once_more(stopped, tmp_path):
     second = opened(tmp_path / "second")
     assert second.store.topic("topic").end_ordinal == len(PAYLOADS) + 2 * JUMP
     second.close()
+
+
+def test_what_the_old_directory_gave_up_since_is_not_revived(open_store, tmp_path):
+    store = open_store()
+    for topic in ("topic", "destroyed", "anew", "emptied"):
+        fill(store, topic)
+    end = store.store.topic("topic").end
+    for reader in ("gone", "stays"):
+        store.store.set_cursors(reader, {"topic": end}, lambda: None)
+    store.change("topic", notes=[Note(b"left", b"1"), Note(b"here", b"1")])
+    store.settle()
+    store.close()
+    run(store, tmp_path / "backup")
+    store = open_store()
+    store.store.drop_cursors("gone", ["topic"], lambda: None)
+    store.change("topic", notes=[Note(b"left", None)])
+    store.destroy("destroyed")
+    store.destroy("anew")
+    store.append("anew", b"another life")
+    store.trim("topic", store.store.locate_ordinal(store.store.topic("topic"), 25))
+    store.append("emptied", b"later")
+    store.trim("emptied", store.store.topic("emptied").end)
+    store.settle()
+    with pytest.raises(DataDirectoryError, match="clean stop"):
+        restore(tmp_path / "backup", tmp_path / "new", old=store.layout.root)
+    assert not (tmp_path / "new").exists()
+    store.close()
+    _, revoked = restore(tmp_path / "backup", tmp_path / "new", old=store.layout.root)
+    assert revoked == Revoked(topics=2, trimmed=2, cursors=1, notes=1)
+    assert not verify(tmp_path / "new").damaged
+    new = opened(tmp_path / "new")
+    assert new.payloads("topic") == PAYLOADS[25:]
+    assert new.payloads("emptied") == []
+    assert new.store.kept(new.store.topic("emptied")) == (0, 0)
+    assert [one.name for one in new.store.topics("", "", 10)] == ["emptied", "topic"]
+    assert [one.reader for one in new.store.cursors(limit=10)] == ["stays"]
+    assert new.store.note(b"left") is None
+    assert new.store.note(b"here") is not None
+    new.append("anew", b"a third life")
+    assert new.payloads("anew") == [b"a third life"]
+    new.close()

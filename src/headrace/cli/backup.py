@@ -61,6 +61,15 @@ def backup(
 def restore(
     source: Source,
     data_dir: options.DataDir = None,
+    old: Annotated[
+        Path | None,
+        typer.Option(
+            "--old",
+            metavar="DIR",
+            help="The data directory that is replaced: what was destroyed, trimmed or dropped there since "
+            "the backup is not restored.",
+        ),
+    ] = None,
     config_file: options.ConfigFile = None,
     no_verify: NoVerify = False,
     as_json: options.Json = False,
@@ -73,12 +82,20 @@ def restore(
 
     \b
     headrace restore /backup/2026-11-16 --data-dir /var/lib/headrace
+    headrace restore /backup/2026-11-16 --data-dir new --old /var/lib/headrace
     """
     from headrace.log.backup import restore as put_back
 
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
-    made = _with_bar(lambda progress: put_back(source, Path(directory), progress))
+    made, revoked = _with_bar(lambda progress: put_back(source, Path(directory), progress, old=old))
     _print(made, f"restored {source} to {directory}", as_json=as_json)
+    if revoked is not None:
+        typer.echo(
+            f"not restored, since {old} has given them up: {counted(revoked.topics, 'topic')}, old records "
+            f"of {counted(revoked.trimmed, 'topic')}, {counted(revoked.cursors, 'cursor')}, "
+            f"{counted(revoked.notes, 'note')}",
+            err=True,
+        )
     if not no_verify:
         _verify(Path(directory))
 

@@ -20,7 +20,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -35,6 +35,7 @@ from headrace.log.inspect import CatalogueView, open_unchanged
 from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import UNFINISHED_NAME, Layout
 from headrace.log.recovery import mark_clean, recover
+from headrace.log.revocations import Revoked, check_readable, revoke
 
 MANIFEST_NAME = "backup.json"
 _FORMAT = 1
@@ -118,13 +119,25 @@ def back_up(
 
 
 def restore(
-    source: Path, target: Path, progress: Progress | None = None, disk: Disk | None = None
-) -> Manifest:
-    """Make `target` a data directory with what a backup holds."""
+    source: Path,
+    target: Path,
+    progress: Progress | None = None,
+    disk: Disk | None = None,
+    old: Path | None = None,
+) -> tuple[Manifest, Revoked | None]:
+    """Make `target` a data directory with what a backup holds.
+
+    Without what `old`, the directory of which the backup was made, has given up since.
+    """
     disk = disk or Disk()
     manifest = read_manifest(source)
     layout, copy = Layout(source), Layout(target)
-    with open_unchanged(source) as view:
+    revoked = None
+    with ExitStack() as stack:
+        view = stack.enter_context(open_unchanged(source))
+        given_up = stack.enter_context(open_unchanged(old)) if old is not None else None
+        if given_up is not None:
+            check_readable(given_up, view)
         if not view.meta().jump_due:
             raise BackupError(
                 f"{source} is no backup any more: a server was started on it; restore another one"
@@ -133,9 +146,25 @@ def restore(
             copy.make()
             _copy_clock(source, target, disk)
             _copy_named(view, layout, copy, disk, progress)
+            if given_up is not None:
+                revoked = _revoke(copy, given_up, disk)
             _set_meta(copy, restored_jumps=_jumps(manifest))
             _sync(target, disk)
-    return manifest
+    return manifest, revoked
+
+
+def _revoke(copy: Layout, old: CatalogueView, disk: Disk) -> Revoked:
+    catalogue = Catalogue.open(copy.root)
+    try:
+        revoked = revoke(catalogue, old)
+        named = {copy.segment(row.topic_id, row.base) for row in catalogue.all_segments()}
+    finally:
+        catalogue.close()
+    for suffix in (".log", ".idx"):
+        for file in list(copy.files(suffix)):
+            if file.path.with_suffix(".log") not in named:
+                disk.unlink(file.path)
+    return revoked
 
 
 def _jumps(manifest: Manifest) -> int:
