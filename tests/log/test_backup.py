@@ -166,6 +166,8 @@ def test_an_interrupted_backup_is_refused_and_made_anew(stopped, tmp_path, monke
     with pytest.raises(DataDirectoryError, match="unfinished"):
         Layout(target).lock()
     assert not (tmp_path / "new").exists()
+    with pytest.raises(BackupError, match="unfinished"):
+        back_up(target, tmp_path / "other", stopped.config.rule, "1")
     run(stopped, target)
     assert read_manifest(target).records == len(PAYLOADS)
 
@@ -277,3 +279,11 @@ def test_what_the_old_directory_gave_up_since_is_not_revived(open_store, tmp_pat
     new.append("anew", b"a third life")
     assert new.payloads("anew") == [b"a third life"]
     new.close()
+
+
+def test_a_directory_that_nobody_may_write_to_is_backed_up(stopped, tmp_path, monkeypatch):
+    (stopped.layout.root / "lock").unlink(missing_ok=True)
+    monkeypatch.setattr(module.os, "access", lambda *_: False)  # root may write anywhere
+    run(stopped, tmp_path / "backup")
+    assert not (stopped.layout.root / "lock").exists()
+    assert read_manifest(tmp_path / "backup").records == len(PAYLOADS)

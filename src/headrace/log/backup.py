@@ -26,14 +26,14 @@ from pathlib import Path
 import msgspec
 
 from headrace.config import TopicRule
-from headrace.errors import DataDirectoryError, DataDirectoryLockedError
+from headrace.errors import DataDirectoryError
 from headrace.log import journal
 from headrace.log.catalogue import FILE_NAME, Catalogue
 from headrace.log.disk import Disk
 from headrace.log.file_copy import FileCopy, NamedFile, Progress, named_files
 from headrace.log.inspect import CatalogueView, open_unchanged
 from headrace.log.journal_scan import JournalScan
-from headrace.log.layout import UNFINISHED_NAME, Layout
+from headrace.log.layout import LOCK_NAME, UNFINISHED_NAME, Layout
 from headrace.log.recovery import mark_clean, recover
 from headrace.log.revocations import Revoked, check_readable, revoke
 
@@ -94,6 +94,8 @@ def back_up(
     layout, copy = Layout(source), Layout(target)
     if target.resolve().is_relative_to(source.resolve()):
         raise BackupError(f"{target} lies in the data directory: choose another place")
+    if (source / UNFINISHED_NAME).exists():
+        raise BackupError(f"{source} is unfinished: a backup or restore was interrupted there")
     with open_unchanged(source) as view:
         view.meta()  # raises unless this version knows the format, before anything is locked or made
     # Opened again: who has the lock knows that nobody changes the catalogue.
@@ -195,13 +197,20 @@ def read_manifest(directory: Path) -> Manifest:
 @contextmanager
 def _lock_if_free(layout: Layout) -> Iterator[bool]:
     """Keep servers away while a directory that none uses is copied; False where one does."""
-    try:
-        fd = layout.lock(wait_s=0)
-    except DataDirectoryLockedError:
-        yield False
+    path = layout.root / LOCK_NAME
+    if not path.exists() and not os.access(layout.root, os.W_OK):
+        yield True  # read-only, and never used by a server
         return
+    fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
-        yield True
+        try:
+            # Shared is enough: a server takes it for itself alone.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_free = False
+        else:
+            is_free = True
+        yield is_free
     finally:
         os.close(fd)
 

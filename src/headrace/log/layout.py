@@ -15,6 +15,8 @@ SEGMENT_DIRECTORIES = 256
 
 _NAME = re.compile(r"([0-9a-f]+)-(\d{20})\.(?:log|idx)")
 
+LOCK_NAME = "lock"
+
 UNFINISHED_NAME = "headrace-unfinished"
 """Marks a directory that a backup or restore is being written to, or was when it was interrupted."""
 
@@ -85,20 +87,20 @@ class Layout:
                 f"the data directory {self.root} cannot be used: {error.strerror}"
             ) from error
 
-    def lock(self, wait_s: float = _LOCK_WAIT_S) -> int:
+    def lock(self) -> int:
         """Take the directory for this process and those that inherit the returned file."""
         if (self.root / UNFINISHED_NAME).exists():
             raise DataDirectoryError(
                 f"{self.root} is unfinished: a backup or restore was interrupted there; run it again"
             )
-        path = self.root / "lock"
+        path = self.root / LOCK_NAME
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:
             raise DataDirectoryError(
                 f"the data directory {self.root} cannot be written to: {error.strerror}"
             ) from error
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + _LOCK_WAIT_S
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
