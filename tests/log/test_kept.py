@@ -1,5 +1,7 @@
 """Counts and sizes of a topic: those of kept records, whatever offsets and ordinals have skipped."""
 
+from random import Random
+
 import pytest
 
 from headrace.log.catalogue import FILE_NAME
@@ -128,6 +130,34 @@ def test_a_directory_without_a_server_counts_the_same(restored):
     (cursor,) = found["cursors"]
     assert (cursor["lag_records"], cursor["lag_bytes"]) == (3, 3 * SIZE)
     assert cursor["gone_records"] == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_happened_what_is_counted_is_what_can_be_read(open_store, seed):
+    random = Random(seed)
+    store = open_store()
+    for _ in range(60):
+        step = random.choice(("append", "append", "append", "settle", "trim", "restart", "restore"))
+        topic = topic_of(store)
+        if step == "append":
+            store.append("topic", *(bytes(random.randrange(40)) for _ in range(9)))
+        elif step == "settle":
+            store.settle()
+        elif step == "trim" and topic.exists:
+            records = random.randrange(1 + store.store.kept(topic).records)
+            store.trim("topic", store.store.locate_last(topic, records))
+            assert store.store.kept(topic).records == records
+        elif step in ("restart", "restore"):
+            store.close()
+            if step == "restore":
+                (store.layout.root / FILE_NAME).unlink()
+            store = open_store()
+        topic = topic_of(store)
+        payloads = store.payloads("topic", topic.start_offset)
+        size = sum(4 + len(payload) for payload in payloads)
+        assert store.store.kept(topic) == (len(payloads), size)
+        some = random.randrange(len(payloads) + 3)
+        assert last(store, some) == payloads[max(0, len(payloads) - some) :]
 
 
 @pytest.mark.parametrize(

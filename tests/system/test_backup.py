@@ -5,6 +5,7 @@ import json
 import threading
 
 from headrace.client import connect_blocking
+from headrace.log.verify import verify
 from headrace.model import JUMP
 from headrace.testing import ServerProcess
 
@@ -65,7 +66,7 @@ def test_a_backup_under_load_has_what_was_acknowledged_before(headrace, tmp_path
         assert made["records"] >= before * len(TOPICS)
         with connect_blocking(server.figg_url) as client:
             end = client.subscribe("a").attached()
-    done = headrace("restore", tmp_path / "backup", "--data-dir", tmp_path / "new")
+    done = headrace("restore", tmp_path / "backup", "--data-dir", tmp_path / "new", "--no-verify")
     assert done.returncode == 0, done.stderr
     assert "restored" in done.stderr
     missed = []
@@ -82,8 +83,4 @@ def test_a_backup_under_load_has_what_was_acknowledged_before(headrace, tmp_path
         (told,) = missed
         assert (told.topic, told.asked, told.is_jump) == ("a", end, True)
         assert told.got >= JUMP
-    done = headrace("verify", "--data-dir", tmp_path / "new")
-    assert done.returncode == 0, done.stdout
-    again = headrace("restore", tmp_path / "backup", "--data-dir", tmp_path / "new")
-    assert again.returncode == 1
-    assert "is not empty" in again.stderr
+    assert not verify(tmp_path / "new").damaged

@@ -127,7 +127,7 @@ class Receiving(ChannelState):
             for run in chunk.runs:
                 if run.offset > offset:
                     # Damage, or a jump that a crash has made.
-                    lost += (run.ordinal - ordinal) % JUMP
+                    lost += max(0, run.ordinal - ordinal) % JUMP
                     offset, ordinal = run.offset, run.ordinal
                 for record in split_records(run.data, run.record_count):
                     is_own = record.startswith(prefix, RECORD_HEADER_BYTES)
