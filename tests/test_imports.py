@@ -35,7 +35,7 @@ MAY_IMPORT = {
     | {"channel_envelope", "reducers", "config_protocols", "settings"},
     "cli": BASE
     | {"config", "config_values", "config_protocols", "settings", "client", "server", "log", ""}
-    | {"config_pipeline", "pipeline", "spark"},
+    | {"config_pipeline", "pipeline", "spark", "logux_envelope"},
     "spark": BASE | {"log", "logux_envelope", "channel_envelope", "reducers"},
     "lake": BASE,
     "pipeline": BASE

@@ -68,6 +68,24 @@ class Position(NamedTuple):
     """How many records precede it."""
 
 
+class Span(NamedTuple):
+    """What lies between two positions of one topic."""
+
+    records: int
+    bytes: int
+
+    @classmethod
+    def between(cls, first: Position, last: Position) -> "Span":
+        """Count without the jumps between them, in which nothing is stored.
+
+        A jump adds `JUMP` to offsets and ordinals alike. So both counts are exact as long as fewer than
+        `JUMP` records lie between the positions; a store knows its segments and needs no such bound.
+        """
+        records, size = max(0, last.ordinal - first.ordinal), max(0, last.offset - first.offset)
+        jumps = min(records, size) // JUMP
+        return cls(records - jumps * JUMP, size - jumps * JUMP)
+
+
 def check_topic_name(name: str) -> bytes:
     """Return the name's bytes, or raise BadTopicNameError saying what is wrong with it."""
     try:

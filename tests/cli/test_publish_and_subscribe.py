@@ -182,7 +182,7 @@ def test_an_offset_inside_a_record_is_said(spawn, publish, topic):
     line = subscriber.stderr.readline().decode()
     assert re.fullmatch(
         rf"headrace: missed on {topic}: asked for offset 3, going on at \d+: "
-        r"expired, or not the start of a record\n",
+        r"expired, damaged, or not the start of a record\n",
         line,
     )
 

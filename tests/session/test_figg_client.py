@@ -748,3 +748,11 @@ def test_over_broken_connections_nothing_acknowledged_is_lost_and_nothing_comes_
     assert [payload for _, payload in received] == [record[4:] for record in log]
     ends = [sum(map(len, log[: i + 1])) for i in range(len(log))]
     assert [offset for offset, _ in received] == ends
+
+
+@pytest.mark.parametrize(
+    ("asked", "got", "is_jump"),
+    [(0, 500, False), (500, 0, False), (7, 7 + (1 << 32), True), (900, 700 + (1 << 32), False)],
+)
+def test_a_jump_of_the_log_is_told_from_expired_messages(asked, got, is_jump):
+    assert Missed("topic", asked, got).is_jump is is_jump

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.model import Position
+from headrace.model import JUMP, Position
 from headrace.spark.log_view import Block, Damage, DataLossError, Range, TopicState
 from headrace.spark.options import OptionError, SourceOptions, Where, parse_source
 from headrace.spark.planning import (
@@ -292,3 +292,30 @@ def test_who_wants_to_go_on_whatever_is_missing_goes_on_where_it_can(position, f
 def test_only_what_moved_is_read():
     start = {"a": at(1), "b": at(2)}
     assert ranges_between(start, {"a": at(1), "b": at(5)}) == [Range("b", at(2), at(5))]
+
+
+def jumped(ordinal: int, jumps: int = 1) -> Position:
+    """The same place as `at`, behind jumps of the log."""
+    return Position(2, ordinal * RECORD_BYTES + jumps * JUMP, ordinal + jumps * JUMP)
+
+
+def test_bytes_of_a_range_leave_jumps_out() -> None:
+    assert Range("a", at(2), jumped(12)).bytes == 10 * RECORD_BYTES
+    assert Range("a", at(2), jumped(12, 5)).bytes == 10 * RECORD_BYTES
+    assert Range("a", at(12), jumped(12)).bytes == 0
+
+
+def test_a_range_that_is_only_a_jump_is_a_task_s_too() -> None:
+    class WholeLog(EvenLog):
+        def split(self, whole: Range, bytes_max: int) -> Sequence[Range]:
+            return [whole]
+
+    empty = Range("a", at(12), jumped(12))
+    assert parts_of(WholeLog({"a": 12}), [empty], options()) == [[empty]]
+
+
+def test_records_that_are_gone_are_counted_without_jumps() -> None:
+    with pytest.raises(DataLossError, match=r"^5 records of topic 'a' are gone"):
+        check_positions({"a": at(7)}, {"a": TopicState("a", jumped(12), jumped(20))}, None)
+    with pytest.raises(DataLossError, match=r"^perhaps records of topic 'a' are gone"):
+        check_positions({"a": at(12)}, {"a": TopicState("a", jumped(12), jumped(20))}, None)

@@ -209,7 +209,7 @@ def _destroy_now(channel: ChannelState, done: Callable[[], None]) -> None:
         end = End(channel.end_offset, channel.end_ordinal)
         due_ms = hub.clock_ms() + channel.rule.lease_ms + hub.remember_ms
         changed.append(notes.end_note(name, end, due_ms))
-    logger.info("channel %r: destroyed by hand at offset %d", name, channel.end_offset)
+    logger.info("channel %s: destroyed by hand at offset %d", quoted(name), channel.end_offset)
     channel.change(done, changed=changed, destroy=has_log)
 
 
@@ -229,7 +229,7 @@ def expire(channel: ChannelState, before_ms: int) -> None:
 
     def removed() -> None:
         channel.hub.recent_states.drop(channel)
-        logger.info("channel %r: its last state has expired", channel.name)
+        logger.info("channel %s: its last state has expired", quoted(channel.name))
         done = partial(_is_done, channel, "states_expired")
         channel.change(done, changed=[notes.no_snapshot(channel.name)])
 

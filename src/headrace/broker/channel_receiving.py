@@ -156,8 +156,7 @@ class Receiving(ChannelState):
             for run in chunk.runs:
                 if run.offset > offset:
                     # Damage, or a jump that a crash has made.
-                    gone = run.ordinal - ordinal
-                    lost += gone if gone < JUMP else 0
+                    lost += max(0, run.ordinal - ordinal) % JUMP
                     offset, ordinal = run.offset, run.ordinal
                 for record in split_records(run.data, run.record_count):
                     is_own = skipped and record.startswith(skipped, RECORD_HEADER_BYTES)
@@ -172,7 +171,7 @@ class Receiving(ChannelState):
                         sent.append(Transmitted(offset, offset, ordinal))
                         size += len(record)
             if not chunk.runs:
-                lost += max(0, topic.end_ordinal - ordinal)
+                lost += max(0, topic.end_ordinal - ordinal) % JUMP
                 offset, ordinal = topic.end_offset, topic.end_ordinal
         return _Scan(messages, sent, offset, ordinal, lost)
 

@@ -12,7 +12,7 @@ from headrace.broker.channel_notes import Snapshot
 from headrace.broker.channel_state import ChannelState
 from headrace.log.holds import waited_for
 from headrace.log.store import Store
-from headrace.model import CHANNEL_PREFIX
+from headrace.model import CHANNEL_PREFIX, Position, Span
 
 _PAGE = 200
 
@@ -49,14 +49,16 @@ def _noted(store: Store, kind: bytes, prefix: str, after: str) -> Iterator[str]:
 def describe(channel: ChannelState, snapshot: Snapshot | None, now_ms: int) -> dict[str, Any]:
     topic, schedule = channel.topic, channel.schedule
     first = needed(channel, now_ms)
+    store = channel.hub.store
+    kept = store.kept(topic)
     return {
         "name": channel.name,
         "exists": topic.exists,
         "epoch": topic.epoch,
         "start": topic.start_offset,
         "end": topic.end_offset,
-        "messages": topic.end_ordinal - topic.start_ordinal,
-        "bytes": topic.end_offset - topic.start_offset,
+        "messages": kept.records,
+        "bytes": kept.bytes,
         "reducer": channel.rule.reducer.name,
         "members": [
             _member(channel, member, first.offset, now_ms)
@@ -78,7 +80,9 @@ def describe(channel: ChannelState, snapshot: Snapshot | None, now_ms: int) -> d
                 "epoch": snapshot.epoch,
                 "ms": snapshot.ms,
                 "bytes": len(snapshot.content.data),
-                "messages_behind": topic.end_ordinal - max(snapshot.ordinal, topic.start_ordinal),
+                "messages_behind": store.kept(
+                    topic, Position(snapshot.epoch, snapshot.offset, snapshot.ordinal)
+                ).records,
             }
             if snapshot is not None
             else None
@@ -96,6 +100,8 @@ def _member(channel: ChannelState, member: Member, needed_from: int, now_ms: int
     topic = channel.topic
     offset, ordinal = member.confirmed
     holds = channel.holds(member, now_ms)
+    at = Position(topic.epoch, offset, ordinal)
+    behind = channel.hub.store.kept(topic, at)
     return {
         "processor": member.name,
         "present": member.is_present,
@@ -103,9 +109,9 @@ def _member(channel: ChannelState, member: Member, needed_from: int, now_ms: int
         "new": member.standing is Standing.NEW,
         "cursor": offset,
         "number": member.number,
-        "lag_messages": max(0, topic.end_ordinal - max(ordinal, topic.start_ordinal)),
-        "lag_bytes": max(0, topic.end_offset - max(offset, topic.start_offset)),
-        "missed_messages": max(0, topic.start_ordinal - ordinal),
+        "lag_messages": behind.records,
+        "lag_bytes": behind.bytes,
+        "missed_messages": Span.between(at, topic.start).records,
         "leased_until_ms": channel.lease_end_ms(member),
         "holds": holds and member.offset <= needed_from < topic.end_offset,
     }

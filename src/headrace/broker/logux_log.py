@@ -331,8 +331,10 @@ class LoguxLog:
     def _forget(self) -> None:
         """Let go of what retention has taken, when it is worth the while."""
         start = self.topic.start_ordinal
-        kept = self.topic.end_ordinal - start
-        if start - self._forgotten > max(kept // 10, INDEXED_AT_ONCE):
+        if start - self._forgotten <= INDEXED_AT_ONCE:
+            return
+        kept = self._store.kept(self.topic).records
+        if start - self._forgotten > kept // 10:
             self._forgotten = start
             name = self.topic.name
             self._job(lambda: self._ids.forget_before(name, start), lambda _: None)

@@ -76,3 +76,7 @@ class Subscription:
         """How many records precede it."""
         self.state = State.LOCATING
         self.reader: Reader | None = None
+
+    @property
+    def position(self) -> Position:
+        return Position(self.topic.epoch, self.offset, self.ordinal)

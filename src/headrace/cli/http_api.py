@@ -32,11 +32,18 @@ class NotFoundError(CommandError):
 
 
 def request(
-    api: HttpApi, method: str, path: str, *, timeout_s: float = _TIMEOUT_S, **query: object
+    api: HttpApi,
+    method: str,
+    path: str,
+    *,
+    timeout_s: float = _TIMEOUT_S,
+    content: bytes | None = None,
+    content_type: str | None = None,
+    **query: object,
 ) -> Any:
     """Send one request; query values of None are left out."""
     base, token = api
-    headers = {}
+    headers = {"Content-Type": content_type} if content_type is not None else {}
     if token is not None:
         if not (token.isascii() and token.isprintable() and token == token.strip()):
             raise UsageError("the token has characters that no token has")
@@ -51,7 +58,7 @@ def request(
     text = urlencode({name: value for name, value in query.items() if value is not None})
     connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
     try:
-        connection.request(method, f"{path}?{text}" if text else path, headers=headers)
+        connection.request(method, f"{path}?{text}" if text else path, content, headers)
         response = connection.getresponse()
         status, body = response.status, response.read(_ANSWER_BYTES_MAX)
     except (OSError, http.client.HTTPException) as error:
@@ -71,7 +78,7 @@ def _answer(base: str, status: int, body: bytes) -> Any:
         raise CommandError(
             f"{base} answers {status} without JSON: is it Headrace's HTTP address?"
         ) from None
-    if status == 200:
+    if status in (200, 201):
         return answer
     reason = answer.get("error", body.decode()) if isinstance(answer, dict) else body.decode()
     if status == 401:

@@ -9,11 +9,14 @@ from typer.exceptions import Abort, TyperException
 
 from headrace import __version__
 from headrace.cli import (
+    backup,
+    channel_messages,
     channels,
     clock,
     config,
     delete,
     inspect,
+    logux,
     pipeline,
     publish,
     serve,
@@ -39,10 +42,16 @@ app.command("subscribe")(subscribe.subscribe)
 app.command("topics")(topics.topics)
 app.command("status")(status.status)
 app.add_typer(channels.app, name="channels")
+channels.app.command("send")(channel_messages.send)
+channels.app.command("follow")(channel_messages.follow)
+channels.app.command("fetch")(channel_messages.fetch)
+app.add_typer(logux.app, name="logux")
 app.add_typer(clock.app, name="clock")
 app.command("inspect")(inspect.inspect)
 app.command("delete")(delete.delete)
 app.command("verify")(verify.verify)
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 app.add_typer(pipeline.app, name="pipeline")
 app.command("config")(config.config)
 

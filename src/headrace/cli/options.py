@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
@@ -60,7 +60,7 @@ _COMPLETED_MAX = 100
 def complete_topic(incomplete: str) -> list[str]:
     """The topics that begin so, for a shell; none where no server answers in time."""
     try:
-        query: dict[str, object] = {"prefix": incomplete or None, "limit": _COMPLETED_MAX}
+        query: dict[str, Any] = {"prefix": incomplete or None, "limit": _COMPLETED_MAX}
         api = http_api(None, None)
         found = request(api, "GET", "/v1/topics", timeout_s=_COMPLETE_TIMEOUT_S, **query)
     except (HeadraceError, UsageError):

@@ -9,6 +9,7 @@ import select
 import stat
 import sys
 import threading
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,9 +26,15 @@ from headrace.model import check_topic_name
 from headrace.printing import printable, quoted
 
 if TYPE_CHECKING:
-    from headrace.client import Client, Message, Missed
+    from headrace.client import Client, Message, Missed, Subscription
+
+Describe = Callable[["Message"], tuple[bytes, dict[str, Any]]]
+"""Gives what is printed of a message, and the fields that --json prints besides topic and offset."""
 
 _GLANCE_S = 1.0
+
+_SILENCE_S = 0.5
+"""After this long without a record, --until-end asks the server whether any is left."""
 
 
 def subscribe(
@@ -94,6 +101,41 @@ def subscribe(
     headrace subscribe greetings --until-end > greetings.txt
     headrace subscribe greetings --from-offset 0 --lake /data/lake
     """
+    print_records(
+        topic,
+        from_offset=from_offset,
+        from_start=from_start,
+        last=last,
+        since=since,
+        count=count,
+        until_end=until_end,
+        lake=lake,
+        as_json=as_json,
+        url=url,
+        http=http,
+        token=token,
+        timeout_s=timeout_s,
+    )
+
+
+def print_records(
+    topic: str,
+    *,
+    from_offset: int | None,
+    from_start: bool,
+    last: int | None,
+    since: str | None,
+    count: int | None,
+    until_end: bool,
+    lake: Path | None,
+    as_json: bool,
+    url: str | None,
+    http: str | None,
+    token: str | None,
+    timeout_s: float,
+    describe: Describe | None = None,
+) -> None:
+    """Do what `subscribe` says; `describe` is for topics whose records have an envelope."""
     options.only_one(
         from_offset=from_offset is not None,
         from_start=from_start,
@@ -106,21 +148,34 @@ def subscribe(
             "--last, --since and --until-end ask the HTTP API: name it as well as --url, with --http"
         )
     api = options.http_api(http, token)
-    end = _end(api, topic) if until_end else None
-    if end == 0:
-        return
-    if until_end and from_offset is None and last is None and since is None:
-        from_start = True
+    end = None
+    if until_end:
+        found = _find(api, topic)
+        if found is None:
+            raise CommandError(f"there is no topic {quoted(topic)}")
+        if not found["records"]:
+            return
+        end = int(found["end"]["offset"])
+        from_start = from_start or (from_offset is None and last is None and since is None)
+    elif options.is_same_server(url, http):
+        found = _glance(api, topic)
+    else:
+        found = {}
     if from_start:
-        from_offset = 0
+        # Where records are known to begin, every gap is worth a word.
+        is_known = bool(found) and lake is None
+        from_offset = int(found["start"]["offset"]) if found and is_known else 0
+        from_start = not is_known
     elif last is not None:
         from_offset = _look_up(api, topic, last=last)
     elif since is not None:
         from_offset = _look_up(api, topic, time=_moment(since))
-    if end is None and options.is_same_server(url, http) and _is_missing(api, topic):
+    if found is None:
         note(f"headrace: topic {quoted(topic)} does not exist yet: waiting")
     printer = _Printer(
         *(topic, from_offset, count, end),
+        api=api,
+        describe=describe or _describe,
         as_json=as_json,
         quiet=from_start,
         has_lake=lake is not None,
@@ -141,6 +196,8 @@ class _Printer:
         count: int | None,
         end: int | None,
         *,
+        api: HttpApi,
+        describe: Describe,
         as_json: bool,
         quiet: bool,
         has_lake: bool,
@@ -149,6 +206,8 @@ class _Printer:
         self._offset = offset
         self._left = count
         self._end = end
+        self._api = api
+        self._describe = describe
         self._as_json = as_json
         self._quiet = quiet
         self._has_lake = has_lake
@@ -183,7 +242,7 @@ class _Printer:
             begin = min(begin or 0, self._offset or 0) if self._has_lake else begin
             if begin is not None and begin >= end:
                 return
-        async for batch in subscription.batches():
+        while batch := await self._next(subscription):
             wanted = batch[: self._left]
             if end is not None:
                 wanted = [message for message in wanted if _passed(message) <= end]
@@ -195,16 +254,41 @@ class _Printer:
                     return
             if end is not None and _passed(batch[-1]) >= end:
                 return
+        if self._passed_end.is_set():
+            return
         raise CommandError("the subscription ended: " + (client.last_error or "the client closed"))
 
-    def _line(self, message: "Message") -> bytes:
-        if not self._as_json:
-            return bytes(message.payload) + b"\n"
-        line: dict[str, object] = {"topic": message.topic, "offset": message.offset}
+    async def _next(self, subscription: "Subscription") -> list["Message"]:
+        """The next messages; none when the subscription has ended, or nothing before the end is left."""
+        while self._end is not None and not self._has_lake:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(subscription.batch(), _SILENCE_S)
+            if await self._is_over(subscription.offset or 0):
+                self._passed_end.set()
+                return []
+        return await subscription.batch()
+
+    async def _is_over(self, offset: int) -> bool:
+        """Ask the server whether a record between `offset` and the end can still come."""
+        assert self._end is not None
         try:
-            line["payload"] = bytes(message.payload).decode()
-        except UnicodeDecodeError:
-            line["payload_base64"] = base64.b64encode(message.payload).decode()
+            left = await asyncio.to_thread(_look_up, self._api, self._topic, offset=offset)
+        except CommandError:
+            return False  # the server may come back, and the subscription goes on with it
+        if left < self._end:
+            return False
+        from headrace.client import Missed
+
+        missed = Missed(self._topic, offset, self._end)
+        if not missed.is_jump:
+            self._report_missed(missed)
+        return True
+
+    def _line(self, message: "Message") -> bytes:
+        payload, fields = self._describe(message)
+        if not self._as_json:
+            return payload + b"\n"
+        line = {"topic": message.topic, "offset": message.offset} | fields
         return json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
     def _report_missed(self, missed: "Missed") -> None:
@@ -215,8 +299,13 @@ class _Printer:
             return
         if asked is None or got is None:
             text = f"asked for {missed.asked_serial}, going on at {missed.got_serial}"
+        elif missed.is_jump:
+            text = (
+                f"offsets go on at {got} after {asked}, because the log was restored or repaired; no record "
+                "is known to be missing, but the last ones before that may be lost"
+            )
         elif got > asked:
-            text = f"asked for offset {asked}, going on at {got}: expired, or not the start of a record"
+            text = f"asked for offset {asked}, going on at {got}: expired, lost, or not the start of a record"
         elif got == asked:
             text = f"the topic was made anew; going on at {got}"
         else:
@@ -229,6 +318,19 @@ def _passed(message: "Message") -> int:
     if message.offset is None:
         raise CommandError("this server's messages have no offsets, so their end cannot be told")
     return message.offset
+
+
+def _describe(message: "Message") -> tuple[bytes, dict[str, Any]]:
+    payload = bytes(message.payload)
+    return payload, text_or_base64("payload", payload)
+
+
+def text_or_base64(name: str, data: bytes) -> dict[str, Any]:
+    """A field of a JSON line for bytes, which may be UTF-8 or not."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
 def _watch_output(gone: asyncio.Future[None]) -> None:
@@ -252,7 +354,7 @@ def _watch_output(gone: asyncio.Future[None]) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-def _look_up(api: HttpApi, topic: str, **query: int) -> int:
+def _look_up(api: HttpApi, topic: str, **query: Any) -> int:
     try:
         answer = request(api, "GET", "/v1/position", topic=topic, **query)
     except NotFoundError:
@@ -261,24 +363,21 @@ def _look_up(api: HttpApi, topic: str, **query: int) -> int:
     return offset
 
 
-def _end(api: HttpApi, topic: str) -> int:
-    """Where the topic ends, and 0 where there is nothing to wait for."""
+def _find(api: HttpApi, topic: str, timeout_s: float = 30.0) -> dict[str, Any] | None:
+    """The server's description of a topic; None where it has no such topic."""
     try:
-        found = request(api, "GET", "/v1/topic", name=topic)
+        found: dict[str, Any] = request(api, "GET", "/v1/topic", timeout_s=timeout_s, name=topic)
     except NotFoundError:
-        raise CommandError(f"there is no topic {quoted(topic)}") from None
-    return int(found["end"]["offset"]) if found["records"] else 0
+        return None
+    return found
 
 
-def _is_missing(api: HttpApi, topic: str) -> bool:
-    """Whether the server is known not to have the topic: a misspelt name waits for ever."""
+def _glance(api: HttpApi, topic: str) -> dict[str, Any] | None:
+    """The same, and nothing where the server cannot be asked: a misspelt name waits for ever."""
     try:
-        request(api, "GET", "/v1/topic", timeout_s=_GLANCE_S, name=topic)
-    except NotFoundError:
-        return True
+        return _find(api, topic, _GLANCE_S)
     except CommandError:
-        pass  # it is a courtesy: the HTTP address may be closed to us
-    return False
+        return {}  # it is a courtesy: the HTTP address may be closed to us
 
 
 def _moment(text: str) -> int:

@@ -9,6 +9,7 @@ from headrace.client.connection import MakeConnection
 from headrace.client.events import Handlers
 from headrace.client.link import Link
 from headrace.errors import ClientClosedError, ClientError, RefusedError
+from headrace.printing import described
 from headrace.session.channel_client import ChannelClientEvent, ChannelClientSession, Refused
 from headrace.session.client import Broken, ConnectionState, Finished
 
@@ -135,7 +136,7 @@ class ChannelConnection:
         self._tell(state)
 
     def _failed(self, error: BaseException) -> None:
-        closed = ClientClosedError(f"the client failed: {error!r}")
+        closed = ClientClosedError(f"the client failed: {described(error)}")
         closed.__cause__ = error
         self.over = closed
         self.session.close()

@@ -40,6 +40,7 @@ from headrace.model import (
     OLD_PREFIXES,
     RESERVED_TOPIC_BYTES_MAX,
     Position,
+    Span,
 )
 
 FILE_NAME = "catalogue.sqlite"
@@ -241,6 +242,18 @@ class Catalogue:
 
     def last_segment(self, topic_id: int) -> SegmentRow | None:
         return self._one(SegmentRow, "WHERE topic_id = ? ORDER BY base DESC LIMIT 1", topic_id)
+
+    def stored(self, topic_id: int, first: Position, last: Position) -> Span:
+        """What the segments of a topic hold between two positions: offsets may skip where they end."""
+        low, high = (min(at.offset, INTEGER_MAX) for at in (first, last))
+        low_ordinal, high_ordinal = (min(at.ordinal, INTEGER_MAX) for at in (first, last))
+        (records, size) = self._db.execute(
+            "SELECT coalesce(sum(max(0, min(end_ordinal, ?) - max(first_ordinal, ?))), 0), "
+            "coalesce(sum(min(end, ?) - max(base, ?)), 0) "
+            "FROM segments WHERE topic_id = ? AND base < ? AND end > ?",
+            (high_ordinal, low_ordinal, high, low, topic_id, high, low),
+        ).fetchone()
+        return Span(records, size)
 
     def all_segments(self) -> Iterator[SegmentRow]:
         return self._all(SegmentRow, "")

@@ -150,6 +150,8 @@ class Meta(msgspec.Struct, frozen=True):
     """On which start of the machine the last server ran."""
     jump_due: bool = False
     """Whether something was lost that nobody can name: before anything is served, topics jump ahead."""
+    restored_jumps: int = 0
+    """In a backup, or a log restored from one: the number of jumps that are due at the first start."""
     rebuilt_from: int = 0
     """The last commit that the catalogue knew from which this one is being rebuilt; 0 when that is done."""
     generation: int = 0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from headrace.errors import BadCursorError, TooManyCursorsError
 from headrace.log.catalogue import Catalogue
 from headrace.log.store import Cursor, Topic
-from headrace.model import Position
+from headrace.model import Position, Span
 
 CURSORS_MAX = 100_000
 """Of all readers on all topics; of more, new ones are refused."""
@@ -28,13 +28,9 @@ class Lag(NamedTuple):
     """How many the reader has not read and never will: they lie before the start."""
 
     @classmethod
-    def of(cls, at: Position, start: Position, end: Position) -> "Lag":
-        """Also of a cursor from another life: neither offsets nor ordinals ever go backwards."""
-        return cls(
-            max(0, end.ordinal - max(at.ordinal, start.ordinal)),
-            max(0, end.offset - max(at.offset, start.offset)),
-            max(0, start.ordinal - at.ordinal),
-        )
+    def of(cls, at: Position, start: Position, behind: Span) -> "Lag":
+        """`behind` is what is kept behind the cursor, which may be from another life of the topic."""
+        return cls(behind.records, behind.bytes, Span.between(at, start).records)
 
 
 def check_position(topic: Topic, at: Position) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from headrace.log.store import Store, Topic
-from headrace.model import LAKE_READER, Position
+from headrace.model import LAKE_READER, Position, Span
 
 
 class Place(NamedTuple):
@@ -66,7 +66,10 @@ def trimming(places: Iterable[Place], holds: Collection[Hold], start: Position) 
         ):
             best = position
     missed = [
-        Missed(hold.reader, max(0, best.ordinal - max(hold.position.ordinal, start.ordinal)))
+        Missed(
+            hold.reader,
+            Span.between(max(hold.position, start, key=lambda at: at.ordinal), best).records,
+        )
         for hold in holds
         if hold.position.offset < best.offset and best.offset > start.offset
     ]

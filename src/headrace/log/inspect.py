@@ -18,7 +18,7 @@ from headrace.log.catalogue_rows import CursorRow, SegmentRow, TopicRow
 from headrace.log.cursors import Lag
 from headrace.log.index import HEADER_BYTES, Header, decode_header
 from headrace.log.layout import Layout
-from headrace.model import Position, check_topic_name
+from headrace.model import Position, Span, check_topic_name
 
 
 def inspect_topic(data_dir: Path, name: str) -> dict[str, Any]:
@@ -27,21 +27,25 @@ def inspect_topic(data_dir: Path, name: str) -> dict[str, Any]:
     layout = Layout(data_dir)
     with open_unchanged(data_dir) as view, view.snapshot():
         row = view.topic(encoded)
-        segments = view.segments(row.id) if row is not None else []
-        cursors = sorted(view.cursors(encoded))
-    if row is None:
-        raise UnknownTopicError(f"there is no topic {name!r} in the segments of {data_dir}")
+        if row is None:
+            raise UnknownTopicError(f"there is no topic {name!r} in the segments of {data_dir}")
+        segments = view.segments(row.id)
+        kept = _kept(view, row)
+        cursors = [
+            _cursor(row, cursor, _kept(view, row, cursor))
+            for cursor in sorted(view.cursors(encoded))
+        ]
     return {
         "name": name,
         "epoch": row.epoch,
         "durability": row.durability.decode(),
         "start": {"offset": row.start_offset, "ordinal": row.start_ordinal},
         "end": {"offset": row.end_offset, "ordinal": row.end_ordinal},
-        "records": row.end_ordinal - row.start_ordinal,
-        "bytes": row.end_offset - row.start_offset,
+        "records": kept.records,
+        "bytes": kept.bytes,
         "last_ms": row.last_ms,
         "segments": [_segment(layout, segment) for segment in segments],
-        "cursors": [_cursor(row, cursor) for cursor in cursors],
+        "cursors": cursors,
     }
 
 
@@ -69,10 +73,17 @@ def _segment(layout: Layout, segment: SegmentRow) -> dict[str, Any]:
     }
 
 
-def _cursor(topic: TopicRow, cursor: CursorRow) -> dict[str, Any]:
+def _kept(view: Catalogue, topic: TopicRow, after: CursorRow | None = None) -> Span:
+    offset, ordinal = topic.start_offset, topic.start_ordinal
+    if after is not None:
+        offset, ordinal = max(offset, after.offset), max(ordinal, after.ordinal)
+    end = Position(topic.epoch, topic.end_offset, topic.end_ordinal)
+    return view.stored(topic.id, Position(topic.epoch, offset, ordinal), end)
+
+
+def _cursor(topic: TopicRow, cursor: CursorRow, behind: Span) -> dict[str, Any]:
     at = Position(cursor.epoch, cursor.offset, cursor.ordinal)
-    start = Position(topic.epoch, topic.start_offset, topic.start_ordinal)
-    lag = Lag.of(at, start, Position(topic.epoch, topic.end_offset, topic.end_ordinal))
+    lag = Lag.of(at, Position(topic.epoch, topic.start_offset, topic.start_ordinal), behind)
     return {
         "reader": cursor.reader.decode(),
         **at._asdict(),

@@ -15,6 +15,11 @@ SEGMENT_DIRECTORIES = 256
 
 _NAME = re.compile(r"([0-9a-f]+)-(\d{20})\.(?:log|idx)")
 
+LOCK_NAME = "lock"
+
+UNFINISHED_NAME = "headrace-unfinished"
+"""Marks a directory that a backup or restore is being written to, or was when it was interrupted."""
+
 _LOCK_WAIT_S = 2.0
 """A killed server's applier lets go of the lock a moment after it."""
 
@@ -84,7 +89,11 @@ class Layout:
 
     def lock(self) -> int:
         """Take the directory for this process and those that inherit the returned file."""
-        path = self.root / "lock"
+        if (self.root / UNFINISHED_NAME).exists():
+            raise DataDirectoryError(
+                f"{self.root} is unfinished: a backup or restore was interrupted there; run it again"
+            )
+        path = self.root / LOCK_NAME
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:

@@ -15,8 +15,15 @@ from headrace.log.catalogue import INTEGER_MAX, Catalogue
 from headrace.log.catalogue_rows import SegmentRow
 from headrace.log.segment import DamagedRun, Segments
 from headrace.log.store import Chunk, Run, SegmentInfo, Topic
-from headrace.log.tails import locate_ordinal, locate_time, position_in, read_tail, tail_start
-from headrace.model import Durability, Position
+from headrace.log.tails import (
+    locate_ordinal,
+    locate_time,
+    position_in,
+    read_tail,
+    tail_begin,
+    tail_start,
+)
+from headrace.model import JUMP, Durability, Position, Span
 from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
@@ -74,6 +81,36 @@ class ReadSide:
                     found = Position(topic.epoch, row.offset, row.ordinal)
                     return found if found.offset > topic.start_offset else topic.start
         return locate_time(topic, ms)
+
+    def locate_last(self, topic: Topic, records: int) -> Position:
+        tail = tail_begin(topic)
+        missing = records - (topic.end_ordinal - tail.ordinal)
+        if missing <= 0:
+            return self.locate_ordinal(topic, topic.end_ordinal - records)
+        for segment in reversed(self.segment_rows(topic)):
+            end = min(segment.end_ordinal, tail.ordinal)
+            first = max(segment.first_ordinal, topic.start_ordinal)
+            if missing <= end - first:
+                return self.locate_ordinal(topic, end - missing)
+            missing -= max(0, end - first)
+        return topic.start
+
+    def kept(self, topic: Topic, after: Position | None = None) -> Span:
+        if not topic.exists:
+            return Span(0, 0)
+        begin = topic.start
+        if after is not None:
+            begin = Position(
+                topic.epoch, max(begin.offset, after.offset), max(begin.ordinal, after.ordinal)
+            )
+        # The applier may be ahead of the tails: what is in both counts once.
+        tail = tail_begin(topic)
+        records = max(0, topic.end_ordinal - max(tail.ordinal, begin.ordinal))
+        size = max(0, topic.end_offset - max(tail.offset, begin.offset))
+        if topic.durability is Durability.MEMORY or begin.offset >= tail.offset:
+            return Span(records, size)
+        stored = self._catalogue.stored(topic.id, begin, tail)
+        return Span(records + stored.records, size + stored.bytes)
 
     def segments(self, topic: Topic) -> list[SegmentInfo]:
         return [
@@ -176,4 +213,5 @@ class TopicReader:
         for before, after in pairwise(runs):
             lost += after.ordinal - before.ordinal - before.record_count
         self._ordinal = runs[-1].ordinal + runs[-1].record_count
-        return Chunk(runs, next_offset, max(0, lost))
+        # Nothing was ever stored where the topic has jumped ahead.
+        return Chunk(runs, next_offset, max(0, lost) % JUMP)

@@ -83,7 +83,11 @@ def recover(
             if catalogue.meta().jump_due:
                 # What a crash of the machine takes from `written` topics, no later entry can show.
                 proven = () if scan.machine_crashed else scan.proven
-                _jump(catalogue, "damage", None, reports, proven=proven)
+                if jumps := catalogue.meta().restored_jumps:
+                    # Clients may have seen more of every topic than the backup holds.
+                    _jump(catalogue, "a restore", None, reports, by=jumps * JUMP)
+                else:
+                    _jump(catalogue, "damage", None, reports, proven=proven)
             elif scan.machine_crashed:
                 _jump(catalogue, "a crash of the machine", Durability.WRITTEN, reports)
             _note_durabilities(catalogue, rule)
@@ -92,6 +96,7 @@ def recover(
                 clean=False,
                 boot_id=boot_id,
                 jump_due=False,
+                restored_jumps=0,
                 rebuilt_from=0,
                 generation=secrets.randbits(63) | 1,
                 journal_files={
@@ -191,6 +196,7 @@ def _jump(
     reports: list[str],
     *,
     proven: Collection[int] = (),
+    by: int = JUMP,
 ) -> None:
     """Give topics a new life far ahead, so that no position a client holds means other bytes.
 
@@ -199,7 +205,7 @@ def _jump(
     """
     now_ms = int(time.time() * 1000)
     topics = [
-        _jumped(row, now_ms, empty=catalogue.last_segment(row.id) is None)
+        _jumped(row, now_ms, by, empty=catalogue.last_segment(row.id) is None)
         for row in catalogue.topics()
         if row.id not in proven
         and (durability is None or row.durability == durability.value.encode())
@@ -210,12 +216,12 @@ def _jump(
         meta = catalogue.meta()
         catalogue.put(
             [
-                row._replace(end_offset=row.end_offset + JUMP, end_ordinal=row.end_ordinal + JUMP)
+                row._replace(end_offset=row.end_offset + by, end_ordinal=row.end_ordinal + by)
                 for row in graves
             ]
         )
-        floor = max([meta.floor_offset, *(row.end_offset for row in topics)]) + JUMP
-        floor_ordinal = max([meta.floor_ordinal, *(row.end_ordinal for row in topics)]) + JUMP
+        floor = max([meta.floor_offset, *(row.end_offset for row in topics)]) + by
+        floor_ordinal = max([meta.floor_ordinal, *(row.end_ordinal for row in topics)]) + by
         catalogue.put_meta(
             msgspec.structs.replace(
                 meta,
@@ -229,11 +235,11 @@ def _jump(
         reports.append(f"{len(topics)} topics go on with a new epoch after {why}")
 
 
-def _jumped(row: TopicRow, now_ms: int, *, empty: bool) -> TopicRow:
+def _jumped(row: TopicRow, now_ms: int, by: int, *, empty: bool) -> TopicRow:
     row = row._replace(
         epoch=max(row.epoch + 1, now_ms),
-        end_offset=row.end_offset + JUMP,
-        end_ordinal=row.end_ordinal + JUMP,
+        end_offset=row.end_offset + by,
+        end_ordinal=row.end_ordinal + by,
     )
     if empty:
         row = row._replace(start_offset=row.end_offset, start_ordinal=row.end_ordinal)

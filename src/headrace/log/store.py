@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.errors import HeadraceError
-from headrace.model import Durability, Position
+from headrace.model import Durability, Position, Span
 
 CURSORS_SET_MAX = 1000
 """Cursors that may be set or dropped at once."""
@@ -212,6 +212,12 @@ class Store(Protocol):
 
     def locate_time(self, topic: Topic, ms: int) -> Position:
         """Where the first record at or after this time begins."""
+
+    def locate_last(self, topic: Topic, records: int) -> Position:
+        """Where the last so many kept records begin; may raise `ColdError`."""
+
+    def kept(self, topic: Topic, after: Position | None = None) -> Span:
+        """The records that are stored, or those of them behind a position: nothing that was skipped."""
 
     def segments(self, topic: Topic) -> list[SegmentInfo]: ...
 

@@ -13,6 +13,14 @@ def tail_start(topic: Topic) -> int:
     return entry_offset(topic.tail[0]) if topic.tail else topic.end_offset
 
 
+def tail_begin(topic: Topic) -> Position:
+    """The position where the tail begins; the topic's end when there is none."""
+    if not topic.tail:
+        return topic.end
+    entry = decode_entry(topic.tail[0])
+    return Position(topic.epoch, entry.offset, entry.ordinal)
+
+
 def read_tail(topic: Topic, offset: int, bytes_max: int) -> list[Run]:
     """Runs from the entry that contains `offset`, at least one where there is any."""
     runs: list[Run] = []

@@ -21,6 +21,7 @@ from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN, Manifests, Reach
 from headrace.lake.table import AUTO, Table, find_table, make_table
 from headrace.lake.writing import Written
+from headrace.model import Span
 from headrace.pipeline import export_plan, tasks
 from headrace.pipeline.cursors import LAKE, LAKE_START, Cursors
 from headrace.pipeline.decoding import shape_of
@@ -248,8 +249,8 @@ class _Export:
         now = export_plan.find_kept(self._log, self._source.topics)
         states = export_plan.until(now, until, self._ends) if until is not None else now
         found = self._begin(states, now)
-        left = (state.end.offset - found.at[name].offset for name, state in states.items())
-        self._total = max(self._total, self._bytes + sum(max(0, one) for one in left))
+        left = sum(Span.between(found.at[name], state.end).bytes for name, state in states.items())
+        self._total = max(self._total, self._bytes + left)
         plan = export_plan.plan_batch(self._log, states, found, self._ends, self._source)
         if plan.end:
             self._batch(plan)

@@ -141,7 +141,7 @@ class CursorsApi:
 def in_topic(store: Store, cursor: Cursor) -> dict[str, object]:
     """A cursor as it is shown beside the topic it is in."""
     topic = store.look(cursor.topic)
-    lag = Lag.of(cursor.position, topic.start, topic.end)
+    lag = Lag.of(cursor.position, topic.start, store.kept(topic, cursor.position))
     return {
         "reader": cursor.reader,
         **cursor.position._asdict(),

@@ -19,6 +19,9 @@ from headrace.server.waiting import WAITING_MAX, TooManyWaitingError, Waiting
 TOPICS_LISTED_MAX = 1000
 """Topics in one answer; the next page starts `after` the last name."""
 
+SUMMED_AT_ONCE = 100
+"""Topics whose segments are summed up before others have their turn: about 50 µs each."""
+
 WAIT_MS_MAX = 10_000
 """How long an answer waits for a change."""
 
@@ -60,12 +63,20 @@ class TopicsApi:
             found = self._store.topics(prefix, after, limit + 1)
         return JSONResponse(
             {
-                "topics": [self._summary(topic) for topic in found[:limit]],
+                "topics": await self._summaries(found[:limit]),
                 "more": len(found) > limit,
                 "version": version,
                 "unchanged": unchanged,
             }
         )
+
+    async def _summaries(self, topics: list[Topic]) -> list[dict[str, object]]:
+        summaries = []
+        for topic in topics:
+            summaries.append(self._summary(topic))
+            if len(summaries) % SUMMED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return summaries
 
     def _named(self, names: list[str], prefix: str, after: str, *, ended: bool) -> list[Topic]:
         wanted = {name for name in names if name.startswith(prefix) and name > after}
@@ -97,7 +108,7 @@ class TopicsApi:
                 "protocol": subscription.sink.protocol,
                 "offset": subscription.offset,
                 "live": subscription.state is State.LIVE,
-                "lag_bytes": max(0, topic.end_offset - subscription.offset),
+                "lag_bytes": self._store.kept(topic, subscription.position).bytes,
             }
             for subscription in self._broker.subscriptions(topic)
         ]
@@ -134,8 +145,8 @@ class TopicsApi:
             ordinal = number(value, "ordinal")
             found = await warmed(lambda: store.locate_ordinal(topic, ordinal))
         elif asked[0] == "last":
-            before = topic.end_ordinal - number(value, "last")
-            found = await warmed(lambda: store.locate_ordinal(topic, before))
+            last = number(value, "last")
+            found = await warmed(lambda: store.locate_last(topic, last))
         else:
             ms = _time_ms(value)
             found = await warmed(lambda: store.locate_time(topic, ms))
@@ -145,6 +156,7 @@ class TopicsApi:
         return existing(self._store, self._broker, name)
 
     def _summary(self, topic: Topic) -> dict[str, object]:
+        kept = self._store.kept(topic)
         return {
             "name": topic.name,
             "exists": topic.exists,
@@ -152,8 +164,8 @@ class TopicsApi:
             "durability": topic.durability.value,
             "start": place(topic.start),
             "end": place(topic.end),
-            "records": topic.end_ordinal - topic.start_ordinal,
-            "bytes": topic.end_offset - topic.start_offset,
+            "records": kept.records,
+            "bytes": kept.bytes,
             "last_ms": topic.last_ms,
             "subscribers": len(self._broker.subscriptions(topic)),
         }

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
 
 from headrace.errors import PayloadTooLargeError
-from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.model import JUMP, PAYLOAD_BYTES_MAX
 
 Place = int | str
 """A place in a topic, as its protocol names it: an offset (Figg) or a serial (Wombat).
@@ -74,6 +74,16 @@ class Missed(NamedTuple):
     """The serial that was asked for. Wombat only."""
     got_serial: str | None = None
     """The serial that the server answered instead. Wombat only."""
+
+    @property
+    def is_jump(self) -> bool:
+        """True where offsets skipped ahead because the log was restored or repaired.
+
+        No record is known to be missing, but some that were written shortly before may be lost.
+        """
+        if self.asked is None or self.got is None or self.got <= self.asked:
+            return False
+        return (self.got - self.asked) % JUMP == 0
 
 
 class Messages(NamedTuple):

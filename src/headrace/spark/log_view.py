@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.errors import HeadraceError
-from headrace.model import Position
+from headrace.model import Position, Span
 from headrace.spark.index_rows import Rows
 
 
@@ -46,7 +46,7 @@ class Range(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return self.end.offset - self.start.offset
+        return Span.between(self.start, self.end).bytes
 
 
 class Block(NamedTuple):

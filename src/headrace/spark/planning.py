@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from headrace.model import Position
+from headrace.model import Position, Span
 from headrace.spark.log_view import DataLossError, LogView, Range, TopicState
 from headrace.spark.options import EARLIEST, LATEST, OptionError, SourceOptions, Topics, Where
 
@@ -83,7 +83,7 @@ def parts_of(log: LogView, ranges: Sequence[Range], options: SourceOptions) -> l
     filled = bytes_max
     for one in ranges:
         for part in _split(log, one, bytes_max, options):
-            if filled + part.bytes > bytes_max:
+            if not tasks or filled + part.bytes > bytes_max:
                 tasks.append([])
                 filled = 0
             tasks[-1].append(part)
@@ -117,12 +117,12 @@ def check_positions(
         state = states.get(name)
         if state is None:
             if ends is not None:
-                gone[name] = ends[name].ordinal - at.ordinal
+                gone[name] = Span.between(at, ends[name]).records
                 why = "it was destroyed"
             continue
         reached = at if ends is None else ends[name]
         if at.ordinal < state.start.ordinal:
-            gone[name] = state.start.ordinal - at.ordinal
+            gone[name] = Span.between(at, state.start).records
             if at.epoch != state.start.epoch:
                 why = "it was made anew"
         elif at.epoch != state.end.epoch and at.ordinal > state.start.ordinal:
@@ -155,8 +155,10 @@ def gone_error(gone: Mapping[str, int], why: str = "retention has overtaken the 
     records = sum(gone.values())
     name = next(iter(gone))
     more = f" and {len(gone) - 1} other topics" if len(gone) > 1 else ""
+    # A log that jumped ahead may have lost records that nobody can count.
+    what = f"{records} records" if records else "perhaps records"
     return (
-        f"{records} records of topic {name!r}{more} are gone that the query has not read: {why}; "
+        f"{what} of topic {name!r}{more} are gone that the query has not read: {why}; "
         "set failOnDataLoss to false to go on with what is kept"
     )
 

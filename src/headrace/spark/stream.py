@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from headrace.model import Span
 from headrace.printing import quoted
 from headrace.spark.groups import Group
 from headrace.spark.log_view import DataLossError, LogView, TopicState
@@ -218,7 +219,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     *(quoted(name), position.ordinal),
                 )
             elif last is not None and last.ordinal > position.ordinal:
-                gone[name] = last.ordinal - position.ordinal
+                gone[name] = Span.between(position, last).records
         if gone and self._options.fail_on_data_loss:
             raise DataLossError(gone_error(gone, "it was destroyed"))
         if gone:

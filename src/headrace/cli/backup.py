@@ -1,0 +1,134 @@
+"""`headrace backup` and `headrace restore`: copies of a data directory. The work is in `log/backup.py`."""
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import msgspec
+import typer
+
+from headrace import __version__
+from headrace.cli import options
+from headrace.cli.failure import CommandError
+from headrace.cli.output import ProgressBar, counted, moment, size
+
+if TYPE_CHECKING:
+    from headrace.log.backup import Manifest
+
+T = TypeVar("T")
+
+Progress = Callable[[int, int], None]
+
+NoVerify = Annotated[
+    bool, typer.Option("--no-verify", help="Do not read the copy again to check every checksum.")
+]
+Target = Annotated[
+    Path, typer.Argument(metavar="DEST", help="An empty or new directory for the backup.")
+]
+Source = Annotated[Path, typer.Argument(metavar="SRC", help="A directory that `backup` has made.")]
+
+
+def backup(
+    target: Target,
+    data_dir: options.ReadDataDir = None,
+    config_file: options.ConfigFile = None,
+    no_verify: NoVerify = False,
+    as_json: options.Json = False,
+) -> None:
+    """Back up a data directory, also while a server uses it.
+
+    The backup holds at least every record that was acknowledged before the command began, but none of
+    memory topics. The server is not stopped and not asked for anything. Exit code 1 if the log is damaged:
+    the backup is then finished, with the damage in it. A backup that was interrupted cannot be restored;
+    the next one to the same directory begins anew.
+
+    \b
+    headrace backup /backup/2026-11-16 --data-dir /var/lib/headrace
+    """
+    from headrace.log.backup import back_up
+
+    config = options.load_settings(config_file=config_file, data_dir=data_dir).config
+    made = _with_bar(
+        lambda progress: back_up(Path(config.data_dir), target, config.rule, __version__, progress)
+    )
+    _print(made, f"backed up {config.data_dir} to {target}", as_json=as_json)
+    if not no_verify:
+        _verify(target)
+
+
+def restore(
+    source: Source,
+    data_dir: options.DataDir = None,
+    old: Annotated[
+        Path | None,
+        typer.Option(
+            "--old",
+            metavar="DIR",
+            help="The data directory that is replaced: what was destroyed, trimmed or dropped there since "
+            "the backup is not restored.",
+        ),
+    ] = None,
+    config_file: options.ConfigFile = None,
+    no_verify: NoVerify = False,
+    as_json: options.Json = False,
+) -> None:
+    """Restore a backup to a data directory that is empty or does not exist.
+
+    When a server first starts there, every topic goes on far ahead of where the backup ends, with a new
+    epoch: clients that have seen later records are told, and none takes new records for those. The backup
+    stays as it is.
+
+    \b
+    headrace restore /backup/2026-11-16 --data-dir /var/lib/headrace
+    headrace restore /backup/2026-11-16 --data-dir new --old /var/lib/headrace
+    """
+    from headrace.log.backup import restore as put_back
+
+    directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
+    made, revoked = _with_bar(lambda progress: put_back(source, Path(directory), progress, old=old))
+    _print(made, f"restored {source} to {directory}", as_json=as_json)
+    if revoked is not None:
+        typer.echo(
+            f"not restored, since {old} has given them up: {counted(revoked.topics, 'topic')}, old records "
+            f"of {counted(revoked.trimmed, 'topic')}, {counted(revoked.cursors, 'cursor')}, "
+            f"{counted(revoked.notes, 'note')}",
+            err=True,
+        )
+    if not no_verify:
+        _verify(Path(directory))
+
+
+def _with_bar(work: Callable[[Progress], T]) -> T:
+    with ExitStack() as stack:
+        bars: list[ProgressBar] = []
+
+        def progress(done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(ProgressBar(total)))
+            bars[0].advance_to(done, total)
+
+        return work(progress)
+
+
+def _verify(directory: Path) -> None:
+    from headrace.log.verify import verify
+
+    report = _with_bar(lambda progress: verify(directory, (), progress))
+    if report.damaged:
+        raise CommandError(
+            f"{directory} is finished, but some of it is damaged: "
+            f"`headrace verify --data-dir {directory}` names what"
+        )
+
+
+def _print(made: "Manifest", what: str, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(msgspec.to_builtins(made)))
+        return
+    typer.echo(
+        f"{what}: {counted(made.topics, 'topic')}, {counted(made.records, 'record')} "
+        f"({size(made.bytes)}), as of {moment(made.made_ms)}",
+        err=True,
+    )

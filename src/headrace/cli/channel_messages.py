@@ -1,0 +1,358 @@
+"""`headrace channels send`, `follow` and `fetch`: messages of a channel as one of its processors."""
+
+import base64
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.channels import Name
+from headrace.cli.failure import CommandError, UsageError
+from headrace.cli.http_api import HttpApi, NotFoundError, UnreachableError, request
+from headrace.cli.output import counted, discard_output, size
+from headrace.cli.subscribe import text_or_base64
+from headrace.printing import printable
+
+T = TypeVar("T")
+
+PAGE_MAX = 500
+"""Messages asked for at a time."""
+
+WAIT_S = 20
+"""How long one request of `follow` waits for a message."""
+
+RETRY_S = 0.5
+
+Processor = Annotated[
+    str,
+    typer.Option(
+        "--as",
+        metavar="PROCESSOR",
+        help="The name of this processor: always the same, and no other may have it.",
+    ),
+]
+Count = Annotated[
+    int | None, typer.Option("--count", metavar="N", min=1, help="End after this many messages.")
+]
+MessageJson = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one object per line: channel, offset, processor, number, payload."
+    ),
+]
+Leave = Annotated[
+    bool,
+    typer.Option("--leave", help="Leave the channel at the end: no more messages are kept for us."),
+]
+
+
+def send(
+    name: Name,
+    processor: Processor,
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA",
+            help="One message; `-` or nothing reads standard input, each line a message.",
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="Read this file, each line a message."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A message is a JSON value, and not just bytes.")
+    ] = False,
+    http: options.Http = None,
+    token: options.Token = None,
+    timeout_s: options.Timeout = 5.0,
+) -> None:
+    """Send messages to a channel as a processor.
+
+    Each is stored once, also when the server had to be asked again; the command ends when all are durable. A
+    processor that was no member joins for as long as this takes, and leaves.
+
+    \b
+    headrace channels send doc/1 --as script --json '{"title": "Plan"}'
+    headrace channels send doc/1 --as importer --file lines.txt
+    """
+    if data is not None and file is not None:
+        raise UsageError("DATA and --file exclude each other")
+    member = _Member(options.http_api(http, token), name, processor, timeout_s)
+    was_member = member.is_member()
+    number = member.join()["number"]
+    sent = sent_bytes = 0
+    try:
+        for position, content in enumerate(_contents(data, file), 1):
+            if as_json:
+                _check_json(content, position)
+            member.send(number + position, content, as_json=as_json)
+            sent, sent_bytes = position, sent_bytes + len(content)
+    finally:
+        if sent:
+            typer.echo(f"sent {counted(sent, 'message')} ({size(sent_bytes)})", err=True)
+        if not was_member:
+            member.leave()
+    if not sent:
+        typer.echo("sent nothing: there was no input", err=True)
+
+
+def follow(
+    name: Name,
+    processor: Processor,
+    count: Count = None,
+    until_end: Annotated[
+        bool, typer.Option("--until-end", help="End where the channel ends now, as `fetch` does.")
+    ] = False,
+    leave: Leave = False,
+    as_json: MessageJson = False,
+    http: options.Http = None,
+    token: options.Token = None,
+    timeout_s: options.Timeout = 5.0,
+) -> None:
+    """Print the messages of a channel as a processor, and wait for more.
+
+    Begins where this processor stopped, and acknowledges what is printed. The processor stays a member
+    when the command ends (--leave ends that): its messages wait for the next time. Own messages do not
+    come. A new member gets the last known state, where there is one, and not the messages in it: --json
+    prints it as `snapshot`.
+
+    \b
+    headrace channels follow doc/1 --as watcher
+    headrace channels follow doc/1 --as watcher --json --count 10
+    """
+    member = _Member(options.http_api(http, token), name, processor, timeout_s)
+    _print(member, count, until_end=until_end, leave=leave, as_json=as_json)
+
+
+def fetch(
+    name: Name,
+    processor: Processor,
+    count: Count = None,
+    leave: Leave = False,
+    as_json: MessageJson = False,
+    http: options.Http = None,
+    token: options.Token = None,
+    timeout_s: options.Timeout = 5.0,
+) -> None:
+    """Print the messages that wait for a processor, acknowledge them and end.
+
+    \b
+    headrace channels fetch doc/1 --as nightly-job
+    """
+    member = _Member(options.http_api(http, token), name, processor, timeout_s)
+    _print(member, count, until_end=True, leave=leave, as_json=as_json)
+
+
+def _contents(data: str | None, file: Path | None) -> Iterator[bytes]:
+    if data is not None and data != "-":
+        yield data.encode(errors="surrogateescape")
+        return
+    with contextlib.ExitStack() as stack:
+        lines = sys.stdin.buffer
+        if file is not None:
+            try:
+                lines = stack.enter_context(file.open("rb"))
+            except OSError as error:
+                raise CommandError(f"cannot read {file}: {error.strerror}") from None
+        for line in lines:
+            yield line.removesuffix(b"\n")
+
+
+def _check_json(content: bytes, position: int) -> None:
+    try:
+        json.loads(content)
+    except ValueError as error:
+        raise CommandError(f"message {position} is not JSON: {error}") from None
+
+
+# Printing
+
+
+def _print(
+    member: "_Member", count: int | None, *, until_end: bool, leave: bool, as_json: bool
+) -> None:
+    printer = _Printer(member, count, as_json=as_json)
+    try:
+        printer.print_all(until_end=until_end)
+    except KeyboardInterrupt:
+        pass  # how a user says that it is enough
+    except BrokenPipeError:
+        discard_output()  # how a program says so
+    with contextlib.suppress(UnreachableError):  # the server knows what was acknowledged before
+        printer.acknowledge()
+        if leave:
+            member.leave()
+
+
+class _Printer:
+    def __init__(self, member: "_Member", count: int | None, *, as_json: bool) -> None:
+        self._member = member
+        self._left = count
+        self._as_json = as_json
+        self._printed: int | None = None
+        """The offset of the last message printed."""
+        self._acked: int | None = None
+
+    def print_all(self, *, until_end: bool) -> None:
+        self._print_joined(self._member.join())
+        while self._left != 0:
+            limit = min(PAGE_MAX, self._left or PAGE_MAX)
+            try:
+                page = self._member.poll(self._printed, limit, 0 if until_end else WAIT_S)
+            except UnreachableError as error:
+                self._wait_for_server(error)
+                continue
+            self._acked = self._printed
+            self._print_page(page)
+            if until_end and not page["more"]:
+                return
+
+    def acknowledge(self) -> None:
+        if self._printed is not None and self._printed != self._acked:
+            self._member.ack(self._printed)
+            self._acked = self._printed
+
+    def _print_page(self, page: dict[str, Any]) -> None:
+        if lost := page.get("lost"):
+            self._warn(f"{counted(lost, 'message')} cannot be read: damaged, or lost in a crash")
+        for message in page["messages"]:
+            # After a restart of the server, what it does not know to be acknowledged comes again.
+            if self._printed is None or message["offset"] > self._printed:
+                self._write(_content(message), message)
+                self._printed = message["offset"]
+                self._left = None if self._left is None else self._left - 1
+        sys.stdout.flush()
+
+    def _print_joined(self, joined: dict[str, Any]) -> None:
+        if missed := joined.get("missed"):
+            gone = counted(missed["count"], "message") if missed["count"] else "messages"
+            self._warn(f"missed {gone}: {missed['reason']}")
+        snapshot = joined.get("snapshot")
+        if snapshot is None:
+            return
+        if self._as_json:
+            self._write(_content(snapshot), snapshot, field="snapshot")
+            sys.stdout.flush()
+        else:
+            self._warn(
+                f"the messages up to offset {snapshot['offset']} are in the last known state, "
+                "which --json prints"
+            )
+        self._printed = snapshot["offset"]
+
+    def _write(self, content: "_Content", told: dict[str, Any], field: str = "payload") -> None:
+        out = sys.stdout.buffer
+        if not self._as_json:
+            out.write(content.data + b"\n")
+            return
+        line: dict[str, Any] = {"channel": self._member.name, "offset": told["offset"]}
+        line |= {key: told[key] for key in ("processor", "number", "ms") if key in told}
+        if content.is_json:
+            line[field] = content.value
+        else:
+            line |= text_or_base64(f"{field}_bytes", content.data)
+        out.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+
+    def _wait_for_server(self, error: UnreachableError) -> None:
+        self._warn(f"{error}; trying again")
+        while True:
+            time.sleep(RETRY_S)
+            with contextlib.suppress(UnreachableError):
+                self._print_joined(self._member.join())
+                return
+
+    def _warn(self, text: str) -> None:
+        typer.echo(f"headrace: channel {printable(self._member.name)}: {text}", err=True)
+
+
+class _Content(NamedTuple):
+    """What a message or snapshot holds."""
+
+    value: Any
+    """The JSON value, if there is one."""
+    data: bytes
+    """The bytes, or the JSON value as one line."""
+    is_json: bool
+
+
+def _content(told: dict[str, Any]) -> _Content:
+    if "bytes" in told:
+        return _Content(None, base64.b64decode(told["bytes"]), is_json=False)
+    value = told.get("payload")
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _Content(value, text.encode(), is_json=True)
+
+
+# Requests
+
+
+class _Member:
+    """One processor of one channel."""
+
+    def __init__(self, api: HttpApi, name: str, processor: str, timeout_s: float) -> None:
+        self._api = api
+        self.name = name
+        self._processor = processor
+        self._timeout_s = timeout_s
+
+    def is_member(self) -> bool:
+        try:
+            told = self._again(lambda: request(self._api, "GET", "/v1/channel", name=self.name))
+        except NotFoundError:
+            return False
+        return any(one["processor"] == self._processor for one in told["members"])
+
+    def join(self) -> dict[str, Any]:
+        return self._again(lambda: self._ask("POST", "join"))
+
+    def leave(self) -> None:
+        self._ask("POST", "leave")
+
+    def send(self, number: int, content: bytes, *, as_json: bool) -> None:
+        kind = "application/json" if as_json else "application/octet-stream"
+        # The number makes it safe to ask again: what is stored is not stored twice.
+        self._again(
+            lambda: self._ask("POST", "messages", number=number, content=content, content_type=kind)
+        )
+
+    def poll(self, ack: int | None, limit: int, wait_s: int) -> dict[str, Any]:
+        return self._ask(
+            "GET",
+            "messages",
+            ack=ack,
+            max=limit,
+            wait_s=wait_s or None,
+            timeout_s=wait_s + 30.0,
+        )
+
+    def ack(self, offset: int) -> None:
+        self._ask("POST", "ack", offset=offset)
+
+    def _ask(self, method: str, what: str, **given: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = request(
+            self._api,
+            method,
+            f"/v1/channel/{what}",
+            name=self.name,
+            processor=self._processor,
+            **given,
+        )
+        return answer
+
+    def _again(self, ask: Callable[[], T]) -> T:
+        """Ask until the server answers, for at most the time that --timeout gives."""
+        until_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return ask()
+            except UnreachableError:
+                if time.monotonic() >= until_s:
+                    raise
+            time.sleep(min(RETRY_S, self._timeout_s))

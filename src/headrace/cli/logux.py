@@ -1,0 +1,240 @@
+"""`headrace logux`: adds events to a log of Logux, and prints those that it has."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.failure import CommandError, UsageError, with_hint
+from headrace.cli.lines import LineTooLongError, read_lines
+from headrace.cli.moment import MOMENT_HELP
+from headrace.cli.output import counted
+from headrace.cli.subscribe import print_records
+from headrace.config import Listen
+from headrace.errors import BadEventError, ConnectTimeoutError, PayloadTooLargeError, RefusedError
+from headrace.model import LOGUX_PREFIX, PAYLOAD_BYTES_MAX, check_topic_name
+
+if TYPE_CHECKING:
+    from headrace.client import LoguxClient, Message
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+Log = Annotated[str, typer.Argument(metavar="LOG", help="The name of the log, such as main.")]
+Ws = Annotated[
+    str | None,
+    typer.Option(
+        "--ws",
+        metavar="HOST:PORT",
+        help="The server's WebSocket address; wss://HOST with TLS.  [env HEADRACE_WS, else "
+        "127.0.0.1:8120]",
+    ),
+]
+
+
+@app.callback()
+def logux() -> None:
+    """Add events to logs of Logux, and follow them."""
+
+
+@app.command("add")
+def add(
+    log: Log,
+    event: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="EVENT",
+            help="One event, a JSON object with a `type`; `-` or nothing reads standard input, each "
+            "line an event.",
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="Read this file, each line an event."),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            metavar="NAME",
+            help="The name of this client in the times of its events.  [default: a new one]",
+        ),
+    ] = None,
+    ws: Ws = None,
+    token: options.Token = None,
+    timeout_s: options.Timeout = 5.0,
+) -> None:
+    """Add events to a log of Logux.
+
+    Ends when the server has every one of them; exit code 1 if it has not.
+
+    \b
+    headrace logux add main '{"type": "user/rename", "name": "Anna"}'
+    headrace logux add main --file events.jsonl
+    """
+    if event is not None and file is not None:
+        raise UsageError("EVENT and --file exclude each other")
+    check_topic_name(LOGUX_PREFIX + log)
+    import uvloop
+
+    shown = options.http_api(None, token).token
+    try:
+        uvloop.run(_add(_url(ws, log), log, _lines(event, file), host, shown, timeout_s))
+    except ConnectTimeoutError as error:
+        raise CommandError(with_hint(str(error))) from None
+
+
+@app.command("follow")
+def follow(
+    log: Log,
+    from_offset: Annotated[
+        int | None,
+        typer.Option(
+            "--from-offset", metavar="N", min=0, max=2**64 - 1, help="Begin at this offset."
+        ),
+    ] = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Begin with the oldest event kept.")
+    ] = False,
+    last: Annotated[
+        int | None,
+        typer.Option("--last", metavar="N", min=0, help="Begin this many events before the end."),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help=f"Begin at a time: {MOMENT_HELP}.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", metavar="N", min=1, help="End after this many events.")
+    ] = None,
+    until_end: Annotated[
+        bool,
+        typer.Option(
+            "--until-end",
+            help="End where the log ends now. Begins with the oldest event, if nothing else is said.",
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one object per line: topic, offset, id, event."),
+    ] = False,
+    url: options.Url = None,
+    http: options.Http = None,
+    token: options.Token = None,
+    timeout_s: options.Timeout = 5.0,
+) -> None:
+    """Print the events of a log of Logux, and wait for more.
+
+    A log of Logux is a topic, and is read like one: all options are those of `subscribe`. Each line is an
+    event; --json prints it with its id and its place.
+
+    \b
+    headrace logux follow main --from-start
+    headrace logux follow main --last 10 --json
+    """
+    print_records(
+        LOGUX_PREFIX + log,
+        from_offset=from_offset,
+        from_start=from_start,
+        last=last,
+        since=since,
+        count=count,
+        until_end=until_end,
+        lake=None,
+        as_json=as_json,
+        url=url,
+        http=http,
+        token=token,
+        timeout_s=timeout_s,
+        describe=_describe,
+    )
+
+
+def _describe(message: "Message") -> tuple[bytes, dict[str, Any]]:
+    from headrace.logux_envelope import BadEnvelopeError, decode_envelope, id_of
+
+    try:
+        envelope = decode_envelope(message.payload)
+    except BadEnvelopeError as error:
+        raise CommandError(f"offset {message.offset}: {error}") from None
+    event = bytes(envelope.event)
+    return event, {"id": id_of(envelope), "event": json.loads(event)}
+
+
+def _url(ws: str | None, log: str) -> str:
+    address = ws or os.environ.get("HEADRACE_WS") or str(Listen().ws)
+    scheme, _, rest = address.rpartition("://")
+    if scheme not in ("", "ws", "wss", "logux", "loguxs"):
+        raise UsageError(f"--ws takes HOST:PORT, ws://HOST:PORT or wss://HOST, not {address!r}")
+    tls = "s" if scheme in ("wss", "loguxs") else ""
+    return f"logux{tls}://{rest.rstrip('/')}/{quote(log, safe='')}"
+
+
+async def _lines(event: str | None, file: Path | None) -> AsyncIterator[list[bytes]]:
+    if event is not None and event != "-":
+        yield [event.encode(errors="surrogateescape")]
+        return
+    if file is None:
+        async for lines in read_lines(sys.stdin.fileno(), PAYLOAD_BYTES_MAX):
+            yield lines
+        return
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CommandError(f"cannot read {file}: {error.strerror}") from None
+    try:
+        async for lines in read_lines(fd, PAYLOAD_BYTES_MAX):
+            yield lines
+    finally:
+        os.close(fd)
+
+
+async def _add(
+    url: str,
+    log: str,
+    lines: AsyncIterator[list[bytes]],
+    host: str | None,
+    token: str | None,
+    timeout_s: float,
+) -> None:
+    from headrace.client import connect
+
+    client = connect(url, store=None, host=host, credentials=token, connect_timeout_s=timeout_s)
+    added = 0
+    try:
+        async with client:
+            async for batch in lines:
+                for line in batch:
+                    await _add_line(client, line, added + 1)
+                    added += 1
+            async with asyncio.timeout(max(timeout_s, _SYNC_S)):
+                await client.synced()
+    except LineTooLongError as error:
+        raise CommandError(f"{error}, the most an event can have") from None
+    except TimeoutError:
+        raise CommandError(
+            f"{counted(client.unacknowledged, 'event')} not acknowledged: "
+            + (client.last_error or "no answer")
+        ) from None
+    except RefusedError as error:
+        raise CommandError(f"log {log!r}: {error}") from None
+    what = f"added {counted(added, 'event')}" if added else "added nothing: there was no input"
+    typer.echo(what, err=True)
+
+
+_SYNC_S = 30.0
+"""How long the server may take to acknowledge the last events."""
+
+
+async def _add_line(client: "LoguxClient", line: bytes, number: int) -> None:
+    try:
+        await client.add(json.loads(line))
+    except ValueError as error:
+        if isinstance(error, BadEventError | PayloadTooLargeError):
+            raise CommandError(f"event {number}: {error}") from None
+        raise CommandError(f"event {number} is not JSON: {error}") from None
