@@ -411,7 +411,7 @@ def test_what_was_decided_at_the_first_run_stays(made, tmp_path):
     (note,) = (into / HIDDEN / "runs").iterdir()
     data = note.read_bytes()
     for changed, reason in (
-        (data.replace(b'"format":1', b'"format":7'), "was written by a newer version"),
+        (data.replace(b'"format":2', b'"format":7'), "was written by a newer version"),
         (data[:-9], "is damaged [(].*: restore it, or dedupe into a new directory"),
         (data.replace(b'"a":', b'"x":'), "is damaged [(]its checksum fails[)]: restore it"),
     ):
