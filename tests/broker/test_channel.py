@@ -834,7 +834,7 @@ def test_nothing_is_forgotten_while_the_reducer_fails(world: World, caplog: Any)
     b.ack_all()
     world.settle_broker()
     assert world.disk.start.ordinal == 2
-    assert "nothing is forgotten for now: the reducer 'count' fails" in caplog.text
+    assert 'nothing is forgotten for now: the reducer "count" fails' in caplog.text
 
 
 # Races

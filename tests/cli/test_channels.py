@@ -290,7 +290,7 @@ def test_the_trouble_of_a_reducer_is_told_also_when_nobody_is_there(run, api):
     api.wait(name, everyone_is_away)
     text = run("explain", name).stdout
     assert re.search(
-        r"^Trouble: the reducer 'broken:reduce' fails: .*no idea.* Nothing is forgotten ",
+        r'^Trouble: the reducer "broken:reduce" fails: .*no idea.* Nothing is forgotten ',
         text,
         re.MULTILINE,
     )
