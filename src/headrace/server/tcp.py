@@ -6,7 +6,7 @@ from typing import cast
 
 from headrace.model import Position
 from headrace.server.connection import Connections
-from headrace.server.topics import TopicConnection
+from headrace.server.topics import RecordsEncoding, TopicConnection
 from headrace.session.figg_server import FiggServerSession
 from headrace.wire import figg
 
@@ -22,6 +22,7 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
     __slots__ = ("_figg",)
     protocol = "figg"
     encode = staticmethod(encode)
+    encode_records = RecordsEncoding(figg.encode_records)
 
     def __init__(self, shared: Connections) -> None:
         self._figg = FiggServerSession()
@@ -31,6 +32,7 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
         self.opened(cast(asyncio.Transport, transport))
 
     def data_received(self, data: bytes) -> None:
+        self._heard_s = self._shared.loop.time()
         self.handle(self._figg.receive_data(data), len(data) - self._figg.unread_bytes)
         if len(data) >= _LARGE_READ_BYTES:
             self.more_to_read()

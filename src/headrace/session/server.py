@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.session.units import Unit, Units
-from headrace.wire import websocket
+from headrace.wire import readers, websocket
 
 
 class Publish(NamedTuple):
@@ -44,7 +44,7 @@ class Close(NamedTuple):
     is_peers_fault: bool = True
 
 
-Command = Publish | Attach | Detach | Close
+Command = Publish | Attach | Detach | readers.ToServer | Close
 
 
 class Decoder(Protocol):
@@ -123,3 +123,7 @@ class TopicSession(ServerSession):
 
     @abstractmethod
     def detached(self, topic: str) -> None: ...
+
+    @abstractmethod
+    def tell_reader(self, message: readers.ToClient) -> None:
+        """Say something about a named reader; records go out on their own."""
