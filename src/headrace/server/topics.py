@@ -167,7 +167,7 @@ class TopicConnection(Connection):
         if self._claims and self._claims.get(claim.topic) is claim:
             del self._claims[claim.topic]
         code = readers.REFUSED if refused else readers.SUPERSEDED
-        self._session.tell_reader(readers.Lost(claim.topic, 0, code, reason))
+        self._session.tell_reader(readers.Lost(claim.topic, code, reason))
         self._answer_soon()
 
     def is_silent(self, now: float) -> bool:

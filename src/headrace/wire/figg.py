@@ -35,7 +35,6 @@ READING_TAIL = struct.Struct(">QHQQQQ")
 RECORDS_TAIL = struct.Struct(">QQQQ")
 HANDLED_TAIL = struct.Struct(">QQQ")
 STORED_TAIL = struct.Struct(">QQ")
-LOST_TAIL = struct.Struct(">QH")
 """Fixed fields of the messages of named readers, behind their names."""
 
 _FIELDS_CACHED_MAX = 1024
@@ -186,7 +185,7 @@ def encode_stored(message: readers.Stored) -> bytes:
 
 
 def encode_lost(message: readers.Lost) -> bytes:
-    tail = LOST_TAIL.pack(message.grant, message.code) + message.reason.encode()
+    tail = U16.pack(message.code) + message.reason.encode()[: readers.REASON_BYTES_MAX]
     return _frame(readers.LOST, _topic_field(message.topic) + tail)
 
 

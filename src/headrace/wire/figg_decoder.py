@@ -32,7 +32,6 @@ from headrace.wire.figg import (
     FLAGS_FROM_OFFSET,
     HANDLED_TAIL,
     HEADER,
-    LOST_TAIL,
     PING,
     PONG,
     PUBLISH,
@@ -81,7 +80,7 @@ _TO_CLIENT_BYTES_MAX = {
     readers.READING: _TOPIC_FIELD_MAX + READING_TAIL.size,
     readers.RECORDS: _TOPIC_FIELD_MAX + RECORDS_TAIL.size + readers.RECORDS_BYTES_MAX,
     readers.STORED: _TOPIC_FIELD_MAX + STORED_TAIL.size,
-    readers.LOST: _TOPIC_FIELD_MAX + LOST_TAIL.size + readers.REASON_BYTES_MAX,
+    readers.LOST: _TOPIC_FIELD_MAX + U16.size + readers.REASON_BYTES_MAX,
 }
 _NAMES = {
     ATTACH: "ATTACH",
@@ -429,10 +428,9 @@ def _of_reader(kind: int, data: bytes, body: int, stop: int) -> readers.ToClient
         grant, flags, asked, *start = READING_TAIL.unpack_from(data, at)
         return readers.Reading(topic, grant, asked, bool(flags & FLAG_EXACT), *start)
     if kind == readers.LOST:
-        topic, at = _topic_before(data, body, stop, LOST_TAIL, more=True)
-        grant, code = LOST_TAIL.unpack_from(data, at)
-        reason = data[at + LOST_TAIL.size : stop].decode(errors="replace")
-        return readers.Lost(topic, grant, code, reason)
+        topic, at = _topic_before(data, body, stop, U16, more=True)
+        reason = data[at + U16.size : stop].decode(errors="replace")
+        return readers.Lost(topic, *U16.unpack_from(data, at), reason)
     topic, at = _topic_before(data, body, stop, U32)
     return readers.Waiting(topic, *U32.unpack_from(data, at))
 

@@ -99,8 +99,6 @@ class Stored(NamedTuple):
 
 class Lost(NamedTuple):
     topic: str
-    grant: int
-    """0 when there was none."""
     code: int
     reason: str
 

@@ -311,7 +311,6 @@ class _Stored(Struct):
 
 class _Lost(Struct):
     topic: str
-    grant: _Natural
     code: int
     reason: str
 
