@@ -13,6 +13,7 @@ from typing import NamedTuple, Self, cast
 
 import uvloop
 
+from headrace.client import Message
 from headrace.testing import hold_port
 
 
@@ -245,6 +246,11 @@ class PeerThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def plain(message: Message) -> Message:
+    """The same message without its serial, which only Wombat has."""
+    return Message(message.topic, message.offset, message.payload)
 
 
 def _size(payload: bytes) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.client.lake import Batch, Gap, open_lake
+from headrace.client.lake import Gap, Rows, open_lake
 from headrace.client.subscription import Subscription
 from headrace.errors import ConfigError
 from headrace.session.client import Missed
@@ -15,12 +15,12 @@ from headrace.session.client import Missed
 class Lake:
     """Batches of records, each given when it is let."""
 
-    def __init__(self, *batches: Batch, fails: bool = False) -> None:
+    def __init__(self, *batches: Rows, fails: bool = False) -> None:
         self._batches, self._fails = batches, fails
         self.may_go_on = threading.Event()
         self.may_go_on.set()
 
-    def read(self, topic: str, offset: int) -> Iterator[Batch]:
+    def read(self, topic: str, offset: int) -> Iterator[Rows]:
         assert topic == "t"
         for batch in self._batches:
             self.may_go_on.wait(30)
@@ -29,7 +29,7 @@ class Lake:
             raise OSError("the disk is gone")
 
 
-def records(*ends: int) -> Batch:
+def records(*ends: int) -> Rows:
     """Of 10 bytes each."""
     return [(end, b"x%05d" % end) for end in ends]
 
@@ -42,13 +42,16 @@ class Client:
 
     async def unsubscribe(self, topic: str) -> None: ...
 
-    def subscribe(self, lake: Lake, asked: int, got: int) -> Subscription:
+    def subscribe(
+        self, lake: Lake, asked: int, got: int, has_serials: bool = False
+    ) -> Subscription:
         subscription = Subscription(self, "t", asked, 1 << 20)
-        subscription.deliver_from_lake(Gap(lake, Missed("t", asked, got), self.missed.append))
+        gap = Gap(lake, "t", asked, got, has_serials=has_serials, tell=self.missed.append)
+        subscription.deliver_from_lake(gap)
         return subscription
 
 
-async def take(subscription: Subscription, count: int) -> list[int]:
+async def take(subscription: Subscription, count: int) -> list[int | None]:
     return [(await anext(subscription)).offset for _ in range(count)]
 
 
@@ -67,7 +70,18 @@ async def test_what_the_lake_has_not_either_is_missed() -> None:
     subscription = client.subscribe(Lake(records(30), records(60, 70)), 0, 100)
     subscription.deliver(records(110))
     assert await take(subscription, 4) == [30, 60, 70, 110]
-    assert [one[1:] for one in client.missed] == [(0, 20), (30, 50), (70, 100)]
+    assert [one[1:3] for one in client.missed] == [(0, 20), (30, 50), (70, 100)]
+
+
+async def test_over_wombat_a_record_of_the_lake_has_a_serial_to_resume_from() -> None:
+    client = Client()
+    subscription = client.subscribe(Lake(records(10)), 0, 30, has_serials=True)
+    message = await anext(subscription)
+    assert (message.offset, message.serial) == (10, "@10")
+    assert (subscription.offset, subscription.serial) == (10, "@10")
+    subscription.deliver([("3@40", b"x00040")])
+    assert await take(subscription, 1) == [40]
+    assert client.missed == [Missed("t", 10, 30, "@10", "@30")]
 
 
 async def test_what_cannot_be_read_is_missed_and_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -75,7 +89,7 @@ async def test_what_cannot_be_read_is_missed_and_said(caplog: pytest.LogCaptureF
     subscription = client.subscribe(Lake(records(10), fails=True), 0, 30)
     subscription.deliver(records(40))
     assert await take(subscription, 2) == [10, 40]
-    assert [one[1:] for one in client.missed] == [(10, 30)]
+    assert [one[1:3] for one in client.missed] == [(10, 30)]
     assert "topic 't' cannot be read from the lake: the disk is gone" in caplog.text
 
 

@@ -39,8 +39,8 @@ async def test_it_publishes_and_subscribes(
             client.publish_nowait("t", payload)
         await client.flush()
         assert [await anext(subscription) for _ in range(2)] == [
-            Message("t", 7, b"foo"),
-            Message("t", 14, b"bar"),
+            Message("t", 7, b"foo", "1@7"),
+            Message("t", 14, b"bar", "1@14"),
         ]
         assert client.latency_s is not None
     assert wombat_peer.paths == ["/v1/ws"]

@@ -152,8 +152,8 @@ async def test_a_message_in_fragments_is_one_message(wombat_peer: WombatPeer) ->
         peer.send()
         async with asyncio.timeout(30):
             assert [await anext(subscription) for _ in whole] == [
-                Message("t", 7, b"foo"),
-                Message("t", 14, b"bar"),
+                Message("t", 7, b"foo", "1@7"),
+                Message("t", 14, b"bar", "1@14"),
             ]
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -440,6 +441,38 @@ def test_it_is_connected_when_the_peer_has_answered_and_not_before() -> None:
     assert session.state is ConnectionState.CONNECTED
     reconnect(session)
     assert session.state is ConnectionState.CONNECTING
+
+
+def test_a_peer_that_says_nothing_is_connected_when_it_has_stood_for_a_while() -> None:
+    """The protocol leaves pings open: a server may know message types 1 to 7 only."""
+    session = FiggClientSession()
+    session.connecting()
+    session.opened(10.0)
+    assert session.tick_at == 11.0
+    assert session.tick(10.9) == []
+    assert session.state is ConnectionState.CONNECTING
+    assert session.tick(11.0) == []
+    assert session.state is ConnectionState.CONNECTED
+    assert session.tick_at == 12.0  # the next ping
+    session.disconnected()
+    assert session.tick_at == inf
+
+
+def test_without_pings_none_is_sent_and_an_open_connection_is_connected() -> None:
+    session = FiggClientSession(ping_interval_s=None)
+    session.connecting()
+    session.opened(0.0)
+    assert session.state is ConnectionState.CONNECTED
+    assert session.tick_at == inf
+    for reading in (True, False):
+        assert session.tick(1e9, reading) == []
+    assert session.data_to_send(BIG, 0.0) == []
+    assert session.latency_s is None
+
+
+def test_figg_has_no_serials() -> None:
+    with pytest.raises(LocalProtocolError, match="offset"):
+        FiggClientSession().attach("t", "3@7")
 
 
 def test_a_peer_that_speaks_something_else_is_never_connected() -> None:

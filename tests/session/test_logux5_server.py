@@ -324,7 +324,10 @@ def test_what_comes_before_connect_is_not_heard(peer: Peer) -> None:
         (["connect", [5, 0], "a", 0], True),
         (["headers", {}], True),
         (["connect", [0, 1], "a", 0], False),
-        (["connect", 4, "a", 0], False),
+        (["connect", 0, "a", 0], False),
+        (["connect", 1, "a", 0], True),  # of another protocol, and refused in its words
+        (["connect", 4, "a", 0], True),
+        (["connect", [1, 0], "a", 0], False),
         (["ping", 5], False),
         ("connect", False),
     ],

@@ -177,20 +177,20 @@ class _Printer:
         if end is not None:
             begin = await subscription.attached()
             # What lies before that may be in the lake.
-            begin = min(begin, self._offset or 0) if self._has_lake else begin
-            if begin >= end:
+            begin = min(begin or 0, self._offset or 0) if self._has_lake else begin
+            if begin is not None and begin >= end:
                 return
         async for batch in subscription.batches():
             wanted = batch[: self._left]
             if end is not None:
-                wanted = [message for message in wanted if message.offset <= end]
+                wanted = [message for message in wanted if _passed(message) <= end]
             self._out.write(b"".join(map(self._line, wanted)))
             self._out.flush()
             if self._left is not None:
                 self._left -= len(wanted)
                 if self._left == 0:
                     return
-            if end is not None and batch[-1].offset >= end:
+            if end is not None and _passed(batch[-1]) >= end:
                 return
         raise CommandError("the subscription ended: " + (client.last_error or "the client closed"))
 
@@ -205,20 +205,27 @@ class _Printer:
         return json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
     def _report_missed(self, missed: "Missed") -> None:
-        if self._has_lake and self._end is not None and missed.got >= self._end:
+        asked, got = missed.asked, missed.got
+        if self._has_lake and self._end is not None and got is not None and got >= self._end:
             self._passed_end.set()  # neither log nor lake has anything before the end
-        if self._quiet and missed.asked == 0:
+        if self._quiet and asked == 0:
             return
-        if missed.got > missed.asked:
-            text = (
-                f"asked for offset {missed.asked}, going on at {missed.got}: "
-                "expired, or not the start of a record"
-            )
-        elif missed.got == missed.asked:
-            text = f"the topic was made anew; going on at {missed.got}"
+        if asked is None or got is None:
+            text = f"asked for {missed.asked_serial}, going on at {missed.got_serial}"
+        elif got > asked:
+            text = f"asked for offset {asked}, going on at {got}: expired, or not the start of a record"
+        elif got == asked:
+            text = f"the topic was made anew; going on at {got}"
         else:
-            text = f"offset {missed.asked} is past the end; going on at {missed.got}"
+            text = f"offset {asked} is past the end; going on at {got}"
         typer.echo(f"headrace: missed on {missed.topic}: {text}", err=True)
+
+
+def _passed(message: "Message") -> int:
+    """The offset just past a message; an end is only known of a Headrace server, whose messages have one."""
+    if message.offset is None:
+        raise CommandError("this server's messages have no offsets, so their end cannot be told")
+    return message.offset
 
 
 def _watch_output(gone: asyncio.Future[None]) -> None:

@@ -132,9 +132,10 @@ class BlockingClient:
         handler: Handler | None = None,
         *,
         offset: int | None = None,
+        serial: str | None = None,
         timeout_s: float | None = None,
     ) -> "BlockingSubscription":
-        """Subscribe from an offset (0: from the oldest message kept), or from now on.
+        """Subscribe from an offset (0: from the oldest message kept), a serial, or from now on.
 
         Iterate over what is returned, or give a `handler`, which is called with each message in
         turn, in the client's thread. With `timeout_s` the iteration ends when no message has come
@@ -143,7 +144,7 @@ class BlockingClient:
         check_handler(handler)
 
         async def subscribe() -> Subscription:
-            return self._client.subscribe(topic, handler, offset=offset)
+            return self._client.subscribe(topic, handler, offset=offset, serial=serial)
 
         return BlockingSubscription(self, self.call(subscribe), timeout_s)
 
@@ -288,17 +289,25 @@ class BlockingSubscription:
         self.timeout_s = timeout_s
         self._client = client
         self._subscription = subscription
-        self._offset: int | None = None
+        self._last: Message | None = None
         # Filled by the client's thread: what comes after a wait was given up is not lost.
         self._ready: deque[Message] = deque()
 
     @property
     def offset(self) -> int | None:
-        """Just past the last message taken, or where delivery began."""
-        return self._subscription.offset if self._offset is None else self._offset
+        """Just past the last message taken, or where delivery began, as `Subscription.offset`."""
+        return self._subscription.offset if self._last is None else self._last.offset
 
-    def attached(self) -> int:
-        """Wait until the server delivers this topic, and return the offset it began from."""
+    @property
+    def serial(self) -> str | None:
+        """The same as a serial, as `Subscription.serial`. Wombat only."""
+        return self._subscription.serial if self._last is None else self._last.serial
+
+    def attached(self) -> int | None:
+        """Wait until the server delivers this topic, and return the offset it began from.
+
+        None over Wombat when the server's serials do not tell offsets: see `serial`.
+        """
         return self._client.call(self._subscription.attached)
 
     def unsubscribe(self) -> None:
@@ -317,7 +326,7 @@ class BlockingSubscription:
                 if not self._fetch():
                     raise StopIteration from None
             else:
-                self._offset = message.offset
+                self._last = message
                 return message
 
     def __enter__(self) -> Self:

@@ -138,25 +138,35 @@ class Client:
             self._running()
 
     def subscribe(
-        self, topic: str, handler: Handler | None = None, *, offset: int | None = None
+        self,
+        topic: str,
+        handler: Handler | None = None,
+        *,
+        offset: int | None = None,
+        serial: str | None = None,
     ) -> Subscription:
-        """Subscribe from an offset (0: from the oldest message kept), or from now on.
+        """Subscribe from an offset (0: from the oldest message kept), a serial, or from now on.
 
+        A serial is that of a `Message` that was received over Wombat, in this process or another.
         Iterate over what is returned, or give a `handler`, which is called with each message in
         turn, and awaited if it is asynchronous. After a lost connection it goes on where it
-        stopped. Where the server cannot start at the offset, the `missed` event tells. One
+        stopped. Where the server cannot start at the place, the `missed` event tells. One
         subscription per topic: LocalProtocolError otherwise.
         """
         check_handler(handler)
         link, _ = self._running()
         if topic in self._subscriptions:
             raise LocalProtocolError(f"{topic!r} is already subscribed on this client")
-        self._session.attach(topic, offset)
+        if offset is not None and serial is not None:
+            raise LocalProtocolError("give one of `offset` and `serial`")
+        if serial is not None and not isinstance(serial, str):
+            raise TypeError(f"a serial is str, not {type(serial).__name__}")
+        place = self._session.attach(topic, offset if serial is None else serial)
         link.send_soon()
         if topic in self._detaching:
             self._detaching.discard(topic)
             _wake(self._changes)
-        subscription = Subscription(self, topic, offset, self.options.receive_bytes_max)
+        subscription = Subscription(self, topic, place, self.options.receive_bytes_max)
         self._subscriptions[topic] = subscription
         if handler is not None:
             subscription.hand_to(handler)
@@ -294,17 +304,20 @@ class Client:
             elif isinstance(event, Missed):
                 self._missed(event)
             elif isinstance(event, Attached):
-                self._subscriptions[event.topic].begin(event.offset)
+                self._subscriptions[event.topic].begin(event.place)
             elif isinstance(event, Detached):
                 self._detaching.discard(event.topic)
                 _wake(self._changes)
 
     def _missed(self, event: Missed) -> None:
-        if self._lake is not None and event.got > event.asked:
-            gap = Gap(self._lake, event, partial(self._handlers.tell, "missed"))
-            self._subscriptions[event.topic].deliver_from_lake(gap)
-        else:
-            self._handlers.tell("missed", event)
+        tell = partial(self._handlers.tell, "missed")
+        asked, got = event.asked, event.got
+        if self._lake is None or asked is None or got is None or got <= asked:
+            tell(event)
+            return
+        has_serials = event.got_serial is not None
+        gap = Gap(self._lake, event.topic, asked, got, has_serials=has_serials, tell=tell)
+        self._subscriptions[event.topic].deliver_from_lake(gap)
 
     def _messages(self, event: Messages) -> None:
         subscription = self._subscriptions[event.topic]

@@ -16,9 +16,12 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     # A struct and not a tuple: it is made once per message received, in a quarter of the time.
     topic: str
-    offset: int
-    """Just past this message: subscribe from here to get the next one."""
+    offset: int | None
+    """Just past this message: subscribe from here to get the next one. None over Wombat, when the server's
+    serials do not tell offsets; those of a Headrace server do."""
     payload: bytes
+    serial: str | None = None
+    """The message's serial: subscribe from it to get the next one. Opaque. Wombat only."""
 
 
 class Handlers:

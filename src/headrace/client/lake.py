@@ -2,26 +2,32 @@
 
 A gap lies among the messages of a subscription where they were missed. It is read in a thread, some thousands
 of records at a time, when its turn comes; what the lake does not have either is told as missed.
+A lake knows offsets. Over Wombat its records have serials of the form `@OFFSET`, from which a Headrace
+server resumes.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.model import RECORD_HEADER_BYTES
-from headrace.session.client import Missed
+from headrace.session.client import Missed, Place, missed
 
 logger = logging.getLogger(__name__)
 
-Batch = list[tuple[int, bytes]]
+Batch = Sequence[tuple[Place, bytes]]
+"""Messages: the place just past each, and its payload."""
+
+Rows = list[tuple[int, bytes]]
+"""Records of a lake: the offset just past each, and its payload."""
 
 
 class Lake(Protocol):
-    def read(self, topic: str, offset: int) -> Iterator[Batch]:
+    def read(self, topic: str, offset: int) -> Iterator[Rows]:
         """The records from an offset on, in order, each with the offset just past it."""
 
 
@@ -31,7 +37,7 @@ class _Lake:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self, topic: str, offset: int) -> Iterator[Batch]:
+    def read(self, topic: str, offset: int) -> Iterator[Rows]:
         from headrace.lake.reading import read_topic
         from headrace.lake.table import open_table
 
@@ -55,14 +61,26 @@ def open_lake(path: str | PathLike[str]) -> Lake:
 
 
 class Gap:
-    """Offsets of a topic that the log has no more."""
+    """Offsets of a topic that the log has no more, from `begin` to `end`."""
 
-    def __init__(self, lake: Lake, missed: Missed, tell: Callable[[Missed], None]) -> None:
+    def __init__(
+        self,
+        lake: Lake,
+        topic: str,
+        begin: int,
+        end: int,
+        *,
+        has_serials: bool,
+        tell: Callable[[Missed], None],
+    ) -> None:
         self._lake = lake
-        self._topic, self._at, self._end = missed
+        self._topic = topic
+        self._at = begin
+        self._end = end
+        self._has_serials = has_serials
         self._tell = tell
-        self._records: Iterator[Batch] | None = None
-        self._reading: asyncio.Future[Batch | None] | None = None
+        self._records: Iterator[Rows] | None = None
+        self._reading: asyncio.Future[Rows | None] | None = None
 
     async def next(self) -> Batch:
         """Some of its records; none when it is passed. Cancelling it loses nothing."""
@@ -77,7 +95,7 @@ class Gap:
                 return batch
         return []
 
-    def _read(self) -> Batch | None:
+    def _read(self) -> Rows | None:
         try:
             if self._records is None:
                 self._records = self._lake.read(self._topic, self._at)
@@ -86,9 +104,9 @@ class Gap:
             logger.error("topic %r cannot be read from the lake: %s", self._topic, error)
             return None
 
-    def _mine(self, found: Batch) -> Batch:
+    def _mine(self, found: Rows) -> Batch:
         """Those that follow and belong here; what lies between is missed."""
-        batch: Batch = []
+        batch: list[tuple[Place, bytes]] = []
         for end, payload in found:
             begin = end - RECORD_HEADER_BYTES - len(payload)
             if begin < self._at:
@@ -97,11 +115,14 @@ class Gap:
                 self._miss(self._end)
                 break
             self._miss(begin)
-            batch.append((end, payload))
+            batch.append((self._place(end), payload))
             self._at = end
         return batch
 
     def _miss(self, until: int) -> None:
         if until > self._at:
-            self._tell(Missed(self._topic, self._at, until))
+            self._tell(missed(self._topic, self._place(self._at), self._place(until)))
             self._at = until
+
+    def _place(self, offset: int) -> Place:
+        return f"@{offset}" if self._has_serials else offset

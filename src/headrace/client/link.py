@@ -48,8 +48,8 @@ class Link(Generic[E]):
         self._changed = changed
         self._failed = failed
         self._connection: Connection | None = None
-        self._reached = self._left = False
-        """Whether the server has proved that it speaks the protocol, and whether it was us who left it."""
+        self._reached = self._heard = self._left = False
+        """Whether we count as connected, whether the server has said anything, whether it was us who left."""
         self._found_at = 0.0
         self._parting = ""
         """Why we are closing the connection."""
@@ -99,7 +99,7 @@ class Link(Generic[E]):
         while True:
             self._session.connecting()
             self._changed(self._session.state)
-            self._reached = self._left = False
+            self._reached = self._heard = self._left = False
             self.last_error = await self._connect_once()
             if self._session.state in (ConnectionState.CONNECTING, ConnectionState.CONNECTED):
                 self._disconnected()
@@ -131,10 +131,13 @@ class Link(Generic[E]):
         return self._parting or reason
 
     def _was_well(self) -> bool:
-        """Whether the next attempt is a first one: a peer that we had to leave at once is backed off from."""
+        """Whether the next attempt is a first one.
+
+        A peer that we had to leave at once, or that left without a word, is backed off from.
+        """
         if not self._reached:
             return False
-        return not self._left or monotonic() - self._found_at > WELL_S
+        return (self._heard and not self._left) or monotonic() - self._found_at > WELL_S
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -194,9 +197,10 @@ class Link(Generic[E]):
         self._parting = ""
         self.reading = True
         self._session.opened(monotonic())
-        self._send()
+        self.take([])
 
     def received(self, chunks: Sequence[bytes]) -> None:
+        self._heard = True
         self.take(self._session.receive_data(chunks, monotonic()))
 
     def writable(self) -> None:

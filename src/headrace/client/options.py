@@ -1,13 +1,22 @@
 """What an application can set on a client: every option with its meaning, unit and default."""
 
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 from os import PathLike
 from ssl import SSLContext
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from headrace.client.backoff import Backoff
 from headrace.errors import ConfigError
 from headrace.session import client_window
+
+
+class _Own(Enum):
+    OF_PROTOCOL = "the protocol's own"
+
+
+OF_PROTOCOL: Final = _Own.OF_PROTOCOL
+"""What an option is when it was not given, where None means something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +24,8 @@ class Pace:
     """What each protocol has its own defaults for. Times are seconds."""
 
     backoff: Backoff
-    ping_interval_s: float
+    ping_interval_s: float | None
+    """None: no pings."""
     pings_unanswered_max: int
     resend_s: float | None
     """None: a protocol that does not send again on the same connection."""
@@ -53,9 +63,10 @@ class Options:
     """How long a slow subscription may keep the client from reading. After that only its own topic
     waits: it is detached, and attached again where it stopped once the application caught up."""
 
-    ping_interval_s: float | None = None
-    """How often the server is pinged. Figg: 2, Wombat: 5. A Wombat server hangs up on a client that is
-    silent for longer than its `limits.silence_s`, 10 by default."""
+    ping_interval_s: float | _Own | None = OF_PROTOCOL
+    """How often the server is pinged. Figg: 2; None: never, for servers that do not answer pings or hang
+    up on them. Wombat: 5, and its servers hang up on a client that is silent for longer than their
+    `limits.silence_s`, 10 by default."""
 
     pings_unanswered_max: int | None = None
     """With so many unanswered when the next is due, the connection is given up. Figg: 2, Wombat: 1."""
@@ -84,15 +95,18 @@ class Options:
         for option in fields(self):
             name, value = option.name, getattr(self, option.name)
             is_number = name not in ("backoff", "ssl", "lake")
-            if is_number and not (value is None and name in _MAY_BE_NONE):
+            may_be = (None, OF_PROTOCOL) if name == "ping_interval_s" else (None,)
+            if is_number and not (value in may_be and name in _MAY_BE_NONE):
                 check_number(name, value, may_be_zero=name in _MAY_BE_ZERO)
 
     def pace(self, own: Pace) -> Pace:
         """What was set, and for the rest the protocol's own."""
         if self.resend_s is not None and own.resend_s is None:
             raise ConfigError("resend_s is for wombat:// only: other protocols do not send again")
-        names = [option.name for option in fields(Pace)]
+        names = [option.name for option in fields(Pace) if option.name != "ping_interval_s"]
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.ping_interval_s is not OF_PROTOCOL:
+            given["ping_interval_s"] = self.ping_interval_s
         return replace(own, **given)
 
 

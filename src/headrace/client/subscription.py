@@ -10,6 +10,7 @@ from headrace.client.events import Message
 from headrace.client.handler import Handler, call_handler
 from headrace.client.lake import Batch, Gap
 from headrace.errors import ClientError, LocalProtocolError
+from headrace.session.client import Place, offset_of, serial_of
 
 MESSAGE_OVERHEAD_BYTES = 128
 """What a received message takes in memory beside its payload, for the bound on buffering."""
@@ -32,31 +33,49 @@ class Subscription:
     """
 
     def __init__(
-        self, client: Subscriber, topic: str, offset: int | None, receive_bytes_max: int
+        self, client: Subscriber, topic: str, place: Place | None, receive_bytes_max: int
     ) -> None:
         self.topic = topic
-        self.offset = offset
-        """Just past the last message taken, or where delivery began: store it to resume later.
-        None while the server has not said where the topic ends."""
         self.ended = False
         self._client = client
-        self._attached_at: int | None = None
+        self._place = place
+        self._attached_at: Place | None = None
         self._receive_bytes_max = receive_bytes_max
         self._batches: deque[Batch | Gap] = deque()
         self._batches_bytes = 0
         self._over = False
-        self._current: Iterator[tuple[int, bytes]] = iter(())
+        self._current: Iterator[tuple[Place, bytes]] = iter(())
         self._news = asyncio.Event()
         self._handing: asyncio.Task[None] | None = None
         self._one_reads = asyncio.Lock()
 
-    async def attached(self) -> int:
-        """Wait until the server delivers this topic, and return the offset it began from."""
+    @property
+    def offset(self) -> int | None:
+        """Just past the last message taken, or where delivery began: store it to resume later.
+
+        None while the server has not said where the topic ends, and over Wombat when the server's
+        serials do not tell offsets; those of a Headrace server do.
+        """
+        return None if self._place is None else offset_of(self._place)
+
+    @property
+    def serial(self) -> str | None:
+        """The serial of the last message taken, or of where delivery began: store it to resume later.
+
+        Wombat only; None while the server has not said where the topic ends.
+        """
+        return None if self._place is None else serial_of(self._place)
+
+    async def attached(self) -> int | None:
+        """Wait until the server delivers this topic, and return the offset it began from.
+
+        None over Wombat when the server's serials do not tell offsets: see `serial`.
+        """
         while self._attached_at is None:
             if self.ended:
                 raise ClientError(f"the subscription of {self.topic!r} ended before it began")
             await self._news.wait()
-        return self._attached_at
+        return offset_of(self._attached_at)
 
     async def batch(self) -> list[Message]:
         """Wait for messages and take all that came together: the cheapest way to take many.
@@ -64,10 +83,14 @@ class Subscription:
         Empty only when the subscription has ended. Cancelling it loses nothing.
         """
         pairs = list(self._current) or await self._take()
-        if pairs:
-            self.offset = pairs[-1][0]
+        if not pairs:
+            return []
+        self._place = pairs[-1][0]
         topic = self.topic
-        return [Message(topic, offset, payload) for offset, payload in pairs]
+        if isinstance(self._place, str):
+            return [_message(topic, place, payload) for place, payload in pairs]
+        # All are offsets: a topic has one protocol, and this is the fastest way.
+        return [Message(topic, offset, payload) for offset, payload in pairs]  # type: ignore[arg-type]
 
     async def batches(self) -> AsyncIterator[list[Message]]:
         """Iterate over batches instead of messages."""
@@ -90,8 +113,8 @@ class Subscription:
                 raise StopAsyncIteration
             self._current = iter(batch)
             pair = next(self._current)
-        self.offset = pair[0]
-        return Message(self.topic, pair[0], pair[1])
+        self._place = pair[0]
+        return _message(self.topic, *pair)
 
     async def __aenter__(self) -> Self:
         return self
@@ -104,12 +127,12 @@ class Subscription:
     ) -> None:
         await self.unsubscribe()
 
-    def begin(self, offset: int) -> None:
+    def begin(self, place: Place) -> None:
         """The server has attached the topic; also called for every later connection."""
         if self._attached_at is None:
-            self._attached_at = offset
-        if self.offset is None:
-            self.offset = offset
+            self._attached_at = place
+        if self._place is None:
+            self._place = place
         self._wake()
 
     def hand_to(self, handler: Handler) -> None:
@@ -138,11 +161,11 @@ class Subscription:
 
     async def _hand_out(self, handler: Handler) -> None:
         while batch := await self._next():
-            for offset, payload in batch:
+            for place, payload in batch:
                 if self.ended:
                     return
-                self.offset = offset
-                message = Message(self.topic, offset, payload)
+                self._place = place
+                message = _message(self.topic, place, payload)
                 await call_handler(handler, message, lambda: self.ended)
             await asyncio.sleep(0)  # where the handler never waits, others are to run as well
 
@@ -188,6 +211,15 @@ class Subscription:
         self._news.clear()
 
 
+def _message(topic: str, place: Place, payload: bytes) -> Message:
+    return Message(topic, offset_of(place), payload, serial_of(place))
+
+
 def _size(batch: Batch) -> int:
-    # Offsets are byte positions: their difference is the payloads' bytes, without adding them up.
-    return batch[-1][0] - batch[0][0] + len(batch[0][1]) + MESSAGE_OVERHEAD_BYTES * len(batch)
+    first, last = batch[0][0], batch[-1][0]
+    if isinstance(first, int) and isinstance(last, int):
+        # Offsets are byte positions: their difference is the payloads' bytes, without adding them up.
+        size = last - first + len(batch[0][1])
+    else:
+        size = sum([len(payload) for _, payload in batch])
+    return size + MESSAGE_OVERHEAD_BYTES * len(batch)

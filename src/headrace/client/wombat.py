@@ -31,6 +31,10 @@ def make_client(url: Url, options: Options) -> Client:
         raise ConfigError(f"{url} is not encrypted: `ssl` is for wombats://")
     pace = options.pace(PACE)
     assert pace.resend_s is not None
+    if pace.ping_interval_s is None:
+        raise ConfigError(
+            "ping_interval_s=None is for figg://: a Wombat server hangs up on clients without pings"
+        )
     session = WombatClientSession(
         window_max=options.window_max,
         window_bytes_max=options.window_bytes_max,

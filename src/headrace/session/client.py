@@ -11,6 +11,13 @@ from typing import NamedTuple, Protocol, TypeVar
 from headrace.errors import PayloadTooLargeError
 from headrace.model import PAYLOAD_BYTES_MAX
 
+Place = int | str
+"""A place in a topic, as its protocol names it: an offset (Figg) or a serial (Wombat).
+
+A serial is an opaque text: it is stored, compared and given back. Only a serial that has the form of
+a Headrace server's tells an offset besides (`offset_of`), and nothing depends on that.
+"""
+
 
 class ConnectionState(StrEnum):
     """Where a client stands with its server."""
@@ -33,10 +40,10 @@ class Acknowledged(NamedTuple):
 
 
 class Attached(NamedTuple):
-    """The server delivers a topic from `offset` on."""
+    """The server delivers a topic from `place` on."""
 
     topic: str
-    offset: int
+    place: Place
 
 
 class Detached(NamedTuple):
@@ -49,18 +56,22 @@ class Missed(NamedTuple):
     """Messages of a topic did not and will not reach this client: expired, or lost by the log."""
 
     topic: str
-    asked: int
-    """The offset that should have come next."""
-    got: int
+    asked: int | None
+    """The offset that should have come next. None: the server's serials do not tell offsets."""
+    got: int | None
     """The offset that delivery goes on from. Below `asked` when the log is shorter than it was; equal
-    when the topic was made anew and begins there."""
+    when the topic was made anew and begins there. None as with `asked`."""
+    asked_serial: str | None = None
+    """The serial that was asked for. Wombat only."""
+    got_serial: str | None = None
+    """The serial that the server answered instead. Wombat only."""
 
 
 class Messages(NamedTuple):
-    """Consecutive messages of one topic: the offset just past each, and its payload."""
+    """Consecutive messages of one topic: the place just past each, and its payload."""
 
     topic: str
-    messages: list[tuple[int, bytes]]
+    messages: Sequence[tuple[Place, bytes]]
 
 
 class Broken(NamedTuple):
@@ -149,8 +160,12 @@ class ClientSession(LinkedSession[Event], Protocol):
         Raises BadTopicNameError, PayloadTooLargeError or WindowFullError; nothing is sent then.
         """
 
-    def attach(self, topic: str, offset: int | None) -> None:
-        """Ask for a topic from `offset`, or from its end."""
+    def attach(self, topic: str, place: Place | None) -> Place | None:
+        """Ask for a topic from an offset or a serial, or from its end.
+
+        Returns the place as the protocol names it. Raises LocalProtocolError for a place that the
+        protocol does not have.
+        """
 
     def detach(self, topic: str) -> bool:
         """Ask for a topic no more. Nothing of it is delivered after this.
@@ -163,6 +178,25 @@ class ClientSession(LinkedSession[Event], Protocol):
 
     def resume(self, topic: str) -> None:
         """Attach a paused topic where it stopped."""
+
+
+def offset_of(place: Place) -> int | None:
+    """Return the offset that a place tells; None for the serial of another server than Headrace."""
+    if isinstance(place, int):
+        return place
+    # Not the expression of `wire/wombat.py`: this is done for every message received.
+    epoch, at, offset = place.partition("@")
+    is_ours = at and offset.isdecimal() and len(offset) <= 20 and (not epoch or epoch.isdecimal())
+    return int(offset) if is_ours else None
+
+
+def serial_of(place: Place) -> str | None:
+    """Return the serial that a place is; None for an offset."""
+    return place if isinstance(place, str) else None
+
+
+def missed(topic: str, asked: Place, got: Place) -> Missed:
+    return Missed(topic, offset_of(asked), offset_of(got), serial_of(asked), serial_of(got))
 
 
 def check_topic_type(topic: object) -> None:

@@ -20,30 +20,28 @@ that is looked at belongs to the newest ATTACH, and answers need no counting.
 or the one of ATTACHED before any. Without a connection nothing is sent and only the state changes;
 a detaching topic that is attached again then goes straight to attaching: no answer is awaited.
 
-Offsets are byte positions and a record takes 4 bytes and its payload, so the stream proves itself:
-a message that begins past the last offset is a gap (`Missed`), one that ends at or before it is a
-double and dropped.
+An ATTACHED with another place than the one asked for means that messages were missed (`Missed`). Besides,
+offsets are byte positions and a record takes 4 bytes and its payload, so a stream with offsets proves itself:
+a message that begins past the last offset is a gap, one that ends at or before it is a double and dropped.
+Serials are opaque and prove nothing of the kind: a server with serials must let ATTACHED tell.
 
 What ATTACH and DETACH look like is the protocol's: see `resuming_client.py`.
 """
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import NamedTuple
 
 from headrace.model import RECORD_HEADER_BYTES
-from headrace.session.client import Attached, Broken, Detached, Event, Messages, Missed
-
-
-class Place(NamedTuple):
-    """A position in a topic, as a client knows it."""
-
-    epoch: int | None
-    """The life of the topic; None: whichever it is in, or a protocol that has none."""
-    offset: int
-
-    def is_met_by(self, place: "Place") -> bool:
-        return self.offset == place.offset and self.epoch in (None, place.epoch)
+from headrace.session.client import (
+    Attached,
+    Broken,
+    Detached,
+    Event,
+    Messages,
+    Missed,
+    Place,
+    missed,
+)
 
 
 class State(Enum):
@@ -59,7 +57,7 @@ class Topic:
     def __init__(self, asked: Place | None) -> None:
         self.state = State.ATTACHING
         self.asked = asked
-        self.last = Place(None, 0)
+        self.last: Place = 0
 
     @property
     def place(self) -> Place | None:
@@ -140,10 +138,9 @@ class Topics:
             return
         topic.state = State.ATTACHED
         topic.last = place
-        events.append(Attached(name, place.offset))
-        asked = topic.asked
-        if asked is not None and not asked.is_met_by(place):
-            events.append(Missed(name, asked.offset, place.offset))
+        events.append(Attached(name, place))
+        if topic.asked is not None and topic.asked != place:
+            events.append(missed(name, topic.asked, place))
 
     def detached(self, name: str, events: list[Event]) -> None:
         """DETACHED has come."""
@@ -159,26 +156,30 @@ class Topics:
         else:
             events.append(Broken(f"the server detached {name!r} unasked"))
 
-    def deliver(
-        self,
-        name: str,
-        messages: list[tuple[int, bytes]],
-        events: list[Event],
-        epoch: int | None = None,
+    def deliver_serials(
+        self, name: str, messages: list[tuple[str, bytes]], events: list[Event]
     ) -> None:
+        """Messages have come: the serial of each, and its payload."""
+        topic = self.following(name)
+        if topic is not None:
+            topic.last = messages[-1][0]
+            events.append(Messages(name, messages))
+
+    def deliver(self, name: str, messages: list[tuple[int, bytes]], events: list[Event]) -> None:
         """Messages have come: the offset just past each, and its payload."""
         topic = self.following(name)
         if topic is None:
             return
-        last = topic.last.offset
+        assert isinstance(topic.last, int), "offsets and serials are of different protocols"
+        last = topic.last
         for offset, payload in messages:
             if offset - len(payload) - RECORD_HEADER_BYTES != last:
-                last = _deliver_broken_run(name, messages, topic.last.offset, events)
+                last = _deliver_broken_run(name, messages, topic.last, events)
                 break
             last = offset
         else:
             events.append(Messages(name, messages))
-        topic.last = Place(epoch, last)
+        topic.last = last
 
 
 def _deliver_broken_run(

@@ -6,8 +6,8 @@ own: places are offsets, numbers do not wrap, and an ACK stands for all publishe
 
 from collections.abc import Sequence
 
-from headrace.session.client import Broken, Event
-from headrace.session.client_topics import Place
+from headrace.errors import LocalProtocolError
+from headrace.session.client import Broken, Event, Place
 from headrace.session.client_window import WINDOW_BYTES_MAX, WINDOW_MAX
 from headrace.session.resuming_client import ResumingClientSession
 from headrace.wire import figg
@@ -15,6 +15,12 @@ from headrace.wire.figg_decoder import ClientDecoder
 
 PING_INTERVAL_S = 2.0
 PINGS_UNANSWERED_MAX = 2
+
+SILENT_S = 1.0
+"""A server that lets a connection stand for so long and says nothing counts as a Figg server: the protocol
+leaves open whether it answers pings, and it has nothing else to say to a client that asks for nothing."""
+
+_OFFSET_MAX = 2**64 - 1
 
 
 class FiggClientSession(ResumingClientSession[figg.ToClient]):
@@ -25,7 +31,7 @@ class FiggClientSession(ResumingClientSession[figg.ToClient]):
         *,
         window_max: int = WINDOW_MAX,
         window_bytes_max: int = WINDOW_BYTES_MAX,
-        ping_interval_s: float = PING_INTERVAL_S,
+        ping_interval_s: float | None = PING_INTERVAL_S,
         pings_unanswered_max: int = PINGS_UNANSWERED_MAX,
     ) -> None:
         super().__init__(
@@ -33,6 +39,7 @@ class FiggClientSession(ResumingClientSession[figg.ToClient]):
             window_bytes_max=window_bytes_max,
             ping_interval_s=ping_interval_s,
             pings_unanswered_max=pings_unanswered_max,
+            silent_s=SILENT_S,
         )
         self._decoder = ClientDecoder()
 
@@ -41,7 +48,15 @@ class FiggClientSession(ResumingClientSession[figg.ToClient]):
     _encode_ping = staticmethod(figg.encode_ping)
 
     def _encode_attach(self, topic: str, place: Place | None) -> bytes:
-        return figg.encode_attach(topic, None if place is None else place.offset)
+        assert not isinstance(place, str), place
+        return figg.encode_attach(topic, place)
+
+    def _check_place(self, place: object) -> int:
+        if isinstance(place, str):
+            raise LocalProtocolError("Figg has no serials: subscribe with `offset`")
+        if not (isinstance(place, int) and 0 <= place <= _OFFSET_MAX):
+            raise LocalProtocolError(f"an offset is a number from 0 to {_OFFSET_MAX}, not {place}")
+        return place
 
     def _reset_decoder(self) -> None:
         self._decoder = ClientDecoder()
@@ -57,7 +72,7 @@ class FiggClientSession(ResumingClientSession[figg.ToClient]):
         elif isinstance(message, figg.Pong):
             self._pong(message.timestamp, now)
         elif isinstance(message, figg.Attached):
-            self._topics.attached(message.topic, Place(None, message.offset), events)
+            self._topics.attached(message.topic, message.offset, events)
         elif isinstance(message, figg.Detached):
             self._topics.detached(message.topic, events)
         else:

@@ -335,14 +335,21 @@ def _since(event: Event, host: str) -> Since | None:
 
 
 def is_protocol_5(message: bytes | str) -> bool:
-    """Whether a connection that begins with this is of this protocol."""
+    """Whether a connection that begins with this is of this protocol, or of one that is refused in its words.
+
+    From protocol 1 on the version is one number and an error names numbers; clients of 0.x send two.
+    """
     binary = isinstance(message, bytes)
+    data = message if isinstance(message, bytes) else message.encode()
     try:
-        first = logux.decode(
-            message if isinstance(message, bytes) else message.encode(), binary=binary
-        )
+        first = logux.decode(data, binary=binary)
     except logux.BadMessageError:
         return False
     if isinstance(first, logux.Connect):
-        return first.version[0] == MAJOR
+        major = first.version[0]
+        return major == MAJOR or (major >= 1 and not isinstance(_sent_version(data, binary), list))
     return isinstance(first, logux.Headers)  # others have none
+
+
+def _sent_version(connect: bytes, binary: bool) -> object:
+    return logux.unpack(connect, binary=binary)[1]

@@ -11,7 +11,9 @@ state again (`opened`), and what the old one had lost is thereby sent anew.
     connected      -                -            connected           disconnected
 
 An open connection is used at once, but is `connected` only when the peer has proved that it speaks
-the protocol, at the latest with the PONG for the PING that is sent first: any port takes connections.
+the protocol, as a rule with the PONG for the PING that is sent first: any port takes connections. Where a
+protocol does not oblige its servers to answer pings, a connection that stands for `silent_s` is `connected`
+as well; without pings there is nothing to wait for, and it is `connected` when it is open.
 
 Control frames overtake unsent publishes: a PING must not wait behind megabytes. Frames and messages are
 the subclass's, which gives the encoders and decides what each message means.
@@ -23,21 +25,20 @@ from collections.abc import Sequence
 from math import inf
 from typing import Generic, TypeVar
 
-from headrace.errors import LocalProtocolError
 from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic, check_topic_name
 from headrace.session.client import (
     Acknowledged,
     Broken,
     ConnectionState,
     Event,
+    Place,
     check_payload,
     check_topic_type,
 )
-from headrace.session.client_topics import Place, Topics
+from headrace.session.client_topics import Topics
 from headrace.session.client_window import WINDOW_BYTES_MAX, WINDOW_MAX, Window
 
 _NAMES_CHECKED_MAX = 4096
-_OFFSET_MAX = 2**64 - 1
 
 Message = TypeVar("Message")
 
@@ -48,8 +49,9 @@ class ResumingClientSession(ABC, Generic[Message]):
     def __init__(
         self,
         *,
-        ping_interval_s: float,
+        ping_interval_s: float | None,
         pings_unanswered_max: int,
+        silent_s: float = inf,
         window_max: int = WINDOW_MAX,
         window_bytes_max: int = WINDOW_BYTES_MAX,
         resend_s: float = inf,
@@ -57,7 +59,10 @@ class ResumingClientSession(ABC, Generic[Message]):
         self.state = ConnectionState.DISCONNECTED
         self.latency_s: float | None = None
         self._open = False
-        self._ping_interval_s = ping_interval_s
+        self._ping_interval_s = inf if ping_interval_s is None else ping_interval_s
+        self._silent_s = silent_s
+        self._connected_at = inf
+        """When a peer that has said nothing counts as connected."""
         self._pings_unanswered_max = pings_unanswered_max
         self._ping_at = inf
         self._pings: deque[tuple[int, float]] = deque()
@@ -68,7 +73,7 @@ class ResumingClientSession(ABC, Generic[Message]):
 
     @property
     def tick_at(self) -> float:
-        return min(self._ping_at, self._window.overdue_at)
+        return min(self._ping_at, self._window.overdue_at, self._connected_at)
 
     @property
     def unacknowledged(self) -> int:
@@ -86,7 +91,11 @@ class ResumingClientSession(ABC, Generic[Message]):
         assert self.state is ConnectionState.CONNECTING and not self._open, self.state
         self._open = True
         self._reset_decoder()
-        self._ping(now)
+        if self._ping_interval_s < inf:
+            self._ping(now)
+            self._connected_at = now + self._silent_s
+        else:
+            self.state = ConnectionState.CONNECTED
         self._topics.connected()
 
     def disconnected(self) -> None:
@@ -110,12 +119,12 @@ class ResumingClientSession(ABC, Generic[Message]):
         window.add(self._encode_publish(topic, number, payload))
         return number
 
-    def attach(self, topic: str, offset: int | None) -> None:
+    def attach(self, topic: str, place: Place | None) -> Place | None:
         check_topic_type(topic)
         check_topic_name(topic)
-        if offset is not None and not (isinstance(offset, int) and 0 <= offset <= _OFFSET_MAX):
-            raise LocalProtocolError(f"an offset is a number from 0 to {_OFFSET_MAX}, not {offset}")
-        self._topics.attach(topic, None if offset is None else Place(None, offset))
+        asked = None if place is None else self._check_place(place)
+        self._topics.attach(topic, asked)
+        return asked
 
     def detach(self, topic: str) -> bool:
         return self._topics.detach(topic)
@@ -132,12 +141,14 @@ class ResumingClientSession(ABC, Generic[Message]):
             self._take(message, now, events)
             if events and type(events[-1]) is Broken:
                 break
-            self.state = ConnectionState.CONNECTED
+            self._connected()
         return events
 
     def tick(self, now: float, reading: bool = True) -> list[Event]:
         if not self._open:
             return []
+        if now >= self._connected_at:
+            self._connected()
         if not reading:
             self._window.wait_longer(now)
             if now >= self._ping_at:
@@ -167,6 +178,10 @@ class ResumingClientSession(ABC, Generic[Message]):
     def _encode_attach(self, topic: str, place: Place | None) -> bytes: ...
 
     @abstractmethod
+    def _check_place(self, place: object) -> Place:
+        """Return a place of this protocol, or raise LocalProtocolError."""
+
+    @abstractmethod
     def _encode_detach(self, topic: str) -> bytes: ...
 
     @abstractmethod
@@ -184,6 +199,10 @@ class ResumingClientSession(ABC, Generic[Message]):
         """Do what a message says. A `Broken` among the events ends the connection."""
 
     # What messages of any protocol say.
+
+    def _connected(self) -> None:
+        self.state = ConnectionState.CONNECTED
+        self._connected_at = inf
 
     def _acknowledge(self, count: int, events: list[Event]) -> None:
         self._window.acknowledge(count)
@@ -215,7 +234,7 @@ class ResumingClientSession(ABC, Generic[Message]):
 
     def _forget_connection(self) -> None:
         self._open = False
-        self._ping_at = inf
+        self._ping_at = self._connected_at = inf
         self._pings.clear()
         self._control.clear()
         self._window.start_over()

@@ -3,9 +3,10 @@
 What it shares with other protocols, and the theory of operation, is in `resuming_client.py`. Here are
 Wombat's own:
 
-- Places are *serials*, `EPOCH@OFFSET`. A topic is asked for again with the serial of its last PAYLOAD, or of
-  ATTACHED before any. `@OFFSET` asks for an offset in whichever life the topic is in; a server that missed
-  nothing answers every ATTACH with the serial asked for, so the epoch may come with the first PAYLOAD only.
+- Places are *serials*: opaque texts that the server gives, and that are only stored, compared and given back.
+  A topic is asked for again with the serial of its last PAYLOAD, or of ATTACHED before any. Messages were
+  missed when ATTACHED has another serial than the one asked for. An offset is asked for as `@OFFSET`, which
+  Headrace servers know: that offset in whichever life the topic is in.
 - Sequence numbers are `uint32` and start over behind the last. In here they count on; only on the wire are
   they cut. An ACK stands for all publishes up to its number, whatever the topic it names: one counter serves
   all topics. What is not acknowledged in time is sent again, on the same connection and with the same number.
@@ -14,9 +15,8 @@ Wombat's own:
 
 from collections.abc import Sequence
 
-from headrace.model import RECORD_HEADER_BYTES
-from headrace.session.client import Broken, Event, Messages
-from headrace.session.client_topics import Place
+from headrace.errors import LocalProtocolError
+from headrace.session.client import Broken, Event, Place
 from headrace.session.client_window import WINDOW_BYTES_MAX, WINDOW_MAX
 from headrace.session.resuming_client import ResumingClientSession
 from headrace.wire import wombat
@@ -27,6 +27,7 @@ PINGS_UNANSWERED_MAX = 1
 RESEND_S = 2.0
 
 _NUMBERS = wombat.SEQUENCE_NUMBERS
+_OFFSET_MAX = 2**64 - 1
 
 
 class WombatClientSession(ResumingClientSession[wombat.ToClient]):
@@ -57,9 +58,17 @@ class WombatClientSession(ResumingClientSession[wombat.ToClient]):
         return wombat.encode_publish(topic, number % _NUMBERS, payload)
 
     def _encode_attach(self, topic: str, place: Place | None) -> bytes:
-        if place is None:
-            return wombat.encode_attach(topic, None)
-        return wombat.encode_attach(topic, f"{_life(place.epoch)}{place.offset}")
+        assert not isinstance(place, int), place
+        return wombat.encode_attach(topic, place)
+
+    def _check_place(self, place: object) -> str:
+        if isinstance(place, str):
+            if not place:
+                raise LocalProtocolError("a serial is not empty: leave it out to begin with now")
+            return place
+        if not (isinstance(place, int) and 0 <= place <= _OFFSET_MAX):
+            raise LocalProtocolError(f"an offset is a number from 0 to {_OFFSET_MAX}, not {place}")
+        return f"@{place}"
 
     def _reset_decoder(self) -> None:
         self._decoder = ClientDecoder()
@@ -69,13 +78,13 @@ class WombatClientSession(ResumingClientSession[wombat.ToClient]):
 
     def _take(self, message: wombat.ToClient, now: float, events: list[Event]) -> None:
         if isinstance(message, wombat.Payloads):
-            self._payloads(message.topic, message.messages, events)
+            self._topics.deliver_serials(message.topic, message.messages, events)
         elif isinstance(message, wombat.Ack):
             self._ack(message.number, events)
         elif isinstance(message, wombat.Pong):
             self._pong(message.timestamp, now)
         elif isinstance(message, wombat.Attached):
-            self._attached(message, events)
+            self._topics.attached(message.topic, message.serial, events)
         elif isinstance(message, wombat.Detached):
             self._topics.detached(message.topic, events)
         else:
@@ -91,61 +100,8 @@ class WombatClientSession(ResumingClientSession[wombat.ToClient]):
         elif count:
             self._acknowledge(count, events)
 
-    def _attached(self, message: wombat.Attached, events: list[Event]) -> None:
-        serial = wombat.parse_serial(message.serial)
-        if serial is None:
-            events.append(_unknown_serial("ATTACHED", message.topic, message.serial))
-        else:
-            self._topics.attached(message.topic, Place(*serial), events)
-
-    def _payloads(self, name: str, payloads: list[tuple[str, bytes]], events: list[Event]) -> None:
-        """Deliver what goes on where the topic stands, without looking into serials."""
-        topic = self._topics.following(name)
-        if topic is None:
-            return
-        epoch, offset = topic.last
-        life = _life(epoch)
-        messages: list[tuple[int, bytes]] = []
-        for serial, payload in payloads:
-            offset += RECORD_HEADER_BYTES + len(payload)
-            if serial != f"{life}{offset}":
-                self._other_payloads(name, payloads, events)
-                return
-            messages.append((offset, payload))
-        topic.last = Place(epoch, offset)
-        events.append(Messages(name, messages))
-
-    def _other_payloads(
-        self, name: str, payloads: list[tuple[str, bytes]], events: list[Event]
-    ) -> None:
-        """The same where there is a gap, a double or an epoch that was not known."""
-        messages: list[tuple[int, bytes]] = []
-        epoch: int | None = None
-        for text, payload in payloads:
-            serial = wombat.parse_serial(text)
-            if serial is None:
-                break
-            epoch = serial.epoch
-            messages.append((serial.offset, payload))
-        if messages:
-            self._topics.deliver(name, messages, events, epoch)
-        if len(messages) < len(payloads):
-            events.append(_unknown_serial("PAYLOAD", name, payloads[len(messages)][0]))
-
     def _ping_unheard(self, now: float) -> None:
         # The answer to this one, or to those before it, is not waited for.
         self._pings.clear()
         self._ping(now)
         self._pings.clear()
-
-
-def _life(epoch: int | None) -> str:
-    """A serial up to its offset."""
-    return "@" if epoch is None else f"{epoch}@"
-
-
-def _unknown_serial(message: str, topic: str, serial: str) -> Broken:
-    return Broken(
-        f"the server broke the protocol: {message} of {topic!r} has the serial {serial!r}, "
-        "which is not EPOCH@OFFSET"
-    )

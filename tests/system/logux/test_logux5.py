@@ -207,7 +207,8 @@ def test_a_client_stays_with_a_server_without_tls(logux5: Host, url: str) -> Non
 @pytest.mark.parametrize(
     ("options", "error", "facts"),
     [
-        ({"protocol": 4}, "wrong-protocol", {"supported": [0], "used": [4, 0]}),
+        ({"protocol": 1}, "wrong-protocol", {"supported": 5, "used": 1}),
+        ({"protocol": 4}, "wrong-protocol", {"supported": 5, "used": 4}),
         ({"subprotocol": 2}, "wrong-subprotocol", {"supported": 3, "used": 2}),
         ({"token": "wrong"}, "wrong-credentials", None),
         ({"token": "right", "userId": "someone"}, "wrong-credentials", None),

@@ -54,6 +54,18 @@ def numbers(messages: list[Any]) -> list[int]:
     return [one[2]["n"] for one in messages if "n" in one[2]]
 
 
+@pytest.mark.parametrize("version", [1, 2, 4, 6])
+@pytest.mark.parametrize("binary", [False, True])
+def test_other_versions_that_are_one_number_are_refused_as_their_clients_expect(
+    open_: Open, version: int, binary: bool
+) -> None:
+    client = open_(binary=binary)
+    client.say("connect", version, "10:a:b", 0, {"subprotocol": "1.0.0"})
+    facts = {"supported": 5, "used": version}
+    assert client.hear() == ["error", "wrong-protocol", facts]
+    assert client.closed() == 1008
+
+
 @pytest.mark.parametrize(
     "created", [[1e-7, "h", 0], [1, "h h", 0], [1, 7, 1e-9], ["odd"], [5, 77, 0]]
 )
