@@ -9,7 +9,9 @@ import select
 import stat
 import sys
 import threading
+from collections.abc import Callable
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,12 +23,20 @@ from headrace.cli.failure import CommandError, UsageError
 from headrace.cli.http_api import HttpApi, NotFoundError, request
 from headrace.cli.moment import MOMENT_HELP, parse_moment
 from headrace.cli.output import discard_output
+from headrace.errors import ReaderLostError
 from headrace.model import check_topic_name
 
 if TYPE_CHECKING:
-    from headrace.client import Client, Message, Missed
+    from headrace.client import Client, Message, Missed, ReaderChange, Subscription
 
 _GLANCE_S = 1.0
+
+
+class Start(StrEnum):
+    OLDEST = "oldest"
+    """With the oldest record kept."""
+    NEWEST = "newest"
+    """With the next record published."""
 
 
 def subscribe(
@@ -58,6 +68,19 @@ def subscribe(
             " is said.",
         ),
     ] = False,
+    reader: Annotated[
+        str | None,
+        typer.Option(
+            "--reader",
+            metavar="NAME",
+            help="Read under this name: begin where the reader stopped, and acknowledge what was"
+            " printed.",
+        ),
+    ] = None,
+    start: Annotated[
+        Start,
+        typer.Option("--start", help="Where a reader begins that the server does not know yet."),
+    ] = Start.OLDEST,
     lake: Annotated[
         Path | None,
         typer.Option(
@@ -84,18 +107,24 @@ def subscribe(
     place just past it: begin there to go on after it. A payload that is not UTF-8 is printed as
     payload_base64 by --json.
 
+    With --reader the server remembers how far the reader has come. Of several commands (or clients) with
+    one reader's name one prints, and another takes over when it ends. --json then adds ordinal, epoch and
+    time.
+
     \b
     headrace subscribe greetings --from-start
     headrace subscribe greetings --last 10 --json
     headrace subscribe greetings --since 2h | grep error
     headrace subscribe greetings --until-end > greetings.txt
     headrace subscribe greetings --from-offset 0 --lake /data/lake
+    headrace subscribe orders --reader billing --until-end
     """
     options.only_one(
         from_offset=from_offset is not None,
         from_start=from_start,
         last=last is not None,
         since=since is not None,
+        reader=reader is not None,
     )
     check_topic_name(topic)
     if (until_end or last is not None or since is not None) and options.is_elsewhere(url, http):
@@ -106,7 +135,7 @@ def subscribe(
     end = _end(api, topic) if until_end else None
     if end == 0:
         return
-    if until_end and from_offset is None and last is None and since is None:
+    if until_end and from_offset is None and last is None and since is None and reader is None:
         from_start = True
     if from_start:
         from_offset = 0
@@ -118,6 +147,8 @@ def subscribe(
         typer.echo(f"headrace: topic {topic!r} does not exist yet: waiting", err=True)
     printer = _Printer(
         *(topic, from_offset, count, end),
+        reader=reader,
+        start=start,
         as_json=as_json,
         quiet=from_start,
         has_lake=lake is not None,
@@ -138,6 +169,8 @@ class _Printer:
         count: int | None,
         end: int | None,
         *,
+        reader: str | None,
+        start: Start,
         as_json: bool,
         quiet: bool,
         has_lake: bool,
@@ -146,6 +179,8 @@ class _Printer:
         self._offset = offset
         self._left = count
         self._end = end
+        self._reader = reader
+        self._start = start
         self._as_json = as_json
         self._quiet = quiet
         self._has_lake = has_lake
@@ -154,6 +189,7 @@ class _Printer:
 
     async def print_all(self, client: "Client") -> None:
         client.on("missed", self._report_missed)
+        client.on("reader", self._report_reader)
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         _watch_output(gone)
         printing = asyncio.ensure_future(self._print_messages(client))
@@ -172,6 +208,9 @@ class _Printer:
             await asyncio.gather(printing, passed, return_exceptions=True)
 
     async def _print_messages(self, client: "Client") -> None:
+        if self._reader is not None:
+            await self._print_read(client, self._reader)
+            return
         subscription = client.subscribe(self._topic, offset=self._offset)
         end = self._end
         if end is not None:
@@ -180,12 +219,34 @@ class _Printer:
             begin = min(begin or 0, self._offset or 0) if self._has_lake else begin
             if begin is not None and begin >= end:
                 return
+        await self._print_batches(client, subscription)
+
+    async def _print_read(self, client: "Client", reader: str) -> None:
+        """Print what a reader has not acknowledged, and acknowledge what was printed."""
+        subscription = client.subscribe(
+            self._topic, reader=reader, start=self._start.value, ack="manual"
+        )
+        if self._end is not None and (await subscription.attached() or 0) >= self._end:
+            return
+        await self._print_batches(client, subscription, subscription.ack)
+        await subscription.flush()
+
+    async def _print_batches(
+        self,
+        client: "Client",
+        subscription: "Subscription",
+        printed: "Callable[[Message], None]" = lambda message: None,
+    ) -> None:
+        end = self._end
         async for batch in subscription.batches():
             wanted = batch[: self._left]
             if end is not None:
                 wanted = [message for message in wanted if _passed(message) <= end]
             self._out.write(b"".join(map(self._line, wanted)))
             self._out.flush()
+            with contextlib.suppress(ReaderLostError):  # which `_report_reader` tells
+                for message in wanted:
+                    printed(message)
             if self._left is not None:
                 self._left -= len(wanted)
                 if self._left == 0:
@@ -198,11 +259,23 @@ class _Printer:
         if not self._as_json:
             return bytes(message.payload) + b"\n"
         line: dict[str, object] = {"topic": message.topic, "offset": message.offset}
+        if message.time is not None:
+            line |= {"ordinal": message.ordinal, "epoch": message.epoch, "time": message.time}
         try:
             line["payload"] = bytes(message.payload).decode()
         except UnicodeDecodeError:
             line["payload_base64"] = base64.b64encode(message.payload).decode()
         return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+
+    def _report_reader(self, change: "ReaderChange") -> None:
+        if change.state == "waiting":
+            typer.echo(f"headrace: another process reads as {change.reader}: waiting", err=True)
+        elif change.state == "lost":
+            typer.echo(
+                f"headrace: another process reads as {change.reader} now: records that were just"
+                " printed may be printed there again",
+                err=True,
+            )
 
     def _report_missed(self, missed: "Missed") -> None:
         asked, got = missed.asked, missed.got

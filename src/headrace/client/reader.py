@@ -165,7 +165,7 @@ class ReaderSubscription(Subscription):
             raise self._failure
 
     def _took(self, messages: list[Message]) -> None:
-        self.offset = messages[-1].offset
+        self._place = messages[-1].offset
         if self._is_auto:
             self._taken += messages
 

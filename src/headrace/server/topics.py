@@ -1,4 +1,4 @@
-"""What connections of Figg and Wombat do with topics: publish, attach, detach, read under a name. Knows no bytes."""
+"""What connections of Figg and Wombat do with topics: publish, attach, read under a name. Knows no bytes."""
 
 from collections.abc import Callable, Sequence
 

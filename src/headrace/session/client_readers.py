@@ -115,6 +115,8 @@ class Readers:
         self._readers: dict[str, Reader] = {}
         self._dirty: set[str] = set()
         """Topics whose prefix has grown."""
+        self._unsent: set[str] = set()
+        """Topics for which READ is to be sent."""
         self._held: set[str] = set()
         """Topics that wait for DETACHED before READ is sent."""
 
@@ -133,24 +135,27 @@ class Readers:
         self._instance = instance
         self._readers[topic] = Reader(reader, newest, window)
 
-    def begin(self, topic: str, now: float, *, held: bool = False) -> None:
-        """Send READ, if there is a connection; `held`: when DETACHED has come."""
+    def claim(self, topic: str, *, held: bool = False) -> None:
+        """Let READ be sent, if there is a connection; `held`: when DETACHED has come."""
         if held:
             self._held.add(topic)
         elif self._connected:
-            self._claim(topic, self._readers[topic], now)
+            one = self._readers[topic]
+            one.state = State.CLAIMING
+            one.grant = 0
+            self._unsent.add(topic)
 
-    def detached(self, topic: str, now: float) -> None:
+    def detached(self, topic: str) -> None:
         """The server has forgotten what was before."""
         if topic in self._held:
             self._held.discard(topic)
-            self.begin(topic, now)
+            self.claim(topic)
 
     def stop(self, topic: str) -> None:
         """Read a topic no more; what was handled is told before."""
-        self.flush()
+        self._tell_handled()
         del self._readers[topic]
-        self._dirty.discard(topic)
+        self._unsent.discard(topic)
         self._held.discard(topic)
 
     def handled(self, topic: str, offset: int) -> bool:
@@ -166,19 +171,21 @@ class Readers:
 
     def prefix(self, topic: str) -> int:
         """The offset up to which all was handled."""
-        return self._readers[topic].handled.offset
+        one = self._readers.get(topic)
+        return one.handled.offset if one is not None else 0
 
     def connected(self, now: float) -> None:
         self._connected = True
         self._held.clear()  # a new connection knows nothing of what was before
         for topic, one in self._readers.items():
             if one.hang_ups < HANG_UPS_MAX:
-                self._claim(topic, one, now)
+                self.claim(topic)
             else:
                 one.answer_at = now
 
     def disconnected(self) -> None:
         was_connected, self._connected = self._connected, False
+        self._unsent.clear()
         for one in self._readers.values():
             if was_connected and one.state is State.CLAIMING:
                 one.hang_ups += 1
@@ -198,8 +205,16 @@ class Readers:
                     one.answer_at = now + ANSWER_S
         return events
 
-    def flush(self) -> None:
-        """Tell the server of prefixes that have grown."""
+    def flush(self, now: float) -> None:
+        """Send what there is to say."""
+        for topic in self._unsent:
+            one = self._readers[topic]
+            one.answer_at = now + ANSWER_S
+            self._send(readers.Read(topic, one.reader, one.newest, self._instance, one.window))
+        self._unsent.clear()
+        self._tell_handled()
+
+    def _tell_handled(self) -> None:
         for topic in self._dirty:
             one = self._readers[topic]
             at = one.tellable
@@ -208,7 +223,7 @@ class Readers:
                 self._send(readers.Handled(topic, one.grant, at.offset, at.ordinal))
         self._dirty.clear()
 
-    def take(self, message: readers.ToClient, now: float, events: list[Event]) -> None:
+    def take(self, message: readers.ToClient, events: list[Event]) -> None:
         one = self._readers.get(message.topic)
         if one is None or message.topic in self._held:
             return  # of a reading that has ended
@@ -226,13 +241,7 @@ class Readers:
         elif isinstance(message, readers.Waiting):
             self._waiting(one, message, events)
         else:
-            self._lost(one, message, now, events)
-
-    def _claim(self, topic: str, one: Reader, now: float) -> None:
-        one.state = State.CLAIMING
-        one.grant = 0
-        one.answer_at = now + ANSWER_S
-        self._send(readers.Read(topic, one.reader, one.newest, self._instance, one.window))
+            self._lost(one, message, events)
 
     def _waiting(self, one: Reader, message: readers.Waiting, events: list[Event]) -> None:
         one.state = State.WAITING
@@ -240,18 +249,15 @@ class Readers:
             self._no_longer_active(one, message.topic, "another client reads now", events)
             events.append(ReaderWaiting(message.topic, message.ahead))
 
-    def _lost(self, one: Reader, message: readers.Lost, now: float, events: list[Event]) -> None:
+    def _lost(self, one: Reader, message: readers.Lost, events: list[Event]) -> None:
         if message.code == readers.REFUSED:
             one.state = State.IDLE
             events.append(ReaderFailed(message.topic, message.reason))
             return
         self._no_longer_active(one, message.topic, message.reason, events)
-        if self._connected:
-            self._claim(message.topic, one, now)
+        self.claim(message.topic)
 
-    def _no_longer_active(
-        self, one: Reader, topic: str, reason: str, events: list[Event]
-    ) -> None:
+    def _no_longer_active(self, one: Reader, topic: str, reason: str, events: list[Event]) -> None:
         if one.was_active:
             one.was_active = False
             events.append(ReaderLost(topic, reason))
@@ -285,10 +291,9 @@ class Readers:
         if offset < one.seen.offset:
             events.append(Broken(f"the server sent records of {topic!r} twice"))
             return
-        if offset > one.seen.offset:
-            if offset > one.received.offset:
-                missed = max(one.seen.offset, one.received.offset)
-                events.append(Missed(topic, missed, offset))
+        missed_from = max(one.seen.offset, one.received.offset)
+        if offset > missed_from:
+            events.append(Missed(topic, missed_from, offset))
         messages: list[tuple[int, bytes]] = []
         first = ordinal
         place, end = 0, len(data)

@@ -52,6 +52,4 @@ class ReaderFailed(NamedTuple):
     reason: str
 
 
-ReaderEvent = (
-    ReaderWaiting | ReaderActive | ReadMessages | ReaderStored | ReaderLost | ReaderFailed
-)
+ReaderEvent = ReaderWaiting | ReaderActive | ReadMessages | ReaderStored | ReaderLost | ReaderFailed

@@ -430,7 +430,7 @@ def _of_reader(kind: int, data: bytes, body: int, stop: int) -> readers.ToClient
     if kind == readers.LOST:
         topic, at = _topic_before(data, body, stop, U16, more=True)
         reason = data[at + U16.size : stop].decode(errors="replace")
-        return readers.Lost(topic, *U16.unpack_from(data, at), reason)
+        return readers.Lost(topic, U16.unpack_from(data, at)[0], reason)
     topic, at = _topic_before(data, body, stop, U32)
     return readers.Waiting(topic, *U32.unpack_from(data, at))
 

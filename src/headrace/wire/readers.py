@@ -1,9 +1,9 @@
 """Messages of named readers, an extension that Figg and Wombat share. Bytes are in each protocol's codec.
 
 A client sends READ instead of ATTACH. The server answers at once, with WAITING while another connection reads
-under the same name, and with READING once this one may. RECORDS follow. HANDLED names the position behind the last of a
-contiguous prefix of handled records, STORED confirms that the cursor is there, durably. LOST ends the
-reading: another connection has taken over, or the server refuses it.
+under the same name, and with READING once this one may. RECORDS follow. HANDLED names the position behind the
+last of a contiguous prefix of handled records, STORED confirms that the cursor is there, durably. LOST ends
+the reading: another connection has taken over, or the server refuses it.
 """
 
 from collections.abc import Iterator, Sequence
