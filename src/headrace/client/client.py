@@ -437,7 +437,6 @@ class Client:
 
     def _end_reader(self, event: ReaderFailed, subscription: ReaderSubscription) -> None:
         del self._subscriptions[event.topic]
-        self._session.detach(event.topic)
         reason = f"{event.topic!r} cannot be read as {subscription.reader!r}: {event.reason}"
         subscription.fail(ReaderRefusedError(reason))
 

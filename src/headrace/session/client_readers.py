@@ -106,10 +106,13 @@ class Reader:
 
 
 class Readers:
-    """The readers of a client. They send through `send`."""
+    """The readers of a client. They send through `send` and `send_detach`."""
 
-    def __init__(self, send: Callable[[readers.ToServer], None]) -> None:
+    def __init__(
+        self, send: Callable[[readers.ToServer], None], send_detach: Callable[[str], None]
+    ) -> None:
         self._send = send
+        self._send_detach = send_detach
         self._connected = False
         self._instance = 0
         self._readers: dict[str, Reader] = {}
@@ -196,13 +199,16 @@ class Readers:
     def tick(self, now: float, reading: bool) -> list[Event]:
         """Give up readers that the server does not answer for."""
         events: list[Event] = []
-        for topic, one in self._readers.items():
-            if now >= one.answer_at:
-                if reading or one.hang_ups >= HANG_UPS_MAX:
-                    one.answer_at = inf
-                    events.append(ReaderFailed(topic, _UNKNOWN))
-                else:
-                    one.answer_at = now + ANSWER_S
+        for topic, one in list(self._readers.items()):
+            if now < one.answer_at:
+                continue
+            if not reading and one.hang_ups < HANG_UPS_MAX:
+                one.answer_at = now + ANSWER_S
+                continue
+            if one.state is State.CLAIMING:
+                self._send_detach(topic)  # should it know them and be slow
+            self.stop(topic)
+            events.append(ReaderFailed(topic, _UNKNOWN))
         return events
 
     def flush(self, now: float) -> None:
@@ -251,7 +257,7 @@ class Readers:
 
     def _lost(self, one: Reader, message: readers.Lost, events: list[Event]) -> None:
         if message.code == readers.REFUSED:
-            one.state = State.IDLE
+            self.stop(message.topic)
             events.append(ReaderFailed(message.topic, message.reason))
             return
         self._no_longer_active(one, message.topic, message.reason, events)

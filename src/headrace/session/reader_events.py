@@ -46,7 +46,7 @@ class ReaderLost(NamedTuple):
 
 
 class ReaderFailed(NamedTuple):
-    """The topic will not be read under this name: the reader is refused, or not known to the server."""
+    """The topic is not read: the reader is refused, or the server does not know readers."""
 
     topic: str
     reason: str

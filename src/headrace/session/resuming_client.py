@@ -77,7 +77,7 @@ class ResumingClientSession(ABC, Generic[Message]):
         self._pings: deque[tuple[int, float]] = deque()
         self._control: list[bytes] = []
         self._topics = Topics(self._send_attach, self._send_detach)
-        self._readers = Readers(self._send_of_reader)
+        self._readers = Readers(self._send_of_reader, self._send_detach)
         self._window = Window(window_max, window_bytes_max, resend_s)
         self._names_checked: set[str] = set()
 
