@@ -241,7 +241,8 @@ class BlockingClient:
         try:
             if flush_s > 0 and not self._thread.is_closed:
                 self.flush(flush_s)
-                self._flush_readers(flush_s)
+                if not self._thread.is_current:
+                    self._flush_readers(flush_s)
         except (TimeoutError, ClientClosedError):  # the latter: closed by another thread meanwhile
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None

@@ -444,7 +444,7 @@ class Client:
         tell = partial(self._handlers.tell, "missed")
         asked, got = event.asked, event.got
         # The cursor of a reader lies in the log: messages of a lake would have no place to acknowledge.
-        is_read = isinstance(self._subscriptions[event.topic], ReaderSubscription)
+        is_read = isinstance(self._subscriptions.get(event.topic), ReaderSubscription)
         if self._lake is None or is_read or asked is None or got is None or got <= asked:
             tell(event)
             return

@@ -99,7 +99,7 @@ class ReaderSubscription(Subscription):
         """
         losses = self.losses
         until = self._reading_client.handled_up_to(self.topic)
-        while self.acknowledged is None or self.acknowledged < until:
+        while (self.acknowledged or 0) < until:
             if self.losses != losses:
                 raise self._lost_error()
             if self.ended:
