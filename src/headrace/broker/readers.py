@@ -11,6 +11,7 @@ Lines are in memory and cursors are in the store: after a restart clients claim 
 cursor. Knows neither bytes nor clocks.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ from headrace.errors import (
     StoreFailedError,
 )
 from headrace.model import LAKE_READER, LAKE_START_READER, Position, check_reader_name
+
+logger = logging.getLogger(__name__)
 
 RECORD_OVERHEAD_BYTES = 128
 """What each record counts for in a window, besides its bytes."""
@@ -210,6 +213,12 @@ class Readers:
             active = line.active
             if active is not None and active.sink.is_silent(now):
                 reason = "nothing was heard of this connection, and another one was waiting"
+                logger.warning(
+                    "%s: silent, so another connection reads topic %r as %r now",
+                    active.sink.peer,
+                    active.topic,
+                    active.reader,
+                )
                 self.release(active)
                 active.sink.reader_lost(active, reason, False)
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
-from random import getrandbits
+from secrets import randbits
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
@@ -75,7 +75,8 @@ class Client:
         self._pace = pace
         self._lake = open_lake(options.lake) if options.lake is not None else None
         self._handlers = Handlers("state", "missed", "reader")
-        self._instance = getrandbits(53)
+        # Not of `random`: processes that were forked would have the same.
+        self._instance = randbits(53)
         """A number by which the server knows this client on another connection."""
         self._subscriptions: dict[str, Subscription] = {}
         self._detaching: set[str] = set()

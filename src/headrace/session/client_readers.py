@@ -83,12 +83,6 @@ class Reader:
         self.order.clear()
         self.outstanding.clear()
 
-    def give(self, at: Position) -> None:
-        """The application is given the record that ends here."""
-        self.received = at
-        self.order.append((at.offset, at.ordinal))
-        self.outstanding.add(at.offset)
-
     def handle(self, offset: int) -> bool:
         """True if the record was outstanding."""
         if offset not in self.outstanding:
@@ -301,23 +295,24 @@ class Readers:
         if offset > missed_from:
             events.append(Missed(topic, missed_from, offset))
         messages: list[tuple[int, bytes]] = []
-        first = ordinal
+        received = one.received.offset
         place, end = 0, len(data)
         while place < end:
-            size = int.from_bytes(data[place : place + RECORD_HEADER_BYTES], "big")
             begin = place + RECORD_HEADER_BYTES
-            place = begin + size
+            place = begin + int.from_bytes(data[place:begin], "big")
             if place > end:
                 events.append(Broken(f"the server sent a record of {topic!r} that is cut off"))
                 return
             ordinal += 1
-            if offset + place > one.received.offset:
-                if not messages:
-                    first = ordinal - 1
-                one.give(Position(epoch, offset + place, ordinal))
+            if offset + place > received:
                 messages.append((offset + place, data[begin:place]))
         one.seen = Position(epoch, offset + end, ordinal)
+        if messages:
+            first = ordinal - len(messages)
+            ends = [at for at, _ in messages]
+            one.order.extend(zip(ends, range(first + 1, ordinal + 1), strict=True))
+            one.outstanding.update(ends)
+            one.received = one.seen
+            events.append(ReadMessages(topic, epoch, first, ms, messages))
         if one.sent < one.tellable.offset:
             self._dirty.add(topic)  # handled on an earlier connection
-        if messages:
-            events.append(ReadMessages(topic, epoch, first, ms, messages))
