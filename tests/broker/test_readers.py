@@ -12,6 +12,7 @@ from headrace.broker.readers import Claim, Readers
 from headrace.broker.subscription import Slice, Subscription
 from headrace.config import Config, Journal, Segment
 from headrace.errors import BadCursorError, BadReaderNameError
+from headrace.log.holds import waited_for
 from headrace.log.records import pack_record
 from headrace.model import LAKE_READER, Position
 from headrace.testing.store import StepStore
@@ -331,6 +332,32 @@ def test_a_reader_that_was_overtaken_is_told(bench: Bench) -> None:
     bench.steps.store.trim(topic, Position(topic.epoch, 5, 1), lambda: None)
     bench.run()
     assert bench.peer(2).read().news[-1] == "reading from 5, some gone"
+
+
+def test_a_reader_follows_a_topic_into_its_next_life(bench: Bench) -> None:
+    bench.publish(b"a")
+    peer = bench.peer(1).read()
+    peer.handle()
+    bench.run()
+    bench.steps.store.destroy(bench.steps.store.topic("t"), lambda: None)
+    bench.run()
+    bench.publish(b"b")
+    assert peer.payloads == [b"a", b"b"]
+    peer.handle()
+    bench.run()
+    cursor = bench.cursor()
+    assert cursor == bench.steps.store.look("t").end
+    peer.hang_up()
+    bench.publish(b"c")
+    assert bench.peer(2).read().payloads == [b"c"]
+
+
+def test_a_new_reader_is_waited_for_from_the_beginning(bench: Bench) -> None:
+    bench.publish(b"a")
+    bench.peer(1).read()
+    store = bench.steps.store
+    (hold,) = waited_for(store, store.look("t"), ["r", "other"])
+    assert (hold.reader, hold.position.offset) == ("r", 0)
 
 
 STEPS = st.lists(
