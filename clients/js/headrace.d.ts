@@ -52,12 +52,43 @@ export interface Start {
   from?: "start" | "now";
 }
 
+/** What a named reader asks for: the server remembers how far it has come. */
+export interface ReaderStart {
+  /** The reader's name, 1 to 255 bytes of UTF-8. One client at a time reads under it. */
+  reader: string;
+  /** Where a reader starts that the server does not know yet. Default "oldest". */
+  start?: "oldest" | "newest";
+  /**
+   * "auto", the default: asking for the next message acknowledges the one before it, and a handler
+   * that has ended well its own. "manual": only `ack` does.
+   */
+  ack?: "auto" | "manual";
+}
+
+/** The state of a named reader of this client. */
+export interface ReaderChange {
+  readonly topic: string;
+  readonly reader: string;
+  /**
+   * "waiting": another client reads. "active": this one does. "lost": messages that this client was
+   * given and has not acknowledged went to another one.
+   */
+  readonly state: "waiting" | "active" | "lost";
+  readonly reason: string;
+}
+
 export interface Message {
   readonly topic: string;
   /** Names the position just past this message: subscribe from it to get the next one. */
   readonly serial: string;
   /** The byte position in that serial; null when it has none, or one beyond 2⁵³. */
   readonly offset: number | null;
+  /** How many records of the topic precede it; null but for named readers. */
+  readonly ordinal: number | null;
+  /** The life of the topic, which another one of the same name does not share; null but for named readers. */
+  readonly epoch: number | null;
+  /** When the server stored it, as `Date.now()` counts; null but for named readers. */
+  readonly time: number | null;
   /** A view of the bytes received: its `buffer` holds more than the payload. */
   readonly payload: Uint8Array;
   /** The payload decoded as UTF-8. */
@@ -79,6 +110,22 @@ export interface Subscription extends AsyncIterableIterator<Message> {
   attached(): Promise<string>;
   /** End the iteration, drop what was not taken, and wait until the server has stopped. */
   unsubscribe(): Promise<void>;
+}
+
+/** The messages of one topic that a named reader has not acknowledged. */
+export interface ReaderSubscription extends Subscription {
+  readonly reader: string;
+  /** The offset up to which everything is acknowledged, durably; null before the first connection. */
+  readonly acknowledged: number | null;
+  /** How often unacknowledged messages went to another client. */
+  readonly losses: number;
+  /**
+   * Say that a message was handled, in any order: the reader resumes behind the last one before which
+   * all were. Throws ReaderLostError when another client reads now.
+   */
+  ack(message: Message): void;
+  /** Wait until everything that `ack` allows is stored: it is never delivered again. */
+  flush(): Promise<void>;
 }
 
 /** Publishes to and subscribes to topics of one server, over as many connections as it takes. */
@@ -120,10 +167,21 @@ export interface Client {
     start?: Start,
   ): Omit<Subscription, keyof AsyncIterableIterator<Message>>;
 
+  /** Subscribe as a named reader: go on where it stopped, and acknowledge what is handled. */
+  subscribe(topic: string, start: ReaderStart): ReaderSubscription;
+  /** The same with a handler. One that throws ends the subscription, and its message comes again. */
+  subscribe(
+    topic: string,
+    handler: (message: Message) => unknown,
+    start: ReaderStart,
+  ): Omit<ReaderSubscription, keyof AsyncIterableIterator<Message>>;
+
   /** Be told of every change of the state. Returns a function that ends it. */
   on(event: "state", handler: (state: State) => void): () => void;
   /** Be told of missed messages before any message behind the gap can be taken. */
   on(event: "missed", handler: (missed: Missed) => void): () => void;
+  /** Be told when a named reader of this client waits, becomes active, or is superseded. */
+  on(event: "reader", handler: (change: ReaderChange) => void): () => void;
 
   /**
    * Wait up to `flushMs` for acknowledgements, then disconnect for good. Rejects with
@@ -154,6 +212,10 @@ export class PublishRefusedError extends HeadraceError {
   /** The close code and reason that the server gave last. */
   readonly reason: string;
 }
+/** Another client reads under this name: what was not acknowledged is delivered there. */
+export class ReaderLostError extends HeadraceError {}
+/** A reader's name that is refused, or a server without named readers. */
+export class ReaderRefusedError extends HeadraceError {}
 /** Closed before all acknowledgements came: those messages may or may not be in the log. */
 export class UnacknowledgedError extends HeadraceError {
   /** How many. */

@@ -15,6 +15,7 @@ const TOPIC_BYTES_MAX = 255;
 /** Reserved names may be one byte longer than ordinary ones. */
 const RESERVED_TOPIC_BYTES_MAX = 256;
 const RESERVED_PREFIX = "$";
+const READER_BYTES_MAX = 255;
 /** Topics whose records have an envelope: only their own protocols publish there. */
 const ENVELOPE_PREFIXES = ["$logux/", "$channel/"];
 /** Connections that a publish may cost in a row before it is given up. */
@@ -95,6 +96,18 @@ export class PublishRefusedError extends HeadraceError {
   }
 }
 
+export class ReaderLostError extends HeadraceError {
+  static {
+    this.prototype.name = "ReaderLostError";
+  }
+}
+
+export class ReaderRefusedError extends HeadraceError {
+  static {
+    this.prototype.name = "ReaderRefusedError";
+  }
+}
+
 export class UnacknowledgedError extends HeadraceError {
   static {
     this.prototype.name = "UnacknowledgedError";
@@ -114,7 +127,7 @@ class Client {
   #options;
   #session;
   #link;
-  #handlers = new Handlers("state", "missed");
+  #handlers = new Handlers("state", "missed", "reader");
   #inboxes = new Map();
   #detaching = new Set();
   /** How to settle the promise of each unacknowledged publish, in the session's order. */
@@ -195,10 +208,11 @@ class Client {
   subscribe(topic, handler, options) {
     if (typeof handler !== "function") [handler, options] = [undefined, handler ?? options];
     this.#mustBeOpen();
-    const serial = startOf(options ?? {});
     if (this.#inboxes.has(topic)) {
       throw new LocalProtocolError(`"${topic}" is already subscribed on this client`);
     }
+    if (options?.reader !== undefined) return this.#read(topic, handler, options);
+    const serial = startOf(options ?? {});
     this.#session.attach(topic, serial);
     this.#detaching.delete(topic);
     const inbox = new Inbox(serial, this.#options.receiveBytesMax, () => {
@@ -215,12 +229,36 @@ class Client {
     });
   }
 
+  #read(topic, handler, options) {
+    const { reader, start, ack } = readerOf(options);
+    const window = this.#options.receiveBytesMax;
+    this.#session.read(topic, { reader, newest: start === "newest", window });
+    const inbox = new ReaderInbox(topic, reader, ack === "auto", {
+      handled: (offset) => {
+        const isOurs = this.#session.handled(topic, offset);
+        if (isOurs) this.#link.send();
+        return isOurs;
+      },
+      flushed: (condition) => this.#waiting.until(condition),
+      handledUpTo: () => this.#session.handledUpTo(topic),
+    });
+    this.#inboxes.set(topic, inbox);
+    this.#link.send();
+    const unsubscribe = () => this.#unsubscribe(topic, inbox);
+    if (handler) callUntilOneFails(inbox, handler, unsubscribe);
+    return new ReaderSubscription(topic, inbox, { handled: handler !== undefined, unsubscribe });
+  }
+
   on(name, handler) {
     return this.#handlers.on(name, handler);
   }
 
   async close({ flushMs = this.#options.flushTimeoutMs } = {}) {
     let unacknowledged = 0;
+    if (flushMs > 0 && this.state === "connected") {
+      const stored = () => [...this.#inboxes.values()].every((inbox) => inbox.isStored ?? true);
+      await this.#waiting.until(stored, flushMs).catch(() => {}); // closed by another call
+    }
     if (flushMs > 0 && this.unacknowledged > 0 && this.state !== "closed") {
       const flushed = await this.#flushed(flushMs).catch(() => false); // closed by another call
       if (!flushed) unacknowledged = this.unacknowledged;
@@ -284,8 +322,32 @@ class Client {
       case "missed":
         this.#handlers.tell("missed", { topic: event.topic, asked: event.asked, got: event.got });
         break;
+      case "records":
+      case "stored":
+      case "reader":
+      case "readerFailed":
+        this.#ofReader(event);
+        break;
     }
     this.#waiting.wake();
+  }
+
+  #ofReader(event) {
+    const { kind, topic } = event;
+    const inbox = this.#inboxes.get(topic);
+    if (!(inbox instanceof ReaderInbox)) return; // a handler of an event before this one has ended it
+    if (kind === "records") inbox.push(event);
+    else if (kind === "stored") inbox.acknowledged = event.offset;
+    else if (kind === "readerFailed") {
+      this.#inboxes.delete(topic);
+      const why = `"${topic}" cannot be read as "${inbox.reader}": ${event.reason}`;
+      inbox.end(new ReaderRefusedError(why), true);
+    } else {
+      const { state, reason = "", serial } = event;
+      if (state === "active") inbox.begin(serial);
+      if (state === "lost") inbox.lost();
+      this.#handlers.tell("reader", { topic, reader: inbox.reader, state, reason });
+    }
   }
 
   #stateChanged(state) {
@@ -336,11 +398,41 @@ class Subscription {
   }
 }
 
+/** The same for a named reader, with acknowledgements. */
+class ReaderSubscription extends Subscription {
+  #inbox;
+
+  constructor(topic, inbox, hooks) {
+    super(topic, inbox, hooks);
+    this.#inbox = inbox;
+    this.reader = inbox.reader;
+  }
+
+  get acknowledged() {
+    return this.#inbox.acknowledged;
+  }
+
+  get losses() {
+    return this.#inbox.losses;
+  }
+
+  ack(message) {
+    this.#inbox.ack(message);
+  }
+
+  flush() {
+    return this.#inbox.flush();
+  }
+}
+
 class Message {
-  constructor({ topic, serial, payload }) {
+  constructor({ topic, serial, payload, ordinal = null, epoch = null, time = null }) {
     this.topic = topic;
     this.serial = serial;
     this.payload = payload;
+    this.ordinal = ordinal;
+    this.epoch = epoch;
+    this.time = time;
   }
 
   get offset() {
@@ -424,6 +516,138 @@ class Inbox {
 
   get ended() {
     return this.#ended;
+  }
+}
+
+/** Messages of a named reader: received and not yet taken, taken and not yet acknowledged. */
+class ReaderInbox {
+  /** The serial of the last message taken, or where delivery began. */
+  taken = null;
+  /** The offset up to which everything is acknowledged, durably. */
+  acknowledged = null;
+  /** How often unacknowledged messages went to another process. */
+  losses = 0;
+  ended = false;
+  #isAuto;
+  #client;
+  #messages = new Fifo();
+  #takers = new Fifo();
+  /** The message that asking for the next one acknowledges. */
+  #unhandled = null;
+  #failure = null;
+  #begun;
+
+  constructor(topic, reader, isAuto, client) {
+    this.topic = topic;
+    this.reader = reader;
+    this.#isAuto = isAuto;
+    this.#client = client;
+    this.attached = new Promise((resolve, reject) => {
+      this.#begun = { resolve, reject };
+    });
+    this.attached.catch(() => {}); // whoever asks hears of it
+  }
+
+  get isStored() {
+    return this.acknowledged === null || this.acknowledged >= this.#client.handledUpTo();
+  }
+
+  begin(serial) {
+    this.taken ??= serial;
+    this.#begun.resolve(serial);
+  }
+
+  /** The server sends no more than the window that it was told. */
+  push({ topic, epoch, ordinal, time, messages }) {
+    for (const { offset, payload } of messages) {
+      const serial = `${epoch}@${offset}`;
+      this.#messages.push(new Message({ topic, serial, payload, ordinal, epoch, time }));
+      ordinal += 1;
+    }
+    while (this.#takers.length > 0 && this.#messages.length > 0) {
+      this.#takers.shift().resolve(this.#take());
+    }
+  }
+
+  /** The next message; undefined when there will be none. */
+  async next() {
+    if (this.#isAuto && this.#takers.length > 0) {
+      throw new LocalProtocolError(
+        `several loops take messages of "${this.topic}", so it is not known which of them has ` +
+          'handled which: subscribe with ack: "manual"',
+      );
+    }
+    if (this.#unhandled !== null) this.#client.handled(this.#unhandled.offset);
+    this.#unhandled = null;
+    if (this.#failure !== null) throw this.#failure;
+    if (this.ended) return undefined;
+    if (this.#messages.length > 0) return this.#take();
+    return new Promise((resolve, reject) => this.#takers.push({ resolve, reject }));
+  }
+
+  ack(message) {
+    if (message?.topic !== this.topic) {
+      throw new LocalProtocolError(`this is not a message of "${this.topic}"`);
+    }
+    if (!this.#client.handled(message.offset)) {
+      if (this.acknowledged !== null && message.offset <= this.acknowledged) return;
+      throw this.#lostError();
+    }
+  }
+
+  async flush() {
+    const losses = this.losses;
+    const until = this.#client.handledUpTo();
+    const isStored = () => (this.acknowledged ?? 0) >= until;
+    await this.#client.flushed(() => isStored() || this.losses !== losses || this.ended);
+    if (this.losses !== losses) throw this.#lostError();
+    if (!isStored()) {
+      throw this.#failure ?? new HeadraceError(`the subscription of "${this.topic}" has ended`);
+    }
+  }
+
+  /** What was not taken goes to another process. */
+  lost() {
+    this.losses += 1;
+    this.#messages = new Fifo();
+    this.#unhandled = null;
+  }
+
+  /** What was not taken is dropped; with `failed`, who takes hears of the error. */
+  end(error, failed = false) {
+    this.ended = true;
+    if (failed) this.#failure = error;
+    this.#messages = new Fifo();
+    while (this.#takers.length > 0) {
+      const { resolve, reject } = this.#takers.shift();
+      if (failed) reject(error);
+      else resolve(undefined);
+    }
+    this.#begun.reject(error);
+  }
+
+  #take() {
+    const message = this.#messages.shift();
+    this.taken = message.serial;
+    if (this.#isAuto) this.#unhandled = message;
+    return message;
+  }
+
+  #lostError() {
+    return new ReaderLostError(
+      `the reader "${this.reader}" of "${this.topic}" is, or was, active in another process: ` +
+        "messages that were not acknowledged are delivered there",
+    );
+  }
+}
+
+/** A message whose handler fails is not acknowledged, and none behind it is given out. */
+async function callUntilOneFails(inbox, handler, unsubscribe) {
+  try {
+    for (let message; (message = await inbox.next()) && !inbox.ended;) await handler(message);
+  } catch (error) {
+    report(error);
+    await unsubscribe();
   }
 }
 
@@ -549,8 +773,8 @@ export class Link {
   send() {
     if (!this.#open) return;
     const socket = this.#socket;
-    for (const data of this.#session.controlToSend()) socket.send(data);
     const now = performance.now();
+    for (const data of this.#session.controlToSend(now)) socket.send(data);
     while (socket.bufferedAmount < Link.SEND_BUFFER_BYTES_MAX) {
       const data = this.#session.publishToSend(now);
       if (data === null) break;
@@ -764,6 +988,7 @@ export class WombatSession {
   #open = false;
   #attempts = 0;
   #topics = new Map();
+  #readers;
   #control = [];
   /** All unacknowledged publishes in order. The first `#sent` of them are on this connection. */
   #publishes = new Fifo();
@@ -785,6 +1010,9 @@ export class WombatSession {
   constructor({ firstNumber = 0, random = Math.random, ...options } = {}) {
     this.#options = { ...DEFAULTS, random, ...options };
     this.#nextNumber = firstNumber;
+    this.#readers = new ReaderSessions(Math.floor(Math.random() * 2 ** 53), (name, fields) => {
+      this.#control.push(encode(name, fields));
+    });
   }
 
   get unacknowledged() {
@@ -798,7 +1026,7 @@ export class WombatSession {
 
   /** When `tick` is next due. */
   get tickAt() {
-    return Math.min(this.#pingAt, this.#againAt);
+    return Math.min(this.#pingAt, this.#againAt, this.#readers.tickAt);
   }
 
   connecting() {
@@ -810,6 +1038,7 @@ export class WombatSession {
     this.#open = true;
     this.#sendPing(now);
     for (const [name, topic] of this.#topics) this.#sendAttach(name, topic);
+    this.#readers.opened(now);
   }
 
   /**
@@ -848,6 +1077,7 @@ export class WombatSession {
       if (topic.state === "detaching") this.#topics.delete(name);
       else topic.state = "attaching";
     }
+    this.#readers.disconnected();
     const { jitter, random } = this.#options;
     const waitMs = 100 * Math.min(2 ** this.#attempts, 100) * (1 - jitter * random());
     this.#attempts += 1;
@@ -895,8 +1125,27 @@ export class WombatSession {
     }
   }
 
+  /** Ask for a topic under a reader's name; `detach` ends that too. */
+  read(name, { reader, newest, window }) {
+    checkTopic(name);
+    // READ follows a DETACH only when that is answered, as ATTACH does.
+    this.#readers.read(name, { reader, newest, window }, this.#topics.has(name));
+  }
+
+  /** The application has handled a message of a reader; false if it is not, or no longer, ours. */
+  handled(name, offset) {
+    return this.#readers.handled(name, offset);
+  }
+
+  handledUpTo(name) {
+    return this.#readers.handledUpTo(name);
+  }
+
   /** Ask for a topic no more. Returns whether a "detached" will come, if the connection lasts. */
   detach(name) {
+    if (this.#readers.stop(name) && this.#open && !this.#topics.has(name)) {
+      this.#topics.set(name, { state: "attached" });
+    }
     const topic = this.#topics.get(name);
     if (topic === undefined) return false;
     if (!this.#open) {
@@ -932,8 +1181,17 @@ export class WombatSession {
         return this.#pong(message.timestamp, now);
       case "attached":
         return this.#attached(message);
-      case "detached":
-        return this.#detached(message.topic);
+      case "detached": {
+        const events = this.#detached(message.topic);
+        this.#readers.detached(message.topic);
+        return events;
+      }
+      case "waiting":
+      case "reading":
+      case "records":
+      case "stored":
+      case "lost":
+        return this.#readers.receive(message);
       default:
         return []; // a newer server may say more than we understand
     }
@@ -955,11 +1213,12 @@ export class WombatSession {
       if (drained) this.#sendAgain(now);
       else this.#againAt = now + this.#options.resendMs;
     }
-    return [];
+    return this.#readers.tick(now);
   }
 
   /** The messages that overtake publishes; they are few. */
-  controlToSend() {
+  controlToSend(now) {
+    if (this.#open) this.#readers.flush(now);
     const control = this.#control;
     this.#control = [];
     return control;
@@ -1087,6 +1346,269 @@ export class WombatSession {
   }
 }
 
+/**
+ * The named readers of a client, over all its connections: what was received, handled and stored.
+ *
+ *     state      READ answered     LOST      reconnected  meaning
+ *     idle       -                 -         claiming     there is no connection
+ *     claiming   waiting, active   claiming  claiming     READ was sent
+ *     waiting    active            claiming  claiming     another connection reads
+ *     active     active (moved)    claiming  claiming     records come, and may be acknowledged
+ *
+ * Records are handled in any order, and the server is told of the prefix: the position up to which all
+ * are. After a lost connection the server starts again at the cursor. When that is a place inside of
+ * what was handled here, nobody else has gone on meanwhile: what the application has is still its own,
+ * and only records that it does not have are delivered. Otherwise the reading starts anew.
+ */
+export class ReaderSessions {
+  /** A server that knows readers answers READ at once: the others do not answer, or hang up. */
+  static ANSWER_MS = 5000;
+  /** Connections in a row that end with READ unanswered, until the server is taken not to know them. */
+  static HANG_UPS_MAX = 3;
+  static UNKNOWN =
+    "the server does not know named readers: subscribe without a reader, or use Headrace";
+  static REFUSED = 2;
+
+  #instance;
+  #send;
+  #open = false;
+  #readers = new Map();
+  /** Topics for which READ is to be sent. */
+  #unsent = new Set();
+  /** Topics that wait for DETACHED before that. */
+  #held = new Set();
+  /** Topics whose prefix has grown. */
+  #grown = new Set();
+
+  /** `instance`: a random number, by which the server knows this client on another connection. */
+  constructor(instance, send) {
+    this.#instance = instance;
+    this.#send = send;
+  }
+
+  get tickAt() {
+    let at = Infinity;
+    for (const { answerAt } of this.#readers.values()) at = Math.min(at, answerAt);
+    return at;
+  }
+
+  read(topic, { reader, newest, window }, held) {
+    this.#readers.set(topic, {
+      ...{ reader, newest, window, state: "idle", answerAt: Infinity, hangUps: 0, grant: 0 },
+      /** Whether the application may have records that nobody else was given since. */
+      wasActive: false,
+      /** The last offset that the server was told of, and the last that it has confirmed. */
+      ...{ sent: 0, stored: 0 },
+      ...startingAt({ epoch: 0, offset: 0, ordinal: 0 }),
+    });
+    if (held && this.#open) this.#held.add(topic);
+    else this.#claim(topic);
+  }
+
+  /** Returns whether there was one. What was handled is told before. */
+  stop(topic) {
+    this.#tellHandled();
+    this.#unsent.delete(topic);
+    this.#held.delete(topic);
+    return this.#readers.delete(topic);
+  }
+
+  handled(topic, offset) {
+    const one = this.#readers.get(topic);
+    if (!one?.outstanding.delete(offset)) return false;
+    while (one.order.length > 0 && !one.outstanding.has(one.order.at(0).offset)) {
+      one.prefix = one.order.shift();
+    }
+    this.#grown.add(topic);
+    return true;
+  }
+
+  handledUpTo(topic) {
+    return this.#readers.get(topic)?.prefix.offset ?? 0;
+  }
+
+  opened(now) {
+    this.#open = true;
+    for (const [topic, one] of this.#readers) {
+      if (one.hangUps < ReaderSessions.HANG_UPS_MAX) this.#claim(topic);
+      else one.answerAt = now;
+    }
+  }
+
+  disconnected() {
+    for (const one of this.#readers.values()) {
+      if (this.#open && one.state === "claiming") one.hangUps += 1;
+      Object.assign(one, { state: "idle", grant: 0, answerAt: Infinity });
+    }
+    this.#open = false;
+    this.#unsent.clear();
+    this.#held.clear();
+  }
+
+  /** The server has let go of a topic: it may be read again. */
+  detached(topic) {
+    if (this.#held.delete(topic)) this.#claim(topic);
+  }
+
+  /** Give up readers that the server does not answer for. */
+  tick(now) {
+    const events = [];
+    for (const [topic, one] of this.#readers) {
+      if (now < one.answerAt) continue;
+      // Should it know them and be slow, it must not think that we read.
+      if (one.state === "claiming") this.#send("detach", { topic });
+      this.stop(topic);
+      events.push({ kind: "readerFailed", topic, reason: ReaderSessions.UNKNOWN });
+    }
+    return events;
+  }
+
+  /** Send what there is to say. */
+  flush(now) {
+    for (const topic of this.#unsent) {
+      const one = this.#readers.get(topic);
+      one.answerAt = now + ReaderSessions.ANSWER_MS;
+      const { reader, newest, window } = one;
+      const start = newest ? "newest" : "oldest";
+      this.#send("read", { topic, reader, start, instance: this.#instance, window });
+    }
+    this.#unsent.clear();
+    this.#tellHandled();
+  }
+
+  receive(message) {
+    const { topic } = message;
+    const one = this.#readers.get(topic);
+    if (one === undefined || this.#held.has(topic)) return []; // of a reading that has ended
+    one.hangUps = 0;
+    one.answerAt = Infinity;
+    switch (message.name) {
+      case "records":
+        return one.state === "active" ? this.#records(one, message) : [];
+      case "stored":
+        if (message.grant !== one.grant) return [];
+        one.stored = Math.max(one.stored, message.offset);
+        return [{ kind: "stored", topic, offset: one.stored }];
+      case "reading":
+        return this.#reading(one, message);
+      case "waiting":
+        one.state = "waiting";
+        if (message.ahead === 0) return [];
+        return [
+          ...this.#superseded(one, topic, "another client reads now"),
+          { kind: "reader", topic, state: "waiting" },
+        ];
+      default:
+        return this.#lost(one, message);
+    }
+  }
+
+  #claim(topic) {
+    if (!this.#open) return;
+    Object.assign(this.#readers.get(topic), { state: "claiming", grant: 0 });
+    this.#unsent.add(topic);
+  }
+
+  #tellHandled() {
+    for (const topic of this.#grown) {
+      const one = this.#readers.get(topic);
+      // The server takes no more than it has sent itself, in the present grant.
+      const { offset, ordinal } = one.prefix.offset < one.seen.offset ? one.prefix : one.seen;
+      if (one.state === "active" && offset > one.sent) {
+        one.sent = offset;
+        this.#send("handled", { topic, grant: one.grant, offset, ordinal });
+      }
+    }
+    this.#grown.clear();
+  }
+
+  #reading(one, { topic, grant, asked, exact, epoch, offset, ordinal }) {
+    const at = { epoch, offset, ordinal };
+    const isOurs =
+      one.wasActive &&
+      one.stored <= offset &&
+      offset <= one.prefix.offset &&
+      (epoch === one.received.epoch || offset === one.received.offset);
+    const events = isOurs
+      ? []
+      : this.#superseded(one, topic, "the reader was moved, or another client read");
+    if (!isOurs) Object.assign(one, startingAt(at));
+    Object.assign(one, { state: "active", wasActive: true, grant, seen: at });
+    one.stored = one.sent = offset;
+    const serial = `${epoch}@${offset}`;
+    events.push({ kind: "reader", topic, state: "active", serial });
+    events.push({ kind: "stored", topic, offset });
+    if (!exact) events.push({ kind: "missed", topic, asked: `@${asked}`, got: serial });
+    return events;
+  }
+
+  #lost(one, { topic, code, reason }) {
+    if (code === ReaderSessions.REFUSED) {
+      this.stop(topic);
+      return [{ kind: "readerFailed", topic, reason }];
+    }
+    const events = this.#superseded(one, topic, reason);
+    this.#claim(topic);
+    return events;
+  }
+
+  #superseded(one, topic, reason) {
+    const { wasActive } = one;
+    Object.assign(one, startingAt({ epoch: 0, offset: 0, ordinal: 0 }), { wasActive: false });
+    return wasActive ? [{ kind: "reader", topic, state: "lost", reason }] : [];
+  }
+
+  #records(one, { topic, epoch, offset: begin, ordinal: first, time, records }) {
+    if (begin < one.seen.offset) return [broken(`the server sent records of "${topic}" twice`)];
+    const events = [];
+    const expected = Math.max(one.seen.offset, one.received.offset);
+    if (begin > expected) {
+      const got = `${epoch}@${begin}`;
+      events.push({ kind: "missed", topic, asked: `@${expected}`, got });
+    }
+    const messages = [];
+    const view = new DataView(records.buffer, records.byteOffset, records.byteLength);
+    let ordinal = first;
+    for (let at = 0; at < records.length; ) {
+      const payloadAt = at + 4;
+      const end = payloadAt <= records.length ? payloadAt + view.getUint32(at) : Infinity;
+      if (end > records.length) {
+        return [broken(`the server sent a record of "${topic}" that is cut off`)];
+      }
+      const offset = begin + end;
+      ordinal += 1;
+      if (offset > one.received.offset) {
+        one.received = { epoch, offset, ordinal };
+        one.order.push(one.received);
+        one.outstanding.add(offset);
+        messages.push({ offset, payload: records.subarray(payloadAt, end) });
+      }
+      at = end;
+    }
+    one.seen = { epoch, offset: begin + records.length, ordinal };
+    this.#grown.add(topic); // some may have been handled on an earlier connection
+    if (messages.length > 0) {
+      const before = ordinal - messages.length;
+      events.push({ kind: "records", topic, epoch, ordinal: before, time, messages });
+    }
+    return events;
+  }
+}
+
+/** The state of a reader whose application has been given nothing that counts. */
+function startingAt(position) {
+  return {
+    /** Behind the last record that the application was given, and of the present grant. */
+    received: position,
+    seen: position,
+    /** Up to here all is handled; behind it come the positions of the others, in order. */
+    prefix: position,
+    order: new Fifo(),
+    /** The offsets of those that are not handled. */
+    outstanding: new Set(),
+  };
+}
+
 export function broken(reason) {
   return { kind: "broken", reason };
 }
@@ -1107,6 +1629,22 @@ const MESSAGES = [
   { type: 7, name: "pong", required: ["timestamp"] },
   { type: 8, name: "detach", required: ["topic"] }, // 8 and 9 are our extension
   { type: 9, name: "detached", required: ["topic"] },
+  // So are these, for named readers.
+  { type: 64, name: "read", required: ["topic", "reader", "instance", "window"] },
+  { type: 65, name: "waiting", required: ["topic", "ahead"] },
+  {
+    type: 66,
+    name: "reading",
+    required: ["topic", "grant", "asked", "exact", "epoch", "offset", "ordinal"],
+  },
+  {
+    type: 67,
+    name: "records",
+    required: ["topic", "epoch", "offset", "ordinal", "time", "records"],
+  },
+  { type: 68, name: "handled", required: ["topic", "grant", "offset", "ordinal"] },
+  { type: 69, name: "stored", required: ["topic", "grant", "offset"] },
+  { type: 70, name: "lost", required: ["topic", "code", "reason"] },
 ];
 const BY_TYPE = new Map(MESSAGES.map((message) => [message.type, message]));
 const BY_NAME = new Map(MESSAGES.map((message) => [message.name, message]));
@@ -1118,7 +1656,16 @@ const FIELDS = new Map([
   ["message", (reader) => reader.bytes()],
   ["sequence_number", (reader) => reader.uint(2 ** 32 - 1)],
   ["timestamp", (reader) => reader.number()],
+  ...["reader", "start", "reason"].map((name) => [name, (reader) => reader.text()]),
+  ...["instance", "window", "ahead", "grant", "asked", "code"].map((name) => [name, natural]),
+  ...["epoch", "offset", "ordinal", "time"].map((name) => [name, natural]),
+  ["exact", (reader) => reader.boolean()],
+  ["records", (reader) => reader.bytes()],
 ]);
+
+function natural(reader) {
+  return reader.uint(Number.MAX_SAFE_INTEGER);
+}
 
 /** The peer sent what is not a message of this protocol. */
 export class CodecError extends HeadraceError {
@@ -1335,6 +1882,12 @@ class Reader {
   number() {
     this.#expect("number");
     return this.#value;
+  }
+
+  boolean() {
+    const head = this.#bytes[this.at];
+    this.#expect("boolean");
+    return head === 0xc3;
   }
 
   isNil() {
@@ -1555,6 +2108,28 @@ function startOf({ serial, offset, from, ...others }) {
     throw new TypeError(`from is "start" or "now", not "${from}"`);
   }
   return from === "start" ? "@0" : null;
+}
+
+/** What a named reader asks for. */
+function readerOf({ reader, start = "oldest", ack = "auto", ...others }) {
+  const unknown = Object.keys(others)[0];
+  if (unknown !== undefined) {
+    throw new TypeError(`there is no option "${unknown}" of a reader: it starts where it stopped`);
+  }
+  mustBe("string", reader, "a reader's name");
+  const size = utf8.encode(reader).length;
+  if (size === 0 || size > READER_BYTES_MAX || LONE_SURROGATE.test(reader)) {
+    throw new RangeError(
+      `a reader's name has 1 to ${READER_BYTES_MAX} bytes of UTF-8, this one has ${size}`,
+    );
+  }
+  if (start !== "oldest" && start !== "newest") {
+    throw new TypeError(`start is "oldest" or "newest", not "${start}"`);
+  }
+  if (ack !== "auto" && ack !== "manual") {
+    throw new TypeError(`ack is "auto" or "manual", not "${ack}"`);
+  }
+  return { reader, start, ack };
 }
 
 export function checkTopic(topic) {

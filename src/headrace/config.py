@@ -109,8 +109,8 @@ class Limits(Section, frozen=True):
     silence_s: Annotated[
         float,
         setting(
-            "How long a Wombat client may be without a PING before it is given up; the protocol's 10 "
-            "suits clients that send one every 5.",
+            "How long a Wombat client may be without a PING before it is given up, and any client that reads "
+            "under a name while another waits; the protocol's 10 suits clients that send one every 5.",
             "seconds",
             gt=0,
             le=86_400,

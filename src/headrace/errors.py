@@ -125,6 +125,14 @@ class LocalStoreError(ClientError):
     """The file of a local log cannot be used: the message says why. Nothing of the call was stored."""
 
 
+class ReaderLostError(ClientError):
+    """Another process reads under this name now: what was not acknowledged is delivered there."""
+
+
+class ReaderRefusedError(ClientError):
+    """The server does not let this reader read, or knows no readers: the message says which."""
+
+
 class WindowFullError(ClientError):
     """Too many publishes are unacknowledged: await `client.window()` and publish again."""
 

@@ -182,7 +182,7 @@ def test_an_offset_inside_a_record_is_said(spawn, publish, topic):
     line = subscriber.stderr.readline().decode()
     assert re.fullmatch(
         rf"headrace: missed on {topic}: asked for offset 3, going on at \d+: "
-        r"expired, damaged, or not the start of a record\n",
+        r"expired, lost, or not the start of a record\n",
         line,
     )
 
@@ -326,3 +326,44 @@ def test_positions_are_not_asked_of_another_server_than_the_messages(headrace):
     done = headrace("subscribe", "t", "--last", "1", "--url", "wombat://example.test:8120")
     assert done.returncode == 2
     assert "name it as well as --url, with --http" in " ".join(done.stderr.split())
+
+
+def test_a_reader_goes_on_where_it_stopped_and_its_lag_is_shown(headrace, at, topic, publish):
+    publish(b"a", b"b", b"c")
+
+    def read(*args):
+        done = headrace("subscribe", topic, "--reader", "billing", *args, environ=at)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert read("--count", 2) == "a\nb\n"
+    assert "billing -1" in headrace("topics", topic, environ=at).stdout
+    (line,) = map(json.loads, read("--until-end", "--json").splitlines())
+    assert (line["payload"], line["ordinal"], line["offset"]) == ("c", 2, 15)
+    assert line["epoch"] > 0 and line["time"] > 1.7e9
+    assert "billing 0" in headrace("topics", topic, environ=at).stdout
+    assert read("--until-end") == ""
+
+
+def test_a_second_process_of_a_reader_waits_and_takes_over(spawn, topic, publish):
+    publish(b"a")
+    first = spawn("subscribe", topic, "--reader", "r")
+    assert first.stdout.readline() == b"a\n"
+    second = spawn("subscribe", topic, "--reader", "r", "--count", "1")
+    assert b"another process reads as r: waiting" in second.stderr.readline()
+    first.send_signal(signal.SIGINT)
+    assert first.wait(30) == 0
+    publish(b"b")
+    assert second.communicate(timeout=30)[0] == b"b\n"
+
+
+def test_what_cannot_be_meant_of_a_reader_is_refused(headrace, at, topic):
+    for args, words in (
+        (("--reader", "r", "--from-start"), "exclude each other"),
+        (("--reader", "r", "--start", "now"), "--start"),
+        (("--reader", "lake"), "choose another name"),
+        (("--reader", ""), "must not be empty"),
+    ):
+        done = headrace("subscribe", topic, *args, environ=at)
+        assert done.returncode != 0
+        assert words in done.stderr

@@ -52,7 +52,7 @@ def lines(first, last):
 def test_until_end_tells_of_damage_at_the_beginning(headrace, restored):
     done = headrace("subscribe", "head", "--until-end", environ=restored)
     assert done.stdout == lines(RUN, RECORDS)
-    assert "missed on head: asked for offset 0, going on at 5000: expired, damaged" in done.stderr
+    assert "missed on head: asked for offset 0, going on at 5000: expired, lost" in done.stderr
     assert done.returncode == 0
 
 

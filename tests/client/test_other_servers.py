@@ -6,7 +6,7 @@ Neither shares a codec with us: the Figg one packs its own frames, the Wombat on
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgpack
@@ -15,7 +15,8 @@ from websockets.asyncio.server import ServerConnection, serve
 
 import headrace
 from headrace.client import Message, Missed
-from headrace.errors import PublishRefusedError
+from headrace.errors import PublishRefusedError, ReaderRefusedError
+from headrace.session import client_readers
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 
@@ -288,3 +289,40 @@ async def test_a_figg_server_that_hangs_up_on_a_publish_costs_that_publish_alone
 async def test_a_wombat_server_that_closes_on_a_publish_costs_that_publish_alone() -> None:
     async with wombat(refused=b"refused") as (url, server), asyncio.timeout(60):
         await check_refusal(url, lambda: [data for _, data in server.log], "1009 too much for me")
+
+
+async def test_a_server_without_named_readers_is_told_from_one_that_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_readers, "ANSWER_S", 0.05)
+    async with figg(False) as (figg_url, _), wombat() as (wombat_url, _), asyncio.timeout(30):
+        for url in (figg_url, wombat_url):
+            async with headrace.connect(url) as client:
+                with pytest.raises(ReaderRefusedError, match="does not know named readers"):
+                    await anext(client.subscribe("t", reader="r"))
+                with pytest.raises(ReaderRefusedError, match="cannot be read as 'r'"):
+                    await client.subscribe("t", reader="r").batch()
+
+
+async def test_a_server_that_hangs_up_on_readers_is_not_asked_for_ever() -> None:
+    connections = 0
+
+    async def pong_or_hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                kind, _, size = HEADER.unpack(await reader.readexactly(HEADER.size))
+                body = await reader.readexactly(size)
+                if kind != 8:
+                    break
+                say(writer, 9, body)
+        writer.close()
+
+    listener = await asyncio.start_server(pong_or_hang_up, "127.0.0.1", 0)
+    url = f"figg://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    async with asyncio.timeout(30), headrace.connect(url, backoff=lambda _: 0.01) as client:
+        with pytest.raises(ReaderRefusedError, match="does not know named readers"):
+            await anext(client.subscribe("t", reader="r"))
+    listener.close()
+    assert connections == client_readers.HANG_UPS_MAX + 1

@@ -57,6 +57,20 @@ def check_payloads(server: ServerProcess, reports: Reports) -> None:
     assert (done["state"], done["lastError"]) == ("closed", "")
 
 
+def check_readers(reports: Reports) -> None:
+    done = reports.expect("done")
+    assert done["first"] == ["0", "1", "2"]
+    assert done["ordinals"] == [0, 1, 2]
+    assert all(1.7e12 < one < 1e13 for one in [*done["times"], *done["epochs"]])
+    assert done["acknowledged"] == 10
+    assert done["second"] == ["2", "3", "4"]
+    assert done["changes"] == ["waiting", "active"]
+    assert done["handled"] == ["5"]
+    assert done["third"] == "6"
+    assert done["plain"] == [None, None, None]
+    assert done["refused"] == "ReaderRefusedError"
+
+
 def log_of(server: ServerProcess, topic: str, count: int) -> list[tuple[int, str]]:
     """The first messages of a topic, over another protocol."""
     return [(offset, payload.decode()) for offset, payload in _read(server, topic, count)]

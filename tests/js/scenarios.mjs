@@ -126,3 +126,84 @@ export async function admission({ connect, url, report }) {
   report("done", { state });
   await client.close();
 }
+
+/** A named reader that resumes, waits, takes over and acknowledges. */
+export async function readers({ connect, url, report }) {
+  const publisher = connect(url);
+  for (let n = 0; n < 5; n += 1) publisher.publish("orders", `${n}`);
+  await publisher.flush();
+
+  const one = connect(url);
+  const orders = one.subscribe("orders", { reader: "billing" });
+  const first = [];
+  for await (const message of orders) {
+    first.push(message);
+    if (first.length === 3) break; // the third is not acknowledged: no next one was asked for
+  }
+  await orders.flush();
+
+  const two = connect(url);
+  const changes = [];
+  const waits = new Promise((resolve) => {
+    two.on("reader", ({ state }) => {
+      changes.push(state);
+      resolve();
+    });
+  });
+  const next = two.subscribe("orders", { reader: "billing", ack: "manual" });
+  await waits;
+  await one.close();
+  const second = [];
+  while (second.length < 3) second.push((await next.next()).value);
+  for (const message of second.toReversed()) next.ack(message);
+  await next.flush();
+  await next.unsubscribe();
+
+  const handled = [];
+  two.subscribe(
+    "orders",
+    async (message) => {
+      if (message.text() === "6") throw new Error("poison");
+      handled.push(message.text());
+    },
+    { reader: "billing" },
+  );
+  const reported = globalThis.reportError;
+  globalThis.reportError = () => {};
+  const consoleError = console.error;
+  console.error = () => {};
+  await publisher.publish("orders", "5");
+  await publisher.publish("orders", "6");
+  const again = await whenPossible(() => two.subscribe("orders", { reader: "billing" }));
+  console.error = consoleError;
+  globalThis.reportError = reported;
+  const third = await again.next();
+  const plain = await publisher.subscribe("orders", { from: "start" }).next();
+  const refused = await publisher
+    .subscribe("others", { reader: "lake" })
+    .next()
+    .catch((error) => error.name);
+  await two.close();
+  await publisher.close();
+  report("done", {
+    first: first.map((message) => message.text()),
+    ordinals: first.map(({ ordinal }) => ordinal),
+    times: first.map(({ time }) => time),
+    epochs: first.map(({ epoch }) => epoch),
+    acknowledged: orders.acknowledged,
+    second: second.map((message) => message.text()),
+    ...{ changes: changes.slice(0, 2), handled, third: third.value.text(), refused },
+    plain: [plain.value.ordinal, plain.value.epoch, plain.value.time],
+  });
+}
+
+/** A topic is subscribed once: again only when the subscription before it has ended. */
+async function whenPossible(subscribe) {
+  for (;;) {
+    try {
+      return subscribe();
+    } catch {
+      await new Promise((resolve) => setTimeout(resolve, 5));
+    }
+  }
+}

@@ -10,12 +10,12 @@ import pytest
 
 import headrace
 from headrace.testing import ServerProcess
-from tests.js.checks import check_crash, check_payloads, check_slow
+from tests.js.checks import check_crash, check_payloads, check_readers, check_slow
 from tests.js.support import CLIENT, NODE_FLAGS, node
 from tests.tools import node_tool
 
 UNIT_TIMEOUT_S = 240
-UNIT_TESTS = ["codec", "session", "client", "channel_session", "channel"]
+UNIT_TESTS = ["codec", "session", "readers", "client", "channel_session", "channel"]
 
 
 @pytest.fixture
@@ -48,6 +48,11 @@ def test_a_slow_subscriber_loses_nothing(server: ServerProcess) -> None:
 def test_payloads_and_offsets_are_the_same_as_over_figg(server: ServerProcess) -> None:
     with node("payloads", server.wombat_url) as reports:
         check_payloads(server, reports)
+
+
+def test_a_named_reader_resumes_and_another_client_takes_over(server: ServerProcess) -> None:
+    with node("readers", server.wombat_url) as reports:
+        check_readers(reports)
 
 
 def test_the_examples_of_the_manual_run_one_after_the_other(

@@ -10,6 +10,8 @@ import pytest
 from starlette.applications import Starlette
 
 from headrace import connect_blocking
+from headrace.broker.broker import Broker
+from headrace.broker.readers import Readers
 from headrace.config import Config, Journal
 from headrace.server import api_cursors
 from headrace.server.api_cursors import CursorsApi
@@ -243,7 +245,8 @@ def test_bad_utf_8_in_a_query_is_some_other_name(http):
 def test_of_too_many_changes_that_wait_for_the_disk_the_last_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(api_cursors, "CHANGES_MAX", 2)
     steps = StepStore(Config(data_dir=tmp_path / "data", journal=Journal(file_bytes=65_536)))
-    app = Starlette(routes=CursorsApi(steps.store, lambda topics: None).routes())
+    readers = Readers(Broker(steps.store, steps.runner, lambda reason: None))
+    app = Starlette(routes=CursorsApi(steps.store, readers, lambda topics: None).routes())
 
     async def check() -> list[int]:
         transport = httpx.ASGITransport(app=app)

@@ -6,14 +6,14 @@ import tracemalloc
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.model import PAYLOAD_BYTES_MAX, TOPIC_BYTES_MAX, Refusal, is_reserved
-from headrace.wire import figg
+from headrace.wire import figg, readers
 from headrace.wire.figg_decoder import CONTROLS_AT_ONCE_MAX, ClientDecoder, ServerDecoder
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocols" / "figg.md"
@@ -83,6 +83,8 @@ def split(message: figg.ToServer | figg.ToClient) -> list[Frame]:
         ]
     fields = {key: value for key, value in message._asdict().items() if value is not None}
     fields.pop("refused", None)  # for the server, and not on the wire
+    if isinstance(message, readers.Records):
+        fields["data"] = message.data[4:].decode()
     return [frame(type(message).__name__.upper(), **fields)]
 
 
@@ -92,6 +94,8 @@ def frame(name: str, **fields: object) -> Frame:
 
 def encode(frame: Frame) -> bytes:
     fields: dict[str, object] = dict(frame.fields)
+    if frame.name in OF_READERS:
+        return encode_of_reader(frame.name, fields)
     data = str(fields.get("data", "")).encode()
     topic, offset = str(fields.get("topic")), fields.get("offset")
     match frame.name, offset:
@@ -152,6 +156,24 @@ def test_what_is_no_publish_is_not_told_as_one(data: bytes) -> None:
     assert isinstance(bad, figg.Bad) and bad.refused is None
 
 
+OF_READERS = {
+    "READ": (readers.Read, figg.encode_read),
+    "WAITING": (readers.Waiting, figg.encode_waiting),
+    "READING": (readers.Reading, figg.encode_reading),
+    "RECORDS": (readers.Records, figg.encode_records),
+    "HANDLED": (readers.Handled, figg.encode_handled),
+    "STORED": (readers.Stored, figg.encode_stored),
+    "LOST": (readers.Lost, figg.encode_lost),
+}
+
+
+def encode_of_reader(name: str, fields: dict[str, Any]) -> bytes:
+    if "data" in fields:
+        fields["data"] = len(fields["data"]).to_bytes(4, "big") + fields["data"].encode()
+    kind, encoder = OF_READERS[name]
+    return encoder(kind(**fields))
+
+
 def decoder_for(vector: Vector) -> ServerDecoder | ClientDecoder:
     return ServerDecoder() if vector.sender == "client" else ClientDecoder()
 
@@ -160,6 +182,8 @@ def test_the_page_shows_every_message_and_every_kind_of_vector() -> None:
     shown = {(vector.sender, frame.name) for vector in VECTORS for frame in vector.frames}
     sent_by_client = {("client", name) for name in ("ATTACH", "DETACH", "PUBLISH", "PING")}
     sent_by_server = {("server", name) for name in ("ATTACHED", "DETACHED", "ACK", "DATA", "PONG")}
+    sent_by_client |= {("client", name) for name in ("READ", "HANDLED")}
+    sent_by_server |= {("server", name) for name in OF_READERS.keys() - {"READ", "HANDLED"}}
     assert shown == sent_by_client | sent_by_server | {("client", "BAD"), ("server", "BAD")}
     assert {vector.kind for vector in VECTORS} == {"", "read-only", "bad"}
 
@@ -318,7 +342,7 @@ def test_very_many_messages_of_one_read_are_decoded_a_part_at_a_time(
 
 def headers() -> st.SearchStrategy[bytes]:
     """Bytes that look like the beginning of frames, to get past the first check."""
-    kinds = st.integers(0, 11).map(lambda kind: kind.to_bytes(2, "big"))
+    kinds = (st.integers(0, 11) | st.integers(63, 71)).map(lambda kind: kind.to_bytes(2, "big"))
     versions = st.sampled_from([b"\0\1", b"\0\0", b"\1\0"])
     sizes = st.integers(0, 40) | st.integers(0, 2**32 - 1)
     return st.tuples(kinds, versions, sizes.map(lambda n: n.to_bytes(4, "big"))).map(b"".join)

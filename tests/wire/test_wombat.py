@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.model import PAYLOAD_BYTES_MAX, TOPIC_BYTES_MAX, Refusal, is_reserved
-from headrace.wire import websocket, wombat
+from headrace.wire import readers, websocket, wombat
 from headrace.wire.wombat_decoder import ClientDecoder, ServerDecoder
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocols" / "wombat.md"
@@ -40,7 +40,7 @@ def read_vectors() -> list[Vector]:
 def parse_vector(line: int, words: list[str], body: str) -> Vector:
     first, *rows = body.splitlines()
     name, _, rest = first.partition(" ")
-    fields = re.findall(r"([a-z_]+)=(\"(?:[^\"])*\"|\d+)", rest)
+    fields = re.findall(r"([a-z_]+)=(\"(?:[^\"])*\"|\d+|true|false)", rest)
     # Hexadecimal words, then an explanation behind a wider gap.
     hexadecimal = "".join(re.split(r"  +", row)[0] for row in rows)
     return Vector(
@@ -75,6 +75,12 @@ def seen(vector: Vector) -> tuple[str, dict[str, Any]]:
             return "PING", {"timestamp": msgpack.unpackb(timestamp)}
         case wombat.Ack(topic, number):
             return "ACK", {"topic": topic, "sequence_number": number}
+        case readers.Read(topic, reader, newest, instance, window):
+            fields = {"topic": topic, "reader": reader, "start": "newest" if newest else "oldest"}
+            return "READ", fields | {"instance": instance, "window": window}
+        case readers.Records(topic, epoch, offset, ordinal, ms, data):
+            fields = {"topic": topic, "epoch": epoch, "offset": offset, "ordinal": ordinal}
+            return "RECORDS", fields | {"time": ms, "records": data[4:].decode()}
     fields = {key: value for key, value in message._asdict().items() if value is not None}
     fields.pop("refused", None)  # for the server, and not on the wire
     return type(message).__name__.upper(), fields
@@ -102,6 +108,23 @@ def encode(name: str, fields: dict[str, Any]) -> bytes:
             return unframed(wombat.encode_ack(topic, number))
         case "PONG":
             return unframed(wombat.encode_pong(msgpack.packb(number)))
+        case "READ":
+            *names, start, instance, window = fields.values()
+            return wombat.encode_read(readers.Read(*names, start == "newest", instance, window))
+        case "HANDLED":
+            return wombat.encode_handled(readers.Handled(**fields))
+        case "WAITING":
+            return unframed(wombat.encode_waiting(readers.Waiting(**fields)))
+        case "READING":
+            return unframed(wombat.encode_reading(readers.Reading(**fields)))
+        case "RECORDS":
+            *position, data = fields.values()
+            record = len(data).to_bytes(4, "big") + data.encode()
+            return unframed(wombat.encode_records(readers.Records(*position, record)))
+        case "STORED":
+            return unframed(wombat.encode_stored(readers.Stored(**fields)))
+        case "LOST":
+            return unframed(wombat.encode_lost(readers.Lost(**fields)))
         case _:
             epoch, _, end = serial.partition("@")
             record = len(payload).to_bytes(4, "big") + payload
@@ -137,7 +160,9 @@ def publish(number: int, topic: str = "t", message: object = b"x") -> bytes:
 def test_the_page_shows_every_message_and_every_kind_of_vector() -> None:
     shown = {(vector.sender, vector.name) for vector in VECTORS}
     sent_by_client = {("client", name) for name in ("ATTACH", "DETACH", "PUBLISH", "PING", "BAD")}
+    sent_by_client |= {("client", "READ"), ("client", "HANDLED")}
     answers = ("ATTACHED", "DETACHED", "ACK", "PAYLOAD", "PONG")
+    answers += ("WAITING", "READING", "RECORDS", "STORED", "LOST")
     assert shown == sent_by_client | {("server", name) for name in answers}
     assert {vector.kind for vector in VECTORS} == {"", "read-only", "bad"}
 
@@ -156,11 +181,13 @@ def test_what_headrace_sends_is_what_the_page_shows(vector: Vector) -> None:
 @each_vector
 def test_another_library_reads_the_same(vector: Vector) -> None:
     if vector.kind == "":
-        kind = wombat.NAMES.index(vector.name.lower())
+        kind = {name: kind for kind, name in wombat.NAMES.items()}[vector.name.lower()]
         fields = {
             key: value.encode() if key == "message" else value
             for key, value in vector.fields.items()
         }
+        if "records" in fields:
+            fields["records"] = b"\0\0\0\3" + fields["records"].encode()
         assert msgpack.unpackb(vector.bytes) == {"type": kind, vector.name.lower(): fields}
 
 

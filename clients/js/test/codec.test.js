@@ -47,7 +47,36 @@ const VECTORS = [
     "82a47479706507a4706f6e6781a974696d657374616d70cf001fffffffffffff",
   ],
   ["detached", { topic: "foo" }, "82a47479706509a8646574616368656481a5746f706963a3666f6f"],
+  [
+    "read",
+    { topic: "foo", reader: "billing", start: "oldest", instance: 7, window: 8_388_608 },
+    "82a47479706540a47265616485a5746f706963a3666f6fa6726561646572a762696c6c696e67a57374617274a66f6c64657374" +
+      "a8696e7374616e636507a677696e646f77ce00800000",
+  ],
+  [
+    "handled",
+    { topic: "foo", grant: 3, offset: 14, ordinal: 2 },
+    "82a47479706544a768616e646c656484a5746f706963a3666f6fa56772616e7403a66f66667365740ea76f7264696e616c02",
+  ],
 ];
+
+test("what a server says about named readers is read", () => {
+  const reading =
+    "82a47479706542a772656164696e6787a5746f706963a3666f6fa56772616e7403a561736b656407a56578616374c3" +
+    "a565706f6368cf0000019a86195b7ba66f666673657407a76f7264696e616c01";
+  assert.deepEqual(decode(bytes(reading)), {
+    ...{ name: "reading", topic: "foo", grant: 3, asked: 7, exact: true },
+    ...{ epoch: 1763186400123, offset: 7, ordinal: 1 },
+  });
+  const records =
+    "82a47479706543a77265636f72647386a5746f706963a3666f6fa565706f6368cf0000019a86195b7ba66f666673657407" +
+    "a76f7264696e616c01a474696d65cf0000019a86195cf4a77265636f726473c40700000003626172";
+  assert.deepEqual(decode(bytes(records)), {
+    ...{ name: "records", topic: "foo", epoch: 1763186400123, offset: 7, ordinal: 1 },
+    ...{ time: 1763186400500, records: bytes("00000003626172") },
+  });
+  assert.throws(() => decode(bytes(reading.replace("c3", "07"))), CodecError);
+});
 
 for (const [name, fields, hex] of VECTORS) {
   test(`${name} ${JSON.stringify(fields)} has these bytes`, () => {

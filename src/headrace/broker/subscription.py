@@ -19,7 +19,17 @@ Encode = Callable[[str, Position, Sequence[bytes]], bytes]
 
 One with a method `takes`, with the same arguments, is asked first whether a commit has anything for it: that
 is for protocols whose subscriptions are many, and most of which have no part in most commits.
+
+One with a method `timed` has that called instead: it is also given when the records were stored, in
+milliseconds.
 """
+
+
+def encoded(encode: Encode, topic: str, at: Position, ms: int, records: Sequence[bytes]) -> bytes:
+    """Call an encoding, with the time if it wants to know it."""
+    timed = getattr(encode, "timed", None)
+    data: bytes = encode(topic, at, records) if timed is None else timed(topic, at, ms, records)
+    return data
 
 
 class State(Enum):

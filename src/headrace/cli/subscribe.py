@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,11 +23,12 @@ from headrace.cli.failure import CommandError, UsageError
 from headrace.cli.http_api import HttpApi, NotFoundError, request
 from headrace.cli.moment import MOMENT_HELP, parse_moment
 from headrace.cli.output import discard_output, note
+from headrace.errors import ReaderLostError
 from headrace.model import check_topic_name
 from headrace.printing import printable, quoted
 
 if TYPE_CHECKING:
-    from headrace.client import Client, Message, Missed, Subscription
+    from headrace.client import Client, Message, Missed, ReaderChange, Subscription
 
 Describe = Callable[["Message"], tuple[bytes, dict[str, Any]]]
 """Gives what is printed of a message, and the fields that --json prints besides topic and offset."""
@@ -35,6 +37,13 @@ _GLANCE_S = 1.0
 
 _SILENCE_S = 0.5
 """After this long without a record, --until-end asks the server whether any is left."""
+
+
+class Start(StrEnum):
+    OLDEST = "oldest"
+    """With the oldest record kept."""
+    NEWEST = "newest"
+    """With the next record published."""
 
 
 def subscribe(
@@ -66,6 +75,19 @@ def subscribe(
             " is said.",
         ),
     ] = False,
+    reader: Annotated[
+        str | None,
+        typer.Option(
+            "--reader",
+            metavar="NAME",
+            help="Read under this name: begin where the reader stopped, and acknowledge what was"
+            " printed.",
+        ),
+    ] = None,
+    start: Annotated[
+        Start,
+        typer.Option("--start", help="Where a reader begins that the server does not know yet."),
+    ] = Start.OLDEST,
     lake: Annotated[
         Path | None,
         typer.Option(
@@ -94,12 +116,17 @@ def subscribe(
 
     A topic that does not exist is waited for; with --until-end that is a failure, exit code 1.
 
+    With --reader the server remembers how far the reader has come. Of several commands (or clients) with
+    one reader's name one prints, and another takes over when it ends. --json then adds ordinal, epoch and
+    time.
+
     \b
     headrace subscribe greetings --from-start
     headrace subscribe greetings --last 10 --json
     headrace subscribe greetings --since 2h | grep error
     headrace subscribe greetings --until-end > greetings.txt
     headrace subscribe greetings --from-offset 0 --lake /data/lake
+    headrace subscribe orders --reader billing --until-end
     """
     print_records(
         topic,
@@ -115,6 +142,8 @@ def subscribe(
         http=http,
         token=token,
         timeout_s=timeout_s,
+        reader=reader,
+        start=start,
     )
 
 
@@ -133,6 +162,8 @@ def print_records(
     http: str | None,
     token: str | None,
     timeout_s: float,
+    reader: str | None = None,
+    start: Start = Start.OLDEST,
     describe: Describe | None = None,
 ) -> None:
     """Do what `subscribe` says; `describe` is for topics whose records have an envelope."""
@@ -141,6 +172,7 @@ def print_records(
         from_start=from_start,
         last=last is not None,
         since=since is not None,
+        reader=reader is not None,
     )
     check_topic_name(topic)
     if (until_end or last is not None or since is not None) and options.is_elsewhere(url, http):
@@ -156,7 +188,8 @@ def print_records(
         if not found["records"]:
             return
         end = int(found["end"]["offset"])
-        from_start = from_start or (from_offset is None and last is None and since is None)
+        is_placed = from_offset is not None or last is not None or since is not None
+        from_start = from_start or not (is_placed or reader is not None)
     elif options.is_same_server(url, http):
         found = _glance(api, topic)
     else:
@@ -176,6 +209,8 @@ def print_records(
         *(topic, from_offset, count, end),
         api=api,
         describe=describe or _describe,
+        reader=reader,
+        start=start,
         as_json=as_json,
         quiet=from_start,
         has_lake=lake is not None,
@@ -198,6 +233,8 @@ class _Printer:
         *,
         api: HttpApi,
         describe: Describe,
+        reader: str | None,
+        start: Start,
         as_json: bool,
         quiet: bool,
         has_lake: bool,
@@ -208,6 +245,8 @@ class _Printer:
         self._end = end
         self._api = api
         self._describe = describe
+        self._reader = reader
+        self._start = start
         self._as_json = as_json
         self._quiet = quiet
         self._has_lake = has_lake
@@ -216,6 +255,7 @@ class _Printer:
 
     async def print_all(self, client: "Client") -> None:
         client.on("missed", self._report_missed)
+        client.on("reader", self._report_reader)
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         _watch_output(gone)
         printing = asyncio.ensure_future(self._print_messages(client))
@@ -234,6 +274,9 @@ class _Printer:
             await asyncio.gather(printing, passed, return_exceptions=True)
 
     async def _print_messages(self, client: "Client") -> None:
+        if self._reader is not None:
+            await self._print_read(client, self._reader)
+            return
         subscription = client.subscribe(self._topic, offset=self._offset)
         end = self._end
         if end is not None:
@@ -242,12 +285,34 @@ class _Printer:
             begin = min(begin or 0, self._offset or 0) if self._has_lake else begin
             if begin is not None and begin >= end:
                 return
+        await self._print_batches(client, subscription)
+
+    async def _print_read(self, client: "Client", reader: str) -> None:
+        """Print what a reader has not acknowledged, and acknowledge what was printed."""
+        subscription = client.subscribe(
+            self._topic, reader=reader, start=self._start.value, ack="manual"
+        )
+        if self._end is not None and (await subscription.attached() or 0) >= self._end:
+            return
+        await self._print_batches(client, subscription, subscription.ack)
+        await subscription.flush()
+
+    async def _print_batches(
+        self,
+        client: "Client",
+        subscription: "Subscription",
+        printed: "Callable[[Message], None]" = lambda message: None,
+    ) -> None:
+        end = self._end
         while batch := await self._next(subscription):
             wanted = batch[: self._left]
             if end is not None:
                 wanted = [message for message in wanted if _passed(message) <= end]
             self._out.write(b"".join(map(self._line, wanted)))
             self._out.flush()
+            with contextlib.suppress(ReaderLostError):  # which `_report_reader` tells
+                for message in wanted:
+                    printed(message)
             if self._left is not None:
                 self._left -= len(wanted)
                 if self._left == 0:
@@ -288,8 +353,21 @@ class _Printer:
         payload, fields = self._describe(message)
         if not self._as_json:
             return payload + b"\n"
-        line = {"topic": message.topic, "offset": message.offset} | fields
+        line: dict[str, Any] = {"topic": message.topic, "offset": message.offset}
+        if message.time is not None:
+            line |= {"ordinal": message.ordinal, "epoch": message.epoch, "time": message.time}
+        line |= fields
         return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+
+    def _report_reader(self, change: "ReaderChange") -> None:
+        if change.state == "waiting":
+            typer.echo(f"headrace: another process reads as {change.reader}: waiting", err=True)
+        elif change.state == "lost":
+            typer.echo(
+                f"headrace: another process reads as {change.reader} now: records that were just"
+                " printed may be printed there again",
+                err=True,
+            )
 
     def _report_missed(self, missed: "Missed") -> None:
         asked, got = missed.asked, missed.got

@@ -3,12 +3,17 @@
 from typing import TYPE_CHECKING
 
 from headrace.client.backoff import Backoff, exponential
-from headrace.client.blocking import BlockingClient, BlockingSubscription
+from headrace.client.blocking import (
+    BlockingClient,
+    BlockingReaderSubscription,
+    BlockingSubscription,
+)
 from headrace.client.client import Client
 from headrace.client.connect import connect, connect_blocking
 from headrace.client.events import ConnectionState, Message, Missed
 from headrace.client.handler import Handler
 from headrace.client.options import Options
+from headrace.client.reader import ReaderChange, ReaderSubscription
 from headrace.client.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Backoff",
     "BlockingClient",
+    "BlockingReaderSubscription",
     "BlockingSubscription",
     "Client",
     "ConnectionState",
@@ -31,6 +37,8 @@ __all__ = [
     "Message",
     "Missed",
     "Options",
+    "ReaderChange",
+    "ReaderSubscription",
     "Subscription",
     "connect",
     "connect_blocking",

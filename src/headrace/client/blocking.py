@@ -19,10 +19,13 @@ from headrace.client.client import Client, Payload, as_bytes
 from headrace.client.client_thread import ClientThread
 from headrace.client.events import ConnectionState, Message, Missed
 from headrace.client.handler import Handler, check_handler
+from headrace.client.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
 from headrace.client.subscription import Subscription
 from headrace.errors import (
     ClientClosedError,
+    LocalProtocolError,
     PublishRefusedError,
+    ReaderLostError,
     UnacknowledgedError,
     WindowFullError,
 )
@@ -145,6 +148,7 @@ class BlockingClient:
         self._hurry()
         self._wait(lambda: self._acknowledged >= until, timeout_s, "acknowledgements")
 
+    @overload
     def subscribe(
         self,
         topic: str,
@@ -153,19 +157,72 @@ class BlockingClient:
         offset: int | None = None,
         serial: str | None = None,
         timeout_s: float | None = None,
+    ) -> "BlockingSubscription": ...
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        handler: Handler | None = None,
+        *,
+        reader: str,
+        start: Start = "oldest",
+        ack: Acknowledge = "auto",
+        timeout_s: float | None = None,
+    ) -> "BlockingReaderSubscription": ...
+    def subscribe(
+        self,
+        topic: str,
+        handler: Handler | None = None,
+        *,
+        offset: int | None = None,
+        serial: str | None = None,
+        reader: str | None = None,
+        start: Start = "oldest",
+        ack: Acknowledge = "auto",
+        timeout_s: float | None = None,
     ) -> "BlockingSubscription":
         """Subscribe from an offset (0: from the oldest message kept), a serial, or from now on.
 
         Iterate over what is returned, or give a `handler`, which is called with each message in
         turn, in the client's thread. With `timeout_s` the iteration ends when no message has come
-        for so long.
+        for so long. `reader`, `start` and `ack` are those of `Client.subscribe`.
         """
         check_handler(handler)
+        if reader is not None:
+            if offset is not None or serial is not None:
+                raise LocalProtocolError(
+                    "a reader starts at its own place: give no offset or serial"
+                )
+            return self._read(topic, handler, reader, start, ack, timeout_s)
 
         async def subscribe() -> Subscription:
             return self._client.subscribe(topic, handler, offset=offset, serial=serial)
 
         return BlockingSubscription(self, self.call(subscribe), timeout_s)
+
+    def _read(
+        self,
+        topic: str,
+        handler: Handler | None,
+        reader: str,
+        start: Start,
+        ack: Acknowledge,
+        timeout_s: float | None,
+    ) -> "BlockingReaderSubscription":
+        # An iteration acknowledges message by message, though it fetches them in batches.
+        inner: Acknowledge = "manual" if handler is None and ack == "auto" else ack
+
+        async def subscribe() -> ReaderSubscription:
+            return self._client.subscribe(topic, handler, reader=reader, start=start, ack=inner)
+
+        is_auto = ack == "auto"
+        return BlockingReaderSubscription(self, self.call(subscribe), timeout_s, is_auto=is_auto)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """For subscriptions: do something in the client's thread, unless it has ended."""
+        with self._lock:
+            if not self._thread.is_closed:
+                self._thread.loop.call_soon_threadsafe(call)
 
     def unsubscribe(self, topic: str) -> None:
         """End the subscription of a topic; without one, do nothing.
@@ -185,6 +242,10 @@ class BlockingClient:
     def on(
         self, event: Literal["missed"], handler: Callable[[Missed], object]
     ) -> Callable[[], None]: ...
+    @overload
+    def on(
+        self, event: Literal["reader"], handler: Callable[[ReaderChange], object]
+    ) -> Callable[[], None]: ...
     def on(self, event: Any, handler: Callable[[Any], object]) -> Callable[[], None]:
         """Call `handler`, in the client's thread, with every event of a kind, as `Client.on`."""
         return self._client.on(event, handler)
@@ -199,6 +260,8 @@ class BlockingClient:
         try:
             if flush_s > 0 and not self._thread.is_closed:
                 self._settled(flush_s)
+                if not self._thread.is_current:
+                    self._flush_readers(flush_s)
         except (TimeoutError, ClientClosedError):  # the latter: closed by another thread meanwhile
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None
@@ -219,6 +282,13 @@ class BlockingClient:
     def call(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the client's thread and wait for it."""
         return self._thread.call(function)
+
+    def _flush_readers(self, timeout_s: float) -> None:
+        async def flush() -> None:
+            async with asyncio.timeout(timeout_s):
+                await self._client.flush_readers()
+
+        self.call(flush)
 
     def _has_room(self) -> bool:
         options = self._client.options
@@ -380,6 +450,86 @@ class BlockingSubscription:
             return self._client.call(fetch)
         except (TimeoutError, ClientClosedError):
             return False
+
+
+class BlockingReaderSubscription(BlockingSubscription):
+    """An iterator over the messages that a named reader has not acknowledged.
+
+    As `ReaderSubscription`: with `ack="auto"` the next message acknowledges the one before it.
+    """
+
+    _subscription: ReaderSubscription
+
+    def __init__(
+        self,
+        client: BlockingClient,
+        subscription: ReaderSubscription,
+        timeout_s: float | None,
+        *,
+        is_auto: bool,
+    ) -> None:
+        super().__init__(client, subscription, timeout_s)
+        self.reader = subscription.reader
+        self._is_auto = is_auto
+        self._unhandled: Message | None = None
+        """The message that the next one acknowledges."""
+        self._handled: deque[Message] = deque()
+        """On their way to the client's thread."""
+        self._losses = subscription.losses
+
+    @property
+    def acknowledged(self) -> int | None:
+        """The offset up to which everything is acknowledged, durably."""
+        return self._subscription.acknowledged
+
+    @property
+    def losses(self) -> int:
+        """How often unacknowledged messages went to another process."""
+        return self._subscription.losses
+
+    def ack(self, message: Message) -> None:
+        """Say that a message was handled, as `ReaderSubscription.ack`."""
+
+        async def ack() -> None:
+            self._subscription.ack(message)
+
+        self._client.call(ack)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until what was acknowledged is stored, as `ReaderSubscription.flush`."""
+
+        async def flush() -> None:
+            self._tell_handled()
+            async with asyncio.timeout(timeout_s):
+                await self._subscription.flush()
+
+        self._client.call(flush)
+
+    def unsubscribe(self) -> None:
+        if not self._subscription.ended:
+            # Behind what was handled, in the same thread.
+            self._client.soon(self._tell_handled)
+        super().unsubscribe()
+
+    def __next__(self) -> Message:
+        if self._unhandled is not None:
+            self._handled.append(self._unhandled)
+            self._unhandled = None
+            if len(self._handled) == 1:
+                self._client.soon(self._tell_handled)
+        if self._losses != self._subscription.losses:
+            self._losses = self._subscription.losses
+            self._ready.clear()  # another process gets these
+        message = super().__next__()
+        if self._is_auto:
+            self._unhandled = message
+        return message
+
+    def _tell_handled(self) -> None:
+        """In the client's thread."""
+        while self._handled:
+            with suppress(ReaderLostError):
+                self._subscription.ack(self._handled.popleft())
 
 
 def _deadline(timeout_s: float | None) -> float | None:

@@ -8,7 +8,9 @@ handlers. It belongs to one event loop and is not safe to use from other threads
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
+from secrets import randbits
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
@@ -20,11 +22,14 @@ from headrace.client.handler import Handler, check_handler
 from headrace.client.lake import Gap, open_lake
 from headrace.client.link import Link
 from headrace.client.options import Options, Pace
+from headrace.client.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
 from headrace.client.subscription import Subscription
 from headrace.errors import (
     ClientClosedError,
+    ClientError,
     LocalProtocolError,
     PublishRefusedError,
+    ReaderRefusedError,
     UnacknowledgedError,
 )
 from headrace.printing import described
@@ -38,6 +43,15 @@ from headrace.session.client import (
     Messages,
     Missed,
     Refused,
+)
+from headrace.session.reader_events import (
+    ReaderActive,
+    ReaderEvent,
+    ReaderFailed,
+    ReaderLost,
+    ReaderStored,
+    ReaderWaiting,
+    ReadMessages,
 )
 
 Payload = bytes | bytearray | memoryview
@@ -63,7 +77,10 @@ class Client:
         self._make_connection = make_connection
         self._pace = pace
         self._lake = open_lake(options.lake) if options.lake is not None else None
-        self._handlers = Handlers("state", "missed")
+        self._handlers = Handlers("state", "missed", "reader")
+        # Not of `random`: processes that were forked would have the same.
+        self._instance = randbits(53)
+        """A number by which the server knows this client on another connection."""
         self._subscriptions: dict[str, Subscription] = {}
         self._detaching: set[str] = set()
         # One per unacknowledged publish, in the session's order.
@@ -160,6 +177,7 @@ class Client:
             await self._acks.wait()
             self._running()
 
+    @overload
     def subscribe(
         self,
         topic: str,
@@ -167,6 +185,27 @@ class Client:
         *,
         offset: int | None = None,
         serial: str | None = None,
+    ) -> Subscription: ...
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        handler: Handler | None = None,
+        *,
+        reader: str,
+        start: Start = "oldest",
+        ack: Acknowledge = "auto",
+    ) -> ReaderSubscription: ...
+    def subscribe(
+        self,
+        topic: str,
+        handler: Handler | None = None,
+        *,
+        offset: int | None = None,
+        serial: str | None = None,
+        reader: str | None = None,
+        start: Start = "oldest",
+        ack: Acknowledge = "auto",
     ) -> Subscription:
         """Subscribe from an offset (0: from the oldest message kept), a serial, or from now on.
 
@@ -175,11 +214,22 @@ class Client:
         turn, and awaited if it is asynchronous. After a lost connection it goes on where it
         stopped. Where the server cannot start at the place, the `missed` event tells. One
         subscription per topic: LocalProtocolError otherwise.
+
+        With `reader`, the server remembers how far this reader has come: the subscription starts
+        there, or, for a new reader, where `start` says. One process at a time is given the
+        messages. With `ack="auto"` the next message acknowledges the one before it, and a handler that
+        returns acknowledges its message; with `ack="manual"` the subscription's `ack` does.
         """
         check_handler(handler)
         link, _ = self._running()
         if topic in self._subscriptions:
             raise LocalProtocolError(f"{topic!r} is already subscribed on this client")
+        if reader is not None:
+            if offset is not None or serial is not None:
+                raise LocalProtocolError(
+                    "a reader starts at its own place: give no offset or serial"
+                )
+            return self._read(link, topic, handler, reader, start, ack)
         if offset is not None and serial is not None:
             raise LocalProtocolError("give one of `offset` and `serial`")
         if serial is not None and not isinstance(serial, str):
@@ -190,6 +240,33 @@ class Client:
             self._detaching.discard(topic)
             _wake(self._changes)
         subscription = Subscription(self, topic, place, self.options.receive_bytes_max)
+        self._subscriptions[topic] = subscription
+        if handler is not None:
+            subscription.hand_to(handler)
+        return subscription
+
+    def _read(
+        self,
+        link: Link[Event],
+        topic: str,
+        handler: Handler | None,
+        reader: str,
+        start: Start,
+        ack: Acknowledge,
+    ) -> ReaderSubscription:
+        if start not in ("oldest", "newest"):
+            raise ValueError(f'start is "oldest" or "newest", not {start!r}')
+        if ack not in ("auto", "manual"):
+            raise ValueError(f'ack is "auto" or "manual", not {ack!r}')
+        self._session.read(
+            topic,
+            reader,
+            newest=start == "newest",
+            window=self.options.receive_bytes_max,
+            instance=self._instance,
+        )
+        link.send_soon()
+        subscription = ReaderSubscription(self, topic, reader, ack)
         self._subscriptions[topic] = subscription
         if handler is not None:
             subscription.hand_to(handler)
@@ -223,11 +300,16 @@ class Client:
     def on(
         self, event: Literal["missed"], handler: Callable[[Missed], object]
     ) -> Callable[[], None]: ...
+    @overload
+    def on(
+        self, event: Literal["reader"], handler: Callable[[ReaderChange], object]
+    ) -> Callable[[], None]: ...
     def on(self, event: str, handler: Callable[[Any], object]) -> Callable[[], None]:
         """Call `handler` with every event of a kind; returns a function that ends that.
 
         `state`: a ConnectionState, at every change. `missed`: a Missed, when messages of a topic
-        did not and will not come.
+        did not and will not come. `reader`: a ReaderChange, when a named reader of this client waits,
+        becomes active, or is superseded.
         """
         return self._handlers.add(event, handler)
 
@@ -249,9 +331,11 @@ class Client:
             return
         flush_s = self.options.flush_timeout_s if flush_s is None else flush_s
         try:
-            if flush_s > 0 and self.unacknowledged:
+            if flush_s > 0:
                 async with asyncio.timeout(flush_s):
-                    await self._settled()
+                    await self.flush_readers()
+                    if self.unacknowledged:
+                        await self._settled()
         except (TimeoutError, ClientClosedError):  # the latter: closed by another call meanwhile
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None
@@ -288,6 +372,25 @@ class Client:
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
+
+    def handled(self, topic: str, offset: int) -> bool:
+        """For subscriptions: a message of a reader was handled; False if it is no longer ours."""
+        is_ours = self._session.handled(topic, offset)
+        if is_ours and self._link is not None:
+            self._link.send_soon()
+        return is_ours
+
+    def handled_up_to(self, topic: str) -> int:
+        """For subscriptions: the offset up to which every message of a reader was handled."""
+        return self._session.handled_up_to(topic)
+
+    async def flush_readers(self) -> None:
+        """Wait until the server has stored what readers have acknowledged, where there is a connection."""
+        for subscription in list(self._subscriptions.values()):
+            connected = self.state is ConnectionState.CONNECTED
+            if isinstance(subscription, ReaderSubscription) and connected:
+                with suppress(ClientError):
+                    await subscription.flush()
 
     def caught_up(self, subscription: Subscription) -> None:
         """For subscriptions: one that was over its bound has room again."""
@@ -333,11 +436,42 @@ class Client:
             elif isinstance(event, Detached):
                 self._detaching.discard(event.topic)
                 _wake(self._changes)
+            elif isinstance(event, ReaderEvent):
+                self._of_reader(event)
+
+    def _of_reader(self, event: ReaderEvent) -> None:
+        subscription = self._subscriptions.get(event.topic)
+        if not isinstance(subscription, ReaderSubscription):
+            return  # a handler of an event before this one has ended it
+        tell = partial(self._handlers.tell, "reader")
+        change = partial(ReaderChange, event.topic, subscription.reader)
+        if isinstance(event, ReadMessages):
+            subscription.receive(event)
+        elif isinstance(event, ReaderStored):
+            subscription.stored(event.offset)
+        elif isinstance(event, ReaderActive):
+            subscription.begin(event.position.offset)
+            subscription.stored(event.position.offset)
+            tell(change("active"))
+        elif isinstance(event, ReaderWaiting):
+            tell(change("waiting"))
+        elif isinstance(event, ReaderLost):
+            subscription.lost()
+            tell(change("lost", event.reason))
+        else:
+            self._end_reader(event, subscription)
+
+    def _end_reader(self, event: ReaderFailed, subscription: ReaderSubscription) -> None:
+        del self._subscriptions[event.topic]
+        reason = f"{event.topic!r} cannot be read as {subscription.reader!r}: {event.reason}"
+        subscription.fail(ReaderRefusedError(reason))
 
     def _missed(self, event: Missed) -> None:
         tell = partial(self._handlers.tell, "missed")
         asked, got = event.asked, event.got
-        if self._lake is None or asked is None or got is None or got <= asked:
+        # The cursor of a reader lies in the log: messages of a lake would have no place to acknowledge.
+        is_read = isinstance(self._subscriptions.get(event.topic), ReaderSubscription)
+        if self._lake is None or is_read or asked is None or got is None or got <= asked:
             tell(event)
             return
         has_serials = event.got_serial is not None

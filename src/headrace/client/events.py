@@ -22,6 +22,12 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     payload: bytes
     serial: str | None = None
     """The message's serial: subscribe from it to get the next one. Opaque. Wombat only."""
+    ordinal: int | None = None
+    """How many records of the topic precede it. Named readers only."""
+    epoch: int | None = None
+    """The life of the topic: one that was destroyed and made again has another. Named readers only."""
+    time: float | None = None
+    """When the server stored it, in Unix seconds. Named readers only."""
 
 
 class Handlers:

@@ -19,8 +19,8 @@ def check_handler(handler: object) -> None:
         )
 
 
-async def call_handler(handler: Handler, message: Message, has_ended: Callable[[], bool]) -> None:
-    """Call it and wait for it. Its errors are told to the loop and end nothing."""
+async def call_handler(handler: Handler, message: Message, has_ended: Callable[[], bool]) -> bool:
+    """Call it and wait for it. Its errors are told to the loop, and then this returns False."""
     try:
         result = handler(message)
         if result is not None and isawaitable(result):
@@ -30,10 +30,13 @@ async def call_handler(handler: Handler, message: Message, has_ended: Callable[[
         if task is not None and task.cancelling():
             raise  # it is us who are to end, and not something that the handler waited for
         _tell(message, error)
+        return False
     except Exception as error:  # theirs: the next message is another matter
         # Closing the client under a handler that publishes with it is no fault of the handler.
         if not (isinstance(error, ClientClosedError) and has_ended()):
             _tell(message, error)
+        return False
+    return True
 
 
 def _tell(message: Message, error: BaseException) -> None:

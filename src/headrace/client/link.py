@@ -86,6 +86,8 @@ class Link(Generic[E]):
     async def stop(self, abort: bool) -> None:
         """End for good. Without `abort`, what the transport holds is sent first."""
         connection = self._connection
+        if not abort:
+            self._send()  # what a reader has handled, say
         self._task.cancel()
         await asyncio.wait([self._task])
         if connection is not None and not connection.lost.done():

@@ -65,7 +65,7 @@ def make_app(
         routes=[
             *_StateApi(connections, store, clock, requests, facts).routes(),
             *TopicsApi(store, broker, waiting).routes(),
-            *CursorsApi(store, channels.readers_moved).routes(),
+            *CursorsApi(store, connections.readers, channels.readers_moved).routes(),
             *BatchesApi(store, connections.metrics).routes(),
             *RangesApi(store, broker, layout).routes(),
             *ChannelsApi(channels).routes(),

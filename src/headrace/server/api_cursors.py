@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.broker.readers import Readers
 from headrace.errors import (
     BadCursorError,
     BadReaderNameError,
@@ -47,9 +48,12 @@ class _Places(Struct, forbid_unknown_fields=True):
 
 
 class CursorsApi:
-    def __init__(self, store: Store, moved: Callable[[Collection[str]], None]) -> None:
+    def __init__(
+        self, store: Store, readers: Readers, moved: Callable[[Collection[str]], None]
+    ) -> None:
         """`moved` is told in which topics cursors are elsewhere now."""
         self._store = store
+        self._readers = readers
         self._moved = moved
         self._changing = 0
 
@@ -72,7 +76,8 @@ class CursorsApi:
                 raise HTTPException(400, f"topic {one.topic!r} has two positions")
             positions[one.topic] = Position(one.epoch, one.offset, one.ordinal)
         try:
-            await self._durable(partial(self._store.set_cursors, asked.reader, positions))
+            with self._readers.held(asked.reader, positions):
+                await self._durable(partial(self._store.set_cursors, asked.reader, positions))
         except (BadReaderNameError, BadCursorError) as error:
             raise HTTPException(400, str(error)) from None
         except TooManyCursorsError as error:
@@ -115,9 +120,13 @@ class CursorsApi:
         except BadReaderNameError as error:
             raise HTTPException(400, str(error)) from None
         dropped = 0
-        while found := self._store.cursors(topic, reader, limit=CURSORS_SET_MAX):
+        # An active reader gets a new cursor at once, so what was passed is not looked at again.
+        place = ("", "")
+        while found := self._store.cursors(topic, reader, after=place, limit=CURSORS_SET_MAX):
+            place = (found[-1].topic, reader)
             names = [one.topic for one in found]
-            await self._durable(partial(self._store.drop_cursors, reader, names))
+            with self._readers.held(reader, names):
+                await self._durable(partial(self._store.drop_cursors, reader, names))
             self._moved(names)
             dropped += len(found)
         return JSONResponse({"reader": reader, "dropped": dropped})

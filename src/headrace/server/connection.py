@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from headrace.broker.broker import Broker
+from headrace.broker.readers import Claim, Readers
 from headrace.broker.subscription import Slice, State, Subscription
 from headrace.config import Limits
 from headrace.model import Refusal
@@ -63,6 +64,7 @@ class Connections:
 
     def __init__(self, broker: Broker, limits: Limits, metrics: Metrics, health: Health) -> None:
         self.broker = broker
+        self.readers = Readers(broker)
         self.health = health
         self.limits = limits
         self.metrics = metrics
@@ -152,10 +154,12 @@ class Connection:
 
     __slots__ = (
         "_answering",
+        "_claims",
         "_closed",
         "_commands",
         "_goodbye",
         "_goodbye_timer",
+        "_heard_s",
         "_hold_timer",
         "_paused",
         "_pulling",
@@ -177,6 +181,10 @@ class Connection:
         self._shared = shared
         self._session = session
         self._subscriptions: dict[str, Subscription] | None = None
+        self._claims: dict[str, Claim] | None = None
+        """Topics that are read, or waited for, under a name."""
+        self._heard_s = shared.loop.time()
+        """When the peer was last heard of, where its protocol has named readers."""
         self._queue: deque[tuple[Subscription, bytes]] | None = None
         self._pulling: dict[Subscription, None] | None = None
         self._queued_bytes = 0
@@ -469,6 +477,10 @@ class Connection:
         self._pulling[subscription] = None
         self._pump_soon()
 
+    def _wants_more(self, subscription: Subscription) -> bool:
+        """False for a subscription that `ready` is called for when it may go on."""
+        return True
+
     def _pulled(self, subscription: Subscription) -> None:
         """What a subscription has passed is being written."""
 
@@ -498,7 +510,7 @@ class Connection:
                 del self._pulling[subscription]
                 data = self._shared.broker.pull(subscription)
                 self._pulled(subscription)
-                if data and subscription.state is State.RESUMING:
+                if data and subscription.state is State.RESUMING and self._wants_more(subscription):
                     self._pulling[subscription] = None
             else:
                 return

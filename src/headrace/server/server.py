@@ -207,6 +207,7 @@ class Server:
         )
         clock.went_back = channels.went_back
         self._broker.channels = channels.committed
+        connections.readers.moved = channels.readers_moved
         self._store.batches.take_messages(BatchMessages(channels, self._runner))
         self._channel_connections = ChannelConnections(
             connections,
@@ -408,6 +409,7 @@ class Server:
             self._clock_file.tick(self._clock)
             self._store.tick(now_s)
             self._connections.tick()
+            self._connections.readers.tick(self._loop.time())
             self._wombats.tick(self._loop.time())
             self._logux.tick(self._loop.time())
             self._channels.tick()

@@ -7,7 +7,7 @@ from typing import cast
 from headrace.model import Position
 from headrace.server.connection import Connections
 from headrace.server.strangers import recognise
-from headrace.server.topics import TopicConnection
+from headrace.server.topics import RecordsEncoding, TopicConnection
 from headrace.session.figg_server import FiggServerSession
 from headrace.wire import figg
 
@@ -23,6 +23,7 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
     __slots__ = ("_figg", "_is_new")
     protocol = "figg"
     encode = staticmethod(encode)
+    encode_records = RecordsEncoding(figg.encode_records)
 
     def __init__(self, shared: Connections) -> None:
         self._figg = FiggServerSession()
@@ -33,6 +34,7 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
         self.opened(cast(asyncio.Transport, transport))
 
     def data_received(self, data: bytes) -> None:
+        self._heard_s = self._shared.loop.time()
         if self._is_new:
             self._is_new = False
             if stranger := recognise(data, self._shared.listeners):

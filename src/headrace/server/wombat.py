@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from headrace.broker.subscription import Subscription
 from headrace.model import Position, Refusal
 from headrace.server.connection import Connections, Pause
-from headrace.server.topics import TopicConnection
+from headrace.server.topics import RecordsEncoding, TopicConnection
 from headrace.server.websocket import WebSocketConnection
 from headrace.session.wombat_server import WombatServerSession
 from headrace.wire import websocket, wombat
@@ -41,6 +41,7 @@ class WombatConnection(TopicConnection, WebSocketConnection):
     __slots__ = ("_wombat", "_wombats")
     protocol = "wombat"
     encode = staticmethod(encode)
+    encode_records = RecordsEncoding(wombat.encode_records)
     message_bytes_max = wombat.MESSAGE_BYTES_MAX
     large_refusal = Refusal.LARGE_PAYLOAD
 
@@ -53,7 +54,8 @@ class WombatConnection(TopicConnection, WebSocketConnection):
 
     def messages_received(self, messages: Sequence[bytes]) -> None:
         silent_at = self._wombat.silent_at
-        commands = self._wombat.receive_messages(messages, self._shared.loop.time())
+        now = self._heard_s = self._shared.loop.time()
+        commands = self._wombat.receive_messages(messages, now)
         if self._wombat.silent_at != silent_at:
             self._move_to_end()
         if self._wombat.repeats:
@@ -83,8 +85,10 @@ class WombatConnection(TopicConnection, WebSocketConnection):
         super().lost()
 
     def overtaken(self, subscription: Subscription) -> None:
-        # A client need not look into serials: it learns what it missed from the next ATTACHED.
         name = subscription.topic.name
+        if self._claims and name in self._claims:
+            return  # RECORDS say where they lie
+        # A client need not look into serials: it learns what it missed from the next ATTACHED.
         reason = f"messages of {name!r} are gone: attach again"
         logger.warning("%s: closing: %s", self.peer, reason)
         self._drop(name)

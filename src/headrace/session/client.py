@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from headrace.errors import PayloadTooLargeError
 from headrace.model import JUMP, PAYLOAD_BYTES_MAX
+from headrace.session.reader_events import ReaderEvent
 
 Place = int | str
 """A place in a topic, as its protocol names it: an offset (Figg) or a serial (Wombat).
@@ -105,7 +106,7 @@ class Finished(NamedTuple):
     reason: str
 
 
-Event = Acknowledged | Refused | Attached | Detached | Missed | Messages | Broken
+Event = Acknowledged | Refused | Attached | Detached | Missed | Messages | ReaderEvent | Broken
 
 E = TypeVar("E")
 """The events of a session."""
@@ -194,6 +195,22 @@ class ClientSession(LinkedSession[Event], Protocol):
 
         Returns whether a `Detached` will come for it, unless the connection is lost before.
         """
+
+    def read(self, topic: str, reader: str, *, newest: bool, window: int, instance: int) -> None:
+        """Ask for a topic under a reader's name; `detach` ends that too.
+
+        `window`: how much may be delivered ahead of `handled`; `instance`: a random number of this client.
+        Raises BadReaderNameError, and LocalProtocolError without pings.
+        """
+
+    def handled(self, topic: str, offset: int) -> bool:
+        """The application has handled the message of a reader that ends at `offset`.
+
+        False if the message is not, or no longer, this client's to handle.
+        """
+
+    def handled_up_to(self, topic: str) -> int:
+        """The offset up to which every message of a reader was handled; 0 where nothing is read."""
 
     def pause(self, topic: str) -> None:
         """Detach a topic that is wanted, and remember where it stopped."""

@@ -101,6 +101,18 @@ class Topics:
         topic.state = State.DETACHING
         return self._connected
 
+    def leave(self, name: str) -> bool:
+        """Send DETACH for a topic that was read under a name, and await the answer as for others."""
+        if self._connected and name not in self._topics:
+            topic = self._topics[name] = Topic(None)
+            topic.state = State.DETACHING
+            self._send_detach(name)
+        return self._connected
+
+    def is_leaving(self, name: str) -> bool:
+        """True while a DETACHED is awaited."""
+        return self._connected and name in self._topics
+
     def pause(self, name: str) -> None:
         place = self._topics[name].place
         self.detach(name)

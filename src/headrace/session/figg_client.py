@@ -10,7 +10,7 @@ from headrace.errors import LocalProtocolError
 from headrace.session.client import Broken, Event, Place
 from headrace.session.client_window import WINDOW_BYTES_MAX, WINDOW_MAX
 from headrace.session.resuming_client import ResumingClientSession
-from headrace.wire import figg
+from headrace.wire import figg, readers
 from headrace.wire.figg_decoder import ClientDecoder
 
 PING_INTERVAL_S = 2.0
@@ -58,6 +58,11 @@ class FiggClientSession(ResumingClientSession[figg.ToClient]):
             raise LocalProtocolError(f"an offset is a number from 0 to {_OFFSET_MAX}, not {place}")
         return place
 
+    def _encode_of_reader(self, message: readers.ToServer) -> bytes:
+        if isinstance(message, readers.Handled):
+            return figg.encode_handled(message)
+        return figg.encode_read(message)
+
     def _reset_decoder(self) -> None:
         self._decoder = ClientDecoder()
 
@@ -74,7 +79,9 @@ class FiggClientSession(ResumingClientSession[figg.ToClient]):
         elif isinstance(message, figg.Attached):
             self._topics.attached(message.topic, message.offset, events)
         elif isinstance(message, figg.Detached):
-            self._topics.detached(message.topic, events)
+            self._detached(message.topic, events)
+        elif isinstance(message, readers.ToClient):
+            self._readers.take(message, events)
         else:
             events.append(Broken(f"the server broke the protocol: {message.reason}"))
 

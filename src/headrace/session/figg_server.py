@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from headrace.session.server import Attach, Command, Detach, Publish, TopicSession
 from headrace.session.units import Unit
-from headrace.wire import figg, websocket
+from headrace.wire import figg, readers, websocket
 from headrace.wire.figg_decoder import ServerDecoder
 
 
@@ -29,6 +29,8 @@ class FiggServerSession(TopicSession):
                 commands.append(Attach(message.topic, message.offset))
             elif isinstance(message, figg.Detach):
                 commands.append(Detach(message.topic))
+            elif isinstance(message, readers.Read | readers.Handled):
+                commands.append(message)
             else:
                 refused = message.refused
                 number = None if refused is None else refused.number
@@ -48,6 +50,18 @@ class FiggServerSession(TopicSession):
 
     def detached(self, topic: str) -> None:
         self._out.append(figg.encode_detached(topic))
+
+    def tell_reader(self, message: readers.ToClient) -> None:
+        if isinstance(message, readers.Stored):
+            self._out.append(figg.encode_stored(message))
+        elif isinstance(message, readers.Reading):
+            self._out.append(figg.encode_reading(message))
+        elif isinstance(message, readers.Waiting):
+            self._out.append(figg.encode_waiting(message))
+        elif isinstance(message, readers.Lost):
+            self._out.append(figg.encode_lost(message))
+        else:
+            self._out.append(figg.encode_records(message))
 
     def _acknowledge(self, ready: Sequence[Unit]) -> None:
         """One ACK for everything."""

@@ -1,9 +1,10 @@
 """What the sessions of Figg and Wombat clients share: state that is told anew to each connection, and pings.
 
 A client outlives its connections. What the server must know is kept as state, never as bytes in flight:
-the topics wanted and how far each was received (`client_topics.py`), and the publishes not yet acknowledged
-(`client_window.py`). Losing a connection throws the unsent bytes away; the next connection is told the
-state again (`opened`), and what the old one had lost is thereby sent anew.
+the topics wanted and how far each was received (`client_topics.py`, and `client_readers.py` for those that
+are read under a name), and the publishes not yet acknowledged (`client_window.py`). Losing a connection
+throws the unsent bytes away; the next connection is told the state again (`opened`), and what the old one had
+lost is thereby sent anew.
 
     connection     connecting()     opened()     a valid message     disconnected()
     disconnected   connecting       -            -                   disconnected
@@ -31,7 +32,13 @@ from collections.abc import Sequence
 from math import inf
 from typing import Generic, TypeVar
 
-from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic, check_topic_name
+from headrace.errors import LocalProtocolError
+from headrace.model import (
+    PAYLOAD_BYTES_MAX,
+    check_publish_topic,
+    check_reader_name,
+    check_topic_name,
+)
 from headrace.session.client import (
     Acknowledged,
     Broken,
@@ -42,8 +49,10 @@ from headrace.session.client import (
     check_payload,
     check_topic_type,
 )
+from headrace.session.client_readers import Readers
 from headrace.session.client_topics import Topics
 from headrace.session.client_window import WINDOW_BYTES_MAX, WINDOW_MAX, Window
+from headrace.wire import readers
 
 REFUSALS_MAX = 3
 """Connections that a publish may cost in a row before it is given up."""
@@ -80,6 +89,7 @@ class ResumingClientSession(ABC, Generic[Message]):
         self._pings: deque[tuple[int, float]] = deque()
         self._control: list[bytes] = []
         self._topics = Topics(self._send_attach, self._send_detach)
+        self._readers = Readers(self._send_of_reader, self._send_detach)
         self._window = Window(window_max, window_bytes_max, resend_s)
         self._names_checked: set[str] = set()
         self._heard = False
@@ -91,7 +101,9 @@ class ResumingClientSession(ABC, Generic[Message]):
 
     @property
     def tick_at(self) -> float:
-        return min(self._ping_at, self._window.overdue_at, self._connected_at)
+        return min(
+            self._ping_at, self._window.overdue_at, self._connected_at, self._readers.tick_at
+        )
 
     @property
     def unacknowledged(self) -> int:
@@ -115,6 +127,7 @@ class ResumingClientSession(ABC, Generic[Message]):
         else:
             self.state = ConnectionState.CONNECTED
         self._topics.connected()
+        self._readers.connected(now)
 
     def hung_up(self, reason: str, now: float) -> list[Event]:
         window = self._window
@@ -163,7 +176,29 @@ class ResumingClientSession(ABC, Generic[Message]):
         return asked
 
     def detach(self, topic: str) -> bool:
+        if topic in self._readers:
+            self._readers.stop(topic)
+            return self._topics.leave(topic)
         return self._topics.detach(topic)
+
+    def read(self, topic: str, reader: str, *, newest: bool, window: int, instance: int) -> None:
+        check_topic_type(topic)
+        check_topic_name(topic)
+        if not isinstance(reader, str):
+            raise TypeError(f"a reader's name is str, not {type(reader).__name__}")
+        check_reader_name(reader)
+        if self._ping_interval_s == inf:
+            raise LocalProtocolError(
+                "a reader needs pings, by which the server knows that it lives: set ping_interval_s"
+            )
+        self._readers.read(topic, reader, newest=newest, window=window, instance=instance)
+        self._readers.claim(topic, held=self._topics.is_leaving(topic))
+
+    def handled(self, topic: str, offset: int) -> bool:
+        return self._readers.handled(topic, offset)
+
+    def handled_up_to(self, topic: str) -> int:
+        return self._readers.prefix(topic)
 
     def pause(self, topic: str) -> None:
         self._topics.pause(topic)
@@ -186,21 +221,23 @@ class ResumingClientSession(ABC, Generic[Message]):
             return []
         if now >= self._connected_at:
             self._connected()
+        events = self._readers.tick(now, reading)
         if not reading:
             self._window.wait_longer(now)
             if now >= self._ping_at:
                 self._ping_unheard(now)
-            return []
+            return events
         if now >= self._ping_at:
             if len(self._pings) >= self._pings_unanswered_max:
-                return [Broken(_unanswered(len(self._pings)))]
+                return [*events, Broken(_unanswered(len(self._pings)))]
             self._ping(now)
         self._window.resend(now)
-        return []
+        return events
 
     def data_to_send(self, bytes_max: int, now: float) -> list[bytes]:
         if not self._open:
             return []
+        self._readers.flush(now)
         frames = self._control
         self._control = []
         frames += self._window.take(bytes_max, now)
@@ -220,6 +257,9 @@ class ResumingClientSession(ABC, Generic[Message]):
 
     @abstractmethod
     def _encode_detach(self, topic: str) -> bytes: ...
+
+    @abstractmethod
+    def _encode_of_reader(self, message: readers.ToServer) -> bytes: ...
 
     @abstractmethod
     def _encode_ping(self, timestamp: int) -> bytes: ...
@@ -269,6 +309,13 @@ class ResumingClientSession(ABC, Generic[Message]):
     def _send_detach(self, name: str) -> None:
         self._control.append(self._encode_detach(name))
 
+    def _send_of_reader(self, message: readers.ToServer) -> None:
+        self._control.append(self._encode_of_reader(message))
+
+    def _detached(self, topic: str, events: list[Event]) -> None:
+        self._topics.detached(topic, events)
+        self._readers.detached(topic)
+
     def _ping(self, now: float) -> None:
         timestamp = int(now * 1e6)
         self._pings.append((timestamp, now))
@@ -282,6 +329,7 @@ class ResumingClientSession(ABC, Generic[Message]):
         self._control.clear()
         self._window.start_over()
         self._topics.disconnected()
+        self._readers.disconnected()
 
     def _check_name(self, topic: str) -> None:
         check_topic_type(topic)

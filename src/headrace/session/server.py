@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.model import Refusal, RefusedPublish
 from headrace.session.units import Unit, Units
-from headrace.wire import websocket
+from headrace.wire import readers, websocket
 
 
 class Publish(NamedTuple):
@@ -47,7 +47,7 @@ class Close(NamedTuple):
     """Why a publish of this peer is refused however often it comes; None: it is closed for another reason."""
 
 
-Command = Publish | Attach | Detach | Close
+Command = Publish | Attach | Detach | readers.ToServer | Close
 
 
 class Decoder(Protocol):
@@ -144,3 +144,7 @@ class TopicSession(ServerSession):
 
     @abstractmethod
     def detached(self, topic: str) -> None: ...
+
+    @abstractmethod
+    def tell_reader(self, message: readers.ToClient) -> None:
+        """Say something about a named reader; records go out on their own."""

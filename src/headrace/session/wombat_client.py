@@ -19,7 +19,7 @@ from headrace.errors import LocalProtocolError
 from headrace.session.client import Broken, Event, Place
 from headrace.session.client_window import WINDOW_BYTES_MAX, WINDOW_MAX
 from headrace.session.resuming_client import ResumingClientSession
-from headrace.wire import wombat
+from headrace.wire import readers, wombat
 from headrace.wire.wombat_decoder import ClientDecoder
 
 PING_INTERVAL_S = 5.0
@@ -70,6 +70,11 @@ class WombatClientSession(ResumingClientSession[wombat.ToClient]):
             raise LocalProtocolError(f"an offset is a number from 0 to {_OFFSET_MAX}, not {place}")
         return f"@{place}"
 
+    def _encode_of_reader(self, message: readers.ToServer) -> bytes:
+        if isinstance(message, readers.Handled):
+            return wombat.encode_handled(message)
+        return wombat.encode_read(message)
+
     def _reset_decoder(self) -> None:
         self._decoder = ClientDecoder()
 
@@ -86,7 +91,9 @@ class WombatClientSession(ResumingClientSession[wombat.ToClient]):
         elif isinstance(message, wombat.Attached):
             self._topics.attached(message.topic, message.serial, events)
         elif isinstance(message, wombat.Detached):
-            self._topics.detached(message.topic, events)
+            self._detached(message.topic, events)
+        elif isinstance(message, readers.ToClient):
+            self._readers.take(message, events)
         else:
             events.append(Broken(f"the server broke the protocol: {message.reason}"))
 

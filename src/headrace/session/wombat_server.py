@@ -10,7 +10,7 @@ from headrace.model import RefusedPublish
 from headrace.session.numbers import Numbers
 from headrace.session.server import Attach, Command, Detach, Publish, TopicSession
 from headrace.session.units import Range, Unit, Units
-from headrace.wire import wombat
+from headrace.wire import readers, wombat
 from headrace.wire.wombat_decoder import ServerDecoder
 
 REMEMBERED_BYTES_MAX = 1 << 18
@@ -47,6 +47,8 @@ class WombatServerSession(TopicSession):
                 commands.append(self._attach(message))
             elif isinstance(message, wombat.Detach):
                 commands.append(Detach(message.topic))
+            elif isinstance(message, readers.Read | readers.Handled):
+                commands.append(message)
             else:
                 number = self._number_of(message.refused)
                 commands.append(self.refuse_publish(message, number, message.code))
@@ -81,6 +83,18 @@ class WombatServerSession(TopicSession):
         if refused is None or refused.number is None or self._numbers is None:
             return None
         return self._numbers.unwrap(refused.number)
+
+    def tell_reader(self, message: readers.ToClient) -> None:
+        if isinstance(message, readers.Stored):
+            self._out.append(wombat.encode_stored(message))
+        elif isinstance(message, readers.Reading):
+            self._out.append(wombat.encode_reading(message))
+        elif isinstance(message, readers.Waiting):
+            self._out.append(wombat.encode_waiting(message))
+        elif isinstance(message, readers.Lost):
+            self._out.append(wombat.encode_lost(message))
+        else:
+            self._out.append(wombat.encode_records(message))
 
     def _attach(self, message: wombat.Attach) -> Attach:
         if message.serial is None:

@@ -11,6 +11,7 @@ from itertools import accumulate, chain, repeat
 from typing import NamedTuple
 
 from headrace.model import RefusedPublish
+from headrace.wire import readers
 
 VERSION = 1
 
@@ -21,10 +22,21 @@ FLAG_FROM_OFFSET = 0x8000
 FLAGS_FROM_OFFSET = 0x8001
 """What the server takes: counted from either end."""
 
+FLAG_NEWEST = 0x0001
+"""In READ: a reader without a cursor starts at the end of the topic."""
+FLAG_EXACT = 0x0001
+"""In READING: delivery starts where the cursor was."""
+
 HEADER = struct.Struct(">HHI")
 U16 = struct.Struct(">H")
 U32 = struct.Struct(">I")
 U64 = struct.Struct(">Q")
+READ_TAIL = struct.Struct(">QQ")
+READING_TAIL = struct.Struct(">QHQQQQ")
+RECORDS_TAIL = struct.Struct(">QQQQ")
+HANDLED_TAIL = struct.Struct(">QQQ")
+STORED_TAIL = struct.Struct(">QQ")
+"""Fixed fields of the messages of named readers, behind their names."""
 
 _FIELDS_CACHED_MAX = 1024
 """Encoded names remembered: a publisher or a delivery has few topics at a time."""
@@ -85,8 +97,8 @@ class Bad(NamedTuple):
     """Set when this is a publish that would be refused again, however often it came."""
 
 
-ToServer = Attach | Detach | Publishes | Ping | Bad
-ToClient = Attached | Detached | Ack | Data | Pong | Bad
+ToServer = Attach | Detach | Publishes | Ping | readers.ToServer | Bad
+ToClient = Attached | Detached | Ack | Data | Pong | readers.ToClient | Bad
 
 
 def encode_attach(topic: str, offset: int | None) -> bytes:
@@ -138,6 +150,46 @@ def encode_data(topic: str, offset: int, records: Sequence[bytes]) -> bytes:
     uniform = len(set(sizes)) == 1
     head = repeat(heads[sizes[0]]) if uniform else map(heads.__getitem__, sizes)
     return b"".join(chain.from_iterable(zip(head, map(U64.pack, ends), records, strict=False)))
+
+
+# Named readers.
+
+
+def encode_read(message: readers.Read) -> bytes:
+    flags = U16.pack(FLAG_NEWEST if message.newest else 0)
+    names = _topic_field(message.topic) + _topic_field(message.reader)
+    tail = READ_TAIL.pack(message.instance, message.window)
+    return _frame(readers.READ, flags + names + tail)
+
+
+def encode_waiting(message: readers.Waiting) -> bytes:
+    return _frame(readers.WAITING, _topic_field(message.topic) + U32.pack(message.ahead))
+
+
+def encode_reading(message: readers.Reading) -> bytes:
+    topic, grant, asked, exact, *position = message
+    tail = READING_TAIL.pack(grant, FLAG_EXACT if exact else 0, asked, *position)
+    return _frame(readers.READING, _topic_field(topic) + tail)
+
+
+def encode_records(message: readers.Records) -> bytes:
+    topic, *position, data = message
+    return _frame(readers.RECORDS, _topic_field(topic) + RECORDS_TAIL.pack(*position) + data)
+
+
+def encode_handled(message: readers.Handled) -> bytes:
+    topic, *numbers = message
+    return _frame(readers.HANDLED, _topic_field(topic) + HANDLED_TAIL.pack(*numbers))
+
+
+def encode_stored(message: readers.Stored) -> bytes:
+    topic, *numbers = message
+    return _frame(readers.STORED, _topic_field(topic) + STORED_TAIL.pack(*numbers))
+
+
+def encode_lost(message: readers.Lost) -> bytes:
+    tail = U16.pack(message.code) + message.reason.encode()[: readers.REASON_BYTES_MAX]
+    return _frame(readers.LOST, _topic_field(message.topic) + tail)
 
 
 class _DataHeads(dict[int, bytes]):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from headrace.errors import BadTopicNameError
 from headrace.model import (
     PAYLOAD_BYTES_MAX,
+    READER_BYTES_MAX,
     RECORD_HEADER_BYTES,
     RESERVED_TOPIC_BYTES_MAX,
     TOPIC_BYTES_MAX,
@@ -24,6 +25,7 @@ from headrace.model import (
     reserved_reason,
     topic_bytes_max,
 )
+from headrace.wire import readers
 from headrace.wire.figg import (
     ACK,
     ATTACH,
@@ -31,11 +33,18 @@ from headrace.wire.figg import (
     DATA,
     DETACH,
     DETACHED,
+    FLAG_EXACT,
+    FLAG_NEWEST,
     FLAGS_FROM_OFFSET,
+    HANDLED_TAIL,
     HEADER,
     PING,
     PONG,
     PUBLISH,
+    READ_TAIL,
+    READING_TAIL,
+    RECORDS_TAIL,
+    STORED_TAIL,
     U16,
     U32,
     U64,
@@ -64,6 +73,8 @@ _TO_SERVER_BYTES_MAX = {
     DETACH: _TOPIC_FIELD_MAX,
     PUBLISH: 4 + TOPIC_BYTES_MAX + 8 + _PAYLOAD_FIELD_MAX,
     PING: 8,
+    readers.READ: 2 + _TOPIC_FIELD_MAX + 4 + READER_BYTES_MAX + READ_TAIL.size,
+    readers.HANDLED: _TOPIC_FIELD_MAX + HANDLED_TAIL.size,
 }
 _TO_CLIENT_BYTES_MAX = {
     ATTACHED: _TOPIC_FIELD_MAX + 8,
@@ -71,8 +82,24 @@ _TO_CLIENT_BYTES_MAX = {
     ACK: 8,
     DATA: _TOPIC_FIELD_MAX + 8 + _PAYLOAD_FIELD_MAX,
     PONG: 8,
+    readers.WAITING: _TOPIC_FIELD_MAX + U32.size,
+    readers.READING: _TOPIC_FIELD_MAX + READING_TAIL.size,
+    readers.RECORDS: _TOPIC_FIELD_MAX + RECORDS_TAIL.size + readers.RECORDS_BYTES_MAX,
+    readers.STORED: _TOPIC_FIELD_MAX + STORED_TAIL.size,
+    readers.LOST: _TOPIC_FIELD_MAX + U16.size + readers.REASON_BYTES_MAX,
 }
-_NAMES = ("", "ATTACH", "ATTACHED", "DETACH", "DETACHED", "PUBLISH", "ACK", "DATA", "PING", "PONG")
+_NAMES = {
+    ATTACH: "ATTACH",
+    ATTACHED: "ATTACHED",
+    DETACH: "DETACH",
+    DETACHED: "DETACHED",
+    PUBLISH: "PUBLISH",
+    ACK: "ACK",
+    DATA: "DATA",
+    PING: "PING",
+    PONG: "PONG",
+    **{kind: name.upper() for kind, name in readers.NAMES.items()},
+}
 
 _NOTHING_KNOWN = struct.Struct(">QI")
 """Stands where a struct will be once a topic has been seen."""
@@ -274,6 +301,11 @@ class ServerDecoder(_Decoder):
             if after != stop:
                 raise _BadFrameError(f"{stop - after} bytes too many behind the topic")
             return Detach(_topic(data[body:after]))
+        if kind == readers.READ:
+            return _read(data, body, stop)
+        if kind == readers.HANDLED:
+            topic, at = _topic_before(data, body, stop, HANDLED_TAIL)
+            return readers.Handled(topic, *HANDLED_TAIL.unpack_from(data, at))
         return self._attach(data, body, stop)
 
     def _attach(self, data: bytes, body: int, stop: int) -> Attach:
@@ -358,6 +390,8 @@ class ClientDecoder(_Decoder):
             return Ack(_only_u64(data, body, stop))
         if kind == PONG:
             return Pong(_only_u64(data, body, stop))
+        if kind in readers.NAMES:
+            return _of_reader(kind, data, body, stop)
         after = _topic_end(data, body, stop)
         topic = _topic(data[body:after])
         tail = 8 if kind == ATTACHED else 0
@@ -366,6 +400,56 @@ class ClientDecoder(_Decoder):
         if kind == DETACHED:
             return Detached(topic)
         return Attached(topic, U64.unpack_from(data, after)[0])
+
+
+def _read(data: bytes, body: int, stop: int) -> readers.Read:
+    if stop - body < 2:
+        raise _BadFrameError("READ ends inside its flags")
+    flags = U16.unpack_from(data, body)[0]
+    after_topic = _topic_end(data, body + 2, stop)
+    topic = _topic(data[body + 2 : after_topic])
+    after = _topic_end(data, after_topic, stop)
+    try:
+        reader = data[after_topic + 4 : after].decode()
+    except UnicodeDecodeError:
+        raise _BadFrameError("the reader's name is not UTF-8") from None
+    if stop - after != READ_TAIL.size:
+        raise _BadFrameError(f"READ has {stop - after} bytes behind its names")
+    instance, window = READ_TAIL.unpack_from(data, after)
+    return readers.Read(topic, reader, bool(flags & FLAG_NEWEST), instance, window)
+
+
+def _of_reader(kind: int, data: bytes, body: int, stop: int) -> readers.ToClient:
+    """What a server says about a named reader."""
+    if kind == readers.RECORDS:
+        topic, at = _topic_before(data, body, stop, RECORDS_TAIL, more=True)
+        epoch, offset, ordinal, ms = RECORDS_TAIL.unpack_from(data, at)
+        records = data[at + RECORDS_TAIL.size : stop]
+        return readers.Records(topic, epoch, offset, ordinal, ms, records)
+    if kind == readers.STORED:
+        topic, at = _topic_before(data, body, stop, STORED_TAIL)
+        return readers.Stored(topic, *STORED_TAIL.unpack_from(data, at))
+    if kind == readers.READING:
+        topic, at = _topic_before(data, body, stop, READING_TAIL)
+        grant, flags, asked, *start = READING_TAIL.unpack_from(data, at)
+        return readers.Reading(topic, grant, asked, bool(flags & FLAG_EXACT), *start)
+    if kind == readers.LOST:
+        topic, at = _topic_before(data, body, stop, U16, more=True)
+        reason = data[at + U16.size : stop].decode(errors="replace")
+        return readers.Lost(topic, U16.unpack_from(data, at)[0], reason)
+    topic, at = _topic_before(data, body, stop, U32)
+    return readers.Waiting(topic, *U32.unpack_from(data, at))
+
+
+def _topic_before(
+    data: bytes, body: int, stop: int, tail: struct.Struct, more: bool = False
+) -> tuple[str, int]:
+    """Read a topic that fixed fields follow, and perhaps more; return it and where they begin."""
+    after = _topic_end(data, body, stop)
+    left = stop - after - tail.size
+    if left < 0 or (left and not more):
+        raise _BadFrameError(f"{stop - after} bytes behind the topic where {tail.size} belong")
+    return _topic(data[body:after]), after
 
 
 class _SameFrames(NamedTuple):
@@ -425,7 +509,7 @@ def _same_struct(number_at: int, record_bytes: int) -> struct.Struct:
 
 
 def _check_header(kind: int, version: int, size: int, limits: dict[int, int], sender: str) -> None:
-    if kind not in range(1, len(_NAMES)):
+    if kind not in _NAMES:
         raise _BadFrameError(f"unknown message type {kind}")
     if version != VERSION:
         raise _BadFrameError(f"protocol version {version}, only {VERSION} is spoken here")

@@ -18,13 +18,22 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.model import PAYLOAD_BYTES_MAX, RefusedPublish
-from headrace.wire import websocket
+from headrace.wire import readers, websocket
 
 ATTACH, ATTACHED, PUBLISH, ACK, PAYLOAD, PING, PONG, DETACH, DETACHED = range(1, 10)
-NAMES = (
-    *("", "attach", "attached", "publish", "ack", "payload", "ping", "pong"),
-    *("detach", "detached"),  # our extension: the protocol has no way to unsubscribe
-)
+NAMES = {
+    ATTACH: "attach",
+    ATTACHED: "attached",
+    PUBLISH: "publish",
+    ACK: "ack",
+    PAYLOAD: "payload",
+    PING: "ping",
+    PONG: "pong",
+    # Our extensions: the protocol has no way to unsubscribe, and no named readers.
+    DETACH: "detach",
+    DETACHED: "detached",
+    **readers.NAMES,
+}
 
 MESSAGE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX + 4096
 """The largest message: some encoders write a byte array as integers, up to two bytes for each."""
@@ -109,8 +118,8 @@ class Bad(NamedTuple):
     """Set when this is a publish that would be refused again, however often it came."""
 
 
-ToServer = Attach | Detach | Publishes | Ping | Bad
-ToClient = Attached | Detached | Ack | Payloads | Pong | Bad
+ToServer = Attach | Detach | Publishes | Ping | readers.ToServer | Bad
+ToClient = Attached | Detached | Ack | Payloads | Pong | readers.ToClient | Bad
 
 
 def make_serial(epoch: int, offset: int) -> str:
@@ -164,7 +173,39 @@ def encode_payloads(topic: str, epoch: int, offset: int, records: Sequence[bytes
     return form % tuple(chain.from_iterable(zip(ends, records, strict=True)))
 
 
+def encode_waiting(message: readers.Waiting) -> bytes:
+    return _framed(readers.WAITING, message._asdict())
+
+
+def encode_reading(message: readers.Reading) -> bytes:
+    return _framed(readers.READING, message._asdict())
+
+
+def encode_records(message: readers.Records) -> bytes:
+    topic, epoch, offset, ordinal, ms, data = message
+    position = {"topic": topic, "epoch": epoch, "offset": offset, "ordinal": ordinal, "time": ms}
+    return _framed(readers.RECORDS, position | {"records": data})
+
+
+def encode_stored(message: readers.Stored) -> bytes:
+    return _framed(readers.STORED, message._asdict())
+
+
+def encode_lost(message: readers.Lost) -> bytes:
+    return _framed(readers.LOST, message._asdict())
+
+
 # From client to server, without frames.
+
+
+def encode_read(message: readers.Read) -> bytes:
+    topic, reader, newest, instance, window = message
+    names = {"topic": topic, "reader": reader, "start": "newest" if newest else "oldest"}
+    return _message(readers.READ, names | {"instance": instance, "window": window})
+
+
+def encode_handled(message: readers.Handled) -> bytes:
+    return _message(readers.HANDLED, message._asdict())
 
 
 def encode_attach(topic: str, serial: str | None) -> bytes:

@@ -22,7 +22,7 @@ from headrace.model import (
     check_topic_name,
     refusal_of,
 )
-from headrace.wire import websocket
+from headrace.wire import readers, websocket
 from headrace.wire.wombat import (
     ACK,
     ATTACH,
@@ -55,6 +55,7 @@ _U32 = struct.Struct(">I")
 T = TypeVar("T")
 
 _Number = Annotated[int, Meta(ge=0, lt=SEQUENCE_NUMBERS)]
+_Natural = Annotated[int, Meta(ge=0)]
 
 
 class _Publish(Struct, gc=False):
@@ -104,12 +105,29 @@ class _Timestamp(Struct):
     timestamp: Raw
 
 
+class _Read(Struct):
+    topic: str
+    reader: str
+    instance: _Natural
+    window: _Natural
+    start: Literal["oldest", "newest"] = "oldest"
+
+
+class _Handled(Struct):
+    topic: str
+    grant: _Natural
+    offset: _Natural
+    ordinal: _Natural
+
+
 class _ToServer(Struct):
     type: int
     attach: _Attach | UnsetType = UNSET
     publish: _AnyPublish | UnsetType = UNSET
     ping: _Timestamp | UnsetType = UNSET
     detach: _Topic | UnsetType = UNSET
+    read: _Read | UnsetType = UNSET
+    handled: _Handled | UnsetType = UNSET
 
 
 class _BadMessageError(Exception):
@@ -225,7 +243,7 @@ class _Gathered:
             self.in_order = False
 
 
-def _to_server(message: bytes) -> Attach | Detach | Ping | _Publish:
+def _to_server(message: bytes) -> Attach | Detach | Ping | readers.ToServer | _Publish:
     try:
         return _publish_decoder.decode(message).publish
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -242,7 +260,14 @@ def _to_server(message: bytes) -> Attach | Detach | Ping | _Publish:
     if found.type == DETACH and found.detach:
         check_topic_name(found.detach.topic)
         return Detach(found.detach.topic)
-    raise _wrong_type(found.type, (ATTACH, PUBLISH, PING, DETACH), "a client")
+    if found.type == readers.READ and found.read:
+        check_topic_name(found.read.topic)
+        topic, reader, instance, window, start = msgspec.structs.astuple(found.read)
+        return readers.Read(topic, reader, start == "newest", instance, window)
+    if found.type == readers.HANDLED and found.handled:
+        return readers.Handled(*msgspec.structs.astuple(found.handled))
+    known = (ATTACH, PUBLISH, PING, DETACH, readers.READ, readers.HANDLED)
+    raise _wrong_type(found.type, known, "a client")
 
 
 class _Attached(Struct):
@@ -278,6 +303,42 @@ class _Pong(Struct):
     timestamp: int
 
 
+class _Waiting(Struct):
+    topic: str
+    ahead: _Natural
+
+
+class _Reading(Struct):
+    topic: str
+    grant: _Natural
+    asked: _Natural
+    exact: bool
+    epoch: _Natural
+    offset: _Natural
+    ordinal: _Natural
+
+
+class _Records(Struct):
+    topic: str
+    epoch: _Natural
+    offset: _Natural
+    ordinal: _Natural
+    time: _Natural
+    records: bytes
+
+
+class _Stored(Struct):
+    topic: str
+    grant: _Natural
+    offset: _Natural
+
+
+class _Lost(Struct):
+    topic: str
+    code: int
+    reason: str
+
+
 class _ToClient(Struct):
     type: int
     payload: _AnyPayload | UnsetType = UNSET
@@ -285,6 +346,11 @@ class _ToClient(Struct):
     attached: _Attached | UnsetType = UNSET
     pong: _Pong | UnsetType = UNSET
     detached: _Topic | UnsetType = UNSET
+    waiting: _Waiting | UnsetType = UNSET
+    reading: _Reading | UnsetType = UNSET
+    records: _Records | UnsetType = UNSET
+    stored: _Stored | UnsetType = UNSET
+    lost: _Lost | UnsetType = UNSET
 
 
 class ClientDecoder:
@@ -339,9 +405,37 @@ def _to_client(message: bytes) -> ToClient | _Payload | None:
         return Attached(found.attached.topic, found.attached.serial)
     if found.type == DETACHED and found.detached:
         return Detached(found.detached.topic)
-    if found.type >= len(NAMES):
+    if found.type in readers.NAMES and (of_reader := _of_reader(found)) is not None:
+        return of_reader
+    if found.type not in NAMES:
         return None
-    raise _wrong_type(found.type, (ATTACHED, ACK, PAYLOAD, PONG, DETACHED), "a server")
+    known = (ATTACHED, ACK, PAYLOAD, PONG, DETACHED, *_READER_ANSWERS)
+    raise _wrong_type(found.type, known, "a server")
+
+
+_READER_ANSWERS = (
+    readers.WAITING,
+    readers.READING,
+    readers.RECORDS,
+    readers.STORED,
+    readers.LOST,
+)
+
+
+def _of_reader(found: _ToClient) -> readers.ToClient | None:
+    """What a server says about a named reader."""
+    fields = msgspec.structs.astuple
+    if found.type == readers.RECORDS and found.records:
+        return readers.Records(*fields(found.records))
+    if found.type == readers.STORED and found.stored:
+        return readers.Stored(*fields(found.stored))
+    if found.type == readers.READING and found.reading:
+        return readers.Reading(*fields(found.reading))
+    if found.type == readers.WAITING and found.waiting:
+        return readers.Waiting(*fields(found.waiting))
+    if found.type == readers.LOST and found.lost:
+        return readers.Lost(*fields(found.lost))
+    return None
 
 
 def _refused_publish(message: bytes) -> RefusedPublish | None:
@@ -413,6 +507,6 @@ def _too_large(size: int) -> _BadMessageError:
 def _wrong_type(kind: int, allowed: tuple[int, ...], sender: str) -> _BadMessageError:
     if kind in allowed:
         return _BadMessageError(f"a message of type {kind} without `{NAMES[kind]}`")
-    if 0 < kind < len(NAMES):
+    if kind in NAMES:
         return _BadMessageError(f"{NAMES[kind].upper()} is not for {sender} to send")
     return _BadMessageError(f"unknown message type {kind}")

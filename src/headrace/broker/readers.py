@@ -1,0 +1,320 @@
+"""Named readers: which connection reads a topic under a name, who waits, and how far the reader has come.
+
+    (none) ──enter──▶ waiting ──first in line──▶ active ──release, silence──▶ (none)
+
+Each (topic, reader) has a line of claims, one per connection. The first claim is active: it has a *grant*,
+a number that its acknowledgements must carry, and a subscription that started at the cursor. What the active
+claim has handled becomes the cursor, one commit at a time. The next claim becomes active only when every
+accepted acknowledgement of the last one is durable, so it never gets an acknowledged record.
+
+Lines are in memory and cursors are in the store: after a restart clients claim again and go on at the
+cursor. Knows neither bytes nor clocks.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import NamedTuple, Protocol
+
+from headrace.broker.broker import Broker
+from headrace.broker.subscription import Encode, Sink, State, Subscription
+from headrace.errors import (
+    BadCursorError,
+    BadReaderNameError,
+    HeadraceError,
+    StoreFailedError,
+)
+from headrace.model import LAKE_READER, LAKE_START_READER, Position, check_reader_name
+
+logger = logging.getLogger(__name__)
+
+RECORD_OVERHEAD_BYTES = 128
+"""What each record counts for in a window, besides its bytes."""
+
+
+class ReaderSink(Sink, Protocol):
+    """A connection that reads under a name."""
+
+    def reader_waits(self, claim: "Claim", ahead: int) -> None:
+        """So many other connections come first; 0: the claim becomes active in a moment."""
+
+    def reader_begins(self, claim: "Claim", exact: bool) -> None:
+        """The claim is active: deliveries start at `claim.handled`."""
+
+    def reader_stored(self, claim: "Claim", offset: int) -> None:
+        """The cursor is at `offset`, durably."""
+
+    def reader_ends(self, claim: "Claim", subscription: Subscription) -> None:
+        """Nothing more of this subscription is to be sent."""
+
+    def reader_lost(self, claim: "Claim", reason: str, refused: bool) -> None:
+        """The claim has ended. `refused`: claiming again changes nothing."""
+
+    def is_silent(self, now: float) -> bool:
+        """True when the peer should have been heard of long ago."""
+
+
+class Claim:
+    """The wish of one connection to read a topic under a name."""
+
+    __slots__ = (
+        "asked",
+        "encode",
+        "grant",
+        "handled",
+        "has_begun",
+        "instance",
+        "newest",
+        "parked",
+        "reader",
+        "sink",
+        "subscription",
+        "topic",
+        "window",
+    )
+
+    def __init__(
+        self,
+        sink: ReaderSink,
+        topic: str,
+        reader: str,
+        *,
+        newest: bool,
+        instance: int,
+        window: int,
+        encode: Encode,
+    ) -> None:
+        self.sink = sink
+        self.topic = topic
+        self.reader = reader
+        self.newest = newest
+        self.instance = instance
+        self.window = max(1, window)
+        self.encode = encode
+        self.grant = 0
+        """0 while it is not active."""
+        self.has_begun = False
+        """True when its client has been told that it is active."""
+        self.subscription: Subscription | None = None
+        self.asked = Position(0, 0, 0)
+        """The cursor when it became active."""
+        self.handled = Position(0, 0, 0)
+        """Behind the last record that the client has handled, or where delivery started."""
+        self.parked = False
+        """True while its subscription waits for room in the window."""
+
+    @property
+    def is_full(self) -> bool:
+        """True when the client has as much unhandled as it wants."""
+        subscription = self.subscription
+        if subscription is None:
+            return True
+        records = subscription.ordinal - self.handled.ordinal
+        unhandled = subscription.offset - self.handled.offset + RECORD_OVERHEAD_BYTES * records
+        return unhandled >= self.window
+
+
+class _Key(NamedTuple):
+    topic: str
+    reader: str
+
+
+class _Line:
+    """The claims of one reader in one topic."""
+
+    __slots__ = ("claims", "key", "storing", "wanted")
+
+    def __init__(self, key: _Key) -> None:
+        self.key = key
+        self.claims: list[Claim] = []
+        self.storing = False
+        """True while a cursor is being made durable."""
+        self.wanted: tuple[Position, int] | None = None
+        """The next cursor to store, and the grant it comes from."""
+
+    @property
+    def active(self) -> Claim | None:
+        return self.claims[0] if self.claims and self.claims[0].grant else None
+
+
+class Readers:
+    def __init__(self, broker: Broker) -> None:
+        self.moved: Callable[[Collection[str]], None] = lambda topics: None
+        """Who is told in which topics cursors have moved."""
+        self._broker = broker
+        self._store = broker.store
+        self._lines: dict[_Key, _Line] = {}
+        self._held: Counter[_Key] = Counter()
+        """Cursors that are being moved by hand."""
+        self._grants = count(1)
+
+    def enter(self, claim: Claim) -> None:
+        """Join the line. Raises BadReaderNameError."""
+        _check_name(claim.reader)
+        key = _Key(claim.topic, claim.reader)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line(key)
+        again = next((one for one in line.claims if one.instance == claim.instance), None)
+        if again is None:
+            line.claims.append(claim)
+        else:
+            # Its old connection may seem alive for a while: the client itself knows better.
+            line.claims[line.claims.index(again)] = claim
+            self._end(again)
+            again.sink.reader_lost(again, "the client has connected again", False)
+        self._begin(line)
+        if not claim.has_begun and claim in line.claims:
+            claim.sink.reader_waits(claim, line.claims.index(claim))
+
+    def attached(self, claim: Claim, subscription: Subscription, exact: bool) -> None:
+        """The broker has found where an active claim starts."""
+        claim.subscription = subscription
+        claim.has_begun = True
+        epoch = subscription.topic.epoch
+        claim.handled = Position(epoch, subscription.offset, subscription.ordinal)
+        claim.sink.reader_begins(claim, exact)
+
+    def handled(self, claim: Claim, grant: int, offset: int, ordinal: int) -> None:
+        """The client has handled everything before a position. Raises BadCursorError.
+
+        Anything but the present grant is ignored: the client has been told that it lost that one.
+        """
+        subscription = claim.subscription
+        if grant != claim.grant or subscription is None:
+            return
+        if offset > subscription.offset or ordinal > subscription.ordinal:
+            raise BadCursorError(
+                f"offset {offset} and ordinal {ordinal} of topic {claim.topic!r} "
+                "have not been delivered to this reader"
+            )
+        if offset <= claim.handled.offset or ordinal <= claim.handled.ordinal:
+            return
+        claim.handled = Position(subscription.topic.epoch, offset, ordinal)
+        self._keep(self._lines[_Key(claim.topic, claim.reader)], claim.handled, grant)
+        if claim.parked and not claim.is_full:
+            claim.parked = False
+            if subscription.state is State.RESUMING:
+                claim.sink.ready(subscription)
+
+    def release(self, claim: Claim) -> None:
+        """The connection reads no more: the next in line does."""
+        line = self._lines.get(_Key(claim.topic, claim.reader))
+        self._end(claim)
+        if line is not None and claim in line.claims:
+            line.claims.remove(claim)
+            self._begin(line)
+
+    def tick(self, now: float) -> None:
+        """Take grants from connections that are silent while others wait."""
+        for line in [one for one in self._lines.values() if len(one.claims) > 1]:
+            active = line.active
+            if active is not None and active.sink.is_silent(now):
+                reason = "nothing was heard of this connection, and another one was waiting"
+                logger.warning(
+                    "%s: silent, so another connection reads topic %r as %r now",
+                    active.sink.peer,
+                    active.topic,
+                    active.reader,
+                )
+                self.release(active)
+                active.sink.reader_lost(active, reason, False)
+
+    @contextmanager
+    def held(self, reader: str, topics: Collection[str]) -> Iterator[None]:
+        """Suspend a reader while its cursors are moved by hand; afterwards it starts at the new place.
+
+        Acknowledgements of the old place are ignored from the beginning: they must not undo the move.
+        """
+        keys = [_Key(topic, reader) for topic in topics]
+        self._held.update(keys)
+        for key in keys:
+            if (line := self._lines.get(key)) is not None:
+                line.wanted = None
+                for claim in line.claims[:1]:
+                    self._end(claim)
+        try:
+            yield
+        finally:
+            self._held.subtract(keys)
+            for key in keys:
+                if not self._held[key]:
+                    del self._held[key]
+                if (line := self._lines.get(key)) is not None:
+                    self._begin(line)
+
+    def _begin(self, line: _Line) -> None:
+        """Make the first claim active, unless something has to happen before."""
+        key = line.key
+        if line.storing or self._held.get(key):
+            return
+        if line.wanted is not None:
+            self._keep_next(line)
+            return
+        if not line.claims:
+            self._lines.pop(key, None)
+            return
+        claim = line.claims[0]
+        if claim.grant:
+            return
+        cursors = self._store.cursors(key.topic, key.reader, limit=1)
+        if not cursors:
+            # Durable before the first delivery: a restart must not move where the reader started.
+            topic = self._store.look(key.topic)
+            self._keep(line, topic.end if claim.newest else topic.start, 0)
+            return
+        claim.asked = cursors[0].position
+        claim.grant = next(self._grants)
+        # The broker answers through the sink, perhaps at once, which calls `attached`.
+        claim.subscription = self._broker.subscribe(
+            claim.sink, claim.topic, claim.asked.offset, claim.encode, claim.asked.epoch
+        )
+
+    def _end(self, claim: Claim) -> None:
+        """Take the grant away, and stop deliveries."""
+        subscription, claim.subscription = claim.subscription, None
+        claim.grant = 0
+        claim.parked = claim.has_begun = False
+        if subscription is not None:
+            self._broker.unsubscribe(subscription)
+            claim.sink.reader_ends(claim, subscription)
+
+    def _keep(self, line: _Line, position: Position, grant: int) -> None:
+        """Store the cursor; positions that come while one is being stored wait and become one."""
+        line.wanted = (position, grant)
+        if not line.storing:
+            self._keep_next(line)
+
+    def _keep_next(self, line: _Line) -> None:
+        assert line.wanted is not None
+        position, grant = line.wanted
+        line.wanted = None
+        line.storing = True
+        topic, reader = line.key
+        try:
+            self._store.set_cursors(
+                reader, {topic: position}, lambda: self._kept(line, position, grant)
+            )
+        except StoreFailedError:
+            pass  # the server is stopping: whoever is connected hears of that
+        except HeadraceError as error:
+            line.storing = False
+            for claim in line.claims[:1]:
+                self.release(claim)
+                claim.sink.reader_lost(claim, str(error), True)
+
+    def _kept(self, line: _Line, position: Position, grant: int) -> None:
+        line.storing = False
+        active = line.active
+        if active is not None and active.grant == grant:
+            active.sink.reader_stored(active, position.offset)
+        self.moved([line.key.topic])
+        self._begin(line)
+
+
+def _check_name(reader: str) -> None:
+    check_reader_name(reader)
+    if reader in (LAKE_READER, LAKE_START_READER):
+        raise BadReaderNameError(f"the reader {reader!r} is the export's own: choose another name")
