@@ -90,7 +90,7 @@ async def test_what_cannot_be_read_is_missed_and_said(caplog: pytest.LogCaptureF
     subscription.deliver(records(40))
     assert await take(subscription, 2) == [10, 40]
     assert [one[1:3] for one in client.missed] == [(10, 30)]
-    assert "topic 't' cannot be read from the lake: the disk is gone" in caplog.text
+    assert 'topic "t" cannot be read from the lake: the disk is gone' in caplog.text
 
 
 async def test_who_stops_waiting_loses_nothing() -> None:
