@@ -27,6 +27,7 @@ from headrace.log.catalogue import (
 from headrace.log.catalogue_rows import RENAMED_FORMAT, TopicRow
 from headrace.log.disk import Disk
 from headrace.log.file_reads import ATTEMPTS_MAX, RETRY_S
+from headrace.log.inspect import open_unchanged
 from headrace.log.journal_reading import read_header
 from headrace.log.journal_scan import JournalScan
 from headrace.log.layout import Layout
@@ -172,15 +173,10 @@ def _backup_has_present_names(layout: Layout) -> bool:
     if not (layout.root / BACKUP_NAME).exists():
         return True
     try:
-        backup = Catalogue.open_for_reading(layout.root, name=BACKUP_NAME)
-    except DataDirectoryError:
-        return False
-    try:
-        return backup.meta().format >= RENAMED_FORMAT
+        with open_unchanged(layout.root, BACKUP_NAME) as backup:
+            return backup.meta().format >= RENAMED_FORMAT
     except (DataDirectoryError, sqlite3.DatabaseError, msgspec.MsgspecError):
         return False
-    finally:
-        backup.close()
 
 
 def _is_empty(layout: Layout) -> bool:
