@@ -15,6 +15,7 @@ from headrace.channel_envelope import BadMessageError, Content, Message, decode_
 from headrace.log.records import split_records
 from headrace.log.store import ColdError
 from headrace.model import RECORD_HEADER_BYTES, Position
+from headrace.printing import quoted
 from headrace.reducers import CannotFoldError
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class Fold:
     def _folded(self, state: Content | BaseException | None) -> None:
         channel = self._channel
         if isinstance(state, BaseException):
-            self._failed(f"the reducer {channel.rule.reducer.name!r} fails: {state}")
+            self._failed(f"the reducer {quoted(channel.rule.reducer.name)} fails: {state}")
             return
         self._state = state
         if self._offset < self._until.offset:
