@@ -27,6 +27,7 @@ from headrace.errors import (
     StoreFailedError,
 )
 from headrace.model import LAKE_READER, LAKE_START_READER, Position, check_reader_name
+from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -214,10 +215,10 @@ class Readers:
             if active is not None and active.sink.is_silent(now):
                 reason = "nothing was heard of this connection, and another one was waiting"
                 logger.warning(
-                    "%s: silent, so another connection reads topic %r as %r now",
+                    "%s: silent, so another connection reads topic %s as %s now",
                     active.sink.peer,
-                    active.topic,
-                    active.reader,
+                    quoted(active.topic),
+                    quoted(active.reader),
                 )
                 self.release(active)
                 active.sink.reader_lost(active, reason, False)

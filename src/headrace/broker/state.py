@@ -162,7 +162,7 @@ class Fold:
                     messages.append(decode_message(record[RECORD_HEADER_BYTES:]))
                 except BadMessageError as error:
                     logger.error(
-                        "channel %r: a record is passed over: %s", self._channel.name, error
+                        "channel %s: a record is passed over: %s", quoted(self._channel.name), error
                     )
         self._offset = (
             max(chunk.next_offset, self._offset + 1) if chunk.runs else self._until.offset

@@ -31,6 +31,7 @@ from headrace.pipeline.export_task import ExportWork, Probe, probe, write_part
 from headrace.pipeline.job_input import make_writable
 from headrace.pipeline.points import Points
 from headrace.pipeline.tasks import JobError, Runner, ServerAwayError, SparkRunner
+from headrace.printing import quoted
 from headrace.spark.http_client import ServerError
 from headrace.spark.log_view import LogView, TopicState
 from headrace.spark.open_log import open_log
@@ -420,9 +421,9 @@ class _Export:
             return
         self._warned_s = now_s
         logger.warning(
-            "%d records so far were gone before they could be exported, such as those of topic %r: "
+            "%d records so far were gone before they could be exported, such as those of topic %s: "
             'with retention.wait_for = ["lake"] the log waits for the lake, also with topics that end',
-            *(self._lost, topic),
+            *(self._lost, quoted(topic)),
         )
 
 
