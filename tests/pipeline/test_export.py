@@ -304,7 +304,7 @@ def test_what_a_deleted_topic_took_with_it_is_counted(published, tmp_path, caplo
     done = published.export(lake)
     assert (done.lost, done.records) == (2, 4)
     assert (
-        f"2 records so far were gone before they could be exported, such as those of topic '{name}'"
+        f'2 records so far were gone before they could be exported, such as those of topic "{name}"'
         in (caplog.text)
     )
     assert "retention.wait_for" in caplog.text
