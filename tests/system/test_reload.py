@@ -91,6 +91,12 @@ def test_tokens_that_leave_listeners_open_are_warned_of_at_the_start(
     wait_for_line(server, f"Wombat at {host}:{port} know no tokens")
 
 
+def _take_terminal() -> None:
+    # These tests may run under nohup, whose children ignore the signal.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 def test_a_closed_terminal_ends_the_server_that_was_started_in_it(start: Start) -> None:
     terminal, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -100,7 +106,7 @@ def test_a_closed_terminal_ends_the_server_that_was_started_in_it(start: Start) 
         stderr=theirs,
         env=os.environ | ServerProcess.environment,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=_take_terminal,
     )
     os.close(theirs)
     try:
