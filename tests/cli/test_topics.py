@@ -130,7 +130,7 @@ def test_status_is_one_screen_about_the_server(run, topic, server):
     assert re.search(r"^health +ok *$", shown, re.MULTILINE)
     for name, address in (("figg", server.figg), ("ws", server.ws), ("http", server.http)):
         assert re.search(rf"^listen\.{name} +{address[0]}:{address[1]}", shown, re.MULTILINE)
-    assert re.search(r"^log +[\d,]+ topics?, [\d,]+ records?, [0-9.]+ \w+", shown, re.MULTILINE)
+    assert re.search(r"^log +[\d,]+ topics?, [\d,]+ records?, [\d.,]+ \w+", shown, re.MULTILINE)
     assert re.search(r"^retention +7d", shown, re.MULTILINE)
     told = json.loads(run("status", "--json").stdout)
     assert told["health"] == {"status": "ok"}
