@@ -14,7 +14,6 @@ import typer
 from headrace.cli import options
 from headrace.cli.failure import CommandError, UsageError, with_hint
 from headrace.cli.lines import LineTooLongError, read_lines
-from headrace.cli.moment import MOMENT_HELP
 from headrace.cli.output import counted
 from headrace.cli.subscribe import print_records
 from headrace.config import Listen
@@ -93,32 +92,12 @@ def add(
 @app.command("follow")
 def follow(
     log: Log,
-    from_offset: Annotated[
-        int | None,
-        typer.Option(
-            "--from-offset", metavar="N", min=0, max=2**64 - 1, help="Begin at this offset."
-        ),
-    ] = None,
-    from_start: Annotated[
-        bool, typer.Option("--from-start", help="Begin with the oldest event kept.")
-    ] = False,
-    last: Annotated[
-        int | None,
-        typer.Option("--last", metavar="N", min=0, help="Begin this many events before the end."),
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help=f"Begin at a time: {MOMENT_HELP}.")
-    ] = None,
-    count: Annotated[
-        int | None, typer.Option("--count", metavar="N", min=1, help="End after this many events.")
-    ] = None,
-    until_end: Annotated[
-        bool,
-        typer.Option(
-            "--until-end",
-            help="End where the log ends now. Begins with the oldest event, if nothing else is said.",
-        ),
-    ] = False,
+    from_offset: options.FromOffset = None,
+    from_start: options.FromStart = False,
+    last: options.Last = None,
+    since: options.Since = None,
+    count: options.Count = None,
+    until_end: options.UntilEnd = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print one object per line: topic, offset, id, event."),

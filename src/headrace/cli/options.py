@@ -9,6 +9,7 @@ import typer
 
 from headrace.cli.failure import UsageError
 from headrace.cli.http_api import HttpApi, request
+from headrace.cli.moment import MOMENT_HELP
 from headrace.config import Listen
 from headrace.config_values import parse_seconds
 from headrace.errors import HeadraceError
@@ -53,6 +54,28 @@ Timeout = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+FromOffset = Annotated[
+    int | None,
+    typer.Option("--from-offset", metavar="N", min=0, max=2**64 - 1, help="Begin at this offset."),
+]
+FromStart = Annotated[bool, typer.Option("--from-start", help="Begin with the oldest record kept.")]
+Last = Annotated[
+    int | None,
+    typer.Option("--last", metavar="N", min=0, help="Begin this many records before the end."),
+]
+Since = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help=f"Begin at a time: {MOMENT_HELP}.")
+]
+Count = Annotated[
+    int | None, typer.Option("--count", metavar="N", min=1, help="End after this many records.")
+]
+UntilEnd = Annotated[
+    bool,
+    typer.Option(
+        "--until-end",
+        help="End where the topic ends now. Begins with the oldest record, if nothing else is said.",
+    ),
+]
 _COMPLETE_TIMEOUT_S = 1.0
 _COMPLETED_MAX = 100
 

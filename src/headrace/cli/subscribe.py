@@ -48,33 +48,12 @@ class Start(StrEnum):
 
 def subscribe(
     topic: options.Topic,
-    from_offset: Annotated[
-        int | None,
-        typer.Option(
-            "--from-offset", metavar="N", min=0, max=2**64 - 1, help="Begin at this offset."
-        ),
-    ] = None,
-    from_start: Annotated[
-        bool, typer.Option("--from-start", help="Begin with the oldest record kept.")
-    ] = False,
-    last: Annotated[
-        int | None,
-        typer.Option("--last", metavar="N", min=0, help="Begin this many records before the end."),
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help=f"Begin at a time: {MOMENT_HELP}.")
-    ] = None,
-    count: Annotated[
-        int | None, typer.Option("--count", metavar="N", min=1, help="End after this many records.")
-    ] = None,
-    until_end: Annotated[
-        bool,
-        typer.Option(
-            "--until-end",
-            help="End where the topic ends now. Begins with the oldest record, if nothing else"
-            " is said.",
-        ),
-    ] = False,
+    from_offset: options.FromOffset = None,
+    from_start: options.FromStart = False,
+    last: options.Last = None,
+    since: options.Since = None,
+    count: options.Count = None,
+    until_end: options.UntilEnd = False,
     reader: Annotated[
         str | None,
         typer.Option(
