@@ -13,7 +13,7 @@ from headrace.model import Durability, Position
 from headrace.testing.store import StepStore
 
 
-def names(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+def names(topic: str, at: Position, records: Sequence[bytes], ms: int = 0) -> bytes:
     """A protocol for people: what was delivered, in words."""
     out = []
     offset = at.offset
@@ -181,7 +181,7 @@ def test_a_fault_in_one_sink_costs_the_other_subscribers_nothing(bench: Bench) -
     assert faulty.words == ["a@5"]
 
 
-def bad_words(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+def bad_words(topic: str, at: Position, records: Sequence[bytes], ms: int = 0) -> bytes:
     if b"poison" in b"".join(records):
         raise ValueError("a fault")
     return names(topic, at, records)
@@ -213,7 +213,7 @@ class OnlyA:
     def takes(self, topic: str, at: Position, records: Sequence[bytes]) -> bool:
         return any(b"a" in record for record in records)
 
-    def __call__(self, topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+    def __call__(self, topic: str, at: Position, records: Sequence[bytes], ms: int) -> bytes:
         self.calls += 1
         return names(topic, at, [one for one in records if b"a" in one])
 
@@ -345,7 +345,7 @@ def test_of_a_topic_in_memory_no_other_life_is_known(tmp_path: Path) -> None:
 def test_frames_carry_the_epoch_of_the_life_they_belong_to(bench: Bench) -> None:
     epochs: list[int] = []
 
-    def encode(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+    def encode(topic: str, at: Position, records: Sequence[bytes], ms: int = 0) -> bytes:
         epochs.append(at.epoch)
         return b"."
 
@@ -389,7 +389,7 @@ def test_a_sink_that_ends_a_subscription_when_it_is_overtaken_gets_no_more(bench
 def test_a_delivery_is_encoded_once_for_all_live_subscribers_of_a_protocol(bench: Bench) -> None:
     calls: list[int] = []
 
-    def encode(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+    def encode(topic: str, at: Position, records: Sequence[bytes], ms: int = 0) -> bytes:
         calls.append(len(records))
         return b"%d;" % len(records)
 
@@ -401,7 +401,7 @@ def test_a_delivery_is_encoded_once_for_all_live_subscribers_of_a_protocol(bench
     assert all(peer.words == ["2"] for peer in peers)
 
 
-def ordinals(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+def ordinals(topic: str, at: Position, records: Sequence[bytes], ms: int = 0) -> bytes:
     """A protocol that counts records."""
     return b"".join(b"%d;" % (at.ordinal + number) for number in range(len(records)))
 

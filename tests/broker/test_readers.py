@@ -21,21 +21,13 @@ from tests.tools import EXAMPLES
 WINDOW = 1 << 20
 
 
-class Words:
-    """A protocol for people: payload, offset and time of each record."""
-
-    def __call__(self, topic: str, at: Position, records: Sequence[bytes]) -> bytes:
-        raise NotImplementedError
-
-    def timed(self, topic: str, at: Position, ms: int, records: Sequence[bytes]) -> bytes:
-        out, offset = [], at.offset
-        for ordinal, record in enumerate(records, at.ordinal + 1):
-            offset += len(record)
-            out.append(b"%s %d %d %d;" % (record[4:], offset, ordinal, ms))
-        return b"".join(out)
-
-
-WORDS = Words()
+def words(topic: str, at: Position, records: Sequence[bytes], ms: int) -> bytes:
+    """Encode for people: payload, offset, ordinal and time of each record."""
+    out, offset = [], at.offset
+    for ordinal, record in enumerate(records, at.ordinal + 1):
+        offset += len(record)
+        out.append(b"%s %d %d %d;" % (record[4:], offset, ordinal, ms))
+    return b"".join(out)
 
 
 class Peer:
@@ -63,7 +55,7 @@ class Peer:
             newest=newest,
             instance=self.instance,
             window=window,
-            encode=WORDS,
+            encode=words,
         )
         self.bench.readers.enter(self.claim)
         self.bench.run()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 
-from headrace.broker.subscription import Encode, Sink, Slice, State, Subscription, encoded
+from headrace.broker.subscription import Encode, Sink, Slice, State, Subscription
 from headrace.log.records import split_records
 from headrace.log.runner import Runner
 from headrace.log.store import Appended, ColdError, Store, Topic
@@ -130,7 +130,7 @@ class Broker:
                 records = split_records(run.data, run.record_count)
                 at = Position(topic.epoch, run.offset, run.ordinal)
                 try:
-                    frames.append(encoded(subscription.encode, topic.name, at, run.ms, records))
+                    frames.append(subscription.encode(topic.name, at, records, run.ms))
                 except Exception:
                     self._break([subscription])
                     return b""
@@ -311,7 +311,7 @@ def _slices(one: Appended, encode: Encode) -> Iterator[Slice]:
         records = list(records)  # those of a batch: split once
     if one.end - one.offset <= SLICE_BYTES_MAX and len(records) <= SLICE_RECORDS_MAX:
         at = Position(one.topic.epoch, one.offset, one.ordinal)
-        data = encoded(encode, name, at, one.ms, records)
+        data = encode(name, at, records, one.ms)
         yield Slice(one.end, one.ordinal + len(records), data)
         return
     starts = list(accumulate(map(len, records), initial=one.offset))
@@ -320,6 +320,6 @@ def _slices(one: Appended, encode: Encode) -> Iterator[Slice]:
         last = max(first + 1, bisect_right(starts, starts[first] + SLICE_BYTES_MAX) - 1)
         last = min(last, first + SLICE_RECORDS_MAX, len(records))
         at = Position(one.topic.epoch, starts[first], one.ordinal + first)
-        data = encoded(encode, name, at, one.ms, records[first:last])
+        data = encode(name, at, records[first:last], one.ms)
         yield Slice(starts[last], one.ordinal + last, data)
         first = last

@@ -14,22 +14,14 @@ from typing import NamedTuple, Protocol
 from headrace.log.store import Reader, Topic
 from headrace.model import Position
 
-Encode = Callable[[str, Position, Sequence[bytes]], bytes]
-"""A protocol's frames for records: topic, where the first begins, the records.
-
-One with a method `takes`, with the same arguments, is asked first whether a commit has anything for it: that
-is for protocols whose subscriptions are many, and most of which have no part in most commits.
-
-One with a method `timed` has that called instead: it is also given when the records were stored, in
+Encode = Callable[[str, Position, Sequence[bytes], int], bytes]
+"""A protocol's frames for records: topic, where the first begins, the records, and when they were stored, in
 milliseconds.
+
+An encoding may have a method `takes`, with the first three arguments: the broker asks it first whether a
+commit has anything for it. Protocols with many subscriptions, most of which have no part in most commits,
+need that.
 """
-
-
-def encoded(encode: Encode, topic: str, at: Position, ms: int, records: Sequence[bytes]) -> bytes:
-    """Call an encoding, with the time if it wants to know it."""
-    timed = getattr(encode, "timed", None)
-    data: bytes = encode(topic, at, records) if timed is None else timed(topic, at, ms, records)
-    return data
 
 
 class State(Enum):

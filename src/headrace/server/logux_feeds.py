@@ -104,7 +104,7 @@ class WholeLog:
     def live(self, subscription: Subscription) -> None:
         """Peers are not told."""
 
-    def _encode(self, topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+    def _encode(self, topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
         binary = self._session.binary
         events = self._connection.logux.events(topic, at, records)
         return b"".join([one.sync(binary=binary) for one in events if self._shows(one)])
@@ -277,7 +277,7 @@ class _Channel:
         """Whether a commit has anything for this channel."""
         return self._connection.logux.events_of(self.name, topic, at, records) is not None
 
-    def __call__(self, topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+    def __call__(self, topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
         base, binary = self._session.base, self._session.binary
         events: Iterable[Outgoing]
         if self.subscription is not None and self.subscription.state is State.LIVE:

@@ -15,7 +15,7 @@ _LARGE_READ_BYTES = 1 << 17
 """A read like this has more behind it; uvloop brings 250 KiB at most."""
 
 
-def encode(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+def encode(topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
     return figg.encode_data(topic, at.offset, records)
 
 

@@ -17,10 +17,7 @@ class RecordsEncoding:
     def __init__(self, encode: Callable[[readers.Records], bytes]) -> None:
         self._encode = encode
 
-    def __call__(self, topic: str, at: Position, records: Sequence[bytes]) -> bytes:
-        raise NotImplementedError("records of a reader have a time: see `timed`")
-
-    def timed(self, topic: str, at: Position, ms: int, records: Sequence[bytes]) -> bytes:
+    def __call__(self, topic: str, at: Position, records: Sequence[bytes], ms: int) -> bytes:
         return b"".join(
             self._encode(readers.Records(topic, at.epoch, *portion[:2], ms, portion.data))
             for portion in readers.portions(at.offset, at.ordinal, records)

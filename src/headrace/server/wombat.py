@@ -14,7 +14,7 @@ from headrace.wire import websocket, wombat
 logger = logging.getLogger(__name__)
 
 
-def encode(topic: str, at: Position, records: Sequence[bytes]) -> bytes:
+def encode(topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
     return wombat.encode_payloads(topic, at.epoch, at.offset, records)
 
 
