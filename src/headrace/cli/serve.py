@@ -5,7 +5,7 @@ from functools import partial
 import typer
 
 from headrace.cli import options
-from headrace.cli.output import is_quiet
+from headrace.cli.output import discard_unwritable, is_quiet
 
 
 def serve(
@@ -49,4 +49,6 @@ def serve(
     # Here and not above: the other commands have no need of the server.
     from headrace.server.server import run
 
-    raise typer.Exit(run(config, lambda: load().config))
+    code = run(config, lambda: load().config)
+    discard_unwritable()
+    raise typer.Exit(code)

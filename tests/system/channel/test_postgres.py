@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from headrace.broker.channel_notes import Snapshot
 from headrace.channel_envelope import Content
 from headrace.server import postgres as server_side
 from headrace.testing import ServerFailedError, ServerProcess, wait_until
+from tests.archives import extract
 from tests.system.channel.postgres import PASSWORD, Cluster, Database
 from tests.system.conftest import SMALL, Start
 from tests.system.support import get, start_of
@@ -426,8 +426,7 @@ def test_commits_are_synchronous_whatever_the_database_says(database: Database):
 def test_a_snapshot_from_before_topics_were_renamed_belongs_to_its_channel(
     database: Database, tmp_path: Path
 ):
-    with tarfile.open(Path(__file__).parents[2] / "log" / "old_names" / "served.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    extract(Path(__file__).parents[2] / "log" / "old_names" / "served.tar.xz", tmp_path)
     connection = server_side.connector(database.url)()
     connection.save("room", Snapshot(1, 64, 4, 1, Content(b"1000", is_json=True)))
     connection.close()
