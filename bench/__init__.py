@@ -1,1 +1,4 @@
-"""The benchmark: the real server and its peers under one raw load. Imports nothing of headrace."""
+"""The benchmark: the real server and its peers under the same raw load.
+
+`bench.load` imports nothing of headrace.
+"""

@@ -1,7 +1,7 @@
 """`python -m bench`: runs the parts, prints a table for each, writes everything as JSON.
 
-Exits with 1 when a verification failed or a server could not be measured; a missed target is
-printed, and is no error: the figures of a busy machine say little.
+The exit code is 1 if a verification failed or a server could not be measured. A missed target is printed, but
+it is not an error: the figures of a busy machine say little.
 """
 
 from __future__ import annotations
@@ -16,26 +16,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import (
-    load,
-    load_figg,
-    load_nats,
-    load_redis,
-    part_batches,
-    part_catchup,
-    part_channels,
-    part_fanout,
-    part_footprint,
-    part_ingest,
-    part_logux,
-    part_pipeline,
-    part_spark,
-    part_spread,
-    process,
-    table,
-)
+from bench import process, table
+from bench.load import figg as load_figg
+from bench.load import load
+from bench.load import nats as load_nats
+from bench.load import redis as load_redis
 from bench.measure import Part, machine
 from bench.options import Options
+from bench.parts import batches as part_batches
+from bench.parts import catchup as part_catchup
+from bench.parts import channels as part_channels
+from bench.parts import fanout as part_fanout
+from bench.parts import footprint as part_footprint
+from bench.parts import ingest as part_ingest
+from bench.parts import logux as part_logux
+from bench.parts import pipeline as part_pipeline
+from bench.parts import spark as part_spark
+from bench.parts import spread as part_spread
 
 HERE = Path(__file__).parent
 PARTS = (
@@ -134,7 +131,7 @@ def _part(name: str, done: list[Part]) -> Callable[[Options, Callable[[str], Non
 
 
 def _forget() -> None:
-    """Frees the encoded streams of a part; the next one makes its own."""
+    """Free the encoded streams of a part; the next part makes its own."""
     for made in (
         load.payloads,
         load_figg.publish_stream,

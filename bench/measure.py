@@ -1,4 +1,4 @@
-"""What is measured around a load, and how repeats become one figure. Starts nothing."""
+"""Measurements around a load, and the combination of repeats into one figure. Starts nothing."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ DISTURBED_SHARE = 0.1
 
 @dataclass
 class Run:
-    """One measurement of one server. Times are per message, all processes of the server counted."""
+    """One measurement of one server. Times are per message and include all processes of the server."""
 
     label: str
     messages: int
     seconds: float = 0.0
     cpu_us: float = 0.0  # until the background work was done too
-    cpu_during_us: float = 0.0  # until the last acknowledgement and delivery only
-    cpu_main_us: float = 0.0  # of `cpu_us`: without the server's child processes
+    cpu_during_us: float = 0.0  # only until the last acknowledgement and delivery
+    cpu_main_us: float = 0.0  # part of `cpu_us`: without the server's child processes
     settle_s: float = 0.0
     ack_p50_ms: float = 0.0
     ack_p99_ms: float = 0.0
     memory_peak: int = 0
     client_cpu_us: float = 0.0
-    client_busy: float = 0.0  # share of the clock's time that the load generator was on a CPU
-    other_busy: float = 0.0  # share of the machine used by anything else during the clock
+    client_busy: float = 0.0  # share of the measured time that the load generator was on a CPU
+    other_busy: float = 0.0  # share of the machine used by anything else during the measurement
     stolen: float = 0.0  # share of the machine that its host gave to others
-    waited_s: float = 0.0  # for the machine to be quiet, before the clock
+    waited_s: float = 0.0  # time until the machine was quiet, before the measurement
     extra: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass
 class Check:
-    """A target, what was reached, and whether that is enough."""
+    """A target with the value that was reached."""
 
     part: str
     claim: str
@@ -71,7 +71,7 @@ class Check:
 
 @dataclass
 class Part:
-    """The result of one part: rows for the table, checks against the targets, everything else."""
+    """Result of one part: runs for the table, checks against the targets, notes and facts."""
 
     name: str
     title: str
@@ -92,7 +92,7 @@ class Part:
         limit: float,
         at_least: bool,
     ) -> None:
-        """A check of the ratio: of runs that followed each other, then the median of the pairs."""
+        """Check the median ratio of `ours` to `theirs`, from pairs of runs that followed each other."""
         if ours not in self.runs or theirs not in self.runs:
             self.notes.append(f"not checked, a side is missing: {claim}")
             return
@@ -103,7 +103,7 @@ class Part:
         self.checks.append(Check(self.name, claim, middle, limit, at_least=at_least, spread=spread))
 
     def note_disturbances(self) -> None:
-        """Says when the machine was not the benchmark's own."""
+        """Add a note if other processes used the machine during runs."""
         runs = [run for repeats in self.runs.values() for run in repeats]
         disturbed = [run.other_busy for run in runs if run.other_busy > DISTURBED_SHARE]
         if disturbed:
@@ -125,7 +125,7 @@ class Part:
 
 @contextlib.contextmanager
 def measured(server: Server, run: Run, deliveries: int | None = None) -> Iterator[None]:
-    """Fills in CPU, memory and what else the machine did; the body sets `run.seconds`."""
+    """Measure CPU, memory and the other load on the machine; the body sets `run.seconds`."""
     per = deliveries or run.messages
     run.waited_s = wait_for_quiet()
     cpu, cpu_main, client = server.cpu_s(), server.cpu_main_s(), time.process_time()
@@ -148,7 +148,7 @@ def measured(server: Server, run: Run, deliveries: int | None = None) -> Iterato
 
 
 def undisturbed(measure: Callable[[], Run], retries: int) -> Run:
-    """Measures again when others used the machine meanwhile; the least disturbed run counts."""
+    """Repeat a measurement that other processes disturbed; return the least disturbed run."""
     runs = [measure()]
     while runs[-1].other_busy > DISTURBED_SHARE and len(runs) <= retries:
         runs.append(measure())
@@ -156,8 +156,10 @@ def undisturbed(measure: Callable[[], Run], retries: int) -> Run:
 
 
 def wait_for_quiet() -> float:
-    """Until nothing else uses the machine, or for so long; the seconds it took. All is idle now:
-    the server has settled and the load has not begun."""
+    """Wait until the machine is idle, at most QUIET_WAIT_S_MAX; return the seconds waited.
+
+    The benchmark itself is idle now: the server has settled and the load has not begun.
+    """
     began = now = time.monotonic()
     while now - began < QUIET_WAIT_S_MAX:
         busy = _machine_s()
@@ -169,7 +171,7 @@ def wait_for_quiet() -> float:
 
 
 def timed(label: str, count: int, action: Callable[[], object]) -> Run:
-    """One run of an action, of which only its time is measured."""
+    """Run an action once and measure only its time."""
     result = Run(label, count)
     result.waited_s = wait_for_quiet()
     began = time.perf_counter()
@@ -181,7 +183,7 @@ def timed(label: str, count: int, action: Callable[[], object]) -> Run:
 def warm_up(
     label: str, times: int, actions: Iterable[Callable[[], object]], say: Callable[[str], None]
 ) -> None:
-    """A JVM is as fast as it gets after a few rounds."""
+    """Run all actions several times: a JVM reaches its full speed after a few rounds."""
     for turn in range(times):
         say(f"{label}: warming up, {turn + 1} of {times}")
         for action in actions:
@@ -194,7 +196,7 @@ def in_turns(
     actions: Mapping[str, Callable[[], object]],
     say: Callable[[str], None],
 ) -> Iterator[Run]:
-    """Runs of each action, one after the other: what disturbs the machine disturbs all of them."""
+    """Yield runs of all actions in turns, so that a disturbance of the machine affects all of them."""
     for turn in range(repeat):
         for label, action in actions.items():
             say(f"{label}, {turn + 1} of {repeat}")
@@ -207,7 +209,7 @@ def percentile_ms(seconds: Sequence[float], share: float) -> float:
 
 
 def middle(runs: Sequence[Run], value: Callable[[Run], float]) -> tuple[float, float, float]:
-    """Median, least and greatest."""
+    """Return the median, the least and the greatest value."""
     values = [value(run) for run in runs]
     return statistics.median(values), min(values), max(values)
 
@@ -231,7 +233,7 @@ def machine(data_dir: Path) -> dict[str, object]:
 
 
 def _machine_s() -> float:
-    """CPU seconds used by all processes and the kernel; idle, waiting and stolen left out."""
+    """Return the CPU seconds of all processes and the kernel, without idle, waiting and stolen time."""
     fields = Path("/proc/stat").read_text().split(maxsplit=9)
     user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[1:8])
     return (user + nice + system + irq + softirq) / TICKS_PER_S

@@ -1,7 +1,7 @@
-"""Starts the servers that are measured, and reads CPU and memory of their process trees. No load.
+"""Start of the servers that are measured, and CPU and memory of their process trees. No load.
 
-CPU is that of every process of a server: the live ones by their CPU clock (nanoseconds), the
-ones that have ended by what their parent inherited from them (`cutime`, `cstime`).
+CPU time includes every process of a server. For live processes it comes from their CPU clock (nanoseconds),
+for processes that have ended from what their parent inherited (`cutime`, `cstime`).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class ServerError(Exception):
 
 
 class Server:
-    """One server process in a directory of its own; `kill` and `remove` are safe to repeat."""
+    """One server process in a directory of its own. `kill` and `remove` are safe to repeat."""
 
     name = "server"
-    settle_s_min = 1.0  # how long after the last record background work may still begin
+    settle_s_min = 1.0  # time after the last record in which background work may still begin
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class Server:
         return ""
 
     def take_port(self) -> None:
-        """Take a free port and hold it: nobody else is given it before the server listens."""
+        """Take a free port and hold it, so that no other process gets it before the server listens."""
         held = hold_port(self.host)
         weakref.finalize(self, held.close)
         self.port = held.getsockname()[1]
@@ -99,7 +99,7 @@ class Server:
         raise ServerError(f"{self.name} does not listen on {self.port}:\n{self.log_tail()}")
 
     def terminate(self) -> float:
-        """SIGTERM, then wait; the seconds it took. A server that does not end is killed."""
+        """Send SIGTERM, wait for the end and return the seconds it took. Kill a server that does not end."""
         assert self.process is not None
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
@@ -112,12 +112,12 @@ class Server:
         return time.monotonic() - began
 
     def pause_children(self) -> None:
-        """SIGSTOP to the child processes, so that background work stays undone."""
+        """Send SIGSTOP to the child processes, so that background work stays undone."""
         for pid in process_tree(self.pid)[1:]:
             os.kill(pid, signal.SIGSTOP)
 
     def kill(self) -> None:
-        """SIGKILL to the process and its descendants, and to the group that `spawn` made for it."""
+        """Send SIGKILL to the process, its descendants, and the process group that `spawn` made."""
         if self.process is None:
             return
         for pid in process_tree(self.process.pid):
@@ -140,18 +140,18 @@ class Server:
         return sum(cpu_s(pid) for pid in process_tree(self.pid))
 
     def cpu_main_s(self) -> float:
-        """Of the process that was started, without its live children."""
+        """Return the CPU time of the started process, without its live children."""
         return cpu_s(self.pid)
 
     def memory_peak(self) -> int:
         return sum(_status_bytes(pid, "VmHWM") for pid in process_tree(self.pid))
 
     def memory_now(self) -> list[int]:
-        """Of each process, the one that was started first."""
+        """Return the memory of each process; the first is the process that was started."""
         return [_status_bytes(pid, "VmRSS") for pid in process_tree(self.pid)]
 
     def settle(self, timeout_s: float = 60.0) -> float:
-        """Waits until the background work of what was published is done; the seconds it took."""
+        """Wait until the background work for published records is done; return the seconds it took."""
         began = quiet_since = now = time.monotonic()
         last = self.cpu_s()
         while now - began < timeout_s:
@@ -173,7 +173,7 @@ class Server:
 
 class Headrace(Server):
     name = "headrace"
-    # By default a journal file is closed when it is 2 s old, and only then applied.
+    # By default the server closes a journal file when it is 2 s old, and applies it only then.
     settle_s_min = 4.0
 
     def __init__(
@@ -187,13 +187,13 @@ class Headrace(Server):
         self.start_s = 0.0
 
     def start(self) -> None:
-        """Starts it and waits for the ready line; `start_s` is how long that took."""
+        """Start the server and wait for its ready line; `start_s` is the time it took."""
         began = time.monotonic()
         local = f"{self.host}:0"
         command = [sys.executable, "-m", "headrace", "serve", "--data-dir", str(self.dir / "data")]
         command += ["--figg", local, "--ws", local, "--http", local]
         command += ["--durability", self.durability]
-        # The load's WebSockets send no PING while they are measured.
+        # The WebSockets of the load send no PING while they are measured.
         for setting in ("limits.silence_s=3600", *self.settings):
             command += ["--set", setting]
         self.spawn(command, pipe_stdout=True)
@@ -231,7 +231,7 @@ class Redis(Server):
 
     def start(self) -> None:
         self.take_port()
-        # No snapshots and no rewriting of the append-only file: only what the load itself asks for.
+        # Without snapshots and rewrites of the append-only file, Redis does only the work of the load.
         command = [
             find("redis-server") or "",
             "--bind",
@@ -276,19 +276,19 @@ class NpmLogux(Server):
 
 
 def missing(program: str) -> str | None:
-    """None if the program is installed, else the line that says what to install."""
+    """Return None if the program is installed, otherwise a line that says what to install."""
     if find(program):
         return None
     return f"{program} is not installed: skipped (Debian: apt install {PACKAGES[program]})"
 
 
 def find(program: str) -> str | None:
-    """Its path. Debian puts nats-server into /usr/sbin, which is not in everyone's PATH."""
+    """Return the program's path. Debian has nats-server in /usr/sbin, which may not be in the PATH."""
     return shutil.which(program) or shutil.which(program, path="/usr/sbin")
 
 
 def process_tree(pid: int) -> list[int]:
-    """The process and all its live descendants."""
+    """Return the process and all its live descendants."""
     found = [pid]
     for parent in found:
         found.extend(_children(parent))
@@ -309,14 +309,14 @@ def _children(pid: int) -> Iterator[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of the process, and of its children that have ended."""
+    """Return user and system time of the process, and of its children that have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
     utime, stime, cutime, cstime = (int(field) / TICKS_PER_S for field in fields[11:15])
     try:
-        # clock_getcpuclockid(3): the same sum as utime + stime, without the ticks' coarseness.
+        # clock_getcpuclockid(3): the same sum as utime + stime, but more precise than ticks.
         own = time.clock_gettime((~pid << 3) | 2)
     except OSError:
         own = utime + stime

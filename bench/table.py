@@ -1,4 +1,4 @@
-"""Prints the results as tables. Computes nothing but medians."""
+"""Printing of results as tables. Computes nothing but medians."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bench.measure import Check, Part, Run, middle
 
-PLAIN_WIDTH = 180  # of a table that is not printed to a terminal
+PLAIN_WIDTH = 180  # width of a table that is not printed to a terminal
 
 
 def console() -> Console:

@@ -38,7 +38,7 @@ async def main() -> None:
                 async with asyncio.timeout(IDLE_S):
                     batch = await subscription.batch()
                 count += len(batch)  # here the work would be done
-                save(batch[-1].offset)  # and only then counts as done
+                save(batch[-1].next_offset)  # and only then counts as done
         except TimeoutError:
             print(f"processed {count} messages, now at {load()}")
 

@@ -1,4 +1,4 @@
-"""What tests of every layer share: commands as processes. Servers start where they are used."""
+"""Fixtures and hooks for tests of every layer: commands as processes. Servers start where they are used."""
 
 import os
 import subprocess
@@ -19,26 +19,28 @@ from tests.tools import EXAMPLES
 settings.register_profile("tests", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("tests")
 
-# Most servers live for a second: without a file of their own they make a quarter of the usual journal.
-# Raw Wombat clients send no PINGs of their own: a busy machine must not lose them in the middle of a test.
+# Most servers live for a second. Without their own configuration file, they create a journal of a quarter of
+# the usual size.
+# Raw Wombat clients send no PINGs. The limit on silence is long so that a busy machine does not lose them in
+# the middle of a test.
 ServerProcess.environment = {
     "HEADRACE_CONFIG": str(Path(__file__).with_name("server.toml")),
     "HEADRACE_LIMITS_SILENCE_S": "60",
 }
 
-# Requests of tests may take longer than the 5 s of httpx, which has no other place to say so for all of them.
+# Requests of tests may take longer than the 5 s of httpx, and httpx offers no other global setting.
 for _phase in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _phase, 30.0)
 
 SPARK_TIMEOUT_S = 600
-"""Rather late than early: a call to the JVM that is broken off takes the whole session with it."""
+"""Timeout of a Spark test. It is long because aborting a call to the JVM breaks the whole session."""
 
 
 REASON_CHARACTERS_MAX = 120
-"""Of a reason for skipping, as the end of a run shows it."""
+"""Length to which the summary of a run cuts the reason of a skipped test."""
 
 OF_SPARK = ("spark", "pipeline")
-"""Directories of tests of which most share one session of Spark."""
+"""Test directories in which most tests share one Spark session."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -49,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say at the end what was not tested, and why: one line for each reason."""
+    """Print at the end what was not tested and why, one line for each reason."""
     reasons: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", ()):
         _, _, reason = report.longrepr
@@ -62,8 +64,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """In several processes, a file's tests stay together, as they share servers; and those of Spark, as a JVM
-    and its tasks fill a machine.
+    """Keep the tests of a file in one process, and all tests that share the Spark session too.
+
+    Tests of a file share servers. A JVM and its tasks fill a machine.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -78,7 +81,7 @@ def pytest_xdist_make_scheduler(config, log):
 @cache
 def _shares_the_session(file: str) -> bool:
     if file.startswith("tests/spark/"):
-        return file != "tests/spark/test_cluster.py"  # which has a Spark of its own
+        return file != "tests/spark/test_cluster.py"  # that file starts its own Spark
     return file.startswith("tests/pipeline/") and "shared_spark" in Path(file).read_text()
 
 
@@ -96,7 +99,7 @@ def shared_spark() -> Iterator[Any]:
 
 @pytest.fixture
 def environment():
-    """The environment for a child process, without settings of whoever runs the tests."""
+    """Return the environment of a child process without the settings of the user who runs the tests."""
 
     def make(**extra: str) -> dict[str, str]:
         kept = {name: v for name, v in os.environ.items() if not name.startswith("HEADRACE_")}
@@ -108,7 +111,7 @@ def environment():
 
 @pytest.fixture
 def headrace(tmp_path, environment):
-    """Run one command to its end in a directory of its own; bytes in and out with `text=False`."""
+    """Run a command to its end in its own directory; with `text=False`, input and output are bytes."""
 
     def run(*args, stdin=None, text=True, environ=None, timeout_s=90):
         return subprocess.run(

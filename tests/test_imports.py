@@ -1,4 +1,4 @@
-"""The direction of imports between the layers, read from the source; and what the server loads."""
+"""The direction of imports between the layers, read from the source; and the server's modules."""
 
 import ast
 import subprocess
@@ -14,56 +14,44 @@ BASE = {"model", "errors", "printing"}
 MAY_IMPORT = {
     "errors": set(),
     "printing": set(),
-    "model": {"errors"},
-    "json_limits": {"errors"},
-    "logux_envelope": BASE | {"json_limits"},
-    "channel_envelope": BASE | {"json_limits"},
-    "reducers": {"errors", "json_limits", "channel_envelope"},
-    "config_values": BASE,
-    "config_setting": set(),
-    "config_protocols": {"config_setting"},
-    "config_pipeline": {"config_setting"},
-    "config": BASE | {"config_values", "config_setting", "config_protocols", "config_pipeline"},
-    "settings": BASE | {"config", "config_values", "config_setting", "config_protocols"},
-    "wire": BASE | {"json_limits", "logux_envelope", "channel_envelope"},
-    "session": BASE | {"wire", "logux_envelope", "channel_envelope"},
-    "log": BASE | {"config", "logux_envelope", "channel_envelope"},
-    "broker": BASE | {"config", "log", "logux_envelope", "channel_envelope", "reducers"},
-    "client": BASE | {"wire", "session", "logux_envelope", "channel_envelope", "lake"},
-    "server": BASE
-    | {"config", "config_values", "wire", "session", "broker", "log", "logux_envelope", ""}
-    | {"channel_envelope", "reducers", "config_protocols", "settings"},
-    "cli": BASE
-    | {"config", "config_values", "config_protocols", "settings", "client", "server", "log", ""}
-    | {"config_pipeline", "pipeline", "spark", "logux_envelope"},
-    "spark": BASE | {"log", "logux_envelope", "channel_envelope", "reducers"},
+    "model": {"errors", "printing"},
+    "payload": BASE,
+    "config": BASE,
+    "wire": BASE | {"payload"},
+    "session": BASE | {"wire", "payload"},
+    "log": BASE | {"config"},
+    "broker": BASE | {"config", "log", "payload"},
     "lake": BASE,
-    "pipeline": BASE
-    | {"lake", "spark", "log", "reducers", "channel_envelope", "logux_envelope", "json_limits"},
-    "testing": BASE | {"config", "client", "server", "log", "broker", "session", "wire"},
+    "client": BASE | {"wire", "session", "payload", "lake"},
+    "server": BASE | {"config", "payload", "wire", "session", "broker", "log", ""},
+    "reader": BASE | {"log"},
+    "spark": BASE | {"reader", "log", "payload"},
+    "pipeline": BASE | {"lake", "reader", "spark", "log", "payload"},
+    "cli": BASE | {"config", "payload", "client", "server", "log", "spark", "pipeline", ""},
+    "testing": BASE | {"config", "payload", "client", "server", "log", "broker", "session", "wire"},
     "channels": {"client"},
     "": {"client", "channels"},
     "__main__": {"cli"},
 }
-"""What each part of the package may import of the others; "" is the package itself."""
+"""Parts of the package that each part may import; "" is the package itself."""
 
 MAY_NOT_IMPORT = {
     "wire": {"asyncio", "socket", "threading", "time", "os"},
     "session": {"asyncio", "socket", "threading", "time", "os"},
     "broker": {"socket"},
 }
-"""Ways to the outside that a layer must not know: time and bytes are given to it."""
+"""Modules for input, output and time that a layer must not import: it gets time and bytes as arguments."""
 
 OF_EXTRAS = {
     "pyspark": {"spark", "pipeline"},
     "pandas": {"spark", "pipeline"},
-    "pyarrow": {"spark", "pipeline", "lake"},
-    "numpy": {"spark", "pipeline", "lake"},
+    "pyarrow": {"reader", "spark", "pipeline", "lake"},
+    "numpy": {"reader", "spark", "pipeline", "lake"},
     "deltalake": {"lake"},
     "pyiceberg": {"lake"},
     "sqlalchemy": {"lake"},
 }
-"""What extras install, and who may rely on it: everything else works without."""
+"""Packages of extras, and the layers that may import them; everything else works without them."""
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -74,7 +62,7 @@ def layer_of(module: Path) -> str:
 
 
 def imports_of(module: Path) -> Iterator[str]:
-    """Full names of what a module imports, wherever in it, also only for type checkers."""
+    """Yield the full names that a module imports anywhere, including imports for type checkers only."""
     for node in ast.walk(ast.parse(module.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -87,7 +75,7 @@ def imports_of(module: Path) -> Iterator[str]:
 
 
 def layer_named(name: str) -> str:
-    """The layer of a full name below `headrace`; names the package itself defines are layer ""."""
+    """Return the layer of a full name below `headrace`; names defined by the package itself are layer ""."""
     parts = name.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in MAY_IMPORT else ""
 

@@ -1,4 +1,4 @@
-"""How texts from outside look: quoted in one way, without control characters, and without secrets."""
+"""Printing of texts from outside: quoted in one way, without control characters, and without secrets."""
 
 import ast
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import Config, LogFormat
+from headrace.config.settings import Config, LogFormat
 from headrace.printing import described, masked, masked_secret, one_line, quoted, unreachable
 from headrace.server import diagnostics
 

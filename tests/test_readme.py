@@ -43,11 +43,11 @@ def test_the_examples_do_what_the_readme_shows(tmp_path, environment):
                 timeout=90,
                 check=False,
             )
-            assert done.stdout == "50 b'hello from Python'\n", done.stderr
+            assert done.stdout == "29 b'hello from Python'\n", done.stderr
 
 
 def commands(consoles: list[str]) -> list[tuple[str, str]]:
-    """Each command after a `$` with the output shown below it."""
+    """Return each command after a `$` with the output shown below it."""
     pairs = []
     for console in consoles:
         for part in re.split(r"^\$ ", console, flags=re.MULTILINE)[1:]:

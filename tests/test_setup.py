@@ -1,4 +1,4 @@
-"""`.ci/tools` on machines that have next to nothing, with a package manager or without."""
+"""`.ci/tools` on machines with hardly any programs, with a package manager or without."""
 
 import shutil
 import subprocess
@@ -31,7 +31,7 @@ def write_program(path: Path, text: str) -> None:
 
 
 def set_up(machine: Path, *tools: str, user: int) -> list[str]:
-    """The lines that it says; it never fails."""
+    """Run the script, which never fails, and return the lines that it prints."""
     write_program(machine / "id", f"#!/bin/sh\necho {user}\n")
     done = subprocess.run(
         [SCRIPT, *tools], env={"PATH": str(machine)}, capture_output=True, text=True, check=True

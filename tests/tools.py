@@ -1,7 +1,6 @@
-"""What decides whether a test runs, and how long: programs that need not be installed, and HEADRACE_TORTURE.
+"""Conditions for running a test: programs that need not be installed, and HEADRACE_TORTURE.
 
-Without its program a test is skipped. Where HEADRACE_REQUIRE_TOOLS is set, everything has to be there, and it
-fails.
+Without its program a test is skipped. If HEADRACE_REQUIRE_TOOLS is set, the test fails instead.
 """
 
 import functools
@@ -13,13 +12,13 @@ from typing import NoReturn
 import pytest
 
 TORTURE = int(os.environ.get("HEADRACE_TORTURE", "0"))
-"""How often `make torture` does things to a server; 0 in a usual run."""
+"""Number of repetitions in `make torture`; 0 in a usual run."""
 
 takes_long = pytest.mark.skipif(not TORTURE, reason="takes long: see `make torture`")
-"""For tests of which a usual run has a shorter form, or of another that is much the same."""
+"""Marks tests of which a usual run has a shorter form, or a very similar test."""
 
 EXAMPLES = 200 if TORTURE else 25
-"""Of a property that hypothesis tries to refute, unless a test says otherwise."""
+"""Number of examples with which hypothesis tries to refute a property, unless a test says otherwise."""
 
 NODE_MAJOR_MIN = 20
 
@@ -31,13 +30,13 @@ def without(reason: str) -> NoReturn:
 
 
 def tool(*names: str) -> str:
-    """The path of the first program of these that is installed."""
+    """Return the path of the first of these programs that is installed."""
     found = next(filter(None, map(shutil.which, names)), None)
     return found or without(f"{' or '.join(names)} is not installed")
 
 
 def node_tool() -> str:
-    """The path of a Node that is new enough."""
+    """Return the path of a Node that is new enough."""
     path = tool("node")
     if (major := _node_major(path)) < NODE_MAJOR_MIN:
         without(f"Node {major} is installed, {NODE_MAJOR_MIN} is needed")

@@ -1,7 +1,8 @@
-"""Channels of three processors each: one sends, two get everything and acknowledge it. Does not measure.
+"""Load for channels of three processors: one sends, two receive and acknowledge. Does not measure.
 
-The same load for Headrace, over WebSocket as its protocol page says, and for Redis Streams: a stream for
-each channel, a consumer group for each receiver, and trimming of what both have acknowledged.
+The load is the same for Headrace, over WebSocket as its protocol page says, and for Redis Streams. Redis has
+a stream for each channel and a consumer group for each receiver, and trims entries that both have
+acknowledged.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 
-from bench import load
-from bench.load import STALL_TIMEOUT_S, StallError, VerificationError
-from bench.load_logux import frame, unframe, websocket
-from bench.load_redis import command
+from bench.load import load
+from bench.load.load import STALL_TIMEOUT_S, StallError, VerificationError
+from bench.load.logux import frame, unframe, websocket
+from bench.load.redis import command
 
 PATH = "/v1/channels"
 PAYLOAD = b"x" * 64
 TRIMMED_EVERY = 10
-"""Messages of a stream between two XTRIMs."""
+"""Number of messages in a stream between two XTRIMs."""
 
 _MESSAGES = re.compile(rb'\{"type":"messages","channel":"(\w+)"')
 _ONE = re.compile(rb'"offset":(\d+),"processor":"a","number":(\d+)')
@@ -34,7 +35,7 @@ def name(index: int) -> bytes:
 
 
 class Side(ABC):
-    """The connections of one sender and two receivers; numbers of a channel count from 1."""
+    """Connections of one sender and two receivers. Message numbers of a channel count from 1."""
 
     def __init__(self, channels: int) -> None:
         self.channels = channels
@@ -50,7 +51,7 @@ class Side(ABC):
 
     @abstractmethod
     def send(self, first: int, last: int) -> None:
-        """The messages with these numbers, over all channels in turn."""
+        """Send the messages `first` to `last` (exclusive), over all channels in turn."""
 
     @abstractmethod
     def readable(self, file: int) -> None: ...
@@ -59,7 +60,10 @@ class Side(ABC):
     def close(self) -> None: ...
 
     def run(self, count: int, window: int) -> float:
-        """So many more, at most `window` of them not delivered; the seconds until all is acknowledged."""
+        """Send `count` more messages, with at most `window` of them undelivered.
+
+        Return the seconds until all are acknowledged.
+        """
         poll = select.epoll()
         for file in self.files():
             poll.register(file, select.EPOLLIN)
@@ -92,7 +96,7 @@ class Side(ABC):
 
 
 class Channels(Side):
-    """Headrace."""
+    """The load on channels of Headrace."""
 
     def __init__(self, address: tuple[str, int], channels: int) -> None:
         super().__init__(channels)
@@ -178,7 +182,7 @@ class _Client:
 
 
 class Streams(Side):
-    """Redis."""
+    """The load on Redis Streams."""
 
     def __init__(self, address: tuple[str, int], channels: int) -> None:
         super().__init__(channels)
@@ -226,7 +230,7 @@ class Streams(Side):
         while (found := _parse(buffer, at)) is not None:
             reply, at = found
             if who == 0:
-                # The id of an XADD, or the count of an XTRIM.
+                # The reply is the id of an XADD or the count of an XTRIM.
                 self.answered += isinstance(reply, bytes)
             elif isinstance(reply, int):
                 self._acked(who - 1, reply)
@@ -248,7 +252,7 @@ class Streams(Side):
             ids = [entry_id for entry_id, _ in entries]
             said.append(command(b"XACK", key, group, *ids))
             self._last[receiver][channel] = ids[-1]
-            # What both have is let go, now and then.
+            # Every TRIMMED_EVERY messages, trim the entries that both receivers have.
             number = self._next[receiver][channel] - 1
             other = self._last[1 - receiver][channel]
             if number // TRIMMED_EVERY > (number - len(ids)) // TRIMMED_EVERY and other:
@@ -268,7 +272,7 @@ def _id(text: bytes) -> tuple[int, int]:
 
 
 def _parse(data: bytes, at: int) -> tuple[object, int] | None:
-    """A reply of Redis and where it ends; None when it is not all there."""
+    """Parse a Redis reply and return it with its end position; None if it is incomplete."""
     end = data.find(b"\r\n", at)
     if end < 0:
         return None

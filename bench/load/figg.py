@@ -1,7 +1,7 @@
-"""The Figg side of the load, written from the protocol's text alone. Does not measure.
+"""Load over Figg, written from the protocol's text alone. Does not measure.
 
-The bytes a subscriber must receive follow from what was published (offsets are byte positions), so
-verifying is comparing: the whole stream, byte for byte.
+The published records determine all bytes that a subscriber must receive, since offsets are byte positions.
+Verification compares the whole stream, byte for byte.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
-from bench import load
-from bench.load import BLOCK, TOPIC, Publisher, Stream, VerificationError
+from bench.load import load
+from bench.load.load import BLOCK, TOPIC, Publisher, Stream, VerificationError
 
 ATTACH, ATTACHED, PUBLISH, ACK, DATA, PING, PONG = 1, 2, 5, 6, 7, 8, 9
 VERSION = 1
@@ -45,7 +45,7 @@ def attached(topic: bytes, offset: int) -> bytes:
 def publish_frames(
     made: Sequence[bytes], topics: Sequence[bytes] = (TOPIC,), first: int = 0
 ) -> Iterator[bytes]:
-    """PUBLISH frames numbered from `first`; record i goes to topics[i % len(topics)]."""
+    """Yield PUBLISH frames numbered from `first`; record i goes to topics[i % len(topics)]."""
     names = [sized(topic) for topic in topics]
     pack = struct.Struct(">HHI").pack
     tail = struct.Struct(">QI").pack
@@ -62,7 +62,7 @@ def publish_stream(count: int, mixed: bool = False) -> Stream:
 
 @functools.lru_cache(maxsize=4)
 def data_stream(count: int, mixed: bool = False) -> Stream:
-    """The DATA frames that a subscriber of a new topic receives."""
+    """Return the DATA frames that a subscriber of a new topic receives."""
     return load.blocks_of(_data_frames(load.payloads(count, mixed)))
 
 
@@ -76,7 +76,7 @@ def _data_frames(made: Sequence[bytes]) -> Iterator[bytes]:
 
 
 class FiggAcks:
-    """Remembers every ACK: each must be well-formed and higher than the one before."""
+    """Parser of ACKs, which must be well-formed and increasing."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -95,7 +95,7 @@ class FiggAcks:
 
 
 class FiggSubscriber:
-    """Attached to the topic; stores all that arrives after ATTACHED."""
+    """Subscriber that stores everything that arrives after ATTACHED."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class FiggSubscriber:
         return self.received >= self.expected.ends[messages // BLOCK - 1]
 
     def verify(self, blocks: int) -> None:
-        """Exactly the expected bytes, of the first so many blocks."""
+        """Raise VerificationError unless exactly the bytes of the first `blocks` blocks have arrived."""
         end = self.expected.ends[blocks - 1]
         if self.received != end:
             raise VerificationError(f"received {self.received} bytes, expected {end}")
@@ -151,14 +151,14 @@ def publisher(address: tuple[str, int], stream: Stream) -> Publisher:
 
 
 def ping(sock: socket.socket, number: int) -> None:
-    """Waits for the PONG, so that the session behind the connection is known to exist."""
+    """Send a PING and wait for its PONG, which proves that the connection has a session."""
     sock.sendall(frame(PING, NUMBER.pack(number)))
     if load.receive_exactly(sock, 16) != frame(PONG, NUMBER.pack(number)):
         raise VerificationError("PING was not answered with its own PONG")
 
 
 def topic_records(address: tuple[str, int], prefix: str = "") -> dict[str, int]:
-    """Records per topic, from the HTTP API, page by page."""
+    """Return the number of records in each topic, read page by page from the HTTP API."""
     connection = http.client.HTTPConnection(*address, timeout=30)
     found: dict[str, int] = {}
     after, more = "", True

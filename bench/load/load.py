@@ -1,8 +1,7 @@
-"""The load that every server gets, and the loop that drives it. Knows no protocol.
+"""The load for every server, and the loop that drives it. Knows no protocol.
 
-Everything sent is encoded before the clock starts: the loop only moves the limit up to which it
-may send (64 blocks beyond the last acknowledged one) and stores what it receives, to be verified
-after the clock has stopped.
+All data is encoded before the measurement starts. The loop only moves its send limit (64 blocks after the
+last acknowledged one) and stores received data, which is verified after the measurement.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ TOPIC = b"bench"
 CONNECT_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 30.0
 READ_BYTES = 1 << 20
-# Without the bytes that RESP and NATS use as marks, so that counting a mark counts messages.
+# RESP and NATS use none of these bytes as marks, so counting a mark counts messages.
 ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
 class VerificationError(Exception):
-    """What was received is not what was published."""
+    """Received data differs from the published data."""
 
 
 class StallError(Exception):
@@ -39,7 +38,7 @@ class StallError(Exception):
 
 @dataclass(frozen=True)
 class Stream:
-    """Encoded blocks: one buffer, and where each block ends in it."""
+    """Encoded blocks: one buffer, and the position where each block ends."""
 
     data: bytes
     ends: tuple[int, ...]
@@ -47,21 +46,21 @@ class Stream:
 
 class Acks(Protocol):
     def feed(self, data: bytes) -> int:
-        """How many messages are acknowledged in total, after these bytes."""
+        """Process received bytes and return the total number of acknowledged messages."""
 
 
 class Subscriber(Protocol):
     sock: socket.socket
 
     def readable(self) -> None:
-        """Takes what is there."""
+        """Receive the available data."""
 
     def has(self, messages: int) -> bool:
-        """Whether that many messages have arrived in full."""
+        """True if this number of messages has arrived completely."""
 
 
 class Publisher:
-    """Sends blocks and times each, from its first byte to its acknowledgement."""
+    """Sender of blocks, which measures the time from each block's first byte to its acknowledgement."""
 
     def __init__(self, sock: socket.socket, stream: Stream, acks: Acks) -> None:
         self.sock = sock
@@ -70,11 +69,11 @@ class Publisher:
         self.ends = stream.ends
         self.sent = 0
         self.acked_blocks = 0
-        self.begun_at: list[float] = []  # one for each block whose first byte is sent
+        self.begun_at: list[float] = []  # one time for each block whose first byte is sent
         self.latencies_s: list[float] = []
 
     def send_up_to(self, block: int) -> bool:
-        """Whether the socket took less than all bytes before the end of that many blocks."""
+        """Send up to the end of block number `block`; return True if the socket did not accept everything."""
         limit = self.ends[block - 1]
         if self.sent == limit:
             return False
@@ -99,7 +98,7 @@ class Publisher:
 
 @functools.lru_cache(maxsize=4)
 def payloads(count: int, mixed: bool = False) -> tuple[bytes, ...]:
-    """Distinct printable payloads of 128 bytes, or of 64 to 192 (mean 128)."""
+    """Return distinct printable payloads of 128 bytes, or of 64 to 192 bytes (mean 128) if `mixed`."""
     chance = random.Random(1)
     pool = bytes(chance.choices(ALPHABET, k=1 << 16))
     sizes = [chance.randint(64, 192) for _ in range(4096)] if mixed else [PAYLOAD_BYTES]
@@ -112,7 +111,7 @@ def payloads(count: int, mixed: bool = False) -> tuple[bytes, ...]:
 
 
 def blocks_of(frames: Iterable[bytes], block: int = BLOCK, mark: bytes = b"") -> Stream:
-    """Joins encoded messages into blocks; each block ends with the mark."""
+    """Join encoded messages into blocks; each block ends with `mark`."""
     blocks: list[bytes] = []
     ends: list[int] = []
     waiting: list[bytes] = []
@@ -135,7 +134,7 @@ def connect(host: str, port: int) -> socket.socket:
 
 
 def receive_exactly(sock: socket.socket, size: int) -> bytes:
-    """For set-up only: blocks, up to the socket's timeout."""
+    """Receive exactly `size` bytes, for set-up only: it blocks until the socket's timeout."""
     data = bytearray()
     while len(data) < size:
         more = sock.recv(size - len(data))
@@ -146,7 +145,7 @@ def receive_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def buffer(size: int) -> bytearray:
-    """Memory to receive into, touched now so that no page fault falls into the measurement."""
+    """Allocate a receive buffer and touch its pages, so that no page fault happens while measuring."""
     made = bytearray(size)
     for at in range(0, size, 4096):
         made[at] = 1
@@ -156,8 +155,11 @@ def buffer(size: int) -> bytearray:
 def pump(
     publisher: Publisher, subscriber: Subscriber | None, blocks: int, window: int = WINDOW_BLOCKS
 ) -> float:
-    """Publishes up to that block (counted from the first of all); the seconds until the last
-    acknowledgement and the last delivery. Bounded: ends in StallError when nothing moves."""
+    """Publish up to block `blocks`, counted from the first of all.
+
+    Return the seconds until the last acknowledgement and the last delivery. Raise StallError if nothing
+    moves.
+    """
     gc.collect()
     gc.disable()
     poll = select.epoll()
@@ -178,7 +180,7 @@ def pump(
 def _loop(
     poll: select.epoll, pub: Publisher, sub: Subscriber | None, blocks: int, window: int
 ) -> None:
-    full = False  # the socket's buffer: wait until it can be written to
+    full = False  # True while the socket's send buffer is full
     pub_fd = pub.sock.fileno()
     while pub.acked_blocks < blocks or (sub is not None and not sub.has(blocks * BLOCK)):
         if not full:

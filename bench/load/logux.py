@@ -1,6 +1,7 @@
-"""The Logux side of the load (protocol 5), written from the protocol's text alone. Does not measure.
+"""Load over Logux (protocol 5), written from the protocol's text alone. Does not measure.
 
-Subscribers answer each `sync` with `synced`, as real clients do; the publisher sends an event in each `sync`.
+Subscribers answer each `sync` with `synced`, as real clients do. The publisher sends one event in each
+`sync`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import socket
 import time
 from base64 import b64encode
 
-from bench import load
-from bench.load import STALL_TIMEOUT_S, StallError, VerificationError
+from bench.load import load
+from bench.load.load import STALL_TIMEOUT_S, StallError, VerificationError
 
 CHANNEL = "bench"
 _SHORT_MAX = 126
@@ -23,7 +24,7 @@ _PAYLOAD = "x" * 64
 
 
 def frame(payload: bytes) -> bytes:
-    """What a client sends, masked with zeros."""
+    """Return a client's WebSocket frame, masked with zeros."""
     size = len(payload)
     short = size < _SHORT_MAX
     length = bytes((0x80 | size,)) if short else b"\xfe" + size.to_bytes(2, "big")
@@ -35,13 +36,13 @@ def message(*fields: object) -> bytes:
 
 
 def event(number: int) -> bytes:
-    """A `sync` of the publisher; events are numbered."""
+    """Return a `sync` message of the publisher with a numbered event."""
     made = {"type": "bench", "channel": CHANNEL, "number": number, "text": _PAYLOAD}
     return message("sync", number + 1, made, {"id": [number, 0], "time": number})
 
 
 def websocket(address: tuple[str, int], path: str) -> socket.socket:
-    """A connection whose handshake is done."""
+    """Connect and complete the WebSocket handshake."""
     sock = load.connect(*address)
     key = b64encode(os.urandom(16)).decode()
     sock.sendall(
@@ -57,7 +58,7 @@ def websocket(address: tuple[str, int], path: str) -> socket.socket:
 
 
 def unframe(buffer: bytes) -> tuple[list[bytes], bytes]:
-    """Messages of a server, and what is left of the buffer."""
+    """Return the complete messages from a server, and the rest of the buffer."""
     found, at = [], 0
     while len(buffer) - at >= 2:
         size, start = buffer[at + 1], at + 2
@@ -73,7 +74,7 @@ def unframe(buffer: bytes) -> tuple[list[bytes], bytes]:
 
 
 class Client:
-    """One connection."""
+    """One client connection."""
 
     def __init__(self, address: tuple[str, int], path: str, node: str) -> None:
         self.sock = websocket(address, path)
@@ -83,7 +84,7 @@ class Client:
         self.received = 0
 
     def wait_for(self, begin: bytes, text: bytes = b"") -> None:
-        """For set-up only: until a message comes that begins so."""
+        """Wait for a message that begins with `begin` and contains `text`. For set-up only."""
         while True:
             for one in self._frames():
                 self._answer(one)
@@ -109,7 +110,7 @@ class Client:
             )
 
     def readable(self) -> None:
-        """Take what is there, as a subscriber: events in their order and once."""
+        """Receive and answer as a subscriber, and check that events arrive in order and once."""
         answers = []
         for one in self._frames():
             if not one.startswith(_SYNC):
@@ -128,7 +129,7 @@ class Client:
 
 
 class Audience:
-    """One publisher and many subscribers that keep up: the next block waits for all of them."""
+    """One publisher and many subscribers. The next block waits until all subscribers have the last one."""
 
     def __init__(self, address: tuple[str, int], path: str, subscribers: int) -> None:
         self.publisher = Client(address, path, "0:publisher:tab")
@@ -140,7 +141,7 @@ class Audience:
         self._sent = self._answered = 0
 
     def publish(self, events: int, block: int) -> float:
-        """So many more; the seconds until the last subscriber has the last of them."""
+        """Publish `events` more events; return the seconds until the last subscriber has all of them."""
         poll = select.epoll()
         for client in (self.publisher, *self.subscribers.values()):
             poll.register(client.sock, select.EPOLLIN)

@@ -1,7 +1,6 @@
-"""The NATS side of the load: JetStream with acknowledgements, and core NATS without storage.
+"""Load over NATS: JetStream with acknowledgements, and core NATS without storage. Does not measure.
 
-A push consumer without acknowledgements of its own delivers, the cheapest one JetStream has.
-Does not measure.
+JetStream delivers with a push consumer without acknowledgements, its cheapest kind.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import socket
 import time
 from collections.abc import Sequence
 
-from bench import load
-from bench.load import PAYLOAD_BYTES, TOPIC, Publisher, Stream, VerificationError
+from bench.load import load
+from bench.load.load import PAYLOAD_BYTES, TOPIC, Publisher, Stream, VerificationError
 
 ACK_INBOX = b"acks"
 DELIVERY = b"delivery"
@@ -30,7 +29,7 @@ def jetstream_stream(count: int) -> Stream:
 
 @functools.lru_cache(maxsize=2)
 def core_stream(count: int) -> Stream:
-    """A PING ends each block: its PONG says that the server has processed the block."""
+    """Return blocks that end with a PING: its PONG says that the server has processed the block."""
     head = b"PUB %s %d\r\n" % (TOPIC, PAYLOAD_BYTES)
     made = (b"%s%s\r\n" % (head, payload) for payload in load.payloads(count))
     return load.blocks_of(made, mark=PING_LINE)
@@ -44,7 +43,7 @@ def connect(address: tuple[str, int]) -> socket.socket:
 
 
 def request(sock: socket.socket, subject: str, body: dict[str, object]) -> dict[str, object]:
-    """One request of the JetStream API, on a connection that does nothing else."""
+    """Send one request of the JetStream API, on a connection that does nothing else."""
     text = json.dumps(body).encode()
     sock.sendall(
         b"SUB answer 9\r\nPUB %s answer %d\r\n%s\r\n" % (subject.encode(), len(text), text)
@@ -73,7 +72,7 @@ def make_consumer(address: tuple[str, int]) -> None:
 
 
 class NatsAcks:
-    """JetStream answers each publish with one JSON object; core NATS each block with a PONG."""
+    """Counter of acknowledgements: a JSON object per JetStream publish, a PONG per block of core NATS."""
 
     def __init__(self, sock: socket.socket, jetstream: bool) -> None:
         self.sock = sock
@@ -92,7 +91,7 @@ class NatsAcks:
 
 
 class NatsSubscriber:
-    """Stores what arrives; counts lines: two for each message."""
+    """Subscriber that stores received data and counts lines: two for each message."""
 
     def __init__(self, address: tuple[str, int], count: int, jetstream: bool) -> None:
         self.data = load.buffer(count * (PAYLOAD_BYTES + 128) + 4096)
@@ -110,7 +109,7 @@ class NatsSubscriber:
             raise ConnectionError("NATS closed the subscriber's connection")
         self.received = end = at + got
         self.lines += self.data.count(b"\n", at, end)
-        # Five bytes back: a PING that two reads have cut is counted with the second.
+        # Start five bytes earlier, to count a PING that was split between two reads.
         pings = self.data.count(PING_LINE, max(at - 5, 0), end)
         if pings:
             self.lines -= pings

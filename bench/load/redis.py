@@ -1,6 +1,6 @@
-"""The Redis Streams side of the load: pipelined XADD, and XREAD BLOCK from where it left off.
+"""Load over Redis Streams: pipelined XADD, and XREAD BLOCK after the last id. Does not measure.
 
-The server chooses the ids (`*`), as it chooses the offsets in Figg. Does not measure.
+The server chooses the ids (`*`), as it chooses the offsets in Figg.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import re
 import socket
 from collections.abc import Iterator, Sequence
 
-from bench import load
-from bench.load import PAYLOAD_BYTES, TOPIC, Publisher, Stream, VerificationError
+from bench.load import load
+from bench.load.load import PAYLOAD_BYTES, TOPIC, Publisher, Stream, VerificationError
 
 REPLY = re.compile(rb"\*1\r\n\*2\r\n\$%d\r\n%s\r\n\*(\d+)\r\n" % (len(TOPIC), TOPIC))
 ENTRY = re.compile(rb"\*2\r\n\$\d+\r\n(\d+)-(\d+)\r\n\*2\r\n\$1\r\nd\r\n\$128\r\n")
@@ -34,7 +34,7 @@ def publish_stream(count: int) -> Stream:
 
 
 class RedisAcks:
-    """Every XADD is answered with one bulk string, the id: one `$` each."""
+    """Counter of acknowledgements: Redis answers each XADD with one bulk string, the id, hence one `$`."""
 
     def __init__(self) -> None:
         self.acked = 0
@@ -47,7 +47,7 @@ class RedisAcks:
 
 
 class RedisSubscriber:
-    """Asks for everything after the last id it has seen, and stores the replies."""
+    """Subscriber that reads everything after the last id it has seen, and stores the replies."""
 
     def __init__(self, address: tuple[str, int], count: int) -> None:
         self.data = load.buffer(count * (PAYLOAD_BYTES + 128) + 4096)
@@ -69,7 +69,7 @@ class RedisSubscriber:
         if not got:
             raise ConnectionError("Redis closed the reader's connection")
         self.received = end = at + got
-        # No payload has a star: a reply has three in its head and two in each entry.
+        # Payloads contain no star. A reply has three stars in its head and two in each entry.
         self.stars += self.data.count(b"*", at, end)
         if not self.reply_records:
             head = REPLY.match(self.data, self.reply_at, end)
@@ -90,7 +90,7 @@ class RedisSubscriber:
         return self.records >= messages
 
     def verify(self, made: Sequence[bytes]) -> None:
-        """Every payload, in the order published, with increasing ids."""
+        """Raise VerificationError unless every payload arrived in order, with increasing ids."""
         at, index, last_id = 0, 0, (0, 0)
         while at < self.received:
             head = REPLY.match(self.data, at)

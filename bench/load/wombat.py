@@ -1,7 +1,7 @@
-"""The Wombat side of the load, written from the protocol's text alone. Does not measure.
+"""Load over Wombat, written from the protocol's text alone. Does not measure.
 
-What clients send is masked, as WebSocket asks of them, before the clock starts. What a subscriber must
-receive follows from what was published, but for the topic's epoch: that is taken from the first serial.
+Client frames are masked, as WebSocket requires, before the measurement starts. The published records
+determine what a subscriber must receive, except the topic's epoch, which is taken from the first serial.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 
-from bench import load
-from bench.load import BLOCK, TOPIC, Publisher, Stream, VerificationError
+from bench.load import load
+from bench.load.load import BLOCK, TOPIC, Publisher, Stream, VerificationError
 
 EPOCH = b"0000000000000"
-"""Stands for an epoch in what is expected: a time in milliseconds, of so many digits."""
+"""Placeholder for the epoch in expected data. An epoch, a time in milliseconds, has as many digits."""
 MASK = b"\x5a\xc3\x96\x0f"
 
 _U32 = struct.Struct(">I")
 
 
 def text(value: bytes) -> bytes:
-    """MessagePack's string."""
+    """Encode a MessagePack string."""
     return (bytes((0xA0 | len(value),)) if len(value) < 32 else bytes((0xD9, len(value)))) + value
 
 
 def number(value: int) -> bytes:
-    """MessagePack's shortest unsigned integer."""
+    """Encode an unsigned integer in MessagePack's shortest form."""
     for limit, head, size in ((1 << 7, b"", 1), (1 << 8, b"\xcc", 1), (1 << 16, b"\xcd", 2)):
         if value < limit:
             return head + value.to_bytes(size, "big")
@@ -37,7 +37,7 @@ def number(value: int) -> bytes:
 
 
 def message(kind: int, name: bytes, **fields: bytes) -> bytes:
-    """`{type: kind, name: {fields}}`, of fields that are encoded already."""
+    """Encode `{type: kind, name: {fields}}` from fields that are already encoded."""
     inner = b"".join(text(key.encode()) + value for key, value in fields.items())
     head = b"\x82" + text(b"type") + number(kind) + text(name)
     return head + bytes((0x80 | len(fields),)) + inner
@@ -84,7 +84,7 @@ def _publish_frames(made: Sequence[bytes]) -> Iterator[bytes]:
 
 @functools.lru_cache(maxsize=2)
 def payload_stream(count: int) -> Stream:
-    """The PAYLOAD messages that a subscriber of a new topic receives."""
+    """Return the PAYLOAD messages that a subscriber of a new topic receives."""
     return load.blocks_of(_payload_frames(load.payloads(count)))
 
 
@@ -99,7 +99,7 @@ def _payload_frames(made: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def connect(address: tuple[str, int]) -> socket.socket:
-    """A WebSocket whose handshake is done."""
+    """Connect and complete the WebSocket handshake."""
     sock = load.connect(*address)
     key = base64.b64encode(os.urandom(16)).decode()
     sock.sendall(
@@ -115,7 +115,7 @@ def connect(address: tuple[str, int]) -> socket.socket:
 
 
 def ping(sock: socket.socket, stamp: int) -> None:
-    """Waits for the PONG, so that the session behind the connection is known to exist."""
+    """Send a PING and wait for its PONG, which proves that the connection has a session."""
     sock.sendall(client_frame(message(6, b"ping", timestamp=number(stamp))))
     pong = server_frame(message(7, b"pong", timestamp=number(stamp)))
     if load.receive_exactly(sock, len(pong)) != pong:
@@ -123,7 +123,7 @@ def ping(sock: socket.socket, stamp: int) -> None:
 
 
 def attached(address: tuple[str, int]) -> socket.socket:
-    """A WebSocket that follows the topic, which is not there yet."""
+    """Return a WebSocket that is attached to the topic, which does not exist yet."""
     sock = connect(address)
     _attach(sock)
     return sock
@@ -137,7 +137,7 @@ def _attach(sock: socket.socket) -> None:
 
 
 class WombatAcks:
-    """Reads every ACK: each must be well-formed and higher than the one before."""
+    """Parser of ACKs, which must be well-formed and increasing."""
 
     def __init__(self) -> None:
         self.rest = b""
@@ -165,7 +165,7 @@ class WombatAcks:
 
 
 class WombatSubscriber:
-    """Attached to the topic; stores all that arrives after ATTACHED."""
+    """Subscriber that stores everything that arrives after ATTACHED."""
 
     def __init__(self, address: tuple[str, int], expected: Stream) -> None:
         self.expected = expected
@@ -188,7 +188,7 @@ class WombatSubscriber:
         return self.received >= self.expected.ends[messages // BLOCK - 1]
 
     def verify(self, blocks: int) -> None:
-        """Exactly the expected bytes, of the first so many blocks."""
+        """Raise VerificationError unless exactly the bytes of the first `blocks` blocks have arrived."""
         end = self.expected.ends[blocks - 1]
         if self.received != end:
             raise VerificationError(f"received {self.received} bytes, expected {end}")

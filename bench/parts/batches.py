@@ -1,4 +1,4 @@
-"""Batches: records staged over HTTP in four uploads, then appended as one batch."""
+"""Batches: records are staged over HTTP in four uploads, then appended as one batch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from collections.abc import Callable
 from functools import cache
 from itertools import count
 
-from bench import load, load_figg
+from bench.load import figg as load_figg
+from bench.load import load
 from bench.measure import Check, Part, Run, measured
 from bench.options import Options
 from bench.process import Headrace
-from headrace.log.blocks import encode_block
+from headrace.log.batch.blocks import encode_block
 
 NAME = "batches"
 RECORDS, RECORDS_QUICK, RECORD_BYTES = 2_000_000, 400_000, 132
@@ -35,7 +36,7 @@ def run(options: Options, say: Callable[[str], None]) -> Part:
         for turn in range(options.repeat + 1):
             say(f"{turn} of {options.repeat}")
             runs = _stage_and_append(server, records, bodies)
-            if turn:  # the first fills the caches
+            if turn:  # the first turn fills the caches
                 for one in runs:
                     part.add(one)
         found = load_figg.topic_records((server.host, server.http_port), "batch/")

@@ -1,6 +1,6 @@
 """Catch-up: a subscriber reads a topic from its beginning, from disk, after a restart.
 
-Its CPU per record is compared with that of live delivery, which is the ingest part's figure.
+The CPU time per record is compared with that of live delivery, which the ingest part measures.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from bench import load, load_figg
-from bench.load import BLOCK
+from bench.load import figg as load_figg
+from bench.load import load
+from bench.load.load import BLOCK
 from bench.measure import Part, Run, measured, undisturbed
 from bench.options import Options
-from bench.part_ingest import SYNCED, headrace
+from bench.parts.ingest import SYNCED, headrace
 from bench.process import Headrace
 
 NAME = "catchup"

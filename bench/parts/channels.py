@@ -1,11 +1,11 @@
-"""Channels: messages of one processor to two others, against Redis Streams; and the memory of idle ones."""
+"""Channels: messages of one processor to two others, against Redis Streams; and memory of idle channels."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
 
-from bench.load_channels import Channels, Side, Streams
+from bench.load.channels import Channels, Side, Streams
 from bench.measure import Check, Part, Run, measured
 from bench.options import Options
 from bench.process import Headrace, Redis, Server, missing
@@ -17,7 +17,10 @@ MANY, FEW = 100_000, 1000
 WARM = 5000
 WINDOW, WIDE = 256, 4096
 LOADS = {MANY: ((WINDOW, 20_000), (WIDE, 40_000)), FEW: ((WINDOW, 30_000),)}
-"""Of so many channels, so many messages with so many on the way: of very many channels one message each."""
+"""For each number of channels: pairs of window (messages in flight) and number of messages.
+
+With very many channels, each gets at most one message.
+"""
 IDLE, IDLE_BATCHES = 20_000, 6  # the first batch is the warm-up, the others are measured
 OURS, THEIRS = "headrace, synced", "Redis Streams, always"
 SETTINGS = ("limits.topics_attached_max=1000000", "channels.ping_s=3600")
@@ -91,7 +94,10 @@ def _measure(name: str, server: Server, side: Side, loads: Loads, quick: bool) -
 
 
 def _idle(part: Part, options: Options) -> None:
-    """Of channels with three processors each, that have had one message, which both others have read."""
+    """Measure the memory of idle channels.
+
+    Each channel has three processors, and has had one message that both others have read.
+    """
     readings = []
     each = IDLE // 4 if options.quick else IDLE
     with Headrace(options.dir, settings=SETTINGS) as server:

@@ -1,8 +1,8 @@
-"""Fan-out: what a delivered record costs with 1,000 live subscribers, against one, and over WebSocket.
+"""Fan-out: cost of a delivered record with 1,000 live subscribers, against one, and over WebSocket.
 
-A live subscriber is one that keeps up, so the load waits for it: two blocks are on the way, and
-the next is published when every subscriber has all of the block before. Both sides get that same
-load. Most subscribers count bytes and let the kernel discard them (MSG_TRUNC); a few keep all.
+A live subscriber keeps up, so the load waits for it: two blocks are in flight, and the next is published when
+every subscriber has the block before completely. All sides get the same load. Most subscribers count bytes
+and let the kernel discard them (MSG_TRUNC); a few store everything.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from bench import load, load_figg, load_wombat
-from bench.load import BLOCK, STALL_TIMEOUT_S, TOPIC, StallError, Stream, VerificationError
+from bench.load import figg as load_figg
+from bench.load import load
+from bench.load import wombat as load_wombat
+from bench.load.load import BLOCK, STALL_TIMEOUT_S, TOPIC, StallError, Stream, VerificationError
 from bench.measure import Part, Run, measured, undisturbed
 from bench.options import Options
 from bench.process import Headrace
@@ -26,7 +28,7 @@ NAME = "fanout"
 MANY = 1000
 IN_FLIGHT = 2
 Kept = load_figg.FiggSubscriber | load_wombat.WombatSubscriber
-KEPT = 4  # subscribers whose whole stream is verified
+KEPT = 4  # number of subscribers whose whole stream is verified
 BLOCKS_MANY, BLOCKS_ONE, WARM = 200, 4000, 20
 
 
@@ -67,13 +69,13 @@ def run(options: Options, say: Callable[[str], None]) -> Part:
 
 @dataclass(frozen=True)
 class Subscribers:
-    """How subscribers of a protocol are made."""
+    """Functions that create the subscribers of a protocol."""
 
     expected: Callable[[int], Stream]
     kept: Callable[[tuple[str, int], Stream], Kept]
-    """One that stores what it receives."""
+    """Creates a subscriber that stores what it receives."""
     attached: Callable[[tuple[str, int]], socket.socket]
-    """One that does not."""
+    """Creates a subscriber that stores nothing."""
     port: Callable[[Headrace], int]
 
 
@@ -124,7 +126,7 @@ def _fan_out(
 
 
 class Audience:
-    """The subscribers' connections, and how far each has read."""
+    """Connections of the subscribers, and the number of bytes that each has read."""
 
     def __init__(
         self, address: tuple[str, int], protocol: Subscribers, size: int, expected: Stream
@@ -134,7 +136,7 @@ class Audience:
         self.kept: dict[int, Kept] = {}
         self.socks: dict[int, socket.socket] = {}
         self.received: dict[int, int] = {}
-        self.done = [0] * (len(expected.ends) + 1)  # how many subscribers have all of block i
+        self.done = [0] * (len(expected.ends) + 1)  # number of subscribers that have all of block i
         for index in range(size):
             if index < KEPT:
                 subscriber = protocol.kept(address, expected)
@@ -152,7 +154,7 @@ class Audience:
     def publish(
         self, publisher: socket.socket, stream: Stream, acks: load_figg.FiggAcks, blocks: int
     ) -> float:
-        """Publishes up to that block; the seconds until the last subscriber has all of it."""
+        """Publish up to block `blocks`; return the seconds until the last subscriber has all of it."""
         gc.disable()
         poll = select.epoll()
         for sock in self.socks.values():

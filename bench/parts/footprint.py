@@ -1,4 +1,4 @@
-"""Footprint: memory of an idle connection and of an idle topic, and the time to start."""
+"""Footprint: memory of an idle connection and of an idle topic, and start-up time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import struct
 import time
 from collections.abc import Callable
 
-from bench import load, load_figg, load_wombat
+from bench.load import figg as load_figg
+from bench.load import load
+from bench.load import wombat as load_wombat
 from bench.measure import Check, Part
 from bench.options import Options
 from bench.process import Headrace
@@ -22,7 +24,7 @@ FILL_S_MAX = 600.0
 BURST_BYTES, BURST_S_MAX = 96 << 20, 5.0  # published just before the SIGKILL
 JOURNAL_BYTES_PER_S = 64 << 20
 RECORD_BYTES = 1024
-ROUNDS_IN_FLIGHT = 8  # of one record for each topic
+ROUNDS_IN_FLIGHT = 8  # a round is one record for each topic
 
 
 def run(options: Options, say: Callable[[str], None]) -> Part:
@@ -123,7 +125,7 @@ def _start_up(part: Part, options: Options, say: Callable[[str], None]) -> None:
         for _ in range(options.repeat):
             say("start-up after SIGKILL")
             server.start()
-            server.pause_children()  # so that all of the burst is still to be recovered
+            server.pause_children()  # so that the whole burst must be recovered
             bursts.append(_fill(server, BURST_BYTES, BURST_S_MAX))
             server.kill()
             server.start()
@@ -163,7 +165,7 @@ def _start_check(part: Part, claim: str, times: list[float], limit: float) -> No
 
 
 def _starts_empty(options: Options) -> tuple[list[float], list[float]]:
-    """Starts in a new directory, and again in the same one, still empty."""
+    """Measure starts in a new directory, and again in the same one, which is still empty."""
     new: list[float] = []
     again: list[float] = []
     for _ in range(options.repeat):
@@ -178,8 +180,10 @@ def _starts_empty(options: Options) -> tuple[list[float], list[float]]:
 
 
 def _fill(server: Headrace, size: int, seconds_max: float = FILL_S_MAX) -> int:
-    """Publishes about that many bytes of log, one record per topic in turn, but for no longer than
-    that; how many bytes were acknowledged."""
+    """Publish about `size` bytes of log, one record per topic in turn, for at most `seconds_max`.
+
+    Return the number of acknowledged bytes.
+    """
     payload = load.payloads(1)[0].ljust(RECORD_BYTES, b".")
     names = [b"log/%04d" % index for index in range(LOG_TOPICS)]
     one = bytearray(b"".join(load_figg.publish_frames([payload] * LOG_TOPICS, names)))

@@ -1,7 +1,7 @@
-"""Ingest and deliver: one publisher, one subscriber, against the peers of equal durability.
+"""Ingest and deliver: one publisher and one subscriber, against peers with the same durability.
 
-Blocks of 256 messages, at most 64 blocks unacknowledged. The clock stops when the last message is
-both acknowledged and delivered; every byte that the subscriber received is then verified.
+Messages are sent in blocks of 256, with at most 64 blocks unacknowledged. The measurement ends when the last
+message is both acknowledged and delivered. Then every byte that the subscriber received is verified.
 """
 
 from __future__ import annotations
@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bench import load, load_figg, load_nats, load_redis, load_wombat
-from bench.load import BLOCK, Publisher
+from bench.load import figg as load_figg
+from bench.load import load
+from bench.load import nats as load_nats
+from bench.load import redis as load_redis
+from bench.load import wombat as load_wombat
+from bench.load.load import BLOCK, Publisher
 from bench.measure import Part, Run, measured, percentile_ms, undisturbed
 from bench.options import Options
 from bench.process import Headrace, Nats, Redis, Server, missing

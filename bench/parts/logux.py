@@ -1,6 +1,7 @@
-"""Logux: events of one client to a hundred others, against the server of the npm package `@logux/server`.
+"""Logux: events of one client to a hundred others, against the npm package `@logux/server`.
 
-Clients speak protocol 5 and answer what they get. The npm server keeps its log in memory, ours on disk.
+Clients speak protocol 5 and answer what they receive. The npm server keeps its log in memory, Headrace on
+disk.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench.load_logux import Audience
+from bench.load.logux import Audience
 from bench.measure import Part, Run, measured, undisturbed
 from bench.options import Options
 from bench.process import Headrace, NpmLogux, Server, find
@@ -66,11 +67,11 @@ def _run(label: str, make: Callable[[], Server], path: str, events: int) -> Run:
 
 
 def _install(directory: Path) -> Path | str:
-    """Where the package is, or why it is not."""
+    """Return the directory of the installed package, or the reason why it is not installed."""
     if find("node") is None or find("npm") is None:
         return "Node and npm are not installed: @logux/server is skipped"
     directory.mkdir(parents=True, exist_ok=True)
-    for file in (Path(__file__).parent / "logux").iterdir():
+    for file in (Path(__file__).parents[1] / "logux").iterdir():
         shutil.copy(file, directory)
     if not (directory / "node_modules").is_dir():
         command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund"]

@@ -1,9 +1,9 @@
-"""The pipeline: an audit of the log against `cat`, which reads the same files and looks at nothing.
+"""Pipeline: an audit of the log against `cat`, which reads the same files and checks nothing.
 
 The export is in `pipeline_export.py`, the aggregation of a lake in `pipeline_aggregate.py`.
 
-What is timed is the whole job in a session that runs already: planning, starting tasks, the report. Files
-are warm. Spark has one core, so that rates are those of a core.
+The time is that of the whole job in a running Spark session: planning, starting tasks, the report. Files are
+warm. Spark has one core, so rates are per core.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import load, load_figg, pipeline_aggregate, pipeline_export
-from bench.load import BLOCK, TOPIC, VerificationError
+from bench.load import figg as load_figg
+from bench.load import load
+from bench.load.load import BLOCK, TOPIC, VerificationError
 from bench.measure import Check, Part, timed
 from bench.options import Options
+from bench.parts import pipeline_aggregate, pipeline_export
 from bench.process import Headrace
 
 if TYPE_CHECKING:
-    from headrace.pipeline.audit_plan import AuditReport
+    from headrace.pipeline.audit.plan import AuditReport
 
 NAME = "pipeline"
 RECORDS = 2_000_000 // BLOCK * BLOCK
@@ -71,7 +73,7 @@ def run(options: Options, say: Callable[[str], None]) -> Part:
 
 
 def _audit(data: Path) -> AuditReport:
-    from headrace.pipeline.audit import audit
+    from headrace.pipeline.audit.job import audit
 
     return audit(data_dir=data)
 

@@ -1,8 +1,8 @@
-"""The last message of each channel: the job against `groupBy.agg(max_by)` over the very same Parquet files.
+"""The last message of each channel: the job against `groupBy.agg(max_by)` over the same Parquet files.
 
-Both are timed whole, in one session and in turns, with warm files. The job writes and commits its table, the
-query gives its rows to nobody. The lake is made here, as an export would make it: a server and its processors
-would need longer for so many messages than all the rest.
+Both are timed completely, in one Spark session and in turns, with warm files. The job writes and commits its
+table; the query discards its rows. The lake is made here, as an export would make it: sending this number of
+messages through a server and its processors would take longer than all the rest.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.load import VerificationError
+from bench.load.load import VerificationError
 from bench.measure import Part, in_turns, warm_up
 from bench.options import Options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.lake.writing import Rows, Written
+    from headrace.lake.files.writing import RecordRows, WrittenFile
 
 CHANNELS, CHANNELS_QUICK = 10_000, 1_000
 EACH = 1000
@@ -59,7 +59,7 @@ def measure(part: Part, options: Options, say: Callable[[str], None]) -> None:
 
 
 def _last(root: Path) -> None:
-    from headrace.pipeline.aggregate import aggregate
+    from headrace.pipeline.aggregate.job import aggregate
 
     aggregate(root / "lake", root / "states", reducer="last")
 
@@ -86,7 +86,7 @@ def _verify(root: Path, channels: int) -> None:
         raise VerificationError(f"{count} states of {channels} channels, {len(states)} different")
 
 
-# The lake
+# Making of the lake
 
 
 def _content(number: int) -> bytes:
@@ -94,15 +94,15 @@ def _content(number: int) -> bytes:
 
 
 def _make_lake(lake: Path, channels: int) -> None:
-    from headrace.lake.delta import DeltaLake
+    from headrace.lake.files.writing import Writer
     from headrace.lake.format import File, Manifest, Shape
+    from headrace.lake.formats.delta import DeltaLake
     from headrace.lake.manifests import Manifests
-    from headrace.lake.writing import Writer
     from headrace.model import Position
-    from headrace.pipeline.export import APP
+    from headrace.pipeline.export.job import APP
 
     table = DeltaLake.make(lake, Shape())
-    files: list[Written] = []
+    files: list[WrittenFile] = []
     writer = Writer(lake, "", Shape())
     for number, rows in enumerate(_rows(channels)):
         if number % (channels // FILES) == 0:
@@ -124,17 +124,17 @@ def _make_lake(lake: Path, channels: int) -> None:
     table.commit(APP, 0, files, {})
 
 
-def _rows(channels: int) -> Iterator[Rows]:
-    """The same messages in each channel."""
+def _rows(channels: int) -> Iterator[RecordRows]:
+    """Yield the rows of each channel, with the same messages in all."""
     import numpy as np
     import pyarrow as pa
 
-    from headrace.channel_envelope import Content, Message, encode_message
+    from headrace.lake.files.writing import RecordRows
     from headrace.lake.format import SCHEMA
-    from headrace.lake.writing import Rows
+    from headrace.payload.channel import Content, StoredMessage, encode_message
 
     payloads = [
-        encode_message(Message("bench", number, Content(_content(number), is_json=True)))
+        encode_message(StoredMessage("bench", number, Content(_content(number), is_json=True)))
         for number in range(1, EACH + 1)
     ]
     data = memoryview(b"".join(len(one).to_bytes(4, "big") + one for one in payloads))
@@ -151,4 +151,4 @@ def _rows(channels: int) -> Iterator[Rows]:
         topic = f"$channel/doc/{number:08}"
         arrays = [pa.array([topic] * EACH), *columns]
         batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-        yield Rows(topic, EPOCH, 0, boundaries, ms, data, batch)
+        yield RecordRows(topic, EPOCH, 0, boundaries, ms, data, batch)

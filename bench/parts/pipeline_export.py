@@ -1,7 +1,7 @@
-"""The export of a topic to a Delta table, against Spark writing the very same rows from Parquet to Parquet.
+"""Export of a topic to a Delta table, against Spark writing the same rows from Parquet to Parquet.
 
-Both are timed whole, in one session and in turns, with warm files. The job also reads back what it has
-written, syncs it and tells the server; Spark's copy does none of that.
+Both are timed completely, in one Spark session and in turns, with warm files. The job also reads back and
+fsyncs what it has written, and informs the server; Spark's copy does none of that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.load import TOPIC, VerificationError
+from bench.load.load import TOPIC, VerificationError
 from bench.measure import Part, in_turns, warm_up
 from bench.options import Options
 
@@ -60,7 +60,7 @@ def _copy(spark: SparkSession, root: Path) -> None:
 
 
 def _export(root: Path, url: str) -> None:
-    from headrace.pipeline.export import export
+    from headrace.pipeline.export.job import export
 
     shutil.rmtree(root / "lake", ignore_errors=True)
     export(root / "lake", [TOPIC.decode()], url=url, take_over=True)

@@ -1,7 +1,8 @@
-"""Spark: topics read and written as tables against Spark's own Parquet, in one session and in turns.
+"""Spark: topics read and written as tables, against Spark's own Parquet, in one session and in turns.
 
-What is timed is the whole query, as its user waits for it: planning and starting tasks are part of it. Files
-and the JVM are warm: it compiles what it runs often, and a query gets up to twice as fast with the first few.
+The time is that of the whole query, as its user waits for it, including planning and starting tasks. Files
+and the JVM are warm: the JVM compiles code that runs often, and the first few runs make a query up to twice
+as fast.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bench import load, load_figg
-from bench.load import BLOCK, TOPIC, VerificationError
+from bench.load import figg as load_figg
+from bench.load import load
+from bench.load.load import BLOCK, TOPIC, VerificationError
 from bench.measure import Check, Part, Run, wait_for_quiet
 from bench.options import Options
 from bench.process import Headrace, cpu_s, process_tree
@@ -38,7 +40,7 @@ WRITE = "Parquet → topic, through the server"
 
 
 def run(options: Options, say: Callable[[str], None]) -> Part:
-    # Only this part needs them.
+    # Only this part needs these packages.
     from pyspark.sql import functions as f
 
     from headrace.spark import session
@@ -75,7 +77,8 @@ def run(options: Options, say: Callable[[str], None]) -> Part:
             for turn in range(options.repeat):
                 for label, query in queries.items():
                     say(f"{label}, {turn + 1} of {options.repeat}")
-                    # What was written is moved to segments for a while: that is no part of the next query.
+                    # The server moves written records to segments for a while, which must not affect the next
+                    # query.
                     server.settle()
                     part.add(_timed(label, records, query))
             bench.verify_written()
@@ -103,7 +106,7 @@ class _Bench:
         return self._reader(topic, over_url).load()
 
     def payloads(self, *, over_url: bool = False) -> DataFrame:
-        """Without the other columns: Spark leaves out by itself what a query of Parquet does not need."""
+        """Return a frame with only the payload. For Parquet, Spark omits unneeded columns by itself."""
         return self._reader(TOPIC.decode(), over_url).schema("payload binary").load()
 
     def _reader(self, topic: str, over_url: bool) -> DataFrameReader:
@@ -127,7 +130,7 @@ class _Bench:
         self.server.settle()
 
     def verify(self, frame: DataFrame) -> None:
-        """Every payload once, each at the offset that follows from those before it."""
+        """Raise VerificationError unless every payload was read once and the last offset matches."""
         from pyspark.sql import functions as f
 
         crcs = f.expr("cast(crc32(payload) as bigint)")
@@ -165,13 +168,13 @@ def _timed(label: str, records: int, query: Callable[[], object]) -> Run:
 
 
 class _Cpu:
-    """What this process and all it has started spend from now on: Spark's JVM and workers, the server."""
+    """CPU time from now on of this process and all it has started: Spark's JVM and workers, the server."""
 
     def __init__(self) -> None:
         self._before = self._now()
 
     def spent_s(self) -> float:
-        # Spark ends workers that idle, and nobody inherits their times.
+        # Spark ends idle workers, and no process inherits their CPU times.
         return sum(used - self._before.get(pid, 0.0) for pid, used in self._now().items())
 
     @staticmethod
@@ -180,7 +183,7 @@ class _Cpu:
 
 
 def _flat(part: Part, bench: _Bench, options: Options, say: Callable[[str], None]) -> None:
-    """What further rows cost, from few to many: without what a query costs by itself."""
+    """Measure the cost of further rows, from few to many, without the fixed cost of a query."""
     many = MANY_QUICK if options.quick else MANY
     missing = many - bench.records
     for _ in range(-(-missing // bench.records)):
@@ -212,7 +215,7 @@ def _flat(part: Part, bench: _Bench, options: Options, say: Callable[[str], None
 
 
 def _idle(part: Part, bench: _Bench, option: str, place: str, say: Callable[[str], None]) -> None:
-    """A streaming query that has nothing to do."""
+    """Measure the CPU use of a streaming query that has nothing to do."""
     say(f"an idle query over {IDLE_TOPICS} topics by {option}")
     checkpoint = bench.server.dir / "checkpoint"
     query = (

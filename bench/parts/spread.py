@@ -1,6 +1,6 @@
 """Spread: synced records over 10,000 topics, 256 different ones in each block, no subscriber.
 
-The topics exist before the clock starts. What is stored is counted per topic afterwards.
+The topics exist before the measurement starts. Afterwards the stored records are counted per topic.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import functools
 from collections import Counter
 from collections.abc import Callable
 
-from bench import load, load_figg, load_redis
-from bench.load import BLOCK, Publisher, Stream, VerificationError
+from bench.load import figg as load_figg
+from bench.load import load
+from bench.load import redis as load_redis
+from bench.load.load import BLOCK, Publisher, Stream, VerificationError
 from bench.measure import Part, Run, measured, percentile_ms, undisturbed
 from bench.options import Options
 from bench.process import Headrace, Redis, Server, missing
@@ -18,7 +20,7 @@ from bench.process import Headrace, Redis, Server, missing
 NAME = "spread"
 TOPICS = 10_000
 STRIDE = 7919  # coprime to TOPICS, so that a block's topics differ and are not neighbours
-MAKING = -(-TOPICS // BLOCK) * BLOCK  # messages before the clock: each topic gets one at least
+MAKING = -(-TOPICS // BLOCK) * BLOCK  # before the measurement: at least one per topic
 SYNCED, ALWAYS = "headrace synced", "Redis Streams always"
 
 

@@ -19,7 +19,7 @@ export interface Message extends Held {
   /** Which of the messages of its processor it is. */
   readonly number: number;
   /** Just past this message in the log of the channel. */
-  readonly offset: number;
+  readonly nextOffset: number;
   /** When it was stored, in milliseconds since 1970. */
   readonly ms: number;
 }
@@ -33,6 +33,7 @@ export interface Missed {
 
 /** The last known state: what all messages up to an offset have been folded into. */
 export interface Snapshot extends Held {
+  /** Just past the last message that is in it. */
   readonly offset: number;
   readonly epoch: number;
 }
@@ -118,7 +119,7 @@ export interface Channel extends AsyncIterableIterator<Message> {
   connected(options?: { timeoutMs?: number }): Promise<void>;
 
   /**
-   * Send; done when it is stored, once and in the order of the calls. Gives its offset, or null when
+   * Send; done when it is stored, once and in the order of the calls. Gives the offset just past it, or null when
    * the answer got lost. Rejects with ChannelError for what the server refuses, and with TypeError for
    * what is neither JSON nor bytes: half of a surrogate pair is no text.
    */

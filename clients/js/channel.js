@@ -174,7 +174,8 @@ class Channel {
 
   ack(message) {
     if (!this.#taken.has(message) || this.state === "closed") return;
-    this.#session.handled(message.offset);
+    const isMessage = message instanceof ChannelMessage;
+    this.#session.handled(isMessage ? message.nextOffset : message.offset);
     this.#link.send();
   }
 
@@ -379,7 +380,7 @@ class Channel {
 
 class ChannelMessage {
   constructor({ offset, processor, number, ms, payload, bytes }) {
-    this.offset = offset;
+    this.nextOffset = offset;
     this.processor = processor;
     this.number = number;
     this.ms = ms;

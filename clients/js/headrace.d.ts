@@ -46,7 +46,7 @@ export interface Options {
 export interface Start {
   /** The serial of a message: with the one after it. Null is as good as none. */
   serial?: string | null;
-  /** The offset of a message, also of one received over another protocol: with the one after it. */
+  /** With the record that begins there. The `nextOffset` of a message, also of one received over another protocol: with the one after it. */
   offset?: number | bigint;
   /** With the oldest message that is kept, or with the next one. */
   from?: "start" | "now";
@@ -81,11 +81,13 @@ export interface Message {
   readonly topic: string;
   /** Names the position just past this message: subscribe from it to get the next one. */
   readonly serial: string;
-  /** The byte position in that serial; null when it has none, or one beyond 2⁵³. */
+  /** The byte position in the topic where this record begins, as in the lake; null when the serial has none, or one beyond 2⁵³. */
   readonly offset: number | null;
+  /** The byte position just past it, which the serial names: subscribe from it to get the next one. */
+  readonly nextOffset: number | null;
   /** How many records of the topic precede it; null but for named readers. */
   readonly ordinal: number | null;
-  /** The life of the topic, which another one of the same name does not share; null but for named readers. */
+  /** The life of the topic, which another one of the same name does not share; null when neither the serial nor a named reader tells it. */
   readonly epoch: number | null;
   /** When the server stored it, as `Date.now()` counts; null but for named readers. */
   readonly time: number | null;

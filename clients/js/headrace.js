@@ -16,6 +16,8 @@ const TOPIC_BYTES_MAX = 255;
 const RESERVED_TOPIC_BYTES_MAX = 256;
 const RESERVED_PREFIX = "$";
 const READER_BYTES_MAX = 255;
+/** A record begins with the size of its payload. */
+const RECORD_HEADER_BYTES = 4;
 /** Topics whose records have an envelope: only their own protocols publish there. */
 const ENVELOPE_PREFIXES = ["$logux/", "$channel/"];
 /** Connections that a publish may cost in a row before it is given up. */
@@ -239,7 +241,14 @@ class Client {
         if (isOurs) this.#link.send();
         return isOurs;
       },
-      flushed: (condition) => this.#waiting.until(condition),
+      until: (condition) => this.#waiting.until(condition),
+      isSure: () => {
+        const now = performance.now();
+        if (this.#session.isSure(topic, now)) return true;
+        this.#session.makeSure(now);
+        this.#link.send();
+        return false;
+      },
       handledUpTo: () => this.#session.handledUpTo(topic),
     });
     this.#inboxes.set(topic, inbox);
@@ -426,23 +435,39 @@ class ReaderSubscription extends Subscription {
 }
 
 class Message {
+  #epoch;
+
   constructor({ topic, serial, payload, ordinal = null, epoch = null, time = null }) {
     this.topic = topic;
     this.serial = serial;
     this.payload = payload;
     this.ordinal = ordinal;
-    this.epoch = epoch;
+    this.#epoch = epoch;
     this.time = time;
   }
 
+  get epoch() {
+    return this.#epoch ?? naturalOf(/^(\d+)@\d+$/.exec(this.serial));
+  }
+
+  get nextOffset() {
+    return naturalOf(/^\d+@(\d+)$/.exec(this.serial));
+  }
+
   get offset() {
-    const offset = Number(/^\d+@(\d+)$/.exec(this.serial)?.[1] ?? NaN);
-    return Number.isSafeInteger(offset) ? offset : null;
+    const next = this.nextOffset;
+    return next === null ? null : next - RECORD_HEADER_BYTES - this.payload.length;
   }
 
   text() {
     return new TextDecoder().decode(this.payload);
   }
+}
+
+/** The number that an expression has found; null when there is none, or one beyond 2⁵³. */
+function naturalOf(match) {
+  const number = Number(match?.[1] ?? NaN);
+  return Number.isSafeInteger(number) ? number : null;
 }
 
 /** Messages received and not yet taken, bounded. Knows no protocol. */
@@ -521,6 +546,9 @@ class Inbox {
 
 /** Messages of a named reader: received and not yet taken, taken and not yet acknowledged. */
 class ReaderInbox {
+  /** How long an application that never waits may keep its acknowledgements from being sent. */
+  static TURN_MS = 10;
+
   /** The serial of the last message taken, or where delivery began. */
   taken = null;
   /** The offset up to which everything is acknowledged, durably. */
@@ -531,7 +559,10 @@ class ReaderInbox {
   #isAuto;
   #client;
   #messages = new Fifo();
-  #takers = new Fifo();
+  /** How many ask for the next message. */
+  #takers = 0;
+  /** When others are next given a turn. */
+  #turnAt = 0;
   /** The message that asking for the next one acknowledges. */
   #unhandled = null;
   #failure = null;
@@ -564,33 +595,44 @@ class ReaderInbox {
       this.#messages.push(new Message({ topic, serial, payload, ordinal, epoch, time }));
       ordinal += 1;
     }
-    while (this.#takers.length > 0 && this.#messages.length > 0) {
-      this.#takers.shift().resolve(this.#take());
-    }
   }
 
   /** The next message; undefined when there will be none. */
   async next() {
-    if (this.#isAuto && this.#takers.length > 0) {
+    if (this.#isAuto && this.#takers > 0) {
       throw new LocalProtocolError(
         `several loops take messages of "${this.topic}", so it is not known which of them has ` +
           'handled which: subscribe with ack: "manual"',
       );
     }
-    if (this.#unhandled !== null) this.#client.handled(this.#unhandled.offset);
+    if (this.#unhandled !== null) this.#client.handled(this.#unhandled.nextOffset);
     this.#unhandled = null;
+    this.#takers += 1;
+    try {
+      if (performance.now() >= this.#turnAt) {
+        await othersRun();
+        this.#turnAt = performance.now() + ReaderInbox.TURN_MS;
+      }
+      // Several may wait for one message.
+      while (!this.#mayTake()) await this.#client.until(() => this.#mayTake());
+    } finally {
+      this.#takers -= 1;
+    }
     if (this.#failure !== null) throw this.#failure;
-    if (this.ended) return undefined;
-    if (this.#messages.length > 0) return this.#take();
-    return new Promise((resolve, reject) => this.#takers.push({ resolve, reject }));
+    return this.ended ? undefined : this.#take();
+  }
+
+  /** A message that another process may have by now is given out only when the server was asked. */
+  #mayTake() {
+    return this.ended || (this.#messages.length > 0 && this.#client.isSure());
   }
 
   ack(message) {
     if (message?.topic !== this.topic) {
       throw new LocalProtocolError(`this is not a message of "${this.topic}"`);
     }
-    if (!this.#client.handled(message.offset)) {
-      if (this.acknowledged !== null && message.offset <= this.acknowledged) return;
+    if (!this.#client.handled(message.nextOffset)) {
+      if (this.acknowledged !== null && message.nextOffset <= this.acknowledged) return;
       throw this.#lostError();
     }
   }
@@ -599,7 +641,7 @@ class ReaderInbox {
     const losses = this.losses;
     const until = this.#client.handledUpTo();
     const isStored = () => (this.acknowledged ?? 0) >= until;
-    await this.#client.flushed(() => isStored() || this.losses !== losses || this.ended);
+    await this.#client.until(() => isStored() || this.losses !== losses || this.ended);
     if (this.losses !== losses) throw this.#lostError();
     if (!isStored()) {
       throw this.#failure ?? new HeadraceError(`the subscription of "${this.topic}" has ended`);
@@ -618,11 +660,6 @@ class ReaderInbox {
     this.ended = true;
     if (failed) this.#failure = error;
     this.#messages = new Fifo();
-    while (this.#takers.length > 0) {
-      const { resolve, reject } = this.#takers.shift();
-      if (failed) reject(error);
-      else resolve(undefined);
-    }
     this.#begun.reject(error);
   }
 
@@ -649,6 +686,19 @@ async function callUntilOneFails(inbox, handler, unsubscribe) {
     report(error);
     await unsubscribe();
   }
+}
+
+/** Let events and timers happen: a promise alone does not. Timers would be slow in a hidden page. */
+function othersRun() {
+  if (typeof setImmediate === "function") return new Promise((resolve) => setImmediate(resolve));
+  return new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(null);
+  });
 }
 
 function sizeOf(message) {
@@ -1001,6 +1051,10 @@ export class WombatSession {
   #pingAt = Infinity;
   /** The PING without a PONG. */
   #ping = null;
+  /** Until when the last answered PING proves that the server has not given this client up. */
+  #sureUntil = -Infinity;
+  /** Whether someone waits for a PONG. */
+  #isAsked = false;
   /** No publish is due to be sent again before this. */
   #againAt = Infinity;
   /** How many connections in a row the oldest publish has cost, and whether this one is the next. */
@@ -1072,6 +1126,7 @@ export class WombatSession {
     this.#again = new Fifo();
     this.#pingAt = Infinity;
     this.#ping = null;
+    this.#sureUntil = -Infinity;
     this.#againAt = Infinity;
     for (const [name, topic] of this.#topics) {
       if (topic.state === "detaching") this.#topics.delete(name);
@@ -1139,6 +1194,17 @@ export class WombatSession {
 
   handledUpTo(name) {
     return this.#readers.handledUpTo(name);
+  }
+
+  /** True while no other client can have been given this reader's messages. */
+  isSure(name, now) {
+    return now < this.#sureUntil && this.#readers.isActive(name);
+  }
+
+  /** Ask the server, unless it is being asked; "answered", or another event of the reader, tells. */
+  makeSure(now) {
+    this.#isAsked = true;
+    if (this.#open && this.#ping === null) this.#sendPing(now);
   }
 
   /** Ask for a topic no more. Returns whether a "detached" will come, if the connection lasts. */
@@ -1310,7 +1376,12 @@ export class WombatSession {
   #pong(timestamp, now) {
     if (this.#ping?.timestamp === timestamp) {
       this.latencyMs = now - this.#ping.at;
+      this.#sureUntil = this.#ping.at + this.#options.pingIntervalMs;
       this.#ping = null;
+      if (this.#isAsked) {
+        this.#isAsked = false;
+        return [{ kind: "answered" }];
+      }
     }
     return [];
   }
@@ -1425,6 +1496,10 @@ export class ReaderSessions {
 
   handledUpTo(topic) {
     return this.#readers.get(topic)?.prefix.offset ?? 0;
+  }
+
+  isActive(topic) {
+    return this.#readers.get(topic)?.state === "active";
   }
 
   opened(now) {
@@ -1570,7 +1645,7 @@ export class ReaderSessions {
     const view = new DataView(records.buffer, records.byteOffset, records.byteLength);
     let ordinal = first;
     for (let at = 0; at < records.length; ) {
-      const payloadAt = at + 4;
+      const payloadAt = at + RECORD_HEADER_BYTES;
       const end = payloadAt <= records.length ? payloadAt + view.getUint32(at) : Infinity;
       if (end > records.length) {
         return [broken(`the server sent a record of "${topic}" that is cut off`)];

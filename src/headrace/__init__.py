@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    # On first use: the server imports this package too, and has no need of the client.
+    # The client is imported on first use, because the server imports this package too and needs no client.
     if name in ("connect", "connect_blocking"):
         from headrace import client
 

@@ -1,13 +1,16 @@
-"""Channels from Python: the names an application uses. What they mean is in docs/protocols/channel.md."""
+"""Channels from Python: the names that an application uses. docs/protocols/channel.md explains them."""
 
 from typing import Unpack
 
-from headrace.client.channel import make_channel, make_connection
-from headrace.client.channel_blocking import BlockingChannel
-from headrace.client.channel_client import Channel
-from headrace.client.channel_events import Message, Missed, Snapshot
-from headrace.client.channel_options import ChannelOptions, ChannelOptionsDict
-from headrace.client.channel_pool import BlockingConnection, Connection
+from headrace.client.channel.blocking import BlockingChannel
+from headrace.client.channel.client import ChannelClient as Channel
+from headrace.client.channel.events import ChannelMessage as Message
+from headrace.client.channel.events import MissedMessages as Missed
+from headrace.client.channel.events import Snapshot
+from headrace.client.channel.join import make_channel, make_connection
+from headrace.client.channel.options import ChannelOptions, ChannelOptionsDict
+from headrace.client.channel.pool import BlockingChannelPool as BlockingConnection
+from headrace.client.channel.pool import ChannelPool as Connection
 
 __all__ = [
     "BlockingChannel",
@@ -26,30 +29,31 @@ __all__ = [
 
 
 def join(url: str, **options: Unpack[ChannelOptionsDict]) -> Channel:
-    """A channel of a server: `async with join("channel://127.0.0.1:8120/doc/1", processor="laptop-7")`.
+    """Return a channel: `async with join("channel://127.0.0.1:8120/doc/1", processor="laptop-7")`.
 
-    Nothing happens before it is entered (or awaited). The options are the fields of `ChannelOptions`. Raises
-    ConfigError for a URL or an option that cannot be meant.
+    Nothing happens before the channel is entered (or awaited). The options are the fields of
+    `ChannelOptions`. Raises ConfigError for an invalid URL or option.
     """
     return make_channel(url, dict(options))
 
 
 def join_blocking(url: str, **options: Unpack[ChannelOptionsDict]) -> BlockingChannel:
-    """A channel for scripts and threads, with the same options.
+    """Join a channel for scripts and threads, with the same options.
 
-    It is joined, or has given up with ConnectTimeoutError, when this returns.
+    The channel is joined when this returns. Raises ConnectTimeoutError if it could not be joined in time.
     """
     return BlockingChannel(make_channel(url, dict(options)))
 
 
 def connect(url: str, **options: Unpack[ChannelOptionsDict]) -> Connection:
-    """A connection for many channels: `async with connect("channel://127.0.0.1:8120", processor="a") as c`.
+    """Return a connection for channels: `async with connect("channel://127.0.0.1:8120", processor="a") as c`.
 
-    Then `room = await c.join("room")`. The options are the same; those of a channel may be given to `join`.
+    Then `room = await c.join("room")`. The options are those of `join` above. Options of a single channel may
+    be passed to `c.join`.
     """
     return make_connection(url, dict(options))
 
 
 def connect_blocking(url: str, **options: Unpack[ChannelOptionsDict]) -> BlockingConnection:
-    """The same for scripts and threads. It is connected when this returns."""
+    """Return a connection for many channels, for scripts and threads. It is connected when this returns."""
     return BlockingConnection(make_connection(url, dict(options)))

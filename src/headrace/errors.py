@@ -1,8 +1,8 @@
-"""The one tree of errors. Each says who is wrong and what to do next, and carries the facts."""
+"""The one tree of errors. Each error says who is wrong and what to do next, and carries the facts."""
 
 
 class HeadraceError(Exception):
-    """Anything Headrace raises on purpose."""
+    """Base class of all errors that Headrace raises on purpose."""
 
 
 class ConfigError(HeadraceError):
@@ -10,15 +10,15 @@ class ConfigError(HeadraceError):
 
 
 class ListenError(HeadraceError):
-    """An address cannot be listened on: free it, or choose another."""
+    """The server cannot listen on an address: free the address, or choose another."""
 
 
 class BadTopicNameError(HeadraceError, ValueError):
-    """The caller named a topic that cannot exist: use 1 to 255 bytes of UTF-8."""
+    """The caller used an invalid topic name: use 1 to 255 bytes of UTF-8."""
 
 
 class BadReaderNameError(HeadraceError, ValueError):
-    """The caller named a reader that cannot be: use 1 to 255 bytes of UTF-8."""
+    """The caller used an invalid reader name: use 1 to 255 bytes of UTF-8."""
 
 
 class PayloadTooLargeError(HeadraceError, ValueError):
@@ -26,19 +26,19 @@ class PayloadTooLargeError(HeadraceError, ValueError):
 
 
 class BadEventError(HeadraceError, ValueError):
-    """The caller's event cannot be in a log: make it a dict with a string `type`, of what JSON has."""
+    """The caller's event cannot be stored: pass a dict with a string `type` and values that JSON supports."""
 
 
 class BadBlockError(HeadraceError, ValueError):
-    """The caller's upload is not made of blocks: nothing of it is kept; correct it and upload again."""
+    """The caller's upload does not consist of blocks. Nothing of it is kept: correct it and upload again."""
 
 
 class StagingFullError(HeadraceError):
-    """There is no room for another staged file: commit or wait, or raise `limits.staged_bytes_max`."""
+    """Staged files have reached their limit: commit or wait, or raise `limits.staged_bytes_max`."""
 
 
 class UnknownStagedError(HeadraceError):
-    """The caller named a staged file that is not there, or never was: upload it again."""
+    """The caller named a staged file that does not exist (any more): upload it again."""
 
 
 class StagedClaimedError(HeadraceError):
@@ -46,15 +46,15 @@ class StagedClaimedError(HeadraceError):
 
 
 class BatchNumberError(HeadraceError):
-    """The caller's batch has a smaller number than one of its producer that was written: use a larger one."""
+    """The producer has already written a batch with a larger number: use a larger number."""
 
 
 class LocalProtocolError(HeadraceError):
-    """The caller asked for something the protocol does not allow in this state."""
+    """The caller asked for something that the protocol does not allow in this state."""
 
 
 class StoreError(HeadraceError):
-    """The log cannot do what was asked of it."""
+    """The log cannot do what the caller asked for."""
 
 
 class DataDirectoryError(StoreError):
@@ -66,23 +66,23 @@ class DataDirectoryLockedError(DataDirectoryError):
 
 
 class StoreFailedError(StoreError):
-    """A write or fsync of the journal failed. Nothing more is accepted; restart when the disk is well."""
+    """A write or fsync of the journal failed. Nothing more is accepted: repair the disk, then restart."""
 
 
 class UnknownTopicError(StoreError):
-    """There is no topic of this name."""
+    """No topic has this name."""
 
 
 class BadCursorError(StoreError, ValueError):
-    """The position cannot be where a reader goes on: use one that the topic has given."""
+    """A reader cannot continue at this position: use a position that the topic has returned."""
 
 
 class TooManyCursorsError(StoreError):
-    """No room is left for new cursors: drop those of readers that are gone."""
+    """The limit of cursors is reached: delete the cursors of readers that are no longer used."""
 
 
 class ClientError(HeadraceError):
-    """The client cannot do what was asked of it."""
+    """The client cannot do what the caller asked for."""
 
 
 class ClientClosedError(ClientError):
@@ -94,7 +94,7 @@ class ConnectTimeoutError(ClientError, TimeoutError):
 
 
 class UnacknowledgedError(ClientError):
-    """The client closed before every publish was acknowledged: those may or may not be in the log."""
+    """The client closed before every publish was acknowledged: the rest may or may not be in the log."""
 
     def __init__(self, publishes: int) -> None:
         super().__init__(f"{publishes} publishes were not acknowledged before the client closed")
@@ -102,7 +102,7 @@ class UnacknowledgedError(ClientError):
 
 
 class PublishRefusedError(ClientError):
-    """The server does not take this publish, and hung up on it again and again: it is not in the log."""
+    """The server refuses this publish and closed the connection on it several times. It is not in the log."""
 
     def __init__(self, reason: str, times: int) -> None:
         super().__init__(
@@ -113,7 +113,7 @@ class PublishRefusedError(ClientError):
 
 
 class RefusedError(ClientError):
-    """Server and client do not take each other: correct what `kind` says, and make a new client."""
+    """Server or client refused the connection: correct what `kind` says, and make a new client."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -122,15 +122,15 @@ class RefusedError(ClientError):
 
 
 class LocalStoreError(ClientError):
-    """The file of a local log cannot be used: the message says why. Nothing of the call was stored."""
+    """The file of a local log cannot be used: the message says why. The call has stored nothing."""
 
 
 class ReaderLostError(ClientError):
-    """Another process reads under this name now: what was not acknowledged is delivered there."""
+    """Another process now reads under this name. It gets the records that were not acknowledged."""
 
 
 class ReaderRefusedError(ClientError):
-    """The server does not let this reader read, or knows no readers: the message says which."""
+    """The server refuses this reader, or does not support named readers: the message says which."""
 
 
 class WindowFullError(ClientError):
@@ -138,11 +138,11 @@ class WindowFullError(ClientError):
 
 
 class QueueFullError(ClientError):
-    """Too many messages of a channel wait to be accepted: await `channel.room()` and send again."""
+    """Too many messages of a channel are not accepted yet: await `channel.room()` and send again."""
 
 
 class ReplacedError(ClientError):
-    """Another client with the same processor's name has joined: give every client a name of its own."""
+    """Another client with the same processor name has joined: give every client its own name."""
 
 
 class LeftError(ClientError):
@@ -150,9 +150,17 @@ class LeftError(ClientError):
 
 
 class ChannelRefusedError(ClientError):
-    """The server does not do what was asked on a channel: correct what `code` says."""
+    """The server refused a request to a channel: correct what `code` says."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
         self.code = code
-        """As docs/protocols/channel.md has them under Errors."""
+        """One of the codes in docs/protocols/channel.md, section Errors."""
+
+
+class OptionError(HeadraceError, ValueError):
+    """An option is unknown, invalid or in conflict with another: correct it."""
+
+
+class SinkError(HeadraceError, ValueError):
+    """A row cannot be written: the message says why."""

@@ -1,85 +1,90 @@
-"""The words every layer shares: limits, durabilities and positions. No behaviour beyond checking them."""
+"""Definitions that all layers share: limits, durabilities and positions. Has no behaviour except checks."""
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import NamedTuple
 
 from headrace.errors import BadReaderNameError, BadTopicNameError
+from headrace.printing import quoted
 
 PAYLOAD_BYTES_MAX = 262_144
-"""The largest payload of one record (the Figg seed's 256 KB), inclusive."""
+"""Maximum payload of one record (the Figg seed's 256 KB), inclusive."""
 
 RECORD_HEADER_BYTES = 4
-"""A record on disk and on the Figg wire is a big-endian uint32 size and the payload."""
+"""Bytes of a record's header, a big-endian uint32 size. The payload follows, on disk and on the Figg wire."""
 
 TOPIC_BYTES_MAX = 255
-"""The longest ordinary topic name, in bytes of UTF-8."""
+"""Maximum length of an ordinary topic name, in bytes of UTF-8."""
 
 RESERVED_TOPIC_BYTES_MAX = 256
-"""The longest reserved topic name: channels and logs of Logux could have such names when their prefixes
-were one byte shorter."""
+"""Maximum length of a reserved topic name, in bytes of UTF-8.
+
+When the prefixes of channels and Logux logs were one byte shorter, their names could be so long that the
+present prefixes make 256 bytes.
+"""
 
 READER_BYTES_MAX = 255
-"""The longest name of a reader that has cursors, in bytes of UTF-8."""
+"""Maximum length of the name of a reader with cursors, in bytes of UTF-8."""
 
 JUMP = 1 << 32
-"""How far offsets and ordinals of a topic skip ahead when records that clients may have seen are lost."""
+"""Jump of a topic's offsets and ordinals after a loss of records that clients may have seen."""
 
 LOGUX_PREFIX = "$logux/"
-"""Topics that are logs of Logux: their records are events in envelopes."""
+"""Prefix of topics that are Logux logs. Their records are events in envelopes."""
 
 CHANNEL_PREFIX = "$channel/"
-"""Topics that are logs of channels: their records are messages in envelopes."""
+"""Prefix of topics that are logs of channels. Their records are messages in envelopes."""
 
 ENVELOPE_PREFIXES = (LOGUX_PREFIX, CHANNEL_PREFIX)
-"""Name spaces whose records have an envelope: only their own protocols publish there."""
+"""Prefixes of topics whose records have an envelope. Only their own protocols publish there."""
 
 RESERVED_MARK = "$"
-"""Every name that begins with it is reserved: clients read such topics and do not publish to them."""
+"""First character of all reserved names. Clients can read such topics, but cannot publish to them."""
 
 OLD_PREFIXES = {name.removeprefix("$"): name for name in ENVELOPE_PREFIXES}
-"""Earlier prefixes of the reserved name spaces, with the present ones."""
+"""Present prefix of each reserved name space, by the prefix of earlier versions."""
 
 LAKE_READER = "lake"
-"""The reader whose cursors say how far topics are in the lake."""
+"""The reader whose cursors are the positions up to which topics are in the lake."""
 
 LAKE_START_READER = "lake:start"
-"""The reader whose cursors say from where on they are."""
+"""The reader whose cursors are the positions from which on topics are in the lake."""
 
 
 class Durability(StrEnum):
-    """What an acknowledgement promises."""
+    """Durability that an acknowledgement promises."""
 
     SYNCED = "synced"
-    """On disk: survives a crash of the machine."""
+    """The record is on disk: it survives a crash of the machine."""
     WRITTEN = "written"
-    """Handed to the operating system: survives a killed process, synced every second or so."""
+    """The operating system has the record: it survives a killed process. Fsync follows about every second."""
     MEMORY = "memory"
-    """Never on disk: for tests and throw-away topics."""
+    """The record is never on disk. For tests and temporary topics."""
 
 
 class Position(NamedTuple):
     """A place between two records of one life of a topic."""
 
     epoch: int
-    """The identity of the topic's life: a topic made anew has a greater one."""
+    """Identity of the topic's life. A topic that is created again has a greater epoch."""
     offset: int
-    """The byte position in the topic's log. It never goes backwards, whatever the epoch."""
+    """Byte position in the topic's log. It never goes backwards, not even in a new epoch."""
     ordinal: int
-    """How many records precede it."""
+    """Number of records before the position."""
 
 
 class Span(NamedTuple):
-    """What lies between two positions of one topic."""
+    """Number of records and bytes between two positions of one topic."""
 
     records: int
     bytes: int
 
     @classmethod
     def between(cls, first: Position, last: Position) -> "Span":
-        """Count without the jumps between them, in which nothing is stored.
+        """Count records and bytes, without the jumps between the positions, in which nothing is stored.
 
-        A jump adds `JUMP` to offsets and ordinals alike. So both counts are exact as long as fewer than
-        `JUMP` records lie between the positions; a store knows its segments and needs no such bound.
+        A jump adds `JUMP` to both offsets and ordinals. So both counts are exact as long as fewer than
+        `JUMP` records lie between the positions. A store knows its segments and needs no such bound.
         """
         records, size = max(0, last.ordinal - first.ordinal), max(0, last.offset - first.offset)
         jumps = min(records, size) // JUMP
@@ -87,7 +92,7 @@ class Span(NamedTuple):
 
 
 def check_topic_name(name: str) -> bytes:
-    """Return the name's bytes, or raise BadTopicNameError saying what is wrong with it."""
+    """Return the name's bytes, or raise BadTopicNameError with the reason."""
     try:
         encoded = name.encode()
     except UnicodeEncodeError:
@@ -102,12 +107,12 @@ def check_topic_name(name: str) -> bytes:
 
 
 def topic_bytes_max(name: bytes) -> int:
-    """Return how long a name that begins like this one may be."""
+    """Return the maximum length of a topic name with the same prefix, in bytes."""
     return RESERVED_TOPIC_BYTES_MAX if name.startswith(b"$") else TOPIC_BYTES_MAX
 
 
 def check_reader_name(name: str) -> bytes:
-    """Return the name's bytes, or raise BadReaderNameError saying what is wrong with it."""
+    """Return the name's bytes, or raise BadReaderNameError with the reason."""
     try:
         encoded = name.encode()
     except UnicodeEncodeError:
@@ -121,8 +126,22 @@ def check_reader_name(name: str) -> bytes:
     return encoded
 
 
+def check_upload_topic(topic: str, prefixes: Collection[str]) -> None:
+    """Raise BadTopicNameError unless the topic is ordinary or begins with one of the prefixes."""
+    prefix = next((prefix for prefix in prefixes if topic.startswith(prefix)), None)
+    if prefix is None:
+        check_publish_topic(topic)
+    elif topic == prefix:
+        raise BadTopicNameError(f"topic {topic!r} is only a prefix: a name is missing behind it")
+    else:
+        check_topic_name(topic)
+
+
 def check_publish_topic(name: str) -> bytes:
-    """The same for a topic that is to be published to as it is, without an envelope."""
+    """Return the bytes of a name to which payloads without an envelope may be published.
+
+    Raises BadTopicNameError for a reserved or invalid name.
+    """
     encoded = check_topic_name(name)
     if is_reserved(name):
         raise BadTopicNameError(reserved_reason(name))
@@ -130,26 +149,28 @@ def check_publish_topic(name: str) -> bytes:
 
 
 def is_reserved(name: str) -> bool:
-    """Return True for a topic that no client of Figg or Wombat publishes to."""
+    """Return True for a topic that clients of Figg and Wombat cannot publish to."""
     return name.startswith(RESERVED_MARK)
 
 
 def reserved_reason(name: str) -> str:
-    """Return why a client cannot publish to a reserved topic."""
+    """Return the reason why a client cannot publish to a reserved topic."""
     if name.startswith(ENVELOPE_PREFIXES):
-        return f"topic {name!r} is published to by its own protocol only"
-    return f"topic {name!r} is reserved, as every name that begins with '$': choose another name"
+        return f"topic {quoted(name)} is published to by its own protocol only"
+    return (
+        f'topic {quoted(name)} is reserved, as every name that begins with "$": choose another name'
+    )
 
 
 def present_name(name: bytes) -> bytes:
-    """Return the present name of a topic that an earlier version has named."""
+    """Return the present name of a topic, given its name in an earlier version."""
     return b"$" + name if name.startswith(_OLD_PREFIXES) else name
 
 
 def legacy_name(name: str) -> str:
-    """Return what a reserved topic was called by earlier versions, and never that for another topic.
+    """Return the name of a reserved topic in earlier versions. No other topic gets the same result.
 
-    For hashes of names that must stay what they were.
+    Used for hashes of names, which must not change between versions.
     """
     if name.startswith(ENVELOPE_PREFIXES):
         return name.removeprefix("$")
@@ -160,7 +181,7 @@ _OLD_PREFIXES = tuple(prefix.encode() for prefix in OLD_PREFIXES)
 
 
 class Refusal(StrEnum):
-    """Why a publish is refused however often it comes."""
+    """Reason why a publish is always refused, however often it is sent."""
 
     RESERVED_TOPIC = "reserved_topic"
     EMPTY_TOPIC = "empty_topic"
@@ -170,15 +191,15 @@ class Refusal(StrEnum):
 
 
 class RefusedPublish(NamedTuple):
-    """A publish that is refused however often it comes."""
+    """A publish that is always refused, however often it is sent."""
 
     why: Refusal
     number: int | None
-    """Its number on the wire; None when it was refused before the number had come."""
+    """Number of the publish on the wire; None if it was refused before the number had arrived."""
 
 
 def refusal_of(topic: bytes, payload_bytes: int) -> Refusal | None:
-    """Return why a publish with this name and size of payload is refused; None if it is not."""
+    """Return the reason to refuse a publish with this topic name and payload size; None to accept it."""
     if not topic:
         return Refusal.EMPTY_TOPIC
     if len(topic) > topic_bytes_max(topic):

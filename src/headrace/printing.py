@@ -1,4 +1,4 @@
-"""How texts from outside look in log lines and messages: quoted, without control characters and secrets."""
+"""Formatting of outside text for log lines and messages: quoted, without control characters and secrets."""
 
 import re
 import socket
@@ -6,7 +6,7 @@ import socket
 MASK = "***"
 
 _QUOTED_MAX = 300
-"""Characters of a text in a message: a name has 255 bytes at most, anything longer is not a name."""
+"""Maximum characters of a text in a message. Names have at most 255 bytes, so a longer text is not a name."""
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<user>[^/@\s:?#]*):(?P<secret>[^\s]*)@")
@@ -18,7 +18,7 @@ _PARAMETER = re.compile(
 
 
 def quoted(text: str) -> str:
-    """The text in double quotes, as JSON writes it; whatever a terminal might obey is escaped."""
+    """Return the text in double quotes, as in JSON. Characters that could control a terminal are escaped."""
     if len(text) > _QUOTED_MAX:
         return quoted(text[:_QUOTED_MAX]) + "…"
     if text.isprintable() and '"' not in text and "\\" not in text:
@@ -27,24 +27,24 @@ def quoted(text: str) -> str:
 
 
 def printable(name: str) -> str:
-    """A name as tables show it: as it is where a terminal can take it, else quoted."""
+    """Return a name for a table: unchanged if it is printable, otherwise quoted."""
     return name if name.isprintable() else quoted(name)
 
 
 def one_line(text: str) -> str:
-    """The text with everything escaped that could begin a line or move a terminal's cursor."""
+    """Return the text with all characters escaped that could begin a line or move a terminal's cursor."""
     return text if text.isprintable() else "".join(map(_escape_control, text))
 
 
 def described(error: BaseException) -> str:
-    """An unexpected exception in one line: what it says, or what it is where it says nothing."""
+    """Return one line about an unexpected exception: its type, and its message if it has one."""
     text = " ".join(str(error).split())
     kind = type(error).__name__
     return masked(f"{kind}: {text}" if text else kind)
 
 
 def unreachable(error: BaseException, place: str) -> str:
-    """Why no connection to `place`, HOST:PORT, came about; a number of an error helps nobody."""
+    """Return the reason why a connection to `place` (HOST:PORT) failed, in words, without error numbers."""
     if isinstance(error, ConnectionRefusedError):
         return f"no server at {place}; is it running?"
     if isinstance(error, socket.gaierror):
@@ -57,14 +57,14 @@ def unreachable(error: BaseException, place: str) -> str:
 
 
 def masked_secret(value: str) -> str:
-    """A secret setting as it may be printed: a URL without its password, nothing of anything else."""
+    """Return a secret for printing: a URL without its password, and `***` for other values unless empty."""
     if not value:
         return value
     return masked(value) if "://" in value else MASK
 
 
 def masked(text: str) -> str:
-    """The text with the passwords of URLs and connection strings replaced by `***`."""
+    """Return the text with the passwords of URLs and connection strings replaced by `***`."""
     text = _USER_INFO.sub(rf"\g<scheme>\g<user>:{MASK}@", text)
     return _PARAMETER.sub(rf"\g<name>{MASK}", text)
 

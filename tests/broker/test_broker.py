@@ -1,20 +1,25 @@
-"""The broker over a real store that is driven by hand: no sockets, no threads, no sleeps."""
+"""The broker on a real store that is driven step by step: no sockets, no threads, no sleeps."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from headrace.broker.broker import SLICE_BYTES_MAX, Broker
-from headrace.broker.subscription import Slice, State, Subscription
-from headrace.config import Config, Journal, Segment
+from headrace.broker.broker import (
+    SLICE_BYTES_MAX,
+    Broker,
+    BrokerSubscription,
+    Slice,
+    SubscriptionState,
+)
+from headrace.config.settings import Config, Journal, Segment
 from headrace.log.records import pack_record
 from headrace.model import Durability, Position
 from headrace.testing.store import StepStore
 
 
 def names(topic: str, at: Position, records: Sequence[bytes], ms: int = 0) -> bytes:
-    """A protocol for people: what was delivered, in words."""
+    """Encode for people: payload and next offset of each record."""
     out = []
     offset = at.offset
     for record in records:
@@ -24,7 +29,7 @@ def names(topic: str, at: Position, records: Sequence[bytes], ms: int = 0) -> by
 
 
 class Peer:
-    """A sink that takes what it is told to take."""
+    """A sink that accepts data when a test lets it."""
 
     peer = "a test"
     protocol = "words"
@@ -37,13 +42,13 @@ class Peer:
         self.room = True
         self.overtaken_at: list[int] = []
         self.broken_at: list[int] = []
-        self.pulling: list[Subscription] = []
+        self.pulling: list[BrokerSubscription] = []
 
-    def attached(self, subscription: Subscription, offset: int, exact: bool) -> None:
+    def attached(self, subscription: BrokerSubscription, offset: int, exact: bool) -> None:
         self.attached_at = offset
         self.exact = exact
 
-    def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
+    def deliver(self, subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:
         for piece in slices:
             if not self.room:
                 return False
@@ -51,16 +56,16 @@ class Peer:
             subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
         return True
 
-    def live(self, subscription: Subscription) -> None:
-        """Nobody is told."""
+    def live(self, subscription: BrokerSubscription) -> None:
+        """Ignore the change to live delivery."""
 
-    def broken(self, subscription: Subscription) -> None:
+    def broken(self, subscription: BrokerSubscription) -> None:
         self.broken_at.append(subscription.offset)
 
-    def overtaken(self, subscription: Subscription) -> None:
+    def overtaken(self, subscription: BrokerSubscription) -> None:
         self.overtaken_at.append(subscription.offset)
 
-    def ready(self, subscription: Subscription) -> None:
+    def ready(self, subscription: BrokerSubscription) -> None:
         self.pulling.append(subscription)
 
     def pull(self) -> None:
@@ -97,7 +102,7 @@ class Bench:
 
     def subscribe(
         self, topic: str, offset: int | None, epoch: int | None = None
-    ) -> tuple[Peer, Subscription]:
+    ) -> tuple[Peer, BrokerSubscription]:
         peer = Peer(self.broker)
         subscription = self.broker.subscribe(peer, topic, offset, names, epoch)
         self.steps.runner.run()
@@ -122,7 +127,7 @@ def test_a_subscription_without_offset_gets_only_what_comes_later(bench: Bench) 
     bench.publish("t", b"old")
     peer, subscription = bench.subscribe("t", None)
     assert peer.attached_at == 7
-    assert subscription.state is State.LIVE
+    assert subscription.state is SubscriptionState.LIVE
     bench.publish("t", b"new")
     assert peer.words == ["new@14"]
 
@@ -142,10 +147,10 @@ def test_a_resuming_subscription_becomes_live_without_gap_or_double(bench: Bench
     bench.steps.settle()
     bench.publish("t", b"tail")
     peer, subscription = bench.subscribe("t", 0)
-    assert subscription.state is State.RESUMING
+    assert subscription.state is SubscriptionState.RESUMING
     bench.publish("t", b"meanwhile")
     peer.pull()
-    assert subscription.state is State.LIVE
+    assert subscription.state is SubscriptionState.LIVE
     bench.publish("t", b"live")
     payloads = [word.partition("@")[0] for word in peer.words]
     assert payloads == [*map(str, range(50)), "tail", "meanwhile", "live"]
@@ -157,11 +162,11 @@ def test_a_slow_subscriber_falls_back_to_the_log_and_loses_nothing(bench: Bench)
     bench.publish("t", b"a")
     slow.room = False
     bench.publish("t", b"b", b"c")
-    assert subscription.state is State.RESUMING
+    assert subscription.state is SubscriptionState.RESUMING
     bench.publish("t", b"d")
     slow.room = True
     slow.pull()
-    assert subscription.state is State.LIVE
+    assert subscription.state is SubscriptionState.LIVE
     bench.publish("t", b"e")
     assert slow.words == fast.words == ["a@5", "b@10", "c@15", "d@20", "e@25"]
 
@@ -170,13 +175,13 @@ def test_a_fault_in_one_sink_costs_the_other_subscribers_nothing(bench: Bench) -
     faulty, subscription = bench.subscribe("t", None)
     sound, _ = bench.subscribe("t", None)
 
-    def fail(subscription: Subscription, slices: Sequence[Slice]) -> bool:
+    def fail(subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:
         raise RuntimeError("a transport that is gone")
 
     faulty.deliver = fail  # type: ignore[method-assign]
     bench.publish("t", b"a")
     assert sound.words == ["a@5"]
-    assert subscription.state is State.RESUMING
+    assert subscription.state is SubscriptionState.RESUMING
     faulty.pull()
     assert faulty.words == ["a@5"]
 
@@ -205,7 +210,7 @@ def test_a_fault_in_one_encoding_costs_the_other_subscribers_nothing(bench: Benc
 
 
 class OnlyA:
-    """An encoding for those that most commits have nothing for."""
+    """An encoding that takes nothing from most commits."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -227,7 +232,7 @@ def test_who_takes_nothing_of_a_commit_is_passed_over(bench: Bench) -> None:
     assert (subscription.offset, subscription.ordinal) == (15, 3)
     peer.room = False
     bench.publish("t", b"aa")
-    assert subscription.state is State.RESUMING
+    assert subscription.state is SubscriptionState.RESUMING
     peer.room = True
     peer.pull()
     assert peer.words == ["a@10", "aa@21"]
@@ -255,7 +260,7 @@ def test_a_large_commit_is_delivered_in_slices(bench: Bench) -> None:
     sizes: list[int] = []
     deliver = peer.deliver
 
-    def spy(subscription: Subscription, slices: Sequence[Slice]) -> bool:
+    def spy(subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:
         sizes.extend(len(piece.data) for piece in slices)
         return deliver(subscription, slices)
 
@@ -288,7 +293,7 @@ def test_an_offset_past_the_end_is_answered_with_the_end(bench: Bench) -> None:
     bench.publish("t", b"foo")
     peer, subscription = bench.subscribe("t", (1 << 64) - 1)
     assert peer.attached_at == 7
-    assert subscription.state is State.LIVE
+    assert subscription.state is SubscriptionState.LIVE
 
 
 def test_a_position_of_this_life_is_where_it_says(bench: Bench) -> None:
@@ -383,7 +388,7 @@ def test_a_sink_that_ends_a_subscription_when_it_is_overtaken_gets_no_more(bench
     peer.overtaken = lambda subscription: bench.broker.unsubscribe(subscription)  # type: ignore[method-assign]
     peer.pull()
     assert peer.words == []
-    assert subscription.state is State.CLOSED
+    assert subscription.state is SubscriptionState.CLOSED
 
 
 def test_a_delivery_is_encoded_once_for_all_live_subscribers_of_a_protocol(bench: Bench) -> None:
@@ -402,7 +407,7 @@ def test_a_delivery_is_encoded_once_for_all_live_subscribers_of_a_protocol(bench
 
 
 def ordinals(topic: str, at: Position, records: Sequence[bytes], ms: int = 0) -> bytes:
-    """A protocol that counts records."""
+    """Encode the ordinals of the records."""
     return b"".join(b"%d;" % (at.ordinal + number) for number in range(len(records)))
 
 

@@ -1,4 +1,4 @@
-"""Named readers over a real store that is driven by hand: grants, takeovers, fencing and cursors."""
+"""Named readers on a real store that is driven step by step: grants, takeovers, fencing and cursors."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.broker.broker import Broker
+from headrace.broker.broker import Broker, BrokerSubscription, Slice
 from headrace.broker.readers import Claim, Readers
-from headrace.broker.subscription import Slice, Subscription
-from headrace.config import Config, Journal, Segment
+from headrace.config.settings import Config, Journal, Segment
 from headrace.errors import BadCursorError, BadReaderNameError
-from headrace.log.holds import waited_for
 from headrace.log.records import pack_record
+from headrace.log.retention import waited_for
 from headrace.model import LAKE_READER, Position
 from headrace.testing.store import StepStore
 from tests.tools import EXAMPLES
@@ -31,7 +30,7 @@ def words(topic: str, at: Position, records: Sequence[bytes], ms: int) -> bytes:
 
 
 class Peer:
-    """A connection that reads under a name."""
+    """A connection that reads under a reader's name."""
 
     peer = "a test"
     protocol = "words"
@@ -45,7 +44,7 @@ class Peer:
         self.received: list[tuple[bytes, int, int]] = []
         self.stored = 0
         self.silent = False
-        self.pulling: list[Subscription] = []
+        self.pulling: list[BrokerSubscription] = []
 
     def read(self, reader: str = "r", *, newest: bool = False, window: int = WINDOW) -> "Peer":
         self.claim = Claim(
@@ -62,7 +61,7 @@ class Peer:
         return self
 
     def handle(self, count: int | None = None) -> None:
-        """Acknowledge so many records in all that this grant brought."""
+        """Acknowledge the first `count` records of this grant, or all of them."""
         assert self.claim is not None
         _, offset, ordinal = self.received[-1 if count is None else count - 1]
         self.bench.readers.handled(self.claim, self.grant, offset, ordinal)
@@ -78,7 +77,7 @@ class Peer:
 
     # The sink
 
-    def attached(self, subscription: Subscription, offset: int, exact: bool) -> None:
+    def attached(self, subscription: BrokerSubscription, offset: int, exact: bool) -> None:
         assert self.claim is not None
         self.bench.readers.attached(self.claim, subscription, exact)
 
@@ -94,7 +93,7 @@ class Peer:
     def reader_stored(self, claim: Claim, offset: int) -> None:
         self.stored = self.bench.confirmed = offset
 
-    def reader_ends(self, claim: Claim, subscription: Subscription) -> None:
+    def reader_ends(self, claim: Claim, subscription: BrokerSubscription) -> None:
         if subscription in self.pulling:
             self.pulling.remove(subscription)
 
@@ -106,7 +105,7 @@ class Peer:
     def is_silent(self, now: float) -> bool:
         return self.silent
 
-    def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
+    def deliver(self, subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:
         assert self.claim is not None
         if self.claim.is_full:
             self.claim.parked = True
@@ -116,14 +115,14 @@ class Peer:
             subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
         return True
 
-    def live(self, subscription: Subscription) -> None: ...
+    def live(self, subscription: BrokerSubscription) -> None: ...
 
-    def broken(self, subscription: Subscription) -> None:
+    def broken(self, subscription: BrokerSubscription) -> None:
         raise AssertionError("broken")
 
-    def overtaken(self, subscription: Subscription) -> None: ...
+    def overtaken(self, subscription: BrokerSubscription) -> None: ...
 
-    def ready(self, subscription: Subscription) -> None:
+    def ready(self, subscription: BrokerSubscription) -> None:
         assert self.claim is not None
         if self.claim.is_full:
             self.claim.parked = True
@@ -147,7 +146,7 @@ class Peer:
 class Bench:
     def __init__(self, path: Path) -> None:
         self.confirmed = 0
-        """The last offset that any reader was told is durable."""
+        """Last offset that any reader was told is durable."""
         self.moved_by_hand = False
         self.config = Config(
             data_dir=path,
@@ -230,7 +229,7 @@ def test_one_of_several_is_active_and_the_next_takes_over_behind_what_was_accept
     assert not second.received
     first.handle(1)
     first.handle(2)
-    first.hang_up()  # before any of it is durable
+    first.hang_up()  # before anything of it is durable
     assert not second.received
     bench.run()
     assert second.news == ["waiting behind 1", "reading from 10"]

@@ -1,4 +1,4 @@
-"""A real server for the command line's tests, shared: every test uses topics of its own."""
+"""A real server that the command line's tests share; every test uses its own topics."""
 
 import itertools
 import signal
@@ -26,13 +26,13 @@ def topic():
 
 @pytest.fixture
 def at(server):
-    """The environment that leads commands to the server."""
+    """Environment that points commands at the server."""
     return {"HEADRACE_URL": server.figg_url, "HEADRACE_HTTP": server.http_url}
 
 
 @pytest.fixture
 def spawn(tmp_path, environment, at):
-    """Start one command without waiting for its end; what still runs is killed."""
+    """Start a command without waiting for its end. Commands that still run after the test are killed."""
     running = []
 
     def start(*args, **options):
@@ -40,7 +40,7 @@ def spawn(tmp_path, environment, at):
             [sys.executable, "-m", "headrace", *map(str, args)],
             cwd=tmp_path,
             env=environment(**at),
-            # Tests that run in the background have it ignored, and would hand that on.
+            # Tests that run in the background have SIGINT ignored, and child processes would inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options,
         )

@@ -48,9 +48,9 @@ def test_a_processor_fetches_what_others_have_sent_and_acknowledges_it(run, name
     assert first["channel"] == name
     assert (first["processor"], first["number"], first["payload_bytes"]) == ("writer", 2, "two")
     assert (second["number"], second["payload_bytes"]) == (3, "three")
-    assert second["offset"] > first["offset"]
+    assert second["next_offset"] > first["next_offset"]
     assert members()["reader"]["lag_messages"] == 0
-    assert "writer" not in members()  # it joined for the sends only
+    assert "writer" not in members()  # it joined only to send
 
 
 def test_a_follower_prints_messages_as_they_come(run, name, spawn, members):

@@ -86,7 +86,7 @@ class Api:
         return self.ask("GET", "/v1/channel", name=name)
 
     def wait(self, name, condition):
-        """Until what is known of a channel is so."""
+        """Wait until a condition on the facts of a channel holds."""
         wait_until(lambda: condition(self.facts(name)), 30, f"{name}: {self.facts(name)}")
 
 
@@ -327,7 +327,7 @@ def test_a_channel_is_destroyed_with_its_state_when_that_is_confirmed(run, api, 
 @pytest.mark.parametrize("command", ["explain", "keep"])
 def test_an_unknown_channel_is_one_clear_line(run, command):
     done = run(command, "no such channel", code=1)
-    assert done.stderr == "headrace: there is no channel 'no such channel'\n"
+    assert done.stderr == 'headrace: there is no channel "no such channel"\n'
     done = run(command, "", code=1)
     assert done.stderr == "headrace: a channel's name must not be empty\n"
 

@@ -1,4 +1,4 @@
-"""Every wrong command line and every failure is one clear line and an exit code."""
+"""Every invalid command line and every failure gives one clear line and an exit code."""
 
 import json
 import re
@@ -111,6 +111,10 @@ def test_a_wrong_command_line_is_exit_code_2(headrace, args, text):
             ["subscribe", "t", "--last", "1", "--http", NOBODY],
             f"no server at {NOBODY}; is it running?",
         ),
+        (
+            ["subscribe", "t", "--until-end", "--http", NOBODY],
+            "ask the server's HTTP address: give it with --http",
+        ),
         (["topics", "--http", NOBODY], f"no server at {NOBODY}; is it running?"),
         (["status", "--http", NOBODY], f"no server at {NOBODY}; is it running?"),
         (["channels", "--http", NOBODY], f"no server at {NOBODY}; is it running?"),
@@ -204,7 +208,7 @@ def test_help_shows_arguments_without_types_of_python(headrace):
 
 
 def test_a_shell_can_complete_commands_and_options(headrace):
-    # What `--show-completion` prints for the shell that it is called from.
+    # `--show-completion` prints this script for the shell that it is called from.
     script = headrace(environ={"_HEADRACE_COMPLETE": "source_bash"})
     assert "_HEADRACE_COMPLETE=complete_bash" in script.stdout, script.stderr
     environ = {
@@ -225,7 +229,7 @@ def test_config_prints_no_password(headrace):
     wrong = headrace("config", "--set", "channels.snapshots_url=mysql://user:s3cret@x")
     assert wrong.returncode == 2
     assert "s3cret" not in wrong.stderr
-    # What is printed can be read back, but for what is masked.
+    # The output can be read back, except for masked values.
     printed = tomllib.loads(headrace("config", *settings, "--toml").stdout)
     assert "snapshots_url" not in printed["channels"]
 
@@ -253,3 +257,20 @@ def test_config_says_where_each_value_comes_from(headrace, tmp_path):
         "unit": "files",
     }
     assert printed["topics"][0] == {"prefix": "t/", "from": "file h.toml", "retention_bytes": 9}
+
+
+def test_hashes_of_tokens_are_in_the_file_only(headrace, tmp_path):
+    hashed = "ab" * 32
+    (tmp_path / "c.toml").write_text(f'[[access.token]]\nname = "t"\nsha256 = "{hashed}"\n')
+    for form in ([], ["--json"]):
+        shown = headrace("config", "--config", "c.toml", *form).stdout
+        assert hashed not in shown
+        assert "***" in shown
+    # Without its tokens, the file would leave the API open.
+    assert hashed in headrace("config", "--config", "c.toml", "--toml").stdout
+
+
+def test_http_at_the_figg_port_is_told_where_http_listens(headrace, server):
+    figg, http = ("{}:{}".format(*place) for place in (server.figg, server.http))
+    text = f"this is HTTP, and the port speaks Figg: HTTP listens at {http}"
+    assert_one_line(headrace("topics", "--http", figg), 1, text)

@@ -150,7 +150,7 @@ def test_subscribing_to_the_last_records(publish, subscribe, last, expected):
 
 def test_subscribing_since_a_time(publish, subscribe):
     publish(b"old")
-    time.sleep(0.3)  # longer than a run in the index may last
+    time.sleep(0.3)  # longer than the maximum duration of a run in the index
     now_ms = time.time_ns() // 1_000_000
     publish(b"new")
     assert subscribe("--since", "1h", "--count", 2) == "old\nnew\n"
@@ -163,9 +163,14 @@ def test_json_has_the_offset_just_past_the_record(publish, subscribe, topic):
         json.loads(line) for line in subscribe("--from-start", "--count", 3, "--json").splitlines()
     ]
     assert lines == [
-        {"topic": topic, "offset": 7, "payload": "foo"},
-        {"topic": topic, "offset": 17, "payload": '"q"\té'},
-        {"topic": topic, "offset": 22, "payload_base64": base64.b64encode(b"\xff").decode()},
+        {"topic": topic, "offset": 0, "next_offset": 7, "payload": "foo"},
+        {"topic": topic, "offset": 7, "next_offset": 17, "payload": '"q"\té'},
+        {
+            "topic": topic,
+            "offset": 17,
+            "next_offset": 22,
+            "payload_base64": base64.b64encode(b"\xff").decode(),
+        },
     ]
 
 
@@ -222,7 +227,7 @@ def test_what_subscribe_prints_as_json_can_be_published(headrace, at, topic, pub
     copied = headrace("subscribe", copy, *args, environ=at).stdout.splitlines()
     wanted = [json.loads(line) | {"topic": copy} for line in lines.splitlines()]
     assert [json.loads(line) for line in copied] == wanted
-    # Without TOPIC, each line says where it goes; nothing is said of it where --quiet stands.
+    # Without TOPIC, each line names its topic. With --quiet, the command prints nothing about it.
     done = headrace("publish", "--json", "--quiet", stdin=lines, environ=at)
     assert (done.returncode, done.stderr) == (0, "")
     assert subscribe("--until-end", text=False).count(b"\n") == 2 * len(payloads)
@@ -306,7 +311,7 @@ def test_a_long_file_shows_its_progress_on_a_terminal(spawn, topic, tmp_path):
     while True:
         try:
             shown += os.read(primary, 65536)
-        except OSError:  # how a terminal says that nobody is at its other end
+        except OSError:  # the terminal reports in this way that its other end is closed
             break
     os.close(primary)
     assert publisher.wait(30) == 0
@@ -339,7 +344,12 @@ def test_a_reader_goes_on_where_it_stopped_and_its_lag_is_shown(headrace, at, to
     assert read("--count", 2) == "a\nb\n"
     assert "billing -1" in headrace("topics", topic, environ=at).stdout
     (line,) = map(json.loads, read("--until-end", "--json").splitlines())
-    assert (line["payload"], line["ordinal"], line["offset"]) == ("c", 2, 15)
+    assert (line["payload"], line["ordinal"], line["offset"], line["next_offset"]) == (
+        "c",
+        2,
+        10,
+        15,
+    )
     assert line["epoch"] > 0 and line["time"] > 1.7e9
     assert "billing 0" in headrace("topics", topic, environ=at).stdout
     assert read("--until-end") == ""
@@ -357,11 +367,13 @@ def test_a_second_process_of_a_reader_waits_and_takes_over(spawn, topic, publish
     assert second.communicate(timeout=30)[0] == b"b\n"
 
 
-def test_what_cannot_be_meant_of_a_reader_is_refused(headrace, at, topic):
+def test_what_cannot_be_meant_of_a_reader_is_refused(headrace, at, topic, publish):
+    publish(b"a")
     for args, words in (
         (("--reader", "r", "--from-start"), "exclude each other"),
         (("--reader", "r", "--start", "now"), "--start"),
         (("--reader", "lake"), "choose another name"),
+        (("--reader", "lake", "--until-end"), "choose another name"),
         (("--reader", ""), "must not be empty"),
     ):
         done = headrace("subscribe", topic, *args, environ=at)

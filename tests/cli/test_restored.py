@@ -1,4 +1,4 @@
-"""Commands on a log that was restored and damaged: counts are of kept records, and gaps are told."""
+"""Commands on a restored, damaged log: counts are those of kept records, and gaps are reported."""
 
 import json
 
@@ -14,13 +14,13 @@ RECORD_BYTES = 10
 
 @pytest.fixture(scope="module")
 def restored(tmp_path_factory):
-    """A server on a directory without its catalogue, and with damage at an end of two topics."""
+    """A server on a directory without its catalogue; two topics are damaged at one end."""
     directory = tmp_path_factory.mktemp("restored") / "data"
     with ServerProcess(directory) as server:
         at = {"HEADRACE_URL": server.figg_url, "HEADRACE_HTTP": server.http_url}
         with connect_blocking(server.figg_url) as client:
             for topic in ("kept", "head", "tail"):
-                # One damaged byte costs a run; two commits are two runs of this size.
+                # One damaged byte costs a run. Two commits of this size are two runs.
                 for half in (lines(0, RECORDS // 2), lines(RECORDS // 2, RECORDS)):
                     for line in half.splitlines():
                         client.publish_nowait(topic, line.encode())

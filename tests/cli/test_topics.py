@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from headrace import __version__, connect_blocking
-from headrace.cli import output, topics
+from headrace.cli import topics
+from headrace.cli.common import output
 from headrace.testing import ServerProcess
 
 
@@ -203,7 +204,7 @@ def test_a_deleted_topic_is_gone_and_its_name_goes_on_where_it_ended(run, topic)
     assert run("topics", topic).stdout == ""
     run("publish", topic, "bar")
     line = run("subscribe", topic, "--from-start", "--count", 1, "--json").stdout
-    assert json.loads(line) == {"topic": topic, "offset": 14, "payload": "bar"}
+    assert json.loads(line) == {"topic": topic, "offset": 7, "next_offset": 14, "payload": "bar"}
 
 
 def test_verify_finds_a_sound_log_sound_and_a_damaged_one_damaged(headrace, tmp_path):
@@ -243,7 +244,7 @@ def test_verify_of_a_directory_that_is_none_is_one_clear_line(headrace, tmp_path
 
 
 def damage(directory, payload: bytes) -> None:
-    """Flip one bit of a payload wherever the log keeps it, journal included."""
+    """Flip one bit of a payload wherever the log stores it, including the journal."""
     hits = 0
     for file in directory.rglob("*"):
         if file.is_file() and payload in (data := file.read_bytes()):

@@ -7,23 +7,26 @@ import pytest
 import pytest_asyncio
 import uvloop
 
-from tests.client.figg_peer import figg_peer
 from tests.client.peer import Peer, PeerThread
-from tests.client.wombat_peer import WombatPeer
+from tests.client.topics.figg_peer import figg_peer
+from tests.client.topics.wombat_peer import WombatPeer
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Asynchronous tests here run on both kinds of loop; what is the same above them, on one."""
-    if item.path.name.startswith("test_channels"):
+    """Run asynchronous tests on both kinds of event loop.
+
+    The tests in `channel/` run on uvloop only, because their code is the same on both.
+    """
+    if item.path.parent.name == "channel":
         return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(params=[figg_peer, WombatPeer], ids=["figg", "wombat"])
 def idle_peer(request: pytest.FixtureRequest) -> Peer:
-    """A peer of each protocol that does not listen yet."""
+    """Return a peer of each protocol that does not listen yet."""
     peer: Peer = request.param()
     return peer
 
@@ -48,7 +51,7 @@ def peer_thread(idle_peer: Peer) -> Iterator[PeerThread]:
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], object]], "asyncio.Future[None]"]:
-    """Waits until something holds, looking again at every step of the loop."""
+    """Wait until a condition holds, checking it every millisecond."""
 
     def until(condition: Callable[[], object]) -> "asyncio.Future[None]":
         async def look() -> None:

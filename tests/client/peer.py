@@ -1,6 +1,6 @@
-"""A small server on loopback that does as it is told, to test clients against. Topics are lists.
+"""A small scripted server on loopback to test clients against. Topics are lists.
 
-What it says on the wire is in `figg_peer.py` and `wombat_peer.py`.
+Elsewhere: the bytes on the wire are in `figg_peer.py` and `wombat_peer.py`.
 """
 
 import asyncio
@@ -41,13 +41,13 @@ Heard = Attach | Detach | Publish | Ping
 
 
 class Peer:
-    """Answers like a server, unless one of its switches says otherwise."""
+    """Server that answers as usual, unless one of its switches says otherwise."""
 
     def __init__(self, scheme: str, connection: "type[Connection]") -> None:
         self.scheme = scheme
         self.log: dict[str, list[bytes]] = {}
         self.begins: dict[str, int] = {}
-        """Where the oldest record kept of a topic begins, for expiry."""
+        """Start offset of the oldest record that a topic still has; expiry raises it."""
         self.epoch = 1
         self.received: list[Heard] = []
         self.reads: list[bytes] = []
@@ -56,10 +56,10 @@ class Peer:
         self.acks = True
         self.pongs = True
         self.hang_up = False
-        """Close every connection as soon as it stands."""
+        """Close every connection as soon as it is established."""
         self._connection = connection
         self._server: asyncio.Server | None = None
-        # The address stays the same, and nobody else's, while nothing listens.
+        # The port stays reserved for this peer while nothing listens.
         held = hold_port()
         weakref.finalize(self, held.close)
         self.port: int = held.getsockname()[1]
@@ -76,7 +76,7 @@ class Peer:
         return self
 
     async def stop(self) -> None:
-        """Close the listener and every connection; the log stays."""
+        """Close the listener and every connection; keep the log."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -89,7 +89,7 @@ class Peer:
             connection.transport.abort()
 
     def append(self, topic: str, *payloads: bytes) -> None:
-        """Publish from nowhere, and deliver."""
+        """Append payloads without a publisher, and deliver them."""
         self.log.setdefault(topic, []).extend(payloads)
         for connection in self.connections:
             connection.deliver()
@@ -112,7 +112,7 @@ class Peer:
         return [message for message in self.received if isinstance(message, Publish)]
 
     def acknowledge(self) -> None:
-        """Send the acknowledgements held back so far."""
+        """Send the acknowledgements that were held back so far."""
         self.acks = True
         for connection in self.connections:
             connection.acknowledge()
@@ -130,7 +130,7 @@ class Peer:
 
 
 class Connection(asyncio.Protocol, ABC):
-    """What a server does; how it is said is for its protocol."""
+    """Behaviour of a server on one connection. Subclasses encode it in their protocol."""
 
     transport: asyncio.Transport
 
@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol, ABC):
 
     @abstractmethod
     def say_detach(self) -> None:
-        """What only a client says."""
+        """Send a DETACH, which only clients may send."""
 
     def is_new(self, publish: Publish) -> bool:
         return True
@@ -220,7 +220,7 @@ class Connection(asyncio.Protocol, ABC):
 
 
 class PeerThread:
-    """A peer in a thread of its own, for blocking clients."""
+    """A peer in its own thread, for blocking clients."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -249,8 +249,8 @@ class PeerThread:
 
 
 def plain(message: Message) -> Message:
-    """The same message without its serial, which only Wombat has."""
-    return Message(message.topic, message.offset, message.payload)
+    """Return the same message without its serial, which only Wombat has."""
+    return Message(message.topic, message.next_offset, message.payload)
 
 
 def _size(payload: bytes) -> int:

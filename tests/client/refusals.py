@@ -1,4 +1,4 @@
-"""Connecting in vain, with as much time as it takes to learn the reason."""
+"""Connection attempts that fail, with enough time to learn the reason."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ async def refused(
 ) -> ConnectTimeoutError:
     """Connect with a timeout in seconds, and return the error once it gives `reason`.
 
-    A busy machine may need more than a moment for the first attempt; most tests should not wait longer.
+    A busy machine may need more time for the first attempt, but most tests should not wait longer.
     """
     said = []
     for timeout_s in _TIMES_S:

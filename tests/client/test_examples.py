@@ -1,4 +1,4 @@
-"""Every example runs against a real server and does what it says."""
+"""Every example runs against a real server and does what its text says."""
 
 import signal
 import subprocess
@@ -63,7 +63,7 @@ def test_subscribe(url: str, topic: str) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         said = process.stderr.read()
-    assert lines[0] == "9 hello\n"
+    assert lines[0] == "0 hello\n"
     assert lines[-1].endswith(" message 9999\n")
     assert "(connected)" in said
     assert "Traceback" not in said
@@ -104,10 +104,10 @@ def test_handler(url: str, topic: str) -> None:
 
 def test_every_example_is_run_here() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    # The demo takes minutes: tests/pipeline/test_demo.py runs what is its own.
+    # The demo takes minutes. tests/pipeline/test_demo.py runs its own part.
     assert {path.stem for path in EXAMPLES.glob("*.py")} - {"demo"} <= tested
 
 
 def _interruptible() -> None:
-    """Tests that run in the background have it ignored, and would hand that on."""
+    """Restore SIGINT: tests that run in the background ignore it, and child processes would inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,21 +1,21 @@
-"""The configuration: where values come from, which one wins, and what a wrong one is told."""
+"""The configuration: sources of values, their precedence, and the errors for invalid ones."""
 
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from headrace.cli import jobs
 from headrace.cli.config import to_markdown
-from headrace.config import Config, PrefixRule, old_names
-from headrace.config_protocols import Access, AccessToken
-from headrace.config_values import UNITS_HELP, Address, Origins, Quantity
+from headrace.cli.pipeline import jobs
+from headrace.config.load import SETTINGS, load
+from headrace.config.protocols import Access, AccessToken
+from headrace.config.settings import Config, PrefixRule, old_names
+from headrace.config.values import UNITS_HELP, Address, Origins, Quantity
 from headrace.errors import ConfigError
 from headrace.model import Durability
 from headrace.server.credentials import is_granted
-from headrace.settings import SETTINGS, load
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -268,8 +268,8 @@ def test_a_rule_for_names_of_earlier_versions_counts_for_the_present_ones(tmp_pa
     assert config.rule("$channel/doc/long/1")[5:7] == ("merge", 5.0)
     assert config.rule("$channel/room").reducer == "last"
     assert old_names(config)[0] == (
-        "the [[topics]] rule for 'channel/doc/' counts for '$channel/doc/' too, where channels and logs of "
-        "Logux are now: write '$channel/doc/', or add a rule for that if 'channel/doc/' is meant"
+        'the [[topics]] rule for "channel/doc/" counts for "$channel/doc/" too, where channels and logs of '
+        'Logux are now: write "$channel/doc/", or add a rule for that if "channel/doc/" is meant'
     )
     assert len(old_names(config)) == 2
     both = text + '[[topics]]\nprefix = "$channel/doc/"\nreducer = "count"\n'
@@ -289,7 +289,7 @@ def test_a_grant_for_names_of_earlier_versions_is_one_for_the_present_ones():
     assert not is_granted(new, "channel/mine/1") and not is_granted(new, "$channel/other")
     told = old_names(Config(access=Access(token=(old, new))))
     assert told == [
-        "the grant 'channel/mine/' of the token 'app' counts as '$channel/mine/': write that"
+        'the grant "channel/mine/" of the token "app" counts as "$channel/mine/": write that'
     ]
 
 
@@ -580,6 +580,6 @@ def test_a_setting_under_two_names_is_refused(tmp_path):
     assert "same setting" in refusal({"retention.age": "7d", "retention.age_s": "7"})
     both = {"HEADRACE_RETENTION_AGE": "7d", "HEADRACE_RETENTION_AGE_S": "7"}
     assert "same setting" in refusal(environ=both)
-    # In two sources, the usual order decides.
+    # With two sources, the usual precedence decides.
     over = load({"retention.age": "1d"}, {"HEADRACE_RETENTION_AGE_S": "7"})
     assert over.config.retention.age_s == 86_400

@@ -1,11 +1,11 @@
-"""What must be true of a scenario with channels, whichever program ran it."""
+"""Checks of the reports of channel scenarios, for every program that runs them."""
 
 import json
 from typing import Any
 from urllib.request import Request, urlopen
 
 import headrace
-from headrace.channel_envelope import Message, decode_message
+from headrace.payload.channel import StoredMessage, decode_message
 from headrace.testing import ServerProcess
 from tests.js.support import Reports
 
@@ -13,12 +13,12 @@ TIMEOUT_S = 30
 
 
 def channel_url(server: ServerProcess) -> str:
-    """Without the channel's name."""
+    """Return the URL of the channels, without a channel's name."""
     return server.wombat_url.replace("wombat://", "channel://")
 
 
 def keep(server: ServerProcess, channel: str) -> None:
-    """Have the log kept whole: a member joins that never acknowledges anything."""
+    """Keep the whole log: a member joins that never acknowledges anything."""
     url = f"{server.http_url}/v1/channel/join?name={channel}&processor=keeper"
     with urlopen(Request(url, method="POST"), timeout=TIMEOUT_S) as answer:
         assert answer.status == 200
@@ -30,7 +30,7 @@ def describe(server: ServerProcess) -> Any:
 
 
 def check_crash(server: ServerProcess, reports: Reports) -> None:
-    """Kill the server when the scenario is half way, and compare what it saw with the log."""
+    """Kill the server half way through the scenario, and compare what the scenario saw with the log."""
     reports.expect("half")
     server.kill()
     server.start()
@@ -40,7 +40,8 @@ def check_crash(server: ServerProcess, reports: Reports) -> None:
     assert sent >= 2 * done["half"] + done["offline"] and done["offline"] == 50
     assert states[0] == "connected" and "disconnected" in states and states[-1] == "closed"
 
-    # Each once and in order, in the log and in what was received, whatever the crash has cut off.
+    # Every message occurs once and in order, in the log and among the received ones, wherever the crash
+    # interrupted.
     log = log_of(server, "crash", sent + 1)
     contents = [json.loads(message.content.data) for _, message in log]
     assert contents == [*range(sent), "last"]
@@ -54,7 +55,7 @@ def check_crash(server: ServerProcess, reports: Reports) -> None:
     assert [payload for payload, _ in done["accepted"]] == [*range(sent)]
     known = [(payload, offset) for payload, offset in done["accepted"] if offset is not None]
     assert all(offsets[payload] == offset for payload, offset in known)
-    assert len(known) >= sent - 32  # as many as were under way
+    assert len(known) >= sent - 32  # at most 32 were in flight
 
 
 def check_contents(server: ServerProcess, reports: Reports) -> None:
@@ -69,12 +70,12 @@ def check_contents(server: ServerProcess, reports: Reports) -> None:
     assert log[6][1].content == (b'{"a":[{"b":null}]}', True)
 
 
-def log_of(server: ServerProcess, channel: str, count: int) -> list[tuple[int, Message]]:
-    """The first messages of a channel, over another protocol."""
+def log_of(server: ServerProcess, channel: str, count: int) -> list[tuple[int, StoredMessage]]:
+    """Return the first messages of a channel, read over another protocol."""
     log = []
     with headrace.connect_blocking(server.figg_url) as client:
         for record in client.subscribe(f"$channel/{channel}", offset=0, timeout_s=TIMEOUT_S):
-            log.append((record.offset, decode_message(record.payload)))
+            log.append((record.next_offset, decode_message(record.payload)))
             if len(log) == count:
                 break
     return log

@@ -5,6 +5,65 @@ export const channelPush = (host) => channelCrash(host, "push");
 export const channelSignal = (host) => channelCrash(host, "signal");
 export const channelPoll = (host) => channelCrash(host, "poll");
 
+/** The same, where each processor has one connection, and other channels on it. */
+export async function channelSharedCrash(host) {
+  const connections = new Map();
+  const joinChannel = (url, { processor, ...options }) => {
+    if (!connections.has(processor)) {
+      const connection = host.connectChannels(host.url, { processor });
+      for (const name of ["other", "x/y z"]) connection.join(name);
+      connections.set(processor, connection);
+    }
+    return connections.get(processor).join(url.slice(host.url.length + 1), options);
+  };
+  await channelCrash({ ...host, joinChannel }, "push");
+  for (const connection of connections.values()) await connection.close();
+}
+
+/** Many channels of one processor: each gets its own messages, and one that is closed can come back. */
+export async function channelShared({ connectChannels, joinChannel, url, report }) {
+  let opened = 0;
+  const Counted = class extends WebSocket {
+    constructor(target) {
+      super(target);
+      opened += 1;
+    }
+  };
+  const connection = connectChannels(url, { processor: "many", WebSocket: Counted });
+  const names = Array.from({ length: 20 }, (_, n) => `room/${n}`);
+  const rooms = names.map((name) => connection.join(name, { leaseMs: 60_000 }));
+  await Promise.all(rooms.map((room) => room.connected()));
+  const others = names.map((name) => joinChannel(`${url}/${name}`, { processor: "other" }));
+  for (const [n, other] of others.entries()) await other.send({ n });
+  const got = [];
+  for (const room of rooms) got.push((await room.next()).value.payload.n);
+  const echoed = await rooms[7].send("echo").then(() => others[7].next());
+
+  let again;
+  try {
+    connection.join("room/3");
+  } catch (error) {
+    again = error.message;
+  }
+  await rooms[3].close();
+  const back = connection.join("room/3", { from: "state", leaseMs: 60_000 });
+  await back.connected(); // or the message is in the state already, and does not come
+  await others[3].send("later");
+  const later = (await back.next()).value.payload;
+  await back.leave();
+  await rooms[4].close();
+  await rooms[5].send("still here");
+  await connection.close();
+  let over;
+  try {
+    connection.join("room/3");
+  } catch (error) {
+    over = error.name;
+  }
+  for (const other of others) await other.close();
+  report("done", { opened, got, echoed: echoed.value.payload, again, later, over });
+}
+
 /**
  * Send and receive while the test, told that half is done, kills the server and starts it again;
  * in between, send without a connection.
@@ -33,8 +92,8 @@ async function channelCrash({ joinChannel, url, report }, receive) {
 
   const received = [];
   const all = (async () => {
-    for await (const { offset, processor, number, payload } of b) {
-      received.push([offset, processor, number, payload]);
+    for await (const { nextOffset, processor, number, payload } of b) {
+      received.push([nextOffset, processor, number, payload]);
       if (payload === "last") break;
     }
   })();
@@ -111,7 +170,7 @@ export async function channelContents({ joinChannel, url, report }) {
   await a.leave();
   report("done", {
     same: received.map(({ payload, bytes }, n) => same(bytes ?? payload, contents[n])),
-    offsets: received.map(({ offset }) => offset),
+    offsets: received.map(({ nextOffset }) => nextOffset),
     ...{ accepted, large, behind },
   });
 }

@@ -62,7 +62,7 @@ export async function crash({ connect, url, report }) {
 async function collect(subscription, received, done) {
   for await (const message of subscription) {
     const text = message.text();
-    received.push({ offset: message.offset, serial: message.serial, text });
+    received.push({ offset: message.nextOffset, serial: message.serial, text });
     if (text === "last") done();
   }
 }
@@ -110,7 +110,7 @@ export async function payloads({ connect, url, report }) {
   await client.close();
   report("done", {
     ...{ began, latencyMs, ended: ended.done, state: client.state, lastError: client.lastError },
-    offsets: received.map((message) => message.offset),
+    offsets: received.map((message) => [message.offset, message.nextOffset]),
     payloads: received.map((message) => [message.payload.length, sum(message.payload)]),
   });
 }
@@ -179,6 +179,17 @@ export async function readers({ connect, url, report }) {
   globalThis.reportError = reported;
   const third = await again.next();
   const plain = await publisher.subscribe("orders", { from: "start" }).next();
+
+  // A loop that never waits, as of an application that calculates.
+  for (let n = 0; n < 2000; n += 1) publisher.publish("sums", `${n}`);
+  await publisher.flush();
+  const sums = two.subscribe("sums", { reader: "billing" });
+  let summed = 0;
+  for await (const _ of sums) {
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 20);
+    summed += 1;
+    if (sums.acknowledged > 0 || summed === 2000) break;
+  }
   const refused = await publisher
     .subscribe("others", { reader: "lake" })
     .next()
@@ -192,8 +203,9 @@ export async function readers({ connect, url, report }) {
     epochs: first.map(({ epoch }) => epoch),
     acknowledged: orders.acknowledged,
     second: second.map((message) => message.text()),
-    ...{ changes: changes.slice(0, 2), handled, third: third.value.text(), refused },
-    plain: [plain.value.ordinal, plain.value.epoch, plain.value.time],
+    ...{ changes: changes.slice(0, 2), handled, third: third.value.text(), refused, summed },
+    plain: [plain.value.ordinal, plain.value.time],
+    plainEpoch: plain.value.epoch,
   });
 }
 

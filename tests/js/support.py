@@ -1,6 +1,7 @@
-"""Runs scenarios of the JavaScript client in Node and in Chromium, and hears what they report.
+"""Run scenarios of the JavaScript client in Node and in Chromium, and collect their reports.
 
-Both are real programs that need not be installed (`tests/tools.py`). Nothing here knows what scenarios do.
+Both are real programs that need not be installed (`tests/tools.py`). This file knows nothing about the
+content of scenarios.
 """
 
 import json
@@ -25,7 +26,7 @@ CLIENT = HERE.parents[1] / "clients" / "js"
 REPORT_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30
 
-# Node 20 has a WebSocket behind this flag; later versions have it anyway, and take the flag.
+# Node 20 has a WebSocket behind this flag. Later versions have it by default and accept the flag.
 NODE_FLAGS = ("--experimental-websocket",)
 
 CHROMIUM = ("chromium", "chromium-browser")
@@ -45,7 +46,7 @@ FILES = {
 
 
 class Reports:
-    """What a scenario says of itself, in order."""
+    """Reports of a scenario, in order."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
@@ -54,7 +55,7 @@ class Reports:
         self._queue.put((name, facts))
 
     def expect(self, name: str) -> dict[str, Any]:
-        """Wait for the next report, which must be this one."""
+        """Wait for the next report, and check that it has this name."""
         try:
             got, facts = self._queue.get(timeout=REPORT_TIMEOUT_S)
         except queue.Empty:
@@ -65,7 +66,7 @@ class Reports:
 
 @contextmanager
 def node(scenario: str, url: str) -> Iterator[Reports]:
-    """Run a scenario in Node; leaving waits for the process, which must end by itself and well."""
+    """Run a scenario in Node. At the end of the block, the process must end by itself and successfully."""
     reports = Reports()
     command = [node_tool(), *NODE_FLAGS, str(HERE / "node_host.mjs"), scenario, url]
     with subprocess.Popen(
@@ -86,12 +87,12 @@ def _read(process: "subprocess.Popen[str]", reports: Reports) -> None:
     assert process.stdout is not None and process.stderr is not None
     for line in process.stdout:
         reports.put(*json.loads(line))
-    # Last, so that whoever waits for a report learns why none comes.
+    # This report comes last, so that a test that waits for a report learns why none comes.
     reports.put("ended", {"stderr": process.stderr.read()})
 
 
 class Pages:
-    """Serves the page and takes its reports, on a port of its own."""
+    """HTTP server on its own port that serves the page and receives its reports."""
 
     def __init__(self) -> None:
         self.reports = Reports()
@@ -139,7 +140,7 @@ class Pages:
 def chromium(
     pages: Pages, scenario: str, url: str, profile: Path, host: str = "127.0.0.1"
 ) -> Iterator[Reports]:
-    """Run a scenario in a page of that host; leaving kills the browser."""
+    """Run a scenario in a page of that host. Leaving the block kills the browser."""
     page = f"{pages.origin(host)}/page.html?{urlencode({'scenario': scenario, 'url': url})}"
     command = [tool(*CHROMIUM), *CHROMIUM_FLAGS, f"--user-data-dir={profile}", page]
     with Path(f"{profile}.output").open("wb") as output:
@@ -148,7 +149,7 @@ def chromium(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # it starts many processes, which are killed together
+            start_new_session=True,  # the browser starts many processes, which are killed together
         )
     try:
         yield pages.reports

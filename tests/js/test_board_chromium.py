@@ -1,4 +1,4 @@
-"""The example pages of a channel in a real browser: what a reload, a second tab and a closed tab do."""
+"""The example pages of a channel in a real browser: effects of a reload, a second tab and a closed tab."""
 
 import json
 import time
@@ -12,7 +12,7 @@ import pytest
 
 from headrace.testing import ServerProcess
 from tests.js.support import CHROMIUM, CLIENT, FILES, Pages, tool
-from tests.pipeline.browser import Browser
+from tests.pipeline.report.browser import Browser
 
 EXAMPLES = CLIENT.parents[1] / "examples"
 TIMEOUT_S = 60
@@ -25,7 +25,7 @@ MANUAL = (CLIENT / "channels.md").read_text("utf-8").partition("```html\n")[2].p
 
 
 def waiting(condition: str) -> str:
-    """A promise that a condition of the page is true, which is looked at whenever the page changes."""
+    """Return a promise that a condition of the page becomes true; every change of the page checks it."""
     return (
         "new Promise((resolve) => {"
         f"const look = () => ({condition}) && resolve();"
@@ -35,7 +35,7 @@ def waiting(condition: str) -> str:
 
 
 class Tab:
-    """A tab of a browser that has others."""
+    """One of several tabs of a browser."""
 
     def __init__(self, browser: Browser, url: str) -> None:
         self._browser = browser
@@ -58,7 +58,7 @@ class Tab:
         self.run(form + "document.querySelector('form').requestSubmit()")
 
     def shows(self, *texts: str) -> None:
-        """Wait until these are all the items that the page shows."""
+        """Wait until the page shows exactly these items."""
         self.run(
             waiting(
                 f"JSON.stringify({SHOWN}) === JSON.stringify({json.dumps(texts)})"
@@ -69,7 +69,7 @@ class Tab:
 
     def run(self, expression: str) -> Any:
         options = {"awaitPromise": True, "returnByValue": True, "timeout": TIMEOUT_S * 1000}
-        # A page that is being loaded takes its promises with it: then the next one is asked.
+        # Promises are lost when another page is loaded. Then the new page is asked.
         while True:
             found = self._ask("Runtime.evaluate", expression=expression, **options)
             if found is not None:
@@ -88,7 +88,7 @@ class Tab:
 
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pages]:
-    tool(*CHROMIUM)  # before anything is started
+    tool(*CHROMIUM)  # skip before anything is started
     monkeypatch.setitem(FILES, "/examples/board.html", (EXAMPLES / "board.html", "text/html"))
     for name in ("headrace.js", "channel.js", "channel_session.js"):
         monkeypatch.setitem(FILES, f"/clients/js/{name}", (CLIENT / name, "text/javascript"))
@@ -138,7 +138,7 @@ def test_the_board_survives_reloads_and_tabs_leave_when_they_are_closed(
         second.shows("two", "three")
         assert members() == 2
 
-        # Put aside by the browser, and shown again.
+        # The browser puts the page into its cache, and shows it again.
         second.run("dispatchEvent(new PageTransitionEvent('pagehide', { persisted: true }))")
         until(lambda: members() == 1)
         first.add("four")

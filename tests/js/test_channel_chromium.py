@@ -12,7 +12,7 @@ from tests.js.support import CHROMIUM, Pages, chromium, tool
 
 @pytest.fixture
 def pages() -> Iterator[Pages]:
-    tool(*CHROMIUM)  # before anything is started
+    tool(*CHROMIUM)  # skip before anything is started
     pages = Pages()
     try:
         yield pages

@@ -1,9 +1,11 @@
 """Channels of the JavaScript client in Node, against a real server that is killed."""
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -31,6 +33,32 @@ def test_each_message_is_stored_and_received_once_when_the_server_is_killed(
         check_crash(server, reports)
 
 
+def test_channels_that_share_a_connection_lose_nothing_when_the_server_is_killed(
+    server: ServerProcess,
+) -> None:
+    keep(server, "crash")
+    with node("channelSharedCrash", channel_url(server)) as reports:
+        check_crash(server, reports)
+
+
+def test_one_connection_serves_many_channels(server: ServerProcess) -> None:
+    with node("channelShared", channel_url(server)) as reports:
+        assert reports.expect("done") == {
+            "opened": 1,
+            "got": list(range(20)),
+            "echoed": "echo",
+            "again": 'channel "room/3" is already joined on this connection',
+            "later": "later",
+            "over": "ClientClosedError",
+        }
+    with urlopen(f"{server.http_url}/v1/channel?name=room/4") as answer:
+        channel = json.load(answer)
+    (until_ms,) = [
+        one["leased_until_ms"] for one in channel["members"] if one["processor"] == "many"
+    ]
+    assert until_ms - channel["now_ms"] <= 60_000, "its lease was lost when it was closed"
+
+
 def test_contents_are_the_same_on_the_other_side(server: ServerProcess) -> None:
     keep(server, "contents")
     with node("channelContents", channel_url(server)) as reports:
@@ -51,7 +79,7 @@ def test_who_returns_to_a_destroyed_channel_gets_the_state_and_then_what_is_new(
     assert restored == "restore"
     assert snapshot["payload"] == {"title": "x", "body": "z"}
     assert snapshot["missed"] == {"messages": 2, "reason": "destroyed"}
-    # The state is acknowledged: it is not brought again.
+    # The state is acknowledged, so it does not come again.
     assert others == [["message", {"title": "w"}], ["message", {"title": "v"}]]
 
 

@@ -1,4 +1,4 @@
-"""How tests of the lake use hypothesis, and where they write."""
+"""Hypothesis profile and temporary directory for tests of the lake."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from tests.tools import EXAMPLES
 
-# The machine that runs tests is shared: how long an example takes says nothing.
+# The machine that runs the tests is shared, so the duration of an example means nothing.
 settings.register_profile("lake", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("lake")
 
@@ -19,7 +19,7 @@ MEMORY = Path("/dev/shm")
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """In memory where that is possible: all is synced, and nothing here is about the disk."""
+    """Use a directory in memory if possible: writers fsync everything, and no test here is about the disk."""
     place = MEMORY if os.access(MEMORY, os.W_OK) else None
     with TemporaryDirectory(prefix="headrace-", dir=place) as path:
         yield Path(path)

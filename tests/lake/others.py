@@ -1,4 +1,4 @@
-"""A lake as others see it, who know only its format: by their libraries, or by taking all files there are."""
+"""A lake as other programs read it: with the library of its format, or by reading all its files."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ KINDS = ("delta", "parquet", "iceberg")
 
 
 def seen_by_others(lake: Path) -> pa.Table:
-    """Whatever has not been made yet has no rows."""
+    """Return the rows of a lake; a table that does not exist yet has no rows."""
     if DeltaTable.is_deltatable(str(lake)):
         return pa.table(DeltaTable(str(lake)).to_pyarrow_table())
     if (lake / "metadata" / "version-hint.text").exists():
@@ -22,8 +22,8 @@ def seen_by_others(lake: Path) -> pa.Table:
 
 
 def of_iceberg(lake: Path) -> pa.Table:
-    """Without the catalogue, which is only what finds the newest metadata."""
-    # Here: it takes seconds.
+    """Read the table without the catalogue, which only serves to find the newest metadata."""
+    # The import is here because it takes seconds.
     from pyiceberg.table import StaticTable
 
     table = StaticTable.from_metadata(str(lake)).scan().to_arrow()
@@ -32,7 +32,7 @@ def of_iceberg(lake: Path) -> pa.Table:
 
 
 def of_all_files(lake: Path) -> pa.Table:
-    """As those do it who look into all directories, also hidden ones."""
+    """Read like a program that looks into all directories, including hidden ones."""
     files = [str(path) for path in lake.rglob("*.parquet")]
     partition = ds.partitioning(pa.schema([DATE]), flavor="hive")
     return ds.dataset(files, pa.schema([*SCHEMA, DATE]), partitioning=partition).to_table()

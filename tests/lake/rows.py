@@ -1,4 +1,4 @@
-"""Rows made by hand: payloads of a topic, as whoever reads the log gives them to a writer."""
+"""Rows made by hand: payloads of a topic, as a reader of the log passes them to a writer."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from headrace.lake.files.writing import FileLayout, RecordRows, Writer, WrittenFile
 from headrace.lake.format import SCHEMA, Shape
-from headrace.lake.writing import Layout, Rows, Writer, Written
 from headrace.log.records import pack_record
 
 DAY_MS = 86_400_000
@@ -24,7 +24,7 @@ def rows(
     ordinal: int = 0,
     epoch: int = 1,
     ms: Sequence[int] | None = None,
-) -> Rows:
+) -> RecordRows:
     data = b"".join(map(pack_record, payloads))
     ends = np.cumsum([len(payload) + 4 for payload in payloads], dtype=np.int64)
     boundaries = offset + np.concatenate([[0], ends]).astype(np.int64)
@@ -41,14 +41,14 @@ def rows(
         ],
         schema=SCHEMA,
     )
-    return Rows(topic, epoch, ordinal, boundaries, times, memoryview(data), columns)
+    return RecordRows(topic, epoch, ordinal, boundaries, times, memoryview(data), columns)
 
 
 def write(
-    lake: Path, *some: Rows, by_topic: bool = False, layout: Layout | None = None
-) -> list[Written]:
+    lake: Path, *some: RecordRows, by_topic: bool = False, layout: FileLayout | None = None
+) -> list[WrittenFile]:
     name = f"{next(_numbers):08}-{0:012x}-0000"
-    writer = Writer(lake, name, Shape(by_topic), layout or Layout())
+    writer = Writer(lake, name, Shape(by_topic), layout or FileLayout())
     for one in some:
         writer.add(one)
     return writer.finish()

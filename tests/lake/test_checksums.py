@@ -1,4 +1,4 @@
-"""Checksums from rows are those of the log's bytes, and those of two stretches give that of both."""
+"""Checksums of rows equal those of the log's bytes, and two adjacent checksums combine into one."""
 
 import pyarrow as pa
 import pytest
@@ -6,8 +6,8 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.checksums import crc_of_records, joined, joined_ranges
-from headrace.lake.format import Range
+from headrace.lake.files.checksums import crc_of_records, joined, joined_ranges
+from headrace.lake.format import RecordRange
 from headrace.log.records import pack_record
 
 payloads = st.lists(st.binary(max_size=40), min_size=1, max_size=20)
@@ -38,16 +38,21 @@ def test_ranges_that_follow_each_other_are_one_with_the_checksum_of_all_bytes(so
     ranges, offset = [], 0
     for ordinal, record in enumerate(records):
         end = offset + len(record)
-        ranges.append(Range("a", 1, offset, end, ordinal, ordinal + 1, crc32c(record), ordinal))
+        ranges.append(
+            RecordRange("a", 1, offset, end, ordinal, ordinal + 1, crc32c(record), ordinal)
+        )
         offset = end
-    others = [Range("a", 2, offset + 9, offset + 14, 99, 100, 5), Range("b", 1, 0, 5, 0, 1, 6)]
+    others = [
+        RecordRange("a", 2, offset + 9, offset + 14, 99, 100, 5),
+        RecordRange("b", 1, 0, 5, 0, 1, 6),
+    ]
     mixed = [*ranges, *others]
     chance.shuffle(mixed)
-    all_of_a = Range("a", 1, 0, len(whole), 0, len(some), crc32c(whole))
+    all_of_a = RecordRange("a", 1, 0, len(whole), 0, len(some), crc32c(whole))
     assert joined_ranges(mixed) == [all_of_a, *others]
 
 
 def test_the_same_records_twice_are_no_range():
-    one = Range("a", 1, 0, 10, 0, 2, 0)
+    one = RecordRange("a", 1, 0, 10, 0, 2, 0)
     with pytest.raises(ValueError, match="offsets 5 to 10 of topic 'a' are there twice"):
         joined_ranges([one, one._replace(offset=5, ordinal=1)])

@@ -1,4 +1,4 @@
-"""Columns as text: what is understood, what is refused in which words, and that it can be read again."""
+"""Columns as text: accepted forms, refused forms with their messages, and reading the text back."""
 
 import re
 

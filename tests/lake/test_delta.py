@@ -1,6 +1,6 @@
 """A lake as a Delta table: batches count once, whoever else commits, and everyone can read it.
 
-Two of these are about the library: when it changes what our commits rely on, they say so.
+Two of these tests check the library: they fail when it changes something that our commits rely on.
 """
 
 import json
@@ -10,8 +10,8 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
-from headrace.lake.delta import LOG, DeltaLake, _add, _removed
 from headrace.lake.format import LakeError, Shape
+from headrace.lake.formats.delta import LOG, DeltaLake, _add, _removed
 from headrace.lake.table import find_table, make_table
 from tests.lake.rows import rows, write
 
@@ -24,7 +24,7 @@ def lake(tmp_path):
 
 
 def batch(lake, number, *some):
-    """Records of one batch, and what is added for them."""
+    """Write the records of one batch, and return its files."""
     given = some or (rows("a", [b"%d" % number], offset=5 * number, ordinal=number),)
     return write(lake._lake, *given, by_topic=lake.shape.by_topic)
 
@@ -67,7 +67,7 @@ def commit(table, number, files):
 @pytest.mark.parametrize("same", [True, False], ids=["the same batch", "another application"])
 @pytest.mark.parametrize("step", ["opened", "looked"])
 def test_someone_else_commits_at_any_step_of_ours(lake, monkeypatch, step, same):
-    """Before we have looked how far the application is, and between that and our commit."""
+    """The other commit comes before we read the application's last number, or between that and our commit."""
     other = DeltaLake(lake._lake, Shape())
     meddling = [lambda: other.commit(APP if same else "other", 0, batch(other, 0), {})]
 
@@ -80,10 +80,10 @@ def test_someone_else_commits_at_any_step_of_ours(lake, monkeypatch, step, same)
                 meddling.pop()()
             return found
 
-    monkeypatch.setattr("headrace.lake.delta.DeltaTable", Meddled)
+    monkeypatch.setattr("headrace.lake.formats.delta.DeltaTable", Meddled)
     made = lake.commit(APP, 0, batch(lake, 1), {})
     assert not meddling
-    # Whoever was first has written it; one of another application does not stand in the way.
+    # The first one has written the batch. A commit of another application does not conflict.
     assert made == (not same)
     assert len(payloads(lake)) == (1 if same else 2)
 
@@ -162,7 +162,7 @@ def test_readers_are_told_what_lies_where(lake):
 
 
 def three_batches(lake):
-    """Committed; their files, in their order."""
+    """Commit three batches, and return their files in order."""
     paths = []
     for number in range(3):
         (made,) = batch(lake, number)
@@ -172,13 +172,13 @@ def three_batches(lake):
 
 
 def merged(lake, *numbers):
-    """What the batches of these numbers held, in one file."""
+    """Write the records of the batches with these numbers into one file."""
     some = [rows("a", [b"%d" % number], offset=5 * number, ordinal=number) for number in numbers]
     return write(lake._lake, *some)
 
 
 def test_files_that_are_replaced_are_no_change_of_data(lake):
-    """Streams that follow the table do not see their rows again."""
+    """Streams that follow the table do not see these rows again."""
     paths = three_batches(lake)
     assert lake.commit("merge", 0, merged(lake, 0, 1), {}, replaced=paths[:2])
     commits = max((lake._lake / LOG).glob("*.json")).read_text().splitlines()

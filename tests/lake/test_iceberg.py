@@ -1,6 +1,6 @@
-"""A lake as an Iceberg table: what its commits rely on, who reads it how, and where it lies.
+"""A lake as an Iceberg table: assumptions of its commits, its readers, and its place.
 
-Two of these are about the library: when it changes what our commits rely on, they say so.
+Two of these tests check the library: they fail when it changes something that our commits rely on.
 """
 
 import os
@@ -13,10 +13,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import StaticTable
 
-from headrace.lake import iceberg
+from headrace.lake.files.durable import replace
 from headrace.lake.format import LakeError, Shape
-from headrace.lake.iceberg import IcebergLake
-from headrace.lake.syncing import replace
+from headrace.lake.formats import iceberg
+from headrace.lake.formats.iceberg import IcebergLake
 from headrace.lake.table import open_table
 from tests.lake.rows import DAY_MS, NOON_MS, rows
 from tests.lake.test_table import APP, batch, merged, payloads, three_batches
@@ -45,7 +45,7 @@ def test_the_library_refuses_a_commit_on_what_has_changed_only_as_it_is_told(lak
     with pytest.raises(CommitFailedException):
         commit(lake, opened, 0)
     assert payloads(lake) == [b"0"]
-    # As it would do without that.
+    # Without that property, the library would retry.
     lake._table().transaction().remove_properties("commit.retry.num-retries").commit_transaction()
     opened = lake._table()
     assert lake.commit(APP, 1, batch(lake, 1), {})
@@ -64,7 +64,7 @@ def test_the_library_does_not_notice_that_properties_have_changed(lake):
 @pytest.mark.parametrize("same", [True, False], ids=["the same batch", "another application"])
 @pytest.mark.parametrize("step", ["opened", "looked", "listed"])
 def test_someone_else_commits_at_any_step_of_ours(lake, monkeypatch, step, same):
-    """A batch before and after we have looked how far it is; a compaction after we have seen what lives."""
+    """A batch comes before or after we read the last number, or a compaction after we listed live files."""
     other = open_table(lake._lake)
     paths = three_batches(lake) if step == "listed" else []
     app = "ours" if same else "theirs"
@@ -174,7 +174,7 @@ def test_metadata_is_on_disk_before_the_catalogue_names_it(lake, monkeypatch):
 
 def test_a_hint_that_was_left_behind_is_brought_up_to_date(lake, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(IcebergLake, "sync", lambda self: None)  # killed before it
+        patch.setattr(IcebergLake, "sync", lambda self: None)  # killed before the hint is written
         assert lake.commit(APP, 0, batch(lake, 0), {})
     assert payloads(lake) == []
     lake.sync()

@@ -1,4 +1,4 @@
-"""Manifests on disk: read as they were written, folded, and refused when they are newer or damaged."""
+"""Manifests on disk: read as they were written, folded, and refused if they are newer or damaged."""
 
 import pytest
 from hypothesis import given, settings
@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from headrace.lake.format import (
     File,
-    Folded,
     LakeError,
-    Lost,
+    LostRange,
     Manifest,
-    Range,
+    MergedManifest,
+    RecordRange,
     decode_folded,
     decode_manifest,
 )
@@ -25,14 +25,14 @@ def manifest(which: int, start: dict, end: dict) -> Manifest:
     return Manifest(number=which, start=start, end=end, files=(), ranges=())
 
 
-@given(positions, positions, st.lists(st.builds(Lost, st.text(), number, number)))
+@given(positions, positions, st.lists(st.builds(LostRange, st.text(), number, number)))
 def test_a_manifest_is_read_as_it_was_written(start, end, lost):
     one = Manifest(
         number=7,
         start=start,
         end=end,
         files=(File("date=2024-10-04/x.parquet", 100, 3),),
-        ranges=(Range("é", 1, 2, 3, 4, 5, 6, 0),),
+        ranges=(RecordRange("é", 1, 2, 3, 4, 5, 6, 0),),
         lost=tuple(lost),
     )
     assert decode_manifest(one.encode(), "here") == one
@@ -75,7 +75,7 @@ def test_a_newer_a_damaged_and_a_missing_one_are_refused(tmp_path):
 
 
 def batches(found: Manifests, count: int) -> list[Manifest]:
-    """Of a record each for topic `a`, and every second for a topic of its own."""
+    """Make batches of one record each for topic `a`; every second batch also has its own topic."""
     made = []
     for which in range(count):
         names = ["a", f"b{which}"] if which % 2 else ["a"]
@@ -87,9 +87,9 @@ def batches(found: Manifests, count: int) -> list[Manifest]:
                 end={name: Position(1, 5 * n + 5, n + 1) for name, n in at.items()},
                 files=(File("x", 1, 1),),
                 ranges=tuple(
-                    Range(name, 1, 5 * n, 5 * n + 5, n, n + 1, 0) for name, n in at.items()
+                    RecordRange(name, 1, 5 * n, 5 * n + 5, n, n + 1, 0) for name, n in at.items()
                 ),
-                lost=(Lost("c", which, which + 1),),
+                lost=(LostRange("c", which, which + 1),),
             )
         )
         found.write(made[-1])
@@ -132,7 +132,7 @@ def test_one_that_was_killed_while_it_folded_is_finished_and_a_shorter_one_never
     found.fold(2, nothing)
     shorter = found.folded_path(2).read_bytes()
     assert found.fold(5, nothing) == 3
-    # All that was deleted is there again, and what one elsewhere has made meanwhile.
+    # All deleted files are there again, and so is a file that another process has made meanwhile.
     for path, data in kept.items():
         path.write_bytes(data)
     found.folded_path(2).write_bytes(shorter)
@@ -162,7 +162,7 @@ def test_folded_ones_that_are_damaged_or_newer_are_refused(tmp_path):
     path.write_bytes(path.read_bytes().replace(b'"batches":2', b'"batches":1'))
     with pytest.raises(LakeError, match="is damaged"):
         found.reach(2)
-    path.write_bytes(Folded(batches=2, format=3).encode())
+    path.write_bytes(MergedManifest(batches=2, format=3).encode())
     with pytest.raises(LakeError, match="newer version"):
         found.reach(2)
 

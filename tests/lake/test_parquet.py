@@ -1,4 +1,4 @@
-"""A lake of plain Parquet files: whoever takes all of them sees no row twice, whatever is killed when."""
+"""A lake of plain Parquet files: a reader of all files sees no row twice, whatever is killed at any time."""
 
 import sqlite3
 import threading
@@ -6,9 +6,9 @@ import threading
 import duckdb
 import pytest
 
-from headrace.lake import registry
 from headrace.lake.format import LakeError, Shape
-from headrace.lake.parquet import ParquetLake
+from headrace.lake.formats import parquet as registry
+from headrace.lake.formats.parquet import ParquetLake
 from headrace.lake.table import open_table
 from tests.lake.others import of_all_files
 from tests.lake.rows import rows
@@ -48,7 +48,7 @@ def test_a_compaction_killed_while_names_change_doubles_nothing(lake, monkeypatc
     seen = payloads(lake)
     assert len(seen) == len(set(seen))
     assert b"2" in seen
-    # Our own readers have all of it.
+    # Our own readers still have all rows.
     assert all((lake._lake / path).exists() for path in [*lake.files(), *paths])
     open_table(lake._lake).sync()
     assert payloads(lake) == [b"0", b"1", b"2"]

@@ -1,4 +1,4 @@
-"""A table of states: buckets that are replaced in one commit, which counts once; what it says of itself."""
+"""A table of states: its buckets are replaced in one commit that counts once; and its own metadata."""
 
 import os
 import time
@@ -62,7 +62,7 @@ def test_changed_states_take_the_place_of_old_ones(table, tmp_path, monkeypatch)
     made, number = merge_states(tmp_path, name_of(1, 0, 2), files[0], [changed])
     assert (made.rows, number) == (3, 2)
     first = [one["topic"] for one in read_states(tmp_path / made.path, ["topic"])]
-    assert first == ["b", "new", "a"]  # what has changed comes first
+    assert first == ["b", "new", "a"]  # changed states come first
     before = seen(tmp_path)
     assert table.update(APP, 1, [made], files[0])
     assert seen(tmp_path) == before | {"b": 5, "new": 1}

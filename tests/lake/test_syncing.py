@@ -1,9 +1,9 @@
-"""Files that are replaced: by several at once, and by one that fails."""
+"""Replacing a file: by several writers at once, and by one that fails."""
 
 import pytest
 
-from headrace.lake import syncing
-from headrace.lake.syncing import replace
+from headrace.lake.files import durable as syncing
+from headrace.lake.files.durable import replace
 
 
 def test_two_may_replace_a_file_at_the_same_time(tmp_path, monkeypatch):

@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from headrace.lake.deduped import DedupedTable
+from headrace.lake.files.reading import read_topic
 from headrace.lake.format import LakeError, Shape
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.reading import read_topic
 from headrace.lake.states import StatesTable
 from headrace.lake.table import find_table, make_table, open_table
 from tests.lake.others import KINDS, seen_by_others
@@ -29,13 +29,13 @@ def lake(kind, tmp_path):
 
 
 def batch(lake, number, *some):
-    """Records of one batch, and what is added for them."""
+    """Write the records of one batch, and return its files."""
     given = some or (rows("a", [b"%d" % number], offset=5 * number, ordinal=number),)
     return write(lake._lake, *given, by_topic=lake.shape.by_topic, layout=lake.layout)
 
 
 def merged(lake, *numbers):
-    """What the batches of these numbers held, in one file."""
+    """Write the records of the batches with these numbers into one file."""
     some = [rows("a", [b"%d" % number], offset=5 * number, ordinal=number) for number in numbers]
     return batch(lake, 0, *some)
 
@@ -45,7 +45,7 @@ def payloads(lake):
 
 
 def three_batches(lake):
-    """Committed; their files, in their order."""
+    """Commit three batches, and return their files in order."""
     paths = []
     for number in range(3):
         (made,) = batch(lake, number)
@@ -131,7 +131,7 @@ def test_files_are_replaced_in_one_step_and_only_if_all_are_there(lake):
     assert lake.commit("merge", 0, merged(lake, 0, 1), {}, replaced=paths[:2])
     assert payloads(lake) == [b"0", b"1", b"2"]
     assert len(lake.files()) == 2
-    # Its number is none of a batch's.
+    # The number of a merge is not that of a batch.
     assert lake.notes(0)["more"] == "of 0"
     assert [number for number, _ in lake.all_notes()] == [2, 1, 0]
     before = lake.files()
@@ -146,7 +146,7 @@ def test_files_are_replaced_in_one_step_and_only_if_all_are_there(lake):
 def test_what_was_not_named_for_so_long_is_swept(lake):
     paths = three_batches(lake)
     for path in paths:
-        # Not how old a file is counts, but since when it is replaced.
+        # The time of the replacement counts, not the age of a file.
         os.utime(lake._lake / path, (OLD, OLD))
     assert lake.commit("merge", 0, merged(lake, 0, 1), {}, replaced=paths[:2])
     (orphan,) = batch(lake, 9)

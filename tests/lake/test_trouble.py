@@ -1,16 +1,16 @@
-"""Damage in what says which files of a lake count: one sentence, whatever a library makes of it."""
+"""Damage in the metadata that lists a lake's files: one sentence, whatever error a library raises."""
 
 import random
 import sqlite3
 
 import pytest
 
-from headrace.lake import registry
+from headrace.lake.errors import in_a_sentence
+from headrace.lake.files.sorted_file import SortedFile
 from headrace.lake.format import DamagedTableError, LakeError, Shape, plain
-from headrace.lake.sorted_file import SortedFile
+from headrace.lake.formats import parquet as registry
 from headrace.lake.states import StatesWriter
 from headrace.lake.table import make_table, open_table
-from headrace.lake.trouble import in_a_sentence
 from tests.lake.others import KINDS
 from tests.lake.rows import rows
 from tests.lake.test_table import APP, batch, three_batches

@@ -1,4 +1,4 @@
-"""Files of a lake: by date or topic, sorted, with the ranges they hold; what reading them back finds."""
+"""Files of a lake: by date or topic, sorted, with the ranges they hold; and reading them back."""
 
 import datetime
 
@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 from crc32c import crc32c
 
-from headrace.lake import sorted_file
-from headrace.lake.format import LakeError, Range, decode_ranges
-from headrace.lake.reading import RANGES_KEY, check_file
+from headrace.lake.files import sorted_file
+from headrace.lake.files.reading import RANGES_KEY, check_file
+from headrace.lake.format import LakeError, RecordRange, decode_ranges
 from headrace.log.records import pack_record
 from tests.lake.rows import DAY_MS, NOON_MS, rows, write
 
@@ -26,8 +26,8 @@ def test_records_that_follow_each_other_are_one_range(tmp_path):
         rows("b", [b""], offset=7, ordinal=3, epoch=2),
     )
     assert file.ranges == (
-        Range("a", 1, 0, 18, 0, 3, crc32c(packed(b"x", b"yy", b"zzz"))),
-        Range("b", 2, 7, 11, 3, 4, crc32c(packed(b""))),
+        RecordRange("a", 1, 0, 18, 0, 3, crc32c(packed(b"x", b"yy", b"zzz"))),
+        RecordRange("b", 2, 7, 11, 3, 4, crc32c(packed(b""))),
     )
     assert (file.path, file.rows) == (f"date=2024-10-04/{file.path[16:]}", 4)
     assert file.bytes == (tmp_path / file.path).stat().st_size

@@ -1,4 +1,4 @@
-"""What tests of the log share: a store with tiny files in a temporary directory, closed at the end."""
+"""Fixtures for tests of the log: a store with tiny files in a temporary directory, closed at the end."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -8,13 +8,14 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
-from headrace.config import Config, Journal, Limits, PrefixRule, Segment
+from headrace.config.settings import Config, Journal, Limits, PrefixRule, Segment
 from headrace.log import layout
 from headrace.model import Durability
 from headrace.testing.store import StepStore
 from tests.tools import EXAMPLES
 
-# The same examples every time: what fails here fails everywhere, and a slow machine is no failure.
+# Examples are the same in every run, so a failure here can be reproduced everywhere. No deadline is set,
+# because a slow machine is not a failure.
 settings.register_profile(
     "log", deadline=None, max_examples=EXAMPLES, derandomize=True, print_blob=True
 )
@@ -24,7 +25,10 @@ Open = Callable[..., StepStore]
 
 MEMORY = Path("/dev/shm")
 QUICK = MEMORY if os.access(MEMORY, os.W_OK) else None
-"""Where directories are made: these tests start stores by the thousand, and lose nothing with the machine."""
+"""Parent of the tests' directories: in memory if possible.
+
+These tests start stores by the thousand, and no data has to survive a crash of the machine.
+"""
 
 
 @pytest.fixture
@@ -35,14 +39,17 @@ def tmp_path() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_directories() -> Iterator[None]:
-    """Hundreds of starts are quicker with four directories to look into than with 256."""
+    """Use four segment directories instead of 256, which makes hundreds of starts quicker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "SEGMENT_DIRECTORIES", 4)
         yield
 
 
 def tiny(path: Path, **changes: object) -> Config:
-    """Files so small that a few records fill them; topics under written/ and memory/ are so."""
+    """Return a configuration with files so small that a few records fill them.
+
+    Topics under written/ and memory/ have that durability.
+    """
     rules = (
         PrefixRule(prefix="written/", durability=Durability.WRITTEN),
         PrefixRule(prefix="memory/", durability=Durability.MEMORY),
@@ -59,7 +66,7 @@ def tiny(path: Path, **changes: object) -> Config:
 
 @pytest.fixture
 def open_store(tmp_path: Path) -> Iterator[Open]:
-    """Start a store on the test's directory, after letting go of the one before it, as a kill does."""
+    """Start a store on the test's directory. The store before it is abandoned first, as by a kill."""
     opened: list[StepStore] = []
 
     def open_(config: Config | None = None, **options: object) -> StepStore:

@@ -1,7 +1,7 @@
-"""What every store of topics promises, as tests that any store runs: it inherits them and gives a harness.
+"""Promises of every topic store, as tests: a store's test class inherits them and provides a harness.
 
-A harness starts the store, lets it finish what was asked of it, and stops it in several ways. The tests
-know nothing else of it: neither files nor journals.
+A harness starts the store, lets it finish what was asked of it, and stops it in several ways. The tests know
+nothing else about the store: neither files nor journals.
 """
 
 from abc import ABC, abstractmethod
@@ -10,28 +10,28 @@ import pytest
 
 from headrace.errors import BadCursorError, BadReaderNameError
 from headrace.log.records import pack_record, split_records
-from headrace.log.store import CURSORS_SET_MAX, Store, Stored, Topic
+from headrace.log.store import CURSORS_SET_MAX, Store, StoredAppend, Topic
 from headrace.model import Position
 
 PAYLOADS = [b"first", b"", b"x" * 300, b"fourth", b"\0" * 8, b"the last of them"]
-"""Short, empty, longer than a segment of the tests, and such as look like sizes of records."""
+"""Payloads that are short, empty, longer than a segment of the tests, or similar to a record's size field."""
 
 
 class Harness(ABC):
     prefix = ""
-    """What names of topics begin with, so that they have the durability under test."""
+    """Prefix of topic names that gives topics the durability under test."""
     persistent = True
-    """Whether topics outlive the store."""
+    """True if topics survive a restart of the store."""
 
     store: Store
 
     @abstractmethod
     def flush(self) -> None:
-        """Let everything that was asked be done, and everything done be told."""
+        """Wait until everything that was asked is done and answered."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Besides, let the store put everything where it will stay."""
+        """Flush, and let the store move everything to its final place."""
 
     @abstractmethod
     def wait(self, ms: int) -> None:
@@ -39,9 +39,9 @@ class Harness(ABC):
 
     @abstractmethod
     def restart(self, *, clean: bool) -> None:
-        """Stop the store in order, or kill it, and start it again."""
+        """Stop the store cleanly or kill it, then start it again."""
 
-    # What the tests do with it
+    # Operations for the tests
 
     def topic(self, name: str = "topic") -> Topic:
         return self.store.topic(self.prefix + name)
@@ -55,8 +55,8 @@ class Harness(ABC):
 
     def append_once(
         self, producer: str, number: int, *payloads: bytes, name: str = "topic"
-    ) -> Stored:
-        answers: list[Stored] = []
+    ) -> StoredAppend:
+        answers: list[StoredAppend] = []
         records = [pack_record(payload) for payload in payloads]
         self.store.append_once(self.topic(name), records, producer, number, answers.append)
         self.flush()
@@ -91,7 +91,7 @@ class Harness(ABC):
         assert done == [True]
 
     def cursors(self, **which: str) -> list[tuple[str, str, Position]]:
-        """(topic without its prefix, reader, position) of each."""
+        """Return topic without its prefix, reader and position of each cursor."""
         if "topic" in which:
             which["topic"] = self.prefix + which["topic"]
         return [
@@ -102,7 +102,7 @@ class Harness(ABC):
     def read(
         self, offset: int = 0, *, name: str = "topic", bytes_max: int = 1 << 16
     ) -> list[tuple[int, int, bytes]]:
-        """(offset where it begins, ordinal, payload) of every record from an offset on."""
+        """Return start offset, ordinal and payload of every record from an offset on."""
         topic = self.topic(name)
         reader = self.store.reader(topic)
         at = self.store.locate_offset(topic, offset).offset
@@ -123,7 +123,7 @@ class Harness(ABC):
 
 
 class Recorder:
-    """A listener that remembers."""
+    """Listener that remembers what it was told."""
 
     def __init__(self) -> None:
         self.prepared: list[tuple[str, int]] = []
@@ -140,7 +140,7 @@ class Recorder:
 
 
 class StoreContract:
-    """Inherit, and give a `harness` fixture."""
+    """Tests of a store. A subclass provides a `harness` fixture."""
 
     # Appending and reading
 
@@ -445,16 +445,16 @@ class StoreContract:
 
     def test_a_number_is_stored_once(self, harness):
         first = harness.append_once("p", 1, b"one", b"two")
-        assert first == Stored(harness.topic().end_offset, duplicate=False)
+        assert first == StoredAppend(harness.topic().end_offset, duplicate=False)
         again = harness.append_once("p", 1, b"one", b"two")
-        assert again == Stored(first.offset, duplicate=True)
+        assert again == StoredAppend(first.offset, duplicate=True)
         harness.settle()
         assert harness.append_once("p", 1, b"one", b"two") == again
         assert harness.payloads() == [b"one", b"two"]
 
     def test_a_lower_number_is_a_duplicate_and_a_higher_one_is_new(self, harness):
         harness.append_once("p", 5, b"five")
-        assert harness.append_once("p", 3, b"three") == Stored(None, duplicate=True)
+        assert harness.append_once("p", 3, b"three") == StoredAppend(None, duplicate=True)
         assert not harness.append_once("p", 9, b"nine").duplicate
         assert harness.payloads() == [b"five", b"nine"]
 
@@ -471,7 +471,11 @@ class StoreContract:
         assert answers == []
         harness.flush()
         end = harness.topic().end_offset
-        assert answers == [Stored(end, False), Stored(end, True), Stored(end, True)]
+        assert answers == [
+            StoredAppend(end, False),
+            StoredAppend(end, True),
+            StoredAppend(end, True),
+        ]
         assert harness.payloads() == [b"x"]
 
     def test_numbered_and_plain_appends_keep_their_order(self, harness):
@@ -497,7 +501,7 @@ class StoreContract:
         assert harness.append_once("p", 1, b"one").duplicate
         assert not harness.append_once("p", 2, b"two").duplicate
 
-    # Starting again
+    # Restarting
 
     @pytest.mark.parametrize("settled", [False, True])
     @pytest.mark.parametrize("clean", [False, True])
@@ -545,7 +549,7 @@ class StoreContract:
             harness.settle()
         harness.restart(clean=clean)
         self._skip_unless_persistent(harness)
-        assert harness.append_once("p", 7, b"seven") == Stored(stored.offset, duplicate=True)
+        assert harness.append_once("p", 7, b"seven") == StoredAppend(stored.offset, duplicate=True)
         assert harness.append_once("p", 6, b"six").duplicate
         assert not harness.append_once("p", 8, b"eight").duplicate
         assert harness.payloads() == [b"seven", b"eight"]
@@ -564,7 +568,7 @@ class StoreContract:
     @pytest.mark.parametrize("settled", [False, True])
     @pytest.mark.parametrize("clean", [False, True])
     def test_cursors_outlive_the_store(self, harness, clean, settled):
-        """Also those of topics that do not."""
+        """This includes cursors of topics that do not outlive the store."""
         harness.append(*PAYLOADS)
         harness.append(b"x", name="other")
         places = {"topic": harness.topic().start, "other": harness.topic("other").end}

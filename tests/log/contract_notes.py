@@ -1,6 +1,6 @@
-"""What every store promises of notes and changes, as tests that any store runs for topics on disk.
+"""Promises of every store about notes and changes, as tests for topics on disk.
 
-The harness is that of `contract.py`.
+The harness is the one of `contract.py`.
 """
 
 import pytest
@@ -10,12 +10,12 @@ from headrace.log.store import NOTE_KEY_BYTES_MAX, Note
 from headrace.model import Position
 
 KEYS = [b"a", b"a\0", b"a/1", b"a/2", b"a\xff", b"a\xff\xff", b"b", b"\xff", b"\xff\xff/1"]
-"""In their order."""
+"""Keys of notes, in byte order."""
 ALL = 1000
 
 
 def change(harness, *payloads, name="topic", **parts):
-    """Ask for a change and let nothing happen yet; returns what was answered."""
+    """Ask for a change without letting the store work yet; return the list that collects the answers."""
     done: list[bool] = []
     harness.store.change(
         harness.topic(name),
@@ -37,7 +37,7 @@ def listed(harness, prefix=b"", after=b"", limit=ALL):
 
 
 def stages(harness):
-    """Wherever the notes lie: only given, committed, put where they stay, and after each kind of stop."""
+    """Move the notes through every stage: given, committed, settled, and after each kind of stop."""
     yield "given"
     harness.flush()
     yield "committed"
@@ -50,7 +50,7 @@ def stages(harness):
 
 
 class NotesContract:
-    """Inherit, and give a `harness` fixture whose topics are on disk."""
+    """Tests of notes. A subclass provides a `harness` fixture whose topics are on disk."""
 
     def test_there_are_no_notes_at_first(self, harness):
         assert harness.store.note(b"key") is None
@@ -186,7 +186,7 @@ class NotesContract:
             assert values[b"022"] == b"new"
             assert values[b"021"] == b"old"
 
-    # What is due
+    # Due notes
 
     def test_what_is_due_comes_earliest_first_and_only_then(self, harness):
         times = {b"late": 300, b"soon": 100, b"never": 0, b"sooner": 99, b"also": 100}

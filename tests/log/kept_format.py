@@ -1,8 +1,8 @@
-"""Packs data directories with what is in them, so that later versions can be tried on earlier formats.
+"""Pack data directories and their expected content, to test later versions on earlier formats.
 
     python -m tests.log.kept_format tests/log/format3
 
-packs a directory of each state that the present code leaves. Do this before a format changes, and keep the
+packs one directory for each state that the present code leaves. Run it before a format changes, and keep the
 archives.
 """
 
@@ -19,11 +19,11 @@ from tests.archives import extract
 from tests.log.damage_matrix.worlds import WORLDS, World
 
 KEPT = ("clean", "unapplied", "mixed", "recycled", "many", "batches")
-"""Worlds that differ in what is on disk."""
+"""Worlds whose files on disk differ."""
 
 
 def pack(world: World, target: Path) -> None:
-    """Write the directory and what is expected of it into one archive."""
+    """Write the directory and its expected content into one archive."""
     described = json.dumps(describe(world), indent=1).encode()
     with tarfile.open(target, "w:xz", preset=9) as archive:
         member = tarfile.TarInfo("expected.json")
@@ -33,7 +33,7 @@ def pack(world: World, target: Path) -> None:
 
 
 def unpack(archive: Path, target: Path) -> dict[str, Any]:
-    """Extract the directory to `target / "data"`; returns what is expected of it."""
+    """Extract the directory to `target / "data"`, and return its expected content."""
     extract(archive, target)
     expected: dict[str, Any] = json.loads((target / "expected.json").read_text())
     return expected
@@ -82,7 +82,7 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def main() -> None:
     target = Path(sys.argv[1])
     target.mkdir(exist_ok=True)
-    layout.SEGMENT_DIRECTORIES = 4  # as in the tests that open them
+    layout.SEGMENT_DIRECTORIES = 4  # the tests that open the archives use the same value
     with TemporaryDirectory() as scratch:
         for name in KEPT:
             pack(WORLDS[name](Path(scratch) / name / "data"), target / f"{name}.tar.xz")

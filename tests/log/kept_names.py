@@ -1,11 +1,11 @@
-"""Packs a data directory of a version that named channels `channel/…` and logs of Logux `logux/…`.
+"""Pack a data directory of a version that named channels `channel/…` and Logux logs `logux/…`.
 
     python -m tests.log.kept_names tests/log/old_names/served.tar.xz tests/log/old_names/conflicts.tar.xz
 
-was run with the last such version, against its own server, which was killed at the end: the newest changes
-are in the journal alone. The first archive has the directory as `data`, and what it holds as `expected.json`.
-The second archive has directories with ordinary topics whose names are reserved now. Run again with a later
-version, it would pack the present names.
+was run with the last such version, against its own server. The server was killed at the end, so that the
+newest changes are only in the journal. The first archive has the directory as `data` and its expected content
+as `expected.json`. The second archive has directories with ordinary topics whose names are reserved now. With
+a later version, this script would pack the present names.
 """
 
 import io
@@ -18,8 +18,8 @@ from typing import Any
 
 import httpx
 
-from headrace.channel_envelope import Content, Message, encode_message
 from headrace.log import layout
+from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.testing import ServerProcess
 from headrace.testing.store import StepStore, block
 from tests.log.damage_matrix.worlds import small
@@ -27,7 +27,7 @@ from tests.log.kept_format import _anonymous
 
 FLAGS = [f"--set={one}" for one in ("journal.file_bytes=65536", "journal.rotate_s=3600")]
 LONG = "long/" + "x" * 242
-"""The longest name of a channel."""
+"""A channel name of the maximum length."""
 
 
 class Api:
@@ -72,11 +72,11 @@ def event(number: int) -> bytes:
 
 
 def message(number: int) -> bytes:
-    return encode_message(Message("spark", number, Content(b'{"n":1}', is_json=True)))
+    return encode_message(StoredMessage("spark", number, Content(b'{"n":1}', is_json=True)))
 
 
 def applied(api: Api) -> None:
-    """What a clean stop has put into segments and the catalogue."""
+    """Write what the clean stop puts into segments and the catalogue."""
     api.join("room", "a", "b")
     offsets = [api.send("room", number) for number in range(1, 6)]
     api.ask("POST", "/v1/channel/ack", name="room", processor="b", offset=offsets[2])
@@ -90,7 +90,7 @@ def applied(api: Api) -> None:
 
 
 def unapplied(api: Api) -> dict[str, Any]:
-    """What only the journal has."""
+    """Write what only the journal holds afterwards."""
     offsets = [api.send("room", number) for number in range(6, 8)]
     api.join("late", "a", "b")
     api.send("late", 1)
@@ -109,7 +109,7 @@ def unapplied(api: Api) -> dict[str, Any]:
 
 
 def conflicts(path: Path) -> None:
-    """Directories with an ordinary topic whose name became a reserved one."""
+    """Make directories with an ordinary topic whose name became reserved later."""
     for state in ("applied", "unapplied", "destroyed"):
         store = StepStore(small(path / state, 2))
         store.append("$channel/x", b"one")
@@ -124,7 +124,7 @@ def conflicts(path: Path) -> None:
 
 
 def main() -> None:
-    layout.SEGMENT_DIRECTORIES = 4  # as in the tests that open them
+    layout.SEGMENT_DIRECTORIES = 4  # the tests that open the archives use the same value
     with TemporaryDirectory() as scratch, tarfile.open(sys.argv[2], "w:xz", preset=9) as archive:
         conflicts(Path(scratch))
         archive.add(scratch, ".", filter=_anonymous)

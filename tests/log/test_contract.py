@@ -1,4 +1,4 @@
-"""The embedded store keeps the contract of stores, in each durability."""
+"""The embedded store fulfils the contract of stores, in each durability."""
 
 import pytest
 

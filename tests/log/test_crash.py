@@ -1,7 +1,7 @@
-"""Crashes at every place of a recorded run, of the process and of the machine: nothing acknowledged is lost.
+"""Crashes of the process and of the machine at every point of a recorded run: nothing acknowledged is lost.
 
-The disk is a model (`headrace.testing.disk`): what was not synced may be missing, torn or zeros after the
-machine crashed. What must then be there is another (`expected.py`).
+The disk is a model (`headrace.testing.disk`): after a crash of the machine, bytes that were not synced may be
+missing, torn or zeros. Another model (`expected.py`) knows what must be there then.
 """
 
 import random
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import Config, Journal, Segment
+from headrace.config.settings import Config, Journal, Segment
 from headrace.log.records import pack_record
-from headrace.testing.disk import DiskModel, Mark, Operation, RecordingDisk
+from headrace.testing.disk import DiskModel, MarkOp, Operation, RecordingDisk
 from headrace.testing.store import BOOT_ID, StepClock, StepStore
 from tests.log.conftest import tiny
 from tests.log.expected import Expected, ExpectingListener
@@ -22,7 +22,7 @@ OTHER_BOOT = b"the second boot."
 
 
 class Run:
-    """A run of a store that is recorded, with marks for what was asked and answered."""
+    """A recorded run of a store, with marks for every request and answer."""
 
     def __init__(self, path: Path, disk: RecordingDisk | None = None) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class Run:
         self.disk.mark((what, facts))
 
     def append(self, *names: str, size: int = 20) -> None:
-        """One commit."""
+        """Append a record to each topic, in one commit."""
         for name in names:
             payload = random.Random(len(self.disk.operations)).randbytes(size)
             store = self.store.store
@@ -63,7 +63,7 @@ class Run:
         self._run()
 
     def trim(self, name: str) -> None:
-        """Forget the first half."""
+        """Trim the first half."""
         topic = self.store.store.topic(name)
         middle = self.store.store.locate_ordinal(
             topic, (topic.start_ordinal + topic.end_ordinal) // 2
@@ -82,7 +82,7 @@ class Run:
         self._run()
 
     def set_cursors(self, reader: str, *names: str) -> None:
-        """One commit, of a reader that has come to the end of each."""
+        """Move a reader's cursors to the end of each topic, in one commit."""
         store = self.store.store
         positions = {name: store.topic(name).end for name in names}
         for name, at in positions.items():
@@ -127,7 +127,7 @@ def small(path: Path) -> Config:
 
 
 def everything(run: Run) -> None:
-    """A short run in which everything happens once."""
+    """Do every kind of operation once."""
     run.append("a")
     run.append("a", "written/w")
     run.append_once("a", 1)
@@ -154,7 +154,7 @@ def everything(run: Run) -> None:
 
 
 def recycling(run: Run) -> None:
-    """Journal files used again and again, by commits of other sizes than before."""
+    """Use journal files again and again, with commits of other sizes than before."""
     for number in range(12):
         run.append("a", "written/w", size=(37 * number) % 500)
         run.append("written/w", size=(91 * number) % 900)
@@ -170,7 +170,7 @@ def recycling(run: Run) -> None:
 
 
 def lives(run: Run) -> None:
-    """Topics that come and go, some of them in the same commit."""
+    """Create and destroy topics, some of them in the same commit."""
     for number in range(6):
         run.append("a", "b", "c", size=30)
         run.destroy("abc"[number % 3])
@@ -194,13 +194,13 @@ def recorded(request, tmp_path_factory) -> tuple[Path, list[Operation]]:
 
 
 def prefixes(operations: list[Operation]) -> list[int]:
-    """Every place between two operations."""
-    places = [at for at, done in enumerate(operations) if not isinstance(done, Mark)]
+    """Return every point between two operations."""
+    places = [at for at, done in enumerate(operations) if not isinstance(done, MarkOp)]
     return [*places, len(operations)]
 
 
 def states(recorded, places: Iterable[int] | None = None):
-    """(number of operations done, the disk, what is expected, the operation that is running)."""
+    """Yield number of operations done, the disk, the expected content, and the operation in progress."""
     path, operations = recorded
     model, expected = DiskModel(path), Expected()
     wanted = set(prefixes(operations) if places is None else places)
@@ -209,7 +209,7 @@ def states(recorded, places: Iterable[int] | None = None):
             yield at, model, expected.copy(), operations[at] if at < len(operations) else None
         if at < len(operations):
             operation = operations[at]
-            if isinstance(operation, Mark):
+            if isinstance(operation, MarkOp):
                 what, facts = operation.what
                 getattr(expected, what)(*facts)
             else:
@@ -221,7 +221,7 @@ def reopen(path: Path, boot_id: bytes, **options: object) -> StepStore:
 
 
 def check_all(path: Path, expected: Expected, boot_id: bytes) -> None:
-    """Recover, check, go on, crash and do it again."""
+    """Recover, check, append and crash, twice."""
     for payload in (b"after the first crash", b"after the second"):
         store = reopen(path, boot_id)
         expected.check(store)
@@ -236,14 +236,14 @@ def check_all(path: Path, expected: Expected, boot_id: bytes) -> None:
 
 
 def _took(expected: Expected, store: StepStore) -> None:
-    """The record that `check_all` leaves in the journal."""
+    """Expect the record that `check_all` leaves in the journal."""
     one = store.listener.appended[-1]
     expected.begun(one.topic.name, one.offset, one.ordinal, one.records)
     expected.acknowledged(one.topic.name, one.offset, one.ordinal, one.records, one.topic.epoch)
 
 
 def crash_and_check(state, tmp_path: Path, chance: random.Random, *, machine: bool) -> None:
-    """One crash at one place, of the process or of the machine, and what must be there after it."""
+    """Crash the process or the machine at one point, and check what must be there afterwards."""
     at, model, expected, running = state
     target = tmp_path / f"{at}"
     if machine:
@@ -256,7 +256,7 @@ def crash_and_check(state, tmp_path: Path, chance: random.Random, *, machine: bo
 
 
 def crash_twice_and_check(state, tmp_path: Path, chance: random.Random, *, machine: bool) -> None:
-    """Crash, and crash again at some place of the recovery."""
+    """Crash, and crash again at some point of the recovery."""
     at, model, expected, running = state
     boot_id = OTHER_BOOT if machine else BOOT_ID
     first, copy, second = (tmp_path / f"{at}-{part}" for part in ("first", "copy", "second"))

@@ -1,4 +1,4 @@
-"""Changes to files, and the model of a disk that the crash tests stand on: it forgets what it may forget."""
+"""Changes to files, and the disk model of the crash tests: it loses whatever a real disk may lose."""
 
 import os
 import random
@@ -69,7 +69,7 @@ def test_the_whole_file_system_can_be_synced(opened, tmp_path):
 
 
 class Recorded:
-    """What a few operations may leave, in many crashes."""
+    """Possible results of a few operations, over many crashes."""
 
     def __init__(self, root) -> None:
         self.root = root / "recorded"
@@ -77,7 +77,7 @@ class Recorded:
         self.disk = RecordingDisk()
 
     def crashes(self, running: Operation | None = None, count: int = 60) -> set[bytes | None]:
-        """The different contents that `file` may have; None where it is missing."""
+        """Return the different contents that `file` may have; None if it is missing."""
         model = DiskModel(self.root)
         for operation in self.disk.operations:
             model.do(operation)
@@ -98,7 +98,7 @@ class Recorded:
         return (self.root.parent / "killed" / "file").read_bytes()
 
     def make(self, data: bytes) -> int:
-        """A file that is surely there."""
+        """Create a file that is certainly durable."""
         fd = self.disk.open(self.root / "file", create=True)
         self.disk.write(fd, [data], 0)
         self.disk.sync(fd)

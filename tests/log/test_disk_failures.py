@@ -1,4 +1,4 @@
-"""A disk that fails, at every place of a run: what was acknowledged is durable, and nothing else is."""
+"""A disk that fails at every point of a run: everything acknowledged is durable, and nothing else is."""
 
 import errno
 import random
@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import StoreFailedError
 from headrace.log.disk import DISK_FULL
 from headrace.log.records import pack_record
-from headrace.testing.disk import DiskModel, FailingDisk, Mark, Operation, Sync, Write
+from headrace.testing.disk import DiskModel, FailingDisk, MarkOp, Operation, SyncOp, Write
 from headrace.testing.store import BOOT_ID, StepStore
 from tests.log.conftest import tiny
 from tests.log.expected import Expected
@@ -18,7 +18,7 @@ from tests.log.test_crash import OTHER_BOOT, Run, check_all, everything
 
 
 class FailingRun(Run):
-    """A run in which one operation of the disk fails."""
+    """A run in which one disk operation fails."""
 
     def __init__(self, path: Path, number: int, error: int) -> None:
         self.failed: Operation | None = None
@@ -43,7 +43,7 @@ class FailingRun(Run):
     def expected(self) -> Expected:
         expected = Expected()
         for operation in self.disk.operations:
-            if isinstance(operation, Mark):
+            if isinstance(operation, MarkOp):
                 what, facts = operation.what
                 getattr(expected, what)(*facts)
         return expected
@@ -51,7 +51,7 @@ class FailingRun(Run):
     def _run(self) -> None:
         super()._run()
         with self.disk.record_catalogue():
-            self.store.store.write_again()  # as the clock does
+            self.store.store.write_again()  # the clock does this in a server
             self.store.runner.run()
 
     def crash(self, target: Path, seed: int) -> None:
@@ -62,7 +62,7 @@ class FailingRun(Run):
 
 
 def runs(tmp_path: Path, error: int):
-    """A run for each operation there is, in which that one fails."""
+    """Yield one run for each operation that can fail."""
     number = 0
     while True:
         run = FailingRun(tmp_path / f"{number}", number, error)
@@ -97,7 +97,7 @@ def test_a_full_disk_stops_nothing_but_an_fsync_of_the_journal(tmp_path):
             check_all(run.path, run.expected(), BOOT_ID)  # there was no room to start
             continue
         if run.stopped is None:
-            # A commit or the applier: as soon as there was room it went on.
+            # The failure hit a commit or the applier, which continued as soon as there was room.
             went_on += 1
             assert run.store.store.held_back == ""
         else:
@@ -109,7 +109,7 @@ def test_a_full_disk_stops_nothing_but_an_fsync_of_the_journal(tmp_path):
 
 @pytest.fixture
 def failing(tmp_path):
-    """A store on a disk that fails as told."""
+    """A store on a disk that fails when a test says so."""
 
     class Failing:
         def __init__(self) -> None:
@@ -140,7 +140,7 @@ def test_a_journal_that_cannot_be_written_takes_nothing_more(failing):
     assert done == []
     assert "writing the journal failed" in store.listener.failure
     assert "injected" in store.store.held_back
-    failing.fail = lambda _: None  # also when the disk is well again: nobody knows what it holds
+    failing.fail = lambda _: None  # even a working disk has unknown content now
     with pytest.raises(StoreFailedError, match="writing the journal failed"):
         store.append("topic", b"refused")
     assert store.payloads("topic") == [b"stored"]
@@ -162,7 +162,7 @@ def test_an_fsync_of_written_topics_that_fails_stops_the_service(failing):
     store = failing.store
     store.append("written/a", b"made: synced")
     store.append("written/a", b"written")
-    failing.fail_at(Sync)
+    failing.fail_at(SyncOp)
     done = []
     store.store.sync_written(lambda: done.append(True))
     store.runner.run()
@@ -176,7 +176,7 @@ def test_a_commit_that_ends_after_an_fsync_failed_is_not_acknowledged(failing):
     store.append("written/a", b"written")
     done = []
     topic = store.store.topic("written/a")
-    failing.fail_at(Sync)
+    failing.fail_at(SyncOp)
     store.store.sync_written(lambda: done.append("synced"))
     store.store.append({topic: [b"\0\0\0\1x"]}, lambda: done.append("appended"))
     store.runner.run()
@@ -184,7 +184,7 @@ def test_a_commit_that_ends_after_an_fsync_failed_is_not_acknowledged(failing):
 
 
 class HeldBack:
-    """Records of one topic, of which the disk has no room for the last."""
+    """Records of one topic; the disk has no room for the last ones."""
 
     def __init__(self, failing, error: int = errno.ENOSPC, before: int = 1) -> None:
         self.failing, self.store = failing, failing.store
@@ -286,7 +286,7 @@ def test_an_fsync_without_room_stops_the_service(failing):
     store = failing.store
     store.append("written/a", b"made: synced")
     store.append("written/a", b"written")
-    failing.fail_at(Sync, errno.ENOSPC)
+    failing.fail_at(SyncOp, errno.ENOSPC)
     done = []
     topic = store.store.topic("synced")
     store.store.append({topic: [b"\0\0\0\1x"]}, lambda: done.append("x"))
@@ -314,7 +314,7 @@ def test_publishers_are_held_back_while_the_disk_is_full_and_go_on_afterwards(fa
     assert store.store.pending_bytes > 0
     assert len(store.payloads("topic")) == len(done)
     for _ in range(5):
-        store.apply_waiting()  # it tries again and again, and leaves no file open
+        store.apply_waiting()  # it retries every time, and leaves no file open
     assert failing.disk.open_files <= 1
     failing.fail = lambda _: None
     store.apply_waiting()

@@ -1,29 +1,31 @@
-"""The embedded store between journal, tails and segments: what callers see while work goes on behind them."""
+"""The embedded store between journal, tails and segments: what callers see during background work."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from headrace.config import Journal, Limits
+from headrace.config.settings import Journal, Limits
 from headrace.errors import StoreFailedError
-from headrace.log import applier as applier_module
-from headrace.log import embedded, journal, journal_reading
-from headrace.log.applier_child import apply_file
+from headrace.log import embedded
+from headrace.log.apply import applier as applier_module
+from headrace.log.apply.child import apply_file
+from headrace.log.commit import journal
 from headrace.log.records import pack_record
+from headrace.log.recovery import frames as journal_reading
 from headrace.model import Position
 from tests.log.conftest import tiny
 from tests.log.expected import read
 
 
 def append(store, name, *payloads, done=lambda: None):
-    """Ask for an append, and let nothing happen yet."""
+    """Ask for an append without letting the store work yet."""
     records = [pack_record(payload) for payload in payloads]
     store.store.append({store.store.topic(name): records}, done)
 
 
 def frames(store):
-    """The entries of every commit that the journal holds."""
+    """Return the entries of every commit in the journal."""
     found = []
     for path in store.layout.journal_files():
         found += [
@@ -41,7 +43,7 @@ def test_everything_that_waits_goes_into_one_commit(store):
     for number in range(20):
         append(store, f"topic {number % 10}", b"x")
     store.runner.run()
-    # The first began at once, with what was there by then.
+    # The first commit began at once, with the appends that were there by then.
     assert len(frames(store)) == 1
     assert sum(entry.kind == journal.APPEND for entry in frames(store)[0]) == 10
 
@@ -124,7 +126,7 @@ def test_a_file_that_was_written_to_during_a_sync_is_synced_again(open_store):
     store.append("written/topic", b"one")
     store.store.sync_written(lambda: None)
     append(store, "written/topic", b"two")
-    # The sync runs before the commit, but ends behind it.
+    # The sync starts before the commit but ends after it.
     steps = store.runner._steps
     steps.rotate(-1)
     store.runner.run()
@@ -137,7 +139,7 @@ def test_a_file_that_was_written_to_during_a_sync_is_synced_again(open_store):
 
 @pytest.fixture
 def full(open_store, tmp_path):
-    """A store whose journal is full, since nothing is applied; and what was answered."""
+    """A store whose journal is full because nothing is applied, and the numbers of answered appends."""
     store = open_store(tiny(tmp_path / "data", journal=Journal(file_bytes=65_536, files=2)))
     store.applying = False
     done = []
@@ -193,7 +195,7 @@ def test_an_old_journal_file_is_handed_to_the_applier(store):
     store.store.tick(opened + rotate_s)
     store.runner.run()
     assert len(store.store.segments(store.store.topic("topic"))) == 1
-    store.store.tick(opened + 100 * rotate_s)  # an unused file is not
+    store.store.tick(opened + 100 * rotate_s)  # an unused file is not closed
     assert len(store.store.segments(store.store.topic("topic"))) == 1
 
 
@@ -235,7 +237,7 @@ def test_a_new_life_is_not_mistaken_for_the_one_that_is_applied(store, forgotten
     if forgotten:
         store.store.forget(store.store.topic("topic"))
     store.append("topic", b"new")
-    store.apply_waiting()  # of the first file, which knows only the old life
+    store.apply_waiting()  # applies the first file, which contains only the old life
     assert store.payloads("topic") == [b"new"]
     store.applying = True
     store.settle()
@@ -244,7 +246,7 @@ def test_a_new_life_is_not_mistaken_for_the_one_that_is_applied(store, forgotten
 
 def test_a_handle_that_someone_holds_is_the_only_one_also_when_others_forget_it(store):
     held = store.store.topic("topic")
-    store.store.forget(held)  # others have looked, and gone
+    store.store.forget(held)  # another user looked the topic up and is done with it
     assert store.store.look("topic") is held
     assert store.store.topic("topic") is held
     store.store.forget(held)
@@ -296,7 +298,7 @@ def test_epochs_grow_even_when_the_clock_does_not(store):
     assert epochs == sorted(set(epochs))
 
 
-# Damage in the middle of reading
+# Damage found while reading
 
 
 def test_a_reader_says_how_much_is_lost_and_goes_on(store, caplog):
@@ -321,6 +323,7 @@ def test_a_reader_says_how_much_is_lost_and_goes_on(store, caplog):
     assert caplog.text.count("damage skipped") == 1
     store.payloads("topic")
     assert caplog.text.count("damage skipped") == 1, "it is said once"
+    assert "Path(" not in caplog.text
     first = store.store.reader(topic).read(segment.base, 1)
     assert (first.lost, first.runs[0].offset) == (2, segment.base + 61)
     inside = store.store.locate_offset(topic, segment.base)
@@ -389,7 +392,7 @@ def test_a_store_with_nothing_to_do_settles_at_once(store):
 
 
 def test_damage_in_a_closed_journal_file_stops_the_applier(store):
-    """The store still has the records in memory: the next start must find out what is lost."""
+    """The store still has the records in memory, so only the next start can find out what is lost."""
     store.applying = False
     store.append("topic", b"one")
     store.append("topic", b"two")
@@ -397,7 +400,7 @@ def test_damage_in_a_closed_journal_file_stops_the_applier(store):
     (closed,) = store._waiting
     data = bytearray(closed.path.read_bytes())
     at = journal.FRAMES_POSITION + journal.FRAME_HEAD_BYTES
-    data[at + 3] ^= 1  # in the header of an entry
+    data[at + 3] ^= 1  # a byte in the header of an entry
     closed.path.write_bytes(data)
     with pytest.raises(StoreFailedError, match="damage"):
         apply_file(store._applier, *closed)
@@ -429,3 +432,20 @@ def test_a_fault_in_a_numbered_append_does_not_keep_a_commit_from_the_others(sto
     assert [answer.duplicate for answer in answers] == [True, False]
     assert [one.records for one in store.listener.appended] != []
     assert store.payloads("t") == [b"1", b"2"]
+
+
+def test_a_topic_that_was_made_again_is_listed_while_its_first_life_is_applied(open_store):
+    store = open_store()
+    store.applying = False
+    store.append("topic", b"first life")
+    store.destroy("topic")
+    store.rotate()
+    store.append("topic", b"second life")
+    store.apply_waiting()
+    assert [one.name for one in store.store.topics("", "", 10)] == ["topic"]
+    store.applying = True
+    store.settle()
+    assert [one.name for one in store.store.topics("", "", 10)] == ["topic"]
+    assert not store.store._handles._unlisted
+    store.destroy("topic")
+    assert store.store.topics("", "", 10) == []

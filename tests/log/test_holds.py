@@ -1,18 +1,18 @@
-"""How far a topic may be trimmed while readers are waited for."""
+"""Trimming a topic while retention waits for readers: the new start, and what overdue readers miss."""
 
 import pytest
 
-from headrace.log.holds import Hold, Missed, Place, trimming
+from headrace.log.retention import Hold, MissedRange, TrimPoint, trimming
 from headrace.model import Position
 
 
 def at(number: int, epoch: int = 5) -> Position:
-    """A place behind so many records of ten bytes."""
+    """Return the position after `number` records of ten bytes."""
     return Position(epoch, 10 * number, number)
 
 
-def places(*numbers: int, overdue: int = 0) -> list[Place]:
-    return [Place(at(number), number <= overdue) for number in numbers]
+def places(*numbers: int, overdue: int = 0) -> list[TrimPoint]:
+    return [TrimPoint(at(number), number <= overdue) for number in numbers]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_topic_is_trimmed_to_where_the_slowest_reader_is_unless_it_is_overdue(
     held = [Hold(reader, at(number)) for reader, number in holds.items()]
     found = trimming(places(2, 4, 6, overdue=overdue), held, at(0))
     assert found.start == at(start)
-    assert found.missed == [Missed(*one) for one in missed.items()]
+    assert found.missed == [MissedRange(*one) for one in missed.items()]
 
 
 def test_the_order_of_places_does_not_matter():
@@ -45,7 +45,7 @@ def test_the_order_of_places_does_not_matter():
 
 def test_what_is_gone_already_is_not_missed_again():
     found = trimming(places(2, 4, 6, overdue=6), [Hold("a", at(1))], at(4))
-    assert found == (at(6), [Missed("a", 2)])
+    assert found == (at(6), [MissedRange("a", 2)])
     found = trimming(places(2, 4, overdue=4), [Hold("a", at(1))], at(4))
     assert found == (at(4), []), "nothing goes, so nothing is missed"
 

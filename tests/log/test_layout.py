@@ -1,4 +1,4 @@
-"""Where things lie: names that say what they are, and one server to a directory."""
+"""Layout of a data directory: file names describe their content, and only one server uses a directory."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A store driven at random against a list of records per topic, which is all that a log is."""
+"""A store driven at random and compared with a list of records per topic."""
 
 import shutil
 import tempfile
@@ -16,10 +16,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headrace.config import Config, Journal, Limits, PrefixRule, Retention, Segment
+from headrace.config.settings import Config, Journal, Limits, PrefixRule, Retention, Segment
 from headrace.log import retention as retention_module
-from headrace.log.holds import trimming
 from headrace.log.records import pack_record
+from headrace.log.retention import trimming
 from headrace.log.store import Topic
 from headrace.model import JUMP, Durability, Position
 from headrace.testing.store import StepClock, StepStore
@@ -68,7 +68,7 @@ class Record:
 
 @dataclass
 class Model:
-    """A topic: what it holds, and where it goes on."""
+    """Model of a topic: its records, and where the next one begins."""
 
     records: list[Record] = field(default_factory=list)
     end: tuple[int, int] = (0, 0)
@@ -117,11 +117,11 @@ class LogMachine(RuleBasedStateMachine):
             self.store.crash()
         shutil.rmtree(self._path)
 
-    # What is done
+    # Requests
 
     @rule(batches=st.dictionaries(names, payloads, min_size=1, max_size=4))
     def append(self, batches: dict[str, list[bytes]]) -> None:
-        """One append, of several topics."""
+        """Append to several topics at once."""
         store = self.store.store
         done: list[bool] = []
         records = {
@@ -191,7 +191,7 @@ class LogMachine(RuleBasedStateMachine):
     def wait(self, ms: int) -> None:
         self.clock.ms += ms
 
-    # What happens by itself
+    # Background work
 
     @rule()
     def rotate(self) -> None:
@@ -233,7 +233,7 @@ class LogMachine(RuleBasedStateMachine):
                 assert info.last_ms >= now_ms - AGE_S * 1000
                 assert info.last_ms - info.first_ms <= AGE_S * 1000 * 0.1
 
-    # Ways to stop
+    # Stops
 
     @rule()
     def kill(self) -> None:
@@ -253,14 +253,14 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def crash_machine(self) -> None:
-        """With everything that was written still there: but nobody can know that."""
+        """Crash the machine; everything written is still there, but a start cannot know that."""
         self.store.crash()
         self.boot += 1
         for name in ("written/w", "sized/y"):
             self.models[name].jump()
         self._start()
 
-    # What must hold
+    # Invariants
 
     @invariant()
     @precondition(lambda self: hasattr(self, "store"))
@@ -306,13 +306,13 @@ class LogMachine(RuleBasedStateMachine):
             assert store.locate_time(topic, moment)[1:] == wanted
 
     def _agree(self, topic: Topic, found: Position, wanted: tuple[int, int], offset: int) -> None:
-        """Behind the last record before a jump there is nothing until the end: either is right."""
+        """Accept two positions: between the last record before a jump and the end there is nothing."""
         if found[1:] != wanted:
             assert wanted[0] - found.offset >= JUMP - 5000
             assert found.offset >= offset
 
     def _unless_held_back(self, done: list) -> None:
-        """With no journal file free nothing is answered until the applier has been at work."""
+        """Apply if nothing was answered: without a free journal file, answers wait for the applier."""
         if not done:
             assert not self.store.applying
             assert self.store.store.held_back

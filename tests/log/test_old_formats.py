@@ -1,6 +1,6 @@
-"""Data directories that earlier versions left, after clean stops and kills: this version serves all of it.
+"""Data directories of earlier versions, after clean stops and kills: this version serves all their content.
 
-The archives hold directories with journals of 64 KiB, and what is in them; `kept_format.py` made them.
+The archives hold directories with journals of 64 KiB and their expected content; `kept_format.py` made them.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.log.verify import verify
+from headrace.log.verify.verify import verify
 from headrace.model import Position
 from headrace.testing.store import BOOT_ID, StepStore
 from tests.log.damage_matrix.worlds import small
@@ -52,7 +52,7 @@ def test_everything_is_served_at_its_offsets(expected, tmp_path, boot):
     assert crashed == []
     check(store, expected)
     store.crash()
-    # The first start has moved it to the present format: the second one finds it there.
+    # The first start has converted the directory to the present format, which the second start finds.
     store = start(tmp_path, expected, boot)
     assert store.reports == []
     check(store, expected)

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.channel_notes import read_members
+from headrace.broker.channel.notes import read_members
+from headrace.broker.logux.event_ids import EventIds
 from headrace.errors import DataDirectoryError
 from headrace.log import layout
-from headrace.log.blocks import Block, read_staged
-from headrace.log.catalogue import BACKUP_NAME, FILE_NAME, Catalogue
-from headrace.log.event_ids import EventIds
+from headrace.log.batch.blocks import Block, read_staged
+from headrace.log.catalogue.catalogue import BACKUP_NAME, FILE_NAME, Catalogue
 from headrace.log.store import Topic
-from headrace.log.verify import verify
+from headrace.log.verify.verify import verify
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, Position
-from headrace.testing.disk import CatalogueCommit, DiskModel, RecordingDisk, Rename, Sync, Unlink
+from headrace.testing.disk import CatalogueCommit, DiskModel, RecordingDisk, Rename, SyncOp, Unlink
 from headrace.testing.store import StepStore
 from tests.archives import extract
 from tests.log.damage_matrix.worlds import small
@@ -32,14 +32,14 @@ LONG = CHANNEL_PREFIX + "long/" + "x" * 242
 
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """What the directory `tmp_path / "data"` holds."""
+    """Extract the archive, and return the expected content of `tmp_path / "data"`."""
     monkeypatch.setattr(layout, "SEGMENT_DIRECTORIES", 256)
     extract(ARCHIVES / "served.tar.xz", tmp_path)
     return json.loads((tmp_path / "expected.json").read_text())
 
 
 def start(data: Path, **given: Any) -> StepStore:
-    """As on the machine that the directory is from, which is still up."""
+    """Start as on the machine that the directory is from, without a reboot."""
     for name in (FILE_NAME, BACKUP_NAME):
         if (data / name).exists():
             catalogue = Catalogue.open_for_reading(data, name=name)
@@ -127,7 +127,7 @@ def test_a_kill_at_any_step_of_the_first_start_leaves_all_of_it_for_the_next(old
     for name in (FILE_NAME, BACKUP_NAME):
         database = sqlite3.connect(data / name)
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        database.close()  # so that all of it is in one file
+        database.close()  # moves everything into one file
     shutil.copytree(data, before)
     disk = RecordingDisk()
     with disk.record_catalogue():
@@ -137,8 +137,8 @@ def test_a_kill_at_any_step_of_the_first_start_leaves_all_of_it_for_the_next(old
     assert len(operations) > 10
     for count in range(len(operations) + 1):
         around = operations[max(0, count - 1) : count + 1]
-        if not any(isinstance(one, CatalogueCommit | Rename | Unlink | Sync) for one in around):
-            continue  # the same as after the operation before
+        if not any(isinstance(one, CatalogueCommit | Rename | Unlink | SyncOp) for one in around):
+            continue  # the result is the same as after the operation before
         model = DiskModel(data, before)
         for operation in operations[:count]:
             model.do(operation)
@@ -233,7 +233,7 @@ def test_an_ordinary_topic_with_a_reserved_name_stops_the_start(tmp_path, state,
         with pytest.raises(DataDirectoryError) as caught:
             StepStore(small(data, 2))
         assert str(caught.value) == (
-            f"the data directory {data} has a topic '$channel/x', and names that begin with '$channel/' or "
+            f"the data directory {data} has a topic \"$channel/x\", and names that begin with '$channel/' or "
             "'$logux/' are reserved now: start the earlier version again, export such topics or publish "
             "their records under another name, delete them, and then start this version; nothing was changed"
         )
@@ -241,7 +241,7 @@ def test_an_ordinary_topic_with_a_reserved_name_stops_the_start(tmp_path, state,
 
 
 def contents(data: Path) -> dict[str, bytes]:
-    """All files but the shared memory of SQLite, which holds nothing."""
+    """Return the content of all files except SQLite's shared memory and write-ahead log."""
     paths = [path for path in data.rglob("*") if path.is_file()]
     return {
         str(path.relative_to(data)): path.read_bytes()
@@ -265,7 +265,7 @@ def test_staged_files_name_topics_as_their_version_did(old, tmp_path):
     topics = staged_topics(path)
     assert topics == ["$logux/main", "$channel/staged"]
     with path.open("r+b") as file:
-        file.write(b"\xff")  # of the first header
+        file.write(b"\xff")  # in the first header
     assert staged_topics(path) == [None, "$channel/staged"]
     new = store.stage(("channel/x", [b"ordinary"]), ("logux/x", [b"ordinary"]))
     path = store.layout.staged_file(new)

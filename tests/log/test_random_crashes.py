@@ -1,4 +1,4 @@
-"""Crashes in the middle of runs nobody thought of: `make torture` makes them many."""
+"""Crashes in the middle of random runs; `make torture` does many more of them."""
 
 import os
 import random
@@ -10,7 +10,7 @@ from tests.log.test_crash import Run, crash_and_check, crash_twice_and_check, pr
 NAMES = ["a", "b", "written/w", "written/v"]
 RUNS = int(os.environ.get("HEADRACE_TORTURE", "4"))
 PLACES = 8
-"""Of each run; other runs have others."""
+"""Number of crash points in each run; every run has different ones."""
 
 
 @pytest.mark.parametrize("seed", range(RUNS))

@@ -1,4 +1,4 @@
-"""Records in a block of bytes: every way through them agrees with walking them one by one."""
+"""Records in a block of bytes: every function agrees with a plain loop over the records."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ equal = st.tuples(st.integers(0, 9), st.integers(2, 20), st.randoms()).map(
 
 
 def naive(data: bytes) -> list[bytes] | None:
-    """Record after record; None when the last one is cut off."""
+    """Return the records, one after another; None if the last one is cut off."""
     records = []
     while data:
         stop = 4 + int.from_bytes(data[:4])

@@ -1,13 +1,13 @@
-"""Retention: what is too old or too much goes, a segment at a time, and nothing else ever does."""
+"""Retention: records that are too old or too many are removed by whole segments, and no others ever are."""
 
 from itertools import groupby
 
 import pytest
 
-from headrace.config import PrefixRule, Retention, Segment
-from headrace.config_values import Readers
+from headrace.config.settings import PrefixRule, Retention, Segment
+from headrace.config.values import ReaderNames
 from headrace.log import retention
-from headrace.log.retention import Retention as Retainer
+from headrace.log.retention import RetentionSweep as Retainer
 from headrace.model import JUMP, Durability
 from tests.log.conftest import tiny
 
@@ -16,7 +16,7 @@ WEEK_S = 7 * DAY_S
 
 
 class Kept:
-    """A store whose time a test moves."""
+    """A store whose clock a test moves."""
 
     def __init__(self, open_store, path, *rules: PrefixRule, **retention: float) -> None:
         self._open = open_store
@@ -55,7 +55,7 @@ class Kept:
         self.store.settle()
 
     def ages_s(self, topic: str) -> list[float]:
-        """How old each record is that can be read."""
+        """Return the age of each readable record, in seconds."""
         handle = self.store.store.topic(topic)
         reader, at, ages = self.store.store.reader(handle), handle.start_offset, []
         while at < handle.end_offset:
@@ -190,7 +190,7 @@ def test_a_topic_made_anew_meanwhile_is_left_alone(keep):
     kept.elapsed_s += 2 * DAY_S
     kept.retention.tick(kept.clock.ms, kept.elapsed_s)
     topic = kept.store.store.topic("topic")
-    found = kept.store.runner._steps.pop()  # the search was started: now the topic is made anew
+    found = kept.store.runner._steps.pop()  # the search has started; the topic is recreated now
     kept.store.destroy("topic")
     kept.store.append("topic", b"new")
     kept.store.runner.soon(found)
@@ -228,7 +228,7 @@ def test_many_topics_are_forgotten_a_few_at_a_time(keep, monkeypatch):
     assert max(runs) <= 3, "others have their turn in between"
 
 
-# Readers that are waited for
+# Readers that retention waits for
 
 
 def read_to(kept: Kept, reader: str, topic: str, ordinal: int) -> None:
@@ -239,14 +239,14 @@ def read_to(kept: Kept, reader: str, topic: str, ordinal: int) -> None:
 
 
 def five_days(kept: Kept, topic: str = "topic") -> None:
-    """A record a day, each in a segment of its own."""
+    """Append one record a day, each to its own segment."""
     for number in range(5):
         kept.append(topic, b"%d" % number)
         kept.wait(DAY_S)
 
 
 def test_records_are_kept_for_a_reader_until_it_has_passed_them(keep):
-    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]), wait_s=30 * DAY_S)
+    kept = keep(age_s=5.5 * DAY_S, wait_for=ReaderNames(["group:a"]), wait_s=30 * DAY_S)
     five_days(kept)
     read_to(kept, "group:a", "topic", 2)
     kept.wait(10 * DAY_S)
@@ -260,7 +260,7 @@ def test_records_are_kept_for_a_reader_until_it_has_passed_them(keep):
 
 
 def test_what_is_not_past_its_time_is_kept_whoever_has_read_it(keep):
-    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]))
+    kept = keep(age_s=5.5 * DAY_S, wait_for=ReaderNames(["group:a"]))
     five_days(kept)
     read_to(kept, "group:a", "topic", 5)
     kept.wait(60)
@@ -268,7 +268,7 @@ def test_what_is_not_past_its_time_is_kept_whoever_has_read_it(keep):
 
 
 def test_other_readers_and_readers_without_a_cursor_hold_nothing_back(keep):
-    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a", "group:never"]))
+    kept = keep(age_s=5.5 * DAY_S, wait_for=ReaderNames(["group:a", "group:never"]))
     five_days(kept)
     five_days(kept, "other")
     read_to(kept, "group:b", "topic", 0)
@@ -279,7 +279,7 @@ def test_other_readers_and_readers_without_a_cursor_hold_nothing_back(keep):
 
 
 def test_the_lake_is_waited_for_also_before_its_first_export(keep, caplog):
-    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["lake"]), wait_s=6 * DAY_S)
+    kept = keep(age_s=5.5 * DAY_S, wait_for=ReaderNames(["lake"]), wait_s=6 * DAY_S)
     five_days(kept)
     kept.wait(5 * DAY_S)
     assert len(kept.store.payloads("topic")) == 5
@@ -292,7 +292,7 @@ def test_the_lake_is_waited_for_also_before_its_first_export(keep, caplog):
 
 
 def test_a_cursor_that_was_dropped_lets_go(keep):
-    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]))
+    kept = keep(age_s=5.5 * DAY_S, wait_for=ReaderNames(["group:a"]))
     five_days(kept)
     read_to(kept, "group:a", "topic", 0)
     kept.wait(3 * DAY_S)
@@ -304,7 +304,7 @@ def test_a_cursor_that_was_dropped_lets_go(keep):
 
 
 def test_a_reader_is_waited_for_no_longer_than_so_and_it_is_said_what_it_misses(keep, caplog):
-    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]), wait_s=DAY_S)
+    kept = keep(age_s=5.5 * DAY_S, wait_for=ReaderNames(["group:a"]), wait_s=DAY_S)
     five_days(kept)
     read_to(kept, "group:a", "topic", 1)
     kept.wait(DAY_S)
@@ -322,7 +322,7 @@ def test_a_reader_is_waited_for_no_longer_than_so_and_it_is_said_what_it_misses(
 
 
 def test_what_is_being_forgotten_is_not_forgotten_again(keep, caplog):
-    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]), wait_s=0)
+    kept = keep(age_s=5.5 * DAY_S, wait_for=ReaderNames(["group:a"]), wait_s=0)
     five_days(kept)
     read_to(kept, "group:a", "topic", 0)
     store, find_file = kept.store.store, kept.store.store._find_file
@@ -340,7 +340,7 @@ def test_what_is_being_forgotten_is_not_forgotten_again(keep, caplog):
 
 
 def test_a_topic_outgrows_its_bytes_for_a_reader_by_no_more_than_so(keep, caplog):
-    kept = keep(age_s=0, bytes=1000, wait_for=Readers(["group:a"]), wait_bytes=1000)
+    kept = keep(age_s=0, bytes=1000, wait_for=ReaderNames(["group:a"]), wait_bytes=1000)
     kept.append("topic", b"%02d" % 0 + b"x" * 44)
     read_to(kept, "group:a", "topic", 0)
     for number in range(1, 60):
@@ -358,8 +358,8 @@ def test_a_topic_outgrows_its_bytes_for_a_reader_by_no_more_than_so(keep, caplog
 
 def test_who_is_waited_for_depends_on_the_topic(keep):
     kept = keep(
-        PrefixRule(prefix="a/", retention_wait_for=Readers(["group:a"])),
-        PrefixRule(prefix="a/free/", retention_wait_for=Readers()),
+        PrefixRule(prefix="a/", retention_wait_for=ReaderNames(["group:a"])),
+        PrefixRule(prefix="a/free/", retention_wait_for=ReaderNames()),
         age_s=5.5 * DAY_S,
     )
     names = ["a/topic", "a/free/topic", "other"]
@@ -371,7 +371,7 @@ def test_who_is_waited_for_depends_on_the_topic(keep):
 
 
 def test_readers_are_waited_for_after_a_crash_too(keep):
-    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]))
+    kept = keep(age_s=5.5 * DAY_S, wait_for=ReaderNames(["group:a"]))
     five_days(kept)
     read_to(kept, "group:a", "topic", 3)
     kept.start()
@@ -380,7 +380,7 @@ def test_readers_are_waited_for_after_a_crash_too(keep):
 
 
 def test_a_reader_of_an_earlier_life_holds_the_next_one(keep):
-    kept = keep(age_s=5.5 * DAY_S, wait_for=Readers(["group:a"]))
+    kept = keep(age_s=5.5 * DAY_S, wait_for=ReaderNames(["group:a"]))
     kept.append("topic", b"old")
     read_to(kept, "group:a", "topic", 1)
     kept.store.destroy("topic")

@@ -1,4 +1,4 @@
-"""How messages of channels lie in their topic: in one way only, beginning with who has sent them."""
+"""Encoding of channel messages in their topic: only one form, beginning with the sender."""
 
 import json
 
@@ -7,13 +7,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.channel_envelope import (
+from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.payload.channel import (
     NUMBER_MAX,
     PROCESSOR_BYTES_MAX,
     BadMessageError,
     Content,
-    Message,
     MessageTooLargeError,
+    StoredMessage,
     check_json,
     check_processor,
     decode_message,
@@ -21,8 +22,7 @@ from headrace.channel_envelope import (
     is_from,
     prefix_of,
 )
-from headrace.json_limits import DEPTH_MAX
-from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.payload.json_limits import DEPTH_MAX
 
 names = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=60)
 numbers = st.integers(1, NUMBER_MAX)
@@ -35,7 +35,7 @@ values = st.recursive(
 contents = st.builds(Content, st.binary(max_size=300), st.just(False)) | st.builds(
     lambda value: Content(json.dumps(value, ensure_ascii=False).encode(), True), values
 )
-messages = st.builds(Message, names, numbers, contents)
+messages = st.builds(StoredMessage, names, numbers, contents)
 
 
 def json_of(text: str) -> Content:
@@ -43,22 +43,22 @@ def json_of(text: str) -> Content:
 
 
 def test_a_message_is_messagepack_that_anyone_reads():
-    payload = encode_message(Message("a", 300, json_of('{ "é": 1.50 }')))
+    payload = encode_message(StoredMessage("a", 300, json_of('{ "é": 1.50 }')))
     assert payload == b'\x93\xa1a\xcd\x01\x2c\xae{ "\xc3\xa9": 1.50 }'
     assert msgpack.unpackb(payload) == ["a", 300, '{ "é": 1.50 }']
-    payload = encode_message(Message("a" * 32, 1, Content(b"\xff", is_json=False)))
+    payload = encode_message(StoredMessage("a" * 32, 1, Content(b"\xff", is_json=False)))
     assert payload == b"\x93\xd9\x20" + b"a" * 32 + b"\x01\xc4\x01\xff"
 
 
 @given(messages)
-@example(Message("a", 1, Content(b"", is_json=False)))
-@example(Message("é" * 127 + "a", NUMBER_MAX, Content(bytes(70_000), is_json=False)))
-@example(Message("a b", 1 << 32, json_of(f'"{"x" * 70_000}"')))
+@example(StoredMessage("a", 1, Content(b"", is_json=False)))
+@example(StoredMessage("é" * 127 + "a", NUMBER_MAX, Content(bytes(70_000), is_json=False)))
+@example(StoredMessage("a b", 1 << 32, json_of(f'"{"x" * 70_000}"')))
 def test_what_is_encoded_is_decoded(message):
     payload = encode_message(message)
     found = decode_message(payload)
     assert found == message
-    assert (type(found), type(found.content)) == (Message, Content)
+    assert (type(found), type(found.content)) == (StoredMessage, Content)
     assert payload == msgpack.packb(msgpack.unpackb(payload))
 
 
@@ -71,7 +71,9 @@ def test_it_is_seen_who_has_sent_a_message(message, other):
 
 @pytest.mark.parametrize("size", [1, 30, 31, 32, 33, 254])
 def test_a_name_that_begins_with_another_is_not_the_other(size):
-    shorter, longer = (encode_message(Message("a" * n, 1, json_of("0"))) for n in (size, size + 1))
+    shorter, longer = (
+        encode_message(StoredMessage("a" * n, 1, json_of("0"))) for n in (size, size + 1)
+    )
     assert is_from(shorter, b"a" * size)
     assert not is_from(shorter, b"a" * (size + 1))
     assert not is_from(longer, b"a" * size)
@@ -83,7 +85,7 @@ def test_what_is_cut_off_is_from_no_one(payload):
     assert not is_from(payload, b"aa")
 
 
-# What is refused
+# Refused messages
 
 
 @given(st.binary(max_size=40) | st.binary(max_size=20).map(b"\x93\xa1a\x01".__add__))
@@ -153,29 +155,29 @@ def test_what_is_no_message_is_refused_with_the_reason(payload, reason):
 
 @pytest.mark.parametrize("is_json", [True, False])
 def test_a_message_has_a_largest_size_with_all_that_is_around_it(is_json):
-    around = len(encode_message(Message("a", 1, Content(bytes(100_000), is_json)))) - 100_000
+    around = len(encode_message(StoredMessage("a", 1, Content(bytes(100_000), is_json)))) - 100_000
     most = PAYLOAD_BYTES_MAX - around
-    payload = encode_message(Message("a", 1, Content(b"x" * most, is_json)))
+    payload = encode_message(StoredMessage("a", 1, Content(b"x" * most, is_json)))
     assert len(payload) == PAYLOAD_BYTES_MAX
     with pytest.raises(MessageTooLargeError, match=f"{PAYLOAD_BYTES_MAX} bytes, this one has"):
-        encode_message(Message("a", 1, Content(b"x" * (most + 1), is_json)))
+        encode_message(StoredMessage("a", 1, Content(b"x" * (most + 1), is_json)))
 
 
 @pytest.mark.parametrize("number", [0, -1, NUMBER_MAX + 1, 1 << 64])
 def test_a_number_out_of_its_range_is_refused(number):
     with pytest.raises(BadMessageError, match=f"1 to {NUMBER_MAX}, this one is {number}"):
-        encode_message(Message("a", number, json_of("0")))
+        encode_message(StoredMessage("a", number, json_of("0")))
 
 
 def test_json_that_is_not_utf8_is_never_stored():
     with pytest.raises(BadMessageError, match="its content is not JSON"):
-        encode_message(Message("a", 1, Content(b'"\xff"', is_json=True)))
+        encode_message(StoredMessage("a", 1, Content(b'"\xff"', is_json=True)))
 
 
 @pytest.mark.parametrize("name", ["a", "é" * 127, "a b", "a/b:c", "😀", "x" * PROCESSOR_BYTES_MAX])
 def test_a_processor_may_be_called(name):
     check_processor(name)
-    assert decode_message(encode_message(Message(name, 1, json_of("0")))).processor == name
+    assert decode_message(encode_message(StoredMessage(name, 1, json_of("0")))).processor == name
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_a_processor_may_not_be_called(name, reason):
         with pytest.raises(BadMessageError, match=f"a processor's name {reason}"):
             check_processor(name)
         with pytest.raises(BadMessageError, match=f"a processor's name {reason}"):
-            encode_message(Message(name, 1, json_of("0")))
+            encode_message(StoredMessage(name, 1, json_of("0")))
 
 
 # JSON

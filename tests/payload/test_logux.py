@@ -1,4 +1,4 @@
-"""How events of Logux lie in their topic: nothing of them is lost, and both ways to name them are one."""
+"""Encoding of Logux events in their topic: nothing is lost, and both ways to name an event are equivalent."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.logux_envelope import (
+from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.payload.logux import (
     BadEnvelopeError,
     Envelope,
     created_of,
@@ -18,7 +19,6 @@ from headrace.logux_envelope import (
     raw_event,
     stamp_of,
 )
-from headrace.model import PAYLOAD_BYTES_MAX
 
 EVENT = {"type": "a", "é": [1, 2.5, None, {"x": True}]}
 

@@ -1,4 +1,4 @@
-"""How messages of a channel fold into its state: one state, however they are cut into calls."""
+"""Folding of a channel's messages into its state: the state is the same however calls divide the messages."""
 
 import json
 from collections.abc import Callable
@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace import reducers
-from headrace.channel_envelope import Content, Message, check_json
-from headrace.json_limits import DEPTH_MAX
-from headrace.reducers import CannotFoldError, UnknownReducerError, reducer
+from headrace.payload import reducers
+from headrace.payload.channel import Content, StoredMessage, check_json
+from headrace.payload.json_limits import DEPTH_MAX
+from headrace.payload.reducers import CannotFoldError, UnknownReducerError, reducer
 
 keys = st.sampled_from(["a", "b", "é", 'q"', ""])
 leaves = (
@@ -43,21 +43,23 @@ def text(data: str) -> Content:
     return Content(data.encode(), is_json=True)
 
 
-def messages(*values: Any) -> list[Message]:
+def messages(*values: Any) -> list[StoredMessage]:
     return [
-        Message("a", number, value if isinstance(value, Content) else content(value))
+        StoredMessage("a", number, value if isinstance(value, Content) else content(value))
         for number, value in enumerate(values, 1)
     ]
 
 
 def fold(name: str, *values: Any, state: Content | None = None) -> Any:
-    """The state as a Python value."""
+    """Return the state as a Python value."""
     folded = reducer(name).fold(state, messages(*values))
     assert folded is not None
     return json.loads(folded.data) if folded.is_json else folded.data
 
 
-def fold_in_pieces(one: reducers.Reducer, sent: list[Message], at: list[int]) -> Content | None:
+def fold_in_pieces(
+    one: reducers.Reducer, sent: list[StoredMessage], at: list[int]
+) -> Content | None:
     state = None
     places = [0, *sorted(at), len(sent)]
     for start, end in pairwise(places):
@@ -65,7 +67,7 @@ def fold_in_pieces(one: reducers.Reducer, sent: list[Message], at: list[int]) ->
     return state
 
 
-# All of them
+# All reducers
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def fold_in_pieces(one: reducers.Reducer, sent: list[Message], at: list[int]) ->
         ("merge", text("[ ]")),
         ("map", text('{"a": 1}')),
         ("count", text(" 5 ")),
-        ("tests.test_reducers:gather", text("[ ]")),
+        ("tests.payload.test_reducers:gather", text("[ ]")),
     ],
 )
 def test_without_messages_the_state_stays(name, state):
@@ -109,7 +111,7 @@ def test_a_state_that_another_reducer_has_made_is_refused():
             reducer(name).fold(state, messages({"key": "a", "value": 1}))
 
 
-# Those that take any message
+# Reducers that accept any message
 
 
 @given(st.lists(bytes_or_json, min_size=1, max_size=20), cuts)
@@ -216,7 +218,7 @@ def test_only_json_is_merged():
     with pytest.raises(CannotFoldError, match="it is bytes, and this reducer takes JSON"):
         one.check(content(b"{}"))
     with pytest.raises(
-        CannotFoldError, match="message 2 of 'a' cannot be folded: it is bytes, and"
+        CannotFoldError, match='message 2 of "a" cannot be folded: it is bytes, and'
     ):
         one.fold(None, messages({}, b"{}"))
     with pytest.raises(CannotFoldError, match="cannot be folded: it is not what this reducer"):
@@ -286,7 +288,7 @@ def test_keys_are_in_the_order_of_their_first_writing_since_they_were_deleted():
 def test_what_is_no_change_of_a_map_is_refused_at_once(change, reason):
     with pytest.raises(CannotFoldError, match=f"^it .*{reason}"):
         reducer("map").check(content(change))
-    with pytest.raises(CannotFoldError, match=f"message 2 of 'a' cannot be folded: it .*{reason}"):
+    with pytest.raises(CannotFoldError, match=f'message 2 of "a" cannot be folded: it .*{reason}'):
         reducer("map").fold(None, messages({"key": "a", "value": 1}, change))
 
 
@@ -320,7 +322,7 @@ def test_a_state_grows_up_to_its_limit_and_shrinks_again(name, make):
     assert len(fold(name, make("a", largest))["a"]) == len(largest)
     with pytest.raises(
         CannotFoldError,
-        match=r"message 3 of 'a' .*: a state may have 40 bytes, this one would have",
+        match=r'message 3 of "a" .*: a state may have 40 bytes, this one would have',
     ):
         fold(name, make("a", 1), make("b", 2), make("a", largest))
     assert fold(name, *[make("a", number) for number in range(100)]) == {"a": 99}
@@ -380,7 +382,7 @@ def of(function: Any) -> reducers.Reducer:
 
 @given(st.lists(values, min_size=1, max_size=12), cuts)
 def test_a_function_gives_the_state_however_messages_are_cut(sent, at):
-    one, all_ = reducer("tests.test_reducers:gather"), messages(*sent)
+    one, all_ = reducer("tests.payload.test_reducers:gather"), messages(*sent)
     state = one.fold(None, all_)
     assert state is not None
     assert json.loads(state.data) == sent
@@ -403,8 +405,8 @@ def test_a_function_is_found_by_whoever_loads_it():
     "name",
     [
         "no.such.module:f",
-        "tests.test_reducers:nothing",
-        "tests.test_reducers:",
+        "tests.payload.test_reducers:nothing",
+        "tests.payload.test_reducers:",
         ":f",
         ".a:f",
         "a:b:c",
@@ -416,8 +418,10 @@ def test_a_function_that_is_not_there_is_refused(name):
 
 
 def test_what_is_named_has_to_be_a_function():
-    with pytest.raises(UnknownReducerError, match=r"'tests.test_reducers:OF_TEST' is not a funct"):
-        reducer("tests.test_reducers:OF_TEST")
+    with pytest.raises(
+        UnknownReducerError, match=r"'tests.payload.test_reducers:OF_TEST' is not a funct"
+    ):
+        reducer("tests.payload.test_reducers:OF_TEST")
 
 
 def test_a_function_is_given_exact_integers_and_bytes():
@@ -435,7 +439,7 @@ def test_a_function_is_given_exact_integers_and_bytes():
 
 
 def test_a_function_may_refuse_messages():
-    one = reducer("tests.test_reducers:total")
+    one = reducer("tests.payload.test_reducers:total")
     one.check(content({"n": 1}))
     with pytest.raises(CannotFoldError, match="total refuses it: ValueError: it goes down"):
         one.check(content({"n": -1}))
@@ -447,7 +451,7 @@ def test_a_function_may_refuse_messages():
 def test_a_function_that_fails_is_named_with_the_message_and_the_reason():
     with pytest.raises(
         CannotFoldError,
-        match="message 2 of 'a' cannot be folded: app:function has failed: KeyError: 'n'",
+        match="message 2 of \"a\" cannot be folded: app:function has failed: KeyError: 'n'",
     ):
         of(total).fold(None, messages({"n": 1}, {}))
 
@@ -482,8 +486,8 @@ def test_a_state_that_a_function_gives_has_the_same_limit(unit):
 def test_a_function_that_only_collects_is_stopped_before_it_fills_the_memory():
     def endless():
         for number in range(1, 1000):
-            yield Message("a", number, content("x" * 100_000))
+            yield StoredMessage("a", number, content("x" * 100_000))
         pytest.fail("it collected all")
 
-    with pytest.raises(CannotFoldError, match=r"message 11 of 'a' .* a state may have 1048576"):
+    with pytest.raises(CannotFoldError, match=r'message 11 of "a" .* a state may have 1048576'):
         of(gather).fold(None, endless())

@@ -1,4 +1,4 @@
-"""A reducer of an application, for tests; it needs nothing."""
+"""An application's reducer, for tests; it has no dependencies."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Every job, on a cluster: `python -m tests.pipeline.cluster_jobs MASTER URL DATA_DIR DIRECTORY`.
+"""Run every job on a cluster: `python -m tests.pipeline.cluster_jobs MASTER URL DATA_DIR DIRECTORY`.
 
-The session that runs is used by all of them. Prints what they have done, as JSON.
+All jobs use the same running session. Prints the results of the jobs as JSON.
 """
 
 import json
@@ -30,7 +30,7 @@ FORMATS = ("delta", "parquet", "iceberg")
 def main(master: str, url: str, data_dir: str, directory: str) -> None:
     root = Path(directory)
     spark = session("cluster", master=master, settings=CLUSTER)
-    # Each executor has a process of its own that starts its Python workers.
+    # Each executor has its own process that starts its Python workers.
     hosts = spark.sparkContext.parallelize(range(8), 8).map(lambda _: os.getppid()).distinct()
     found: dict[str, Any] = {"executors": hosts.count()}
     for kind in FORMATS:

@@ -1,4 +1,4 @@
-"""What tests of jobs share: a server of theirs; the session of Spark is that of all tests."""
+"""Fixtures for tests of jobs: their own servers. The Spark session is shared with all tests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +11,14 @@ from headrace.testing import ServerProcess
 from tests.spark.support import SMALL
 from tests.tools import EXAMPLES
 
-# The machine that runs tests is shared: how long an example takes says nothing.
+# The machine that runs the tests is shared, so the duration of an example means nothing.
 settings.register_profile("pipeline", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("pipeline")
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """For tests that use it decently, each with its own topics. Its files are soon full."""
+    """Server for tests that do no harm to it; each test has its own topics. Its files are soon full."""
     with _server(tmp_path_factory.mktemp("pipeline")) as process:
         yield process
         assert process.running, process.stderr
@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """For tests that stop it, damage what it has, or look at all its topics."""
+    """Server for tests that stop it, damage its data, or look at all its topics."""
     with _server(tmp_path) as process:
         yield process
 

@@ -1,10 +1,10 @@
-"""Packs lakes of a version that named channels `channel/…` and logs of Logux `logux/…`, with their log.
+"""Pack lakes of a version that named channels `channel/…` and Logux logs `logux/…`, with their log.
 
     python -m tests.pipeline.kept_lake tests/pipeline/old_names.tar.xz
 
 was run with the last such version. The archive has the data directory and two lakes of different formats.
-Each lake has three batches, of which two are compacted. Jobs have made the rows without duplicates, and the
-states, of the first lake.
+Each lake has three batches, two of which are compacted. For the first lake, jobs have made the rows without
+duplicates and the states.
 """
 
 import sys
@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from headrace.pipeline.aggregate import aggregate
-from headrace.pipeline.compact import compact
-from headrace.pipeline.dedupe import dedupe
-from headrace.pipeline.export import export
+from headrace.pipeline.aggregate.job import aggregate
+from headrace.pipeline.compact.job import compact
+from headrace.pipeline.dedupe.job import dedupe
+from headrace.pipeline.export.job import export
 from headrace.pipeline.tasks import LocalRunner
 from headrace.testing import ServerProcess
 from headrace.testing.store import block
@@ -29,7 +29,7 @@ LAKES = {"delta": {"format": "delta"}, "parquet": {"format": "parquet", "by_topi
 
 
 def write(api: Api, number: int) -> None:
-    """Two messages, an event, and a record of a topic on either side of these names."""
+    """Write two messages, an event, and a record to a topic on either side of these names."""
     api.send("room", 2 * number + 1)
     api.send("room", 2 * number + 2)
     topics = (("logux/main", event(number)), ("zebra", b"z%d" % number), ("apple", b"a"))

@@ -1,4 +1,4 @@
-"""What tests ask of a lake: its rows as others see them, what batches note, and what the server was told."""
+"""Queries of tests about a lake: its rows as others read them, its manifests, and the server's cursors."""
 
 import datetime
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from headrace.lake.format import Manifest
 from headrace.lake.manifests import Manifests
 from headrace.lake.table import open_table
-from headrace.pipeline.export import APP
+from headrace.pipeline.export.job import APP
 from headrace.testing import ServerProcess
 from tests.lake.others import seen_by_others
 from tests.spark.support import ask
@@ -22,7 +22,7 @@ class Row(NamedTuple):
 
 
 def rows_of(lake: Path) -> list[Row]:
-    """All of them, in the order of topic, epoch and offset; each must be of its day."""
+    """Return all rows, ordered by topic, epoch and offset. Each row's date must match its timestamp."""
     found = []
     for row in seen_by_others(lake).select([*Row._fields, "timestamp", "date"]).to_pylist():
         assert row.pop("timestamp").astimezone(datetime.UTC).date() == row.pop("date")
@@ -31,7 +31,7 @@ def rows_of(lake: Path) -> list[Row]:
 
 
 def expected(server: ServerProcess, payloads: dict[str, list[bytes]]) -> list[Row]:
-    """What was published to topics of one life each."""
+    """Return the rows of payloads published to topics that have had only one life each."""
     rows = []
     for topic in sorted(payloads):
         epoch = ask(server, "/v1/topic", name=topic)["epoch"]
@@ -43,7 +43,7 @@ def expected(server: ServerProcess, payloads: dict[str, list[bytes]]) -> list[Ro
 
 
 def manifests_of(lake: Path) -> list[Manifest]:
-    """Of the batches that count."""
+    """Return the manifests of the committed batches."""
     last = open_table(lake).last(APP)
     return [Manifests(lake).read(number) for number in range(0 if last is None else last + 1)]
 

@@ -9,14 +9,14 @@ from headrace.lake.format import CRC_KEY, File, Manifest, Shape
 from headrace.lake.manifests import Manifests
 from headrace.lake.table import make_table
 from headrace.model import Position
-from headrace.pipeline.export import APP
+from headrace.pipeline.export.job import APP
 from tests.lake.rows import DAY_MS, NOON_MS, rows, write
 
 EPOCH = 1
 
 
 class MadeLake:
-    """Of topics whose records get offsets, ordinals and times as the log gives them."""
+    """Lake of topics whose records get offsets, ordinals and times as the log assigns them."""
 
     def __init__(self, path: Path, *, by_topic: bool = False, kind: str = "delta") -> None:
         self.path = path
@@ -33,7 +33,7 @@ class MadeLake:
         return made
 
     def batch(self, *topics: str, count: int = 5, day: int = 0) -> list[str]:
-        """Another one, with so many records for each topic; its files."""
+        """Add a batch with `count` records for each topic, and return its files."""
         payloads = {}
         for topic in sorted(topics):
             known = len(self.payloads.get(topic, ()))
@@ -44,7 +44,7 @@ class MadeLake:
         return self.add(payloads, NOON_MS + day * DAY_MS + self._number)
 
     def add(self, payloads: Mapping[str, Sequence[bytes]], ms: int) -> list[str]:
-        """A batch of these records, of one time; its files."""
+        """Add a batch of these records, all with the same time, and return its files."""
         start, end, some = {}, {}, []
         for topic, new in sorted(payloads.items()):
             known = self.payloads.setdefault(topic, [])

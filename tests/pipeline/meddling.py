@@ -1,4 +1,4 @@
-"""What happens to a job at its named points, in the process of the test; and what has changed on disk."""
+"""Actions at a job's named points, in the test's process, and the times at which files changed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 class Killed(BaseException):
-    """What a kill is to a job in the process of the test: nothing of it goes on."""
+    """Simulates a kill of a job in the test's process: no handler of the job catches it."""
 
 
 def kill() -> NoReturn:
@@ -14,7 +14,7 @@ def kill() -> NoReturn:
 
 
 class Meddling:
-    """Points at which something else happens, each once."""
+    """Named points at which an action runs, each once."""
 
     directory = ""
 
@@ -26,5 +26,5 @@ class Meddling:
 
 
 def tree(root: Path) -> dict[str, int]:
-    """All that is there, and when it was changed."""
+    """Return the modification time of every path under `root`."""
     return {str(path): path.stat().st_mtime_ns for path in sorted(root.rglob("*"))}

@@ -1,4 +1,4 @@
-"""Every job on a real standalone cluster: a master and two workers, each a process of its own."""
+"""Every job on a real standalone cluster: a master and two workers, each in its own process."""
 
 import json
 import random
@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from tests.pipeline.cluster_jobs import FORMATS
 from tests.pipeline.lakes import expected, rows_of
-from tests.pipeline.replayed import payloads_of
+from tests.pipeline.replay.replayed import payloads_of
 from tests.spark.cluster import EXECUTORS, daemons, start_cluster
 from tests.spark.lives import REPOSITORY, environment
 from tests.spark.support import publish
@@ -30,7 +30,7 @@ def test_every_job_runs_on_a_cluster(own_server, tmp_path):
         for name in "abc"
     }
     for name, payloads in topics.items():
-        payloads.append(payloads[-1])  # once more, as after a lost answer
+        payloads.append(payloads[-1])  # a duplicate, as after a lost answer
         publish(own_server.figg_url, name, payloads)
     with daemons(tmp_path) as daemon:
         master = start_cluster(daemon, tmp_path)

@@ -1,4 +1,4 @@
-"""Columns of a lake that come out of payloads: exported, compacted, read by others, and what is refused."""
+"""Columns of a lake that are decoded from payloads: exported, compacted, read by others; and refusals."""
 
 import json
 import uuid
@@ -10,13 +10,13 @@ import pytest
 from deltalake import DeltaTable
 
 from headrace import connect_blocking
-from headrace.channel_envelope import Content, Message, encode_message
+from headrace.errors import OptionError
 from headrace.lake.format import SCHEMA, LakeError, Shape
+from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.pipeline import audit, compact, export
 from headrace.pipeline.decoding import Decoding, shape_of
 from headrace.pipeline.tasks import LocalRunner
-from headrace.spark.decode import Records
-from headrace.spark.options import OptionError
+from headrace.reader.decode import DecodedRecords
 from tests.pipeline.meddling import tree
 
 COLUMNS = "id bigint, tags array<string>, price decimal(6, 2), place struct<x double, y double>"
@@ -29,7 +29,7 @@ EVENTS = [
 
 @pytest.fixture
 def topic(server) -> str:
-    """Of events, and of payloads that are none."""
+    """A topic with events, and with a payload that is not an event."""
     name = f"events-{uuid.uuid4().hex[:8]}"
     with connect_blocking(server.figg_url) as client:
         for event in EVENTS:
@@ -59,7 +59,7 @@ def test_members_of_json_are_columns_also_after_a_compaction(server, topic, tmp_
     assert rows(lake) == expected
     with connect_blocking(server.figg_url) as client:
         client.publish(topic, b'{"id": 5}')
-    # The columns of a lake need not be named again.
+    # The columns of an existing lake need not be named again.
     assert export(lake, [topic], **given).records == 1
     assert compact(lake, runner=LocalRunner()).merged == 2
     assert rows(lake) == [*expected, (5, None, None, None)]
@@ -108,9 +108,9 @@ def test_what_an_envelope_has_are_its_columns():
     shape = shape_of("channel", "", by_topic=False)
     assert shape.decoded.names == ["processor", "number", "content", "is_json"]
     assert shape.columns.names == [*SCHEMA.names, *shape.decoded.names]
-    payload = encode_message(Message("p", 7, Content(b"[1]", is_json=True)))
+    payload = encode_message(StoredMessage("p", 7, Content(b"[1]", is_json=True)))
     data = len(payload).to_bytes(4, "big") + payload
-    records = Records(
+    records = DecodedRecords(
         "$channel/c", np.array([0, len(data)]), 0, np.array([0]), pa.py_buffer(data), 0, 1
     )
     columns = Decoding(shape).columns(records)
@@ -121,6 +121,6 @@ def test_what_an_envelope_has_are_its_columns():
         "is_json": [True],
     }
     assert Decoding(Shape()).columns(records) == {}
-    # Also under its name in Spark's source, where it is chosen.
+    # The decoding is also known by the name that Spark's source uses.
     assert shape_of("channel", "content string", by_topic=False).decoded.names == ["content"]
     assert "event" in shape_of("logux", "", by_topic=True).decoded.names

@@ -1,4 +1,4 @@
-"""The demo's stream, against a real server that is killed in the middle of it; `make demo` runs the rest."""
+"""The demo's stream, against a real server that is killed during the stream; `make demo` runs the rest."""
 
 import importlib.util
 from pathlib import Path
@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from headrace.lake.delta import DeltaLake
-from headrace.lake.reading import read_topic
-from headrace.pipeline.export import export
+from headrace.lake.files.reading import read_topic
+from headrace.lake.formats.delta import DeltaLake
+from headrace.pipeline.export.job import export
 from headrace.pipeline.tasks import LocalRunner
 from headrace.testing import ServerProcess
 
@@ -32,7 +32,7 @@ async def test_everything_that_was_acknowledged_is_in_the_lake(
     with ServerProcess(root / "data", f"--config={root / 'headrace.toml'}") as server:
         records = await demo.stream(server, root, 40)
         done = export(root / "lake", url=server.http_url, runner=LocalRunner())
-        # Of what was on its way when the server was killed, some may be there twice.
+        # Publishes that were on their way when the server was killed may be there twice.
         assert done.records >= records
         assert "Traceback" not in server.stderr
     table = DeltaLake.open(root / "lake")

@@ -1,11 +1,11 @@
-"""The Python of docs/pipeline.md, run in its order as a reader would; and whether it names every setting."""
+"""The Python code of docs/pipeline.md, run in order as a reader would; the page names every setting."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 from headrace import connect_blocking
-from headrace.settings import SETTINGS
+from headrace.config.load import SETTINGS
 from tests.spark.test_docs import examples, run
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text("utf-8")

@@ -1,7 +1,7 @@
-"""Every job as a command on real Spark, killed with all its processes at random, and run to its end then.
+"""Every job as a command on real Spark, killed with all its processes at random, then run to its end.
 
-What is there after that is what one finds that nobody disturbed. At named points, without Spark and in every
-run of the tests, jobs are killed in the tests of each.
+The result equals that of an undisturbed run. Kills at named points, without Spark and in every run of the
+tests, are in the tests of each job.
 """
 
 import os
@@ -19,13 +19,13 @@ from deltalake import DeltaTable
 from headrace.pipeline import aggregate, dedupe
 from headrace.pipeline.tasks import LocalRunner
 from tests.pipeline.lakes import expected, rows_of
-from tests.pipeline.replayed import payloads_of
+from tests.pipeline.replay.replayed import payloads_of
 from tests.spark.lives import REPOSITORY, environment, session_members
 from tests.spark.support import publish, require_java
 from tests.tools import TORTURE, takes_long
 
 KILLS = max(2, TORTURE // 20)
-"""Of each job: a start of Spark takes some seconds."""
+"""Kills of each job. There are few, because a start of Spark takes some seconds."""
 
 pytestmark = takes_long
 
@@ -37,11 +37,11 @@ class Commands:
         self._chance = random.Random(TORTURE)
 
     def until_done(self, job: str, *arguments: object, is_asked: bool = True) -> None:
-        """Kill it some times, unless it has ended before; the last one ends by itself."""
+        """Kill the job some times, unless it has ended before; the last run ends by itself."""
         place = ["--http", self._url] if is_asked else []
         command = [sys.executable, "-m", "headrace", "pipeline", job, *map(str, arguments), *place]
         for _ in range(KILLS):
-            # Before a second or two nothing of it runs but Spark's start.
+            # In the first second or two, only Spark's start runs.
             self._run(command, self._chance.uniform(2, 12))
         self._run(command, None)
 

@@ -1,6 +1,7 @@
-"""Jobs on lakes of the formats `parquet` and `iceberg`: the same as on Delta tables, whatever is killed when.
+"""Jobs on lakes of the formats `parquet` and `iceberg`: the same as on Delta, whatever is killed at any time.
 
-What a table of each format promises is in tests/lake; more about each job is in its own tests, on Delta.
+Elsewhere: promises of the tables of each format are in tests/lake; more about each job is in its own tests,
+on Delta.
 """
 
 import sqlite3
@@ -14,19 +15,20 @@ import pytest
 
 from headrace import connect_blocking
 from headrace.cli.main import main
-from headrace.client.lake import open_lake
+from headrace.client.topics.lake import open_lake
 from headrace.lake.format import LakeError
-from headrace.lake.parquet import ParquetLake
+from headrace.lake.formats.parquet import ParquetLake
 from headrace.lake.table import open_table
-from headrace.pipeline import aggregate, audit, audit_files, compact, export, replay, report
+from headrace.pipeline import aggregate, audit, compact, export, replay, report
+from headrace.pipeline.audit import files as audit_files
 from headrace.pipeline.tasks import LocalRunner
 from tests.lake.others import of_iceberg
-from tests.pipeline.exporter import exporters
+from tests.pipeline.export.exporter import exporters
+from tests.pipeline.export.test_job import POINTS, Published, check_manifests
 from tests.pipeline.lakes import rows_of
 from tests.pipeline.made import MadeLake
 from tests.pipeline.meddling import Killed, Meddling, kill
-from tests.pipeline.replayed import payloads_of
-from tests.pipeline.test_export import POINTS, Published, check_manifests
+from tests.pipeline.replay.replayed import payloads_of
 
 RUNNER = LocalRunner()
 
@@ -95,7 +97,7 @@ def test_a_compaction_killed_at_any_point_keeps_every_row(made, point):
 
 @pytest.mark.parametrize("point", ["merging", "merged", "committed"])
 def test_exports_and_another_compaction_beside_one_lose_nothing(made, point, monkeypatch):
-    monkeypatch.setattr("headrace.lake.lock.Lock.__enter__", lambda self: self)
+    monkeypatch.setattr("headrace.lake.ownership.Lock.__enter__", lambda self: self)
 
     def meanwhile():
         made.batch("a", "c", day=1)
@@ -191,13 +193,13 @@ def test_an_audit_holds_what_the_registry_says_against_the_files(tmp_path, chang
 
 
 def test_an_audit_holds_what_an_iceberg_table_says_against_the_files(tmp_path, monkeypatch):
-    from headrace.lake.iceberg import IcebergLake  # takes seconds
+    from headrace.lake.formats.iceberg import IcebergLake  # the import takes seconds
 
     data_file = IcebergLake._data_file
 
     def wrong(self, table, one):
         found = data_file(self, table, one)
-        found.upper_bounds[3] = bytes(8)  # of offsets
+        found.upper_bounds[3] = bytes(8)  # the column of offsets
         return found
 
     made = MadeLake(tmp_path / "lake", kind="iceberg")
@@ -208,9 +210,9 @@ def test_an_audit_holds_what_an_iceberg_table_says_against_the_files(tmp_path, m
 
 
 def in_pause(monkeypatch, action) -> None:
-    """What happens before an audit looks for the second time; other threads may sleep as they like."""
+    """Run an action before an audit looks for the second time; other threads sleep as usual."""
     pause = SimpleNamespace(sleep=lambda _: action())
-    monkeypatch.setattr(sys.modules["headrace.pipeline.audit"], "time", pause)
+    monkeypatch.setattr(sys.modules["headrace.pipeline.audit.job"], "time", pause)
 
 
 def test_an_audit_beside_jobs_that_go_on_and_on_does_not_blame_their_hint(tmp_path, monkeypatch):
@@ -343,7 +345,7 @@ def test_commands_take_all_they_need_from_their_file_and_audit_a_lake_alone(
 
 
 def test_what_iceberg_needs_is_said(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "headrace.lake.iceberg", raising=False)
+    monkeypatch.delitem(sys.modules, "headrace.lake.formats.iceberg", raising=False)
     monkeypatch.setitem(sys.modules, "pyiceberg.catalog.sql", None)
     with pytest.raises(LakeError, match=r"this needs: pip install 'headrace\[iceberg\]'"):
         export(tmp_path / "lake", ["t"], url="http://127.0.0.1:1", format="iceberg", runner=RUNNER)
@@ -351,7 +353,7 @@ def test_what_iceberg_needs_is_said(tmp_path, monkeypatch):
 
 
 def test_spark_writes_it_and_reads_it(published, shared_spark, tmp_path):
-    """By tasks of Spark, and by its own reader of directories."""
+    """Spark's tasks write the lake, and Spark's own reader of directories reads it."""
     lake = tmp_path / "lake"
     given = {"url": published.server.http_url, "pattern": published.pattern}
     export(lake, **given, format="parquet", by_topic=True)

@@ -1,13 +1,13 @@
-"""Compaction and replay killed at every named point, held against one that nobody disturbed."""
+"""Compaction and replay killed at every named point, compared with undisturbed runs."""
 
 import pytest
 
 from headrace.pipeline import audit
 from headrace.pipeline.tasks import LocalRunner
-from tests.pipeline.exporter import exporters
+from tests.pipeline.export.exporter import exporters
 from tests.pipeline.lakes import rows_of
 from tests.pipeline.made import MadeLake
-from tests.pipeline.replayed import payloads_of
+from tests.pipeline.replay.replayed import payloads_of
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_a_compaction_that_is_killed_again_and_again_keeps_every_row(made, tmp_p
         processes.finish(**given)
         processes.finish(**given | {"lake": str(undisturbed.path)})
     assert rows_of(made.path) == rows_of(undisturbed.path)
-    # The same bytes in the same partitions: the name of a file ends with the checksum of its bytes.
+    # Partitions have the same bytes: the name of a file ends with the checksum of its bytes.
     assert [name[-16:] for name in sorted(made.table.files())] == [
         name[-16:] for name in sorted(undisturbed.table.files())
     ]
@@ -41,7 +41,7 @@ def test_a_replay_that_is_killed_again_and_again_publishes_every_record_once(
     given = {"job": "replay", "lake": str(made.path), "topic": "a", "url": server.http_url}
     topics = f"{tmp_path.name}/killed", f"{tmp_path.name}/undisturbed"
     with exporters(tmp_path) as processes:
-        # The first decides how it is cut into batches: here in steps of ten records.
+        # The first run decides the division into batches, here in steps of ten records.
         for point, rate in (("uploaded", 10), ("decided", 1e6), ("uploaded", 1e6)):
             processes.kill_at(point, **given, to=topics[0], rate=rate)
         for topic in topics:

@@ -1,11 +1,11 @@
-"""Compaction and replay as commands, on Spark: what they say, and that tasks do what they do without it."""
+"""Compaction and replay as commands, on Spark: their output, and that tasks do the same as without Spark."""
 
 import pytest
 
 from headrace.cli.main import app
 from tests.pipeline.lakes import rows_of
 from tests.pipeline.made import MadeLake
-from tests.pipeline.replayed import payloads_of
+from tests.pipeline.replay.replayed import payloads_of
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Lakes with topics as earlier versions named them: jobs go on with them, and lose or repeat nothing."""
+"""Lakes with topics as earlier versions named them: jobs continue with them, and lose or repeat nothing."""
 
 import shutil
 import zlib
@@ -10,20 +10,20 @@ import pytest
 
 from headrace import connect_blocking
 from headrace.lake.deduped import DedupedTable
+from headrace.lake.files.reading import read_topic
 from headrace.lake.format import stored_names
 from headrace.lake.manifests import Manifests
-from headrace.lake.reading import read_topic
 from headrace.lake.states import StatesTable
 from headrace.lake.table import open_table
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, legacy_name
-from headrace.pipeline.aggregate import aggregate
-from headrace.pipeline.audit import audit
-from headrace.pipeline.compact import compact
-from headrace.pipeline.dedupe import dedupe
-from headrace.pipeline.dedupe_keys import topic_hash
-from headrace.pipeline.export import APP, export
-from headrace.pipeline.fold import bucket_of
-from headrace.pipeline.replay_plan import Wanted
+from headrace.pipeline.aggregate.fold import bucket_of
+from headrace.pipeline.aggregate.job import aggregate
+from headrace.pipeline.audit.job import audit
+from headrace.pipeline.compact.job import compact
+from headrace.pipeline.dedupe.job import dedupe
+from headrace.pipeline.dedupe.keys import topic_hash
+from headrace.pipeline.export.job import APP, export
+from headrace.pipeline.replay.plan import Wanted
 from headrace.pipeline.tasks import LocalRunner
 from headrace.testing import ServerProcess
 from tests.archives import extract
@@ -46,7 +46,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(root: Path) -> Iterator[ServerProcess]:
-    """With more records than the lakes have, and an ordinary topic of a name that was reserved."""
+    """A server with more records than the lakes, and an ordinary topic with a name that was reserved."""
     with ServerProcess(root / "data", *FLAGS) as process:
         assert "2 topics are renamed" in process.stderr
         with httpx.Client(base_url=process.http_url) as client:
@@ -109,7 +109,7 @@ def test_rows_without_duplicates_and_states_go_on(server, root, tmp_path):
     known = DedupedTable.open(deduped, shape)
     assert known is not None and set(known.last().ends) == {ROOM, MAIN, "apple", "zebra"}
     done = dedupe(lake, deduped, payload=True, runner=LocalRunner())
-    # Of the new records, that of `apple` is there already.
+    # One of the new records, that of `apple`, is a duplicate.
     assert (done.rows, done.kept) == (3, 2)
     assert dedupe(lake, deduped, payload=True, runner=LocalRunner()).rows == 0
     states = StatesTable.open(made)

@@ -1,4 +1,4 @@
-"""Reading through: a client with a lake gets what the log has no more, in its place, from a real server."""
+"""Reading through: a client with a lake also gets the records that a real server's log no longer has."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.pipeline.export import export
+from headrace.pipeline.export.job import export
 from headrace.pipeline.tasks import LocalRunner
 from headrace.testing import ServerProcess, wait_until
 from tests.system.support import get_json
@@ -26,7 +26,7 @@ WAIT_S = 120
 
 
 def forgets(server: ServerProcess, topic: str) -> None:
-    """Waits until the log no longer begins at 0."""
+    """Wait until the log no longer begins at 0."""
 
     def start() -> int:
         found: int = get_json(server, f"/v1/topic?name={topic}")["start"]["offset"]
@@ -62,7 +62,7 @@ async def test_a_subscription_from_the_start_gets_all_there_ever_was(
             found = [await asyncio.wait_for(anext(subscription), WAIT_S) for _ in wanted]
         assert [one.payload for one in found] == wanted
         assert missed == []
-        ends = [one.offset for one in found]
+        ends = [one.next_offset for one in found]
         assert ends == [sum(len(p) + 4 for p in wanted[: n + 1]) for n in range(len(wanted))]
 
 
@@ -91,3 +91,17 @@ def test_the_command_reads_through_too(tmp_path: Path) -> None:
         rows = command("topics", "--json", *http)
         readers = {one["reader"] for one in json.loads(rows)["cursors"]}
         assert readers == {"lake", "lake:start"}
+
+
+def test_the_command_reads_a_lake_to_the_end_where_the_log_has_nothing_left(tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    text = '[retention]\nage = "100ms"\ncheck_s = 0.1\nwait_for = ["lake"]\n[journal]\nrotate_s = 0.1\n'
+    (tmp_path / "config.toml").write_text(text)
+    with ServerProcess(tmp_path / "data", f"--config={tmp_path / 'config.toml'}") as server:
+        where = ("--url", server.figg_url, "--http", "{}:{}".format(*server.http))
+        command("publish", "t", *where[:2], stdin="1\n2\n3\n")
+        export(lake, ["t"], url=server.http_url, runner=LocalRunner())
+        forgets(server, "t")
+        assert get_json(server, "/v1/topic?name=t")["records"] == 0
+        shown = command("subscribe", "t", "--until-end", "--lake", str(lake), *where)
+        assert shown == "1\n2\n3\n"

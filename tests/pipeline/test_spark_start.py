@@ -30,7 +30,7 @@ exit 1
 
 
 def java(home: Path, text: str) -> dict[str, str]:
-    """The environment of a machine whose Java is this script."""
+    """Return the environment of a machine whose Java is this script."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(text)
@@ -89,7 +89,7 @@ def test_what_spark_said_is_told_without_its_stack() -> None:
 
 
 def runner_of(process: "subprocess.Popen[bytes]") -> SparkRunner:
-    """One whose JVM is this process."""
+    """Return a runner whose JVM is this process."""
     runner = SparkRunner("test", "local[2]")
     gateway = SimpleNamespace(proc=process)
     runner._spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway))  # type: ignore[assignment]

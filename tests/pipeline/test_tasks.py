@@ -1,4 +1,4 @@
-"""Work for Spark's executors: results in order, failures as sentences, what a start leaves alone."""
+"""Work for Spark's executors: ordered results, failures as sentences, and sessions that are left alone."""
 
 import signal
 
@@ -29,7 +29,7 @@ def test_results_come_in_the_order_of_the_works_and_failures_as_sentences(shared
         str(fault.value) == "a task failed: ZeroDivisionError: integer division or modulo by zero"
     )
     runner.close()
-    # It was not ours, and goes on.
+    # The session is not the runner's, so it still works.
     assert shared_spark.range(1).count() == 1
 
 

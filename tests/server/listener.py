@@ -1,4 +1,4 @@
-"""An HTTP listener in this process, for tests of its limits: a small application on a real socket."""
+"""An HTTP listener in the test's process, to test its limits: a small application on a real socket."""
 
 import asyncio
 import socket
@@ -11,16 +11,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from headrace.server.api_shared import body
-from headrace.server.http import HttpListener
-from headrace.server.http_protocol import HttpShared
-from headrace.server.request_limits import RequestMemory
+from headrace.server.http.limits import RequestMemory
+from headrace.server.http.listener import HttpListener, HttpShared
+from headrace.server.http.shared import body
 
 WAIT_S = 10.0
 BODY_BYTES_MAX = 1000
-"""Of the endpoint that takes bodies."""
+"""Longest body that the endpoint `/body` accepts."""
 LONGEST_BODY_BYTES = 1 << 30
-"""Of any endpoint, as the listener is told."""
+"""Longest body of any endpoint, as the listener is configured."""
 
 
 class Answer(NamedTuple):
@@ -34,7 +33,7 @@ class Listener:
         self.memory = RequestMemory(memory_bytes_max)
         self.refusals: list[str] = []
         self.go_on = asyncio.Event()
-        """What requests for `/slow` wait for."""
+        """Event that requests for `/slow` wait for."""
         self.waiting = 0
         self._peers: list[Peer] = []
         app = Starlette(
@@ -63,7 +62,7 @@ class Listener:
 
     async def __aexit__(self, *_: object) -> None:
         self.go_on.set()
-        # A loop of uvloop with open transports and warnings as errors does not end.
+        # With open transports and warnings as errors, a uvloop loop does not end.
         for peer in self._peers:
             peer.close()
         await self._listener.stop()
@@ -86,7 +85,7 @@ class Listener:
 
 
 class Peer:
-    """A connection that sends any bytes and reads answers."""
+    """Connection that sends arbitrary bytes and reads answers."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -107,7 +106,7 @@ class Peer:
         return Answer(int(first.split()[1]), headers, content)
 
     async def ended(self) -> bool:
-        """Whether the server hangs up without another word."""
+        """True if the server closes the connection without sending anything more."""
         try:
             return await self._in_time(self._reader.read()) == b""
         except ConnectionError:

@@ -1,7 +1,7 @@
-"""A server driven by hand: its real connections and broker on a real store, without sockets.
+"""A server that tests drive step by step: real connections and broker on a real store, without sockets.
 
-Commits are done when a test says so, and every answer is seen at the moment when it is written: so a test
-can ask whether what an answer stands for is in the log by then.
+Commits happen when a test says so, and a test sees every answer at the moment when it is written. So a test
+can check that the log already contains what the answer acknowledges.
 """
 
 import asyncio
@@ -10,26 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from headrace.broker.broker import Broker
-from headrace.config import ClockSettings, Config, Journal, Limits, PrefixRule, Segment
-from headrace.config_protocols import LoguxSettings
-from headrace.log.event_ids import EventIds
+from headrace.broker.logux.event_ids import EventIds
+from headrace.config.protocols import LoguxSettings
+from headrace.config.settings import ClockSettings, Config, Journal, Limits, PrefixRule, Segment
 from headrace.log.store import Store
 from headrace.model import Durability
 from headrace.server.clock import SteadyClock
 from headrace.server.connection import Connections
 from headrace.server.credentials import Credentials
-from headrace.server.health import Health
-from headrace.server.logux import Logux
-from headrace.server.metrics import Metrics
+from headrace.server.logux.connection import Logux
+from headrace.server.metrics import Health, Metrics
 from headrace.server.wombat import Wombats
 from headrace.testing.store import StepStore
 
 MEMORY = "memory/"
-"""Topics with this prefix are durable at once: their publishes overtake others."""
+"""Prefix of topics that are durable at once, so that their publishes overtake others."""
 
 
 class StepServer:
-    """One store for many examples, each of which uses topics of its own."""
+    """One store for many examples; each example uses its own topics."""
 
     def __init__(self, path: Path) -> None:
         self.steps = StepStore(
@@ -44,7 +43,7 @@ class StepServer:
         self.runner = self.steps.runner
 
     def start(self) -> None:
-        """Serve; in the loop of an example."""
+        """Start to serve, in the event loop of an example."""
 
         def failed(reason: str) -> None:
             raise AssertionError(reason)
@@ -63,7 +62,7 @@ class StepServer:
         )
 
     async def step(self, count: int) -> None:
-        """Let the store do so many things, and connections say what comes of each."""
+        """Let the store do `count` steps, and let connections answer after each step."""
         for _ in range(count):
             self.runner.step()
             await breathe()
@@ -73,7 +72,7 @@ class StepServer:
             await breathe()
 
     def payloads(self, topic: str) -> list[bytes]:
-        """What is in the log by now."""
+        """Return the payloads that are in the log now."""
         return self.steps.payloads(topic)
 
     def close(self) -> None:
@@ -82,13 +81,13 @@ class StepServer:
 
 
 async def breathe() -> None:
-    """Let the loop do what it has to, and what comes of that."""
+    """Let the event loop run all callbacks that are ready, and those that they schedule."""
     for _ in range(4):
         await asyncio.sleep(0)
 
 
 class Wire:
-    """A transport, and WebSocket, that hands on what is written at once."""
+    """A transport, and WebSocket, that passes on written bytes at once."""
 
     def __init__(self, heard: Callable[[bytes], None]) -> None:
         self._heard = heard
@@ -119,7 +118,7 @@ class Wire:
 
 
 def frames(data: bytes) -> Iterator[bytes]:
-    """The payloads of WebSocket frames of a server."""
+    """Yield the payloads of a server's WebSocket frames."""
     while data:
         size, at = data[1], 2
         if size >= 126:
@@ -130,7 +129,7 @@ def frames(data: bytes) -> Iterator[bytes]:
 
 
 def health_of(store: Store) -> Health:
-    """Health by a clock that stands still."""
+    """Return a `Health` whose clock stands still."""
     clock = SteadyClock(
         ClockSettings(), wall_ms=lambda: 0, boot_ms=lambda: 0, boot_id="boot", known=None
     )

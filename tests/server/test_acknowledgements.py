@@ -1,9 +1,10 @@
-"""No peer is told that something is stored which is not in the log, however it cuts, repeats and counts.
+"""No peer gets an acknowledgement for something that is not in the log, whatever it cuts, repeats or counts.
 
-Peers are legal and unusual: several topics of which some are durable at once, reads that end anywhere,
-numbers that come again or start over, one counter or one for each topic, connections lost in the middle, and
-publishes that are refused, before or after others with higher numbers.
-Those of channels are in `tests/broker/test_channel_acknowledgements.py`.
+Peers are legal but unusual. They use several topics, some of which are durable at once. Reads end anywhere.
+Numbers come again or start over, and there is one counter or one for each topic. Connections are lost in the
+middle. Some publishes are refused, before or after others with higher numbers.
+
+Elsewhere: peers of channels are in `tests/broker/channel/test_acknowledgements.py`.
 """
 
 import asyncio
@@ -18,12 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX
-from headrace.server.logux import LoguxConnection
+from headrace.server.logux.connection import LoguxConnection
 from headrace.server.tcp import FiggConnection
 from headrace.server.wombat import WombatConnection
-from headrace.wire import figg, wombat
-from headrace.wire.figg_decoder import ClientDecoder as FiggDecoder
-from headrace.wire.wombat_decoder import ClientDecoder as WombatDecoder
+from headrace.wire.figg import messages as figg
+from headrace.wire.figg.decoder import ClientDecoder as FiggDecoder
+from headrace.wire.wombat import messages as wombat
+from headrace.wire.wombat.decoder import ClientDecoder as WombatDecoder
 from tests.server.step_server import MEMORY, StepServer, Wire, breathe, frames
 from tests.tools import EXAMPLES
 
@@ -49,7 +51,7 @@ def fresh_topics() -> list[str]:
 
 
 class FiggPeer:
-    """Counts its publishes, and sends bytes whose ends are nobody's business."""
+    """Numbers its publishes, and sends bytes that are cut anywhere."""
 
     def __init__(self, server: StepServer, topics: list[str], first: int) -> None:
         self.server, self.topics = server, topics
@@ -58,7 +60,7 @@ class FiggPeer:
         self.connect()
 
     def connect(self) -> None:
-        """Anew: what is not acknowledged is sent again."""
+        """Connect again, and resend what is not acknowledged."""
         self.decoder = FiggDecoder()
         self.wire = Wire(self.heard)
         self.connection = FiggConnection(self.server.connections)
@@ -67,7 +69,7 @@ class FiggPeer:
         self.refused: int | None = None
 
     def refuse(self, early: list[int]) -> None:
-        """Publish something that is refused, behind some with higher numbers."""
+        """Publish something that is refused, after publishes with higher numbers."""
         self.send(1 << 20)
         refused = self.next = self.next + 1
         self.publish(early)
@@ -75,7 +77,7 @@ class FiggPeer:
         self.refused = refused
 
     def publish(self, topics: list[int], size: int = 1 << 20) -> None:
-        """Publish, and send so many bytes of what is unsent."""
+        """Publish, and send the first `size` unsent bytes."""
         for topic in topics:
             self.next += 1
             name, payload = self.topics[topic], b"%d" % next(_examples)
@@ -143,13 +145,13 @@ async def play(server: StepServer, peer: Any, steps: list[Any]) -> None:
 
 
 class WombatPeer:
-    """Counts over all topics or for each, and sends again what it likes."""
+    """Numbers publishes over all topics or per topic, and resends any of them."""
 
     def __init__(self, server: StepServer, topics: list[str], first: int, by_topic: bool) -> None:
         self.server, self.topics, self.by_topic = server, topics, by_topic
         self.next = dict.fromkeys(topics if by_topic else [""], first)
         self.sent: list[tuple[int, str, bytes]] = []
-        """On this connection, also what is acknowledged."""
+        """Publishes sent on this connection, including acknowledged ones."""
         self.unacknowledged: list[tuple[int, str, bytes]] = []
         self.held: list[bytes] = []
         self.connect()
@@ -163,7 +165,7 @@ class WombatPeer:
         self.refused: int | None = None
 
     def refuse(self, early: list[int]) -> None:
-        """Publish something that is refused, behind some with higher numbers."""
+        """Publish something that is refused, after publishes with higher numbers."""
         self.send(1000)
         counter = self.topics[0] if self.by_topic else ""
         refused = self.next[counter] = self.next[counter] + 1
@@ -179,7 +181,7 @@ class WombatPeer:
         return wombat.encode_publish(topic, number % wombat.SEQUENCE_NUMBERS, payload)
 
     def publish(self, topics: list[int], size: int = 1 << 20) -> None:
-        """Publish, and send so many messages of what is held back in one read."""
+        """Publish, and send the first `size` held messages in one read."""
         for topic in topics:
             name = self.topics[topic]
             counter = name if self.by_topic else ""
@@ -188,7 +190,7 @@ class WombatPeer:
         self.send(size)
 
     def change(self) -> None:
-        """Publish something else with the number that was used last."""
+        """Publish another payload with the number that was used last."""
         if self.unacknowledged:
             number, topic, _ = self.unacknowledged[-1]
             self._publish(number, topic)
@@ -199,12 +201,12 @@ class WombatPeer:
         self.held.append(self.encoded(one))
 
     def repeat(self, place: int) -> None:
-        """Send one again that was sent on this connection."""
+        """Send a publish of this connection again."""
         if self.sent:
             self.held.append(self.encoded(self.sent[place % len(self.sent)]))
 
     def send(self, size: int) -> None:
-        """So many messages in one read."""
+        """Send the first `size` held messages in one read."""
         if self.refused is not None:
             self.lose()  # nobody reads from the old connection
         some, self.held = self.held[:size], self.held[size:]
@@ -274,14 +276,14 @@ def test_wombat(server: StepServer, first: int, by_topic: bool, steps: list[Any]
 
 
 class LoguxPeer:
-    """A log of its own, sent page by page, whose clock is corrected by another amount on each connection."""
+    """Sends its log page by page. Every connection corrects the peer's clock by another amount."""
 
     def __init__(self, server: StepServer, topic: str, host: str) -> None:
         self.server, self.topic, self.host = server, topic, host
         self.log: list[tuple[dict[str, Any], list[Any]]] = []
-        """The first has the number 1."""
+        """Events of the peer's log; the first one has the number 1."""
         self.received: set[int] = set()
-        """Numbers of events that came from the server."""
+        """Numbers of the events that came from the server."""
         self.synced = self.other = 0
         self.connect(0.0)
 
@@ -302,7 +304,7 @@ class LoguxPeer:
             self.log.append(({"type": "t", "n": content}, [next(_examples), self.host, 0]))
 
     def page(self, size: int) -> None:
-        """Send so many of the next events in one message: those of the server too, after a reconnect."""
+        """Send the next `size` events in one message; after a reconnect, these include the server's."""
         some = [n for n in range(self.sent + 1, len(self.log) + 1) if n not in self.received_now]
         if some := some[:size]:
             self.sent = some[-1]
@@ -345,7 +347,7 @@ class LoguxPeer:
                 assert kind == "connected", "nobody was silent"
 
     def check(self) -> None:
-        """Everything of its own that it takes for synchronised."""
+        """Check that all own events which the peer considers synchronised are stored."""
         own = [n for n in range(1, self.synced + 1) if n not in self.received]
         wanted = Counter(self.log[number - 1][0]["n"] for number in own)
         envelopes = map(json.loads, self.server.payloads(self.topic))
@@ -393,7 +395,7 @@ def test_logux_0(server: StepServer, steps: list[Any]) -> None:
 
 
 class Logux5Peer:
-    """Sends actions of its own, of others, and again, and subscribes; several in one `sync`."""
+    """Sends its own actions and those of others, also repeatedly, and subscribes; several in one `sync`."""
 
     NODE = "10:client:tab"
     BASE = 1_700_000_000_000
@@ -401,7 +403,7 @@ class Logux5Peer:
     def __init__(self, server: StepServer, topic: str) -> None:
         self.server, self.topic = server, topic
         self.ids: list[int] = []
-        """Times of the actions that it has made: with its node they are their ids."""
+        """Times of the actions that the peer has made; time and node are an action's id."""
         self.unanswered: set[int] = set()
         self.number = 0
         self.connect()

@@ -2,12 +2,11 @@
 
 import pytest
 
-from headrace.config import ClockSettings, Retention
+from headrace.config.settings import ClockSettings, Retention
 from headrace.log.disk import Disk
-from headrace.log.retention import Retention as Retainer
+from headrace.log.retention import RetentionSweep as Retainer
 from headrace.log.runner import StepRunner
-from headrace.server.clock import SETTLE_MS, SteadyClock
-from headrace.server.clock_file import SAVE_MS, ClockFile
+from headrace.server.clock import SAVE_MS, SETTLE_MS, ClockFile, SteadyClock
 from headrace.testing.store import StepStore
 from tests.log.conftest import tiny
 
@@ -19,7 +18,7 @@ START_MS = 1_700_000_000_000
 
 
 class Machine:
-    """A machine whose wall clock a test sets. `server` is the clock of the server that runs there."""
+    """A machine whose wall clock a test sets. `server` is the clock of the server on that machine."""
 
     def __init__(self) -> None:
         self.wall_ms = START_MS
@@ -51,7 +50,7 @@ class Machine:
         self.server.tick()
 
     def reboot(self, off_ms: int) -> None:
-        """Stop, be off for a while by the wall clock, and start."""
+        """Stop the server, change the wall clock by `off_ms` while the machine is off, and start again."""
         self.stop_server()
         self.boot_id += "x"
         self.boot_ms = MINUTE_MS
@@ -175,7 +174,7 @@ def test_a_clock_that_is_years_ahead_after_a_reboot_is_not_believed(machine):
 
 def test_after_a_reboot_time_goes_on_until_the_network_sets_the_clock(machine):
     last_ms = machine.wall_ms
-    machine.reboot(-40 * YEAR_MS)  # a machine without a battery
+    machine.reboot(-40 * YEAR_MS)  # a machine without a clock battery
     assert machine.server.now_ms() == last_ms
     machine.wait(MINUTE_MS)
     machine.set_clock(40 * YEAR_MS + 8 * HOUR_MS)
@@ -197,7 +196,7 @@ def test_a_step_back_that_is_followed_is_told(machine):
     assert told == [machine.wall_ms]
 
 
-# Retention by this clock
+# Retention with this clock
 
 
 @pytest.mark.parametrize("by_ms", [-30 * DAY_MS, 30 * DAY_MS])

@@ -1,4 +1,4 @@
-"""A Figg connection in this process, over a real socket and a store whose commits are made by hand."""
+"""A Figg connection in this process, over a real socket and a store that commits when a test says so."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.broker import Broker
-from headrace.broker.subscription import Sink, Subscription
-from headrace.config import Config, Journal, Limits
+from headrace.broker.broker import Broker, BrokerSubscription, Sink
+from headrace.config.settings import Config, Journal, Limits
 from headrace.server import connection
 from headrace.server.connection import COMMANDS_AT_ONCE_MAX, Connections
 from headrace.server.metrics import Metrics
@@ -20,7 +19,7 @@ from headrace.server.tcp import FiggConnection
 from headrace.server.turns import TURN_PIECES_MAX
 from headrace.testing.store import StepStore
 from tests.server.step_server import health_of
-from tests.system import foreign_figg as figg
+from tests.system.figg import foreign as figg
 
 WAIT_S = 10.0
 
@@ -36,7 +35,7 @@ class Figg:
         self.attached: list[str] = []
         subscribe = broker.subscribe
 
-        def record(sink: Sink, name: str, *others: Any) -> Subscription:
+        def record(sink: Sink, name: str, *others: Any) -> BrokerSubscription:
             self.attached.append(name)
             return subscribe(sink, name, *others)
 
@@ -94,7 +93,7 @@ async def test_a_half_closed_sender_is_given_up_when_no_commit_comes(
     with contextlib.suppress(ConnectionResetError):
         assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
     assert not server.connections.open
-    server.commit()  # the publish is stored all the same, and nobody is told
+    server.commit()  # the publish is stored anyway, but not acknowledged
     assert server.store.payloads("t") == [b"foo"]
     writer.close()
 
@@ -104,7 +103,7 @@ FLOOD = [figg.attach(b"flood") + figg.detach(b"flood")] * 500
 
 
 async def flood(server: Figg, stack: contextlib.ExitStack) -> None:
-    """Have 40 peers attach and detach in a tight loop, and wait until the server has begun with all."""
+    """Let 40 peers attach and detach in a tight loop; wait until the server has begun with all of them."""
     others = len(server.connections.open)
     peers = [stack.enter_context(socket.create_connection(server.address)) for _ in range(FLOODERS)]
     while len(server.connections.open) < others + FLOODERS:

@@ -1,12 +1,12 @@
-"""Which listener an inherited socket belongs to, decided without sockets or processes."""
+"""Matching of inherited sockets to listeners, tested without sockets or processes."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from headrace.config import Listen
-from headrace.config_values import Address
+from headrace.config.settings import Listen
+from headrace.config.values import Address
 from headrace.errors import ListenError
 from headrace.server.listeners import Inherited, assign, inherited_names
 
@@ -68,7 +68,7 @@ def test_variables_that_make_no_sense_are_refused(environ: dict[str, str], words
     ("inherited", "listeners"),
     [
         ([("http", "127.0.0.1:1"), ("figg", "[::]:2")], ["http", "figg"]),
-        # A name counts more than a port, and names of units mean nothing.
+        # A listener's name has precedence over a port, and names of units mean nothing.
         ([("ws", "127.0.0.1:8119"), ("headrace.socket", "127.0.0.1:8121")], ["ws", "http"]),
         ([("", "127.0.0.1:8121"), ("", "0.0.0.0:8120"), ("", "[::]:8119")], ["http", "ws", "figg"]),
         ([], []),

@@ -1,6 +1,6 @@
-"""Publishes that stay refused: their peers are held, unread and bounded, and nobody else notices.
+"""Repeatedly refused publishes: their peers are held, unread and limited in number; others do not notice.
 
-Delays are of a minute here, so that only what ends a hold otherwise can end it, and time plays no part.
+Delays are a minute here, so that a hold can only end for another reason and time plays no part.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from headrace.config import Limits
+from headrace.config.settings import Limits
 from headrace.model import CHANNEL_PREFIX, Refusal
 from headrace.server.connection import Pause
 from headrace.server.metrics import Metrics
 from headrace.server.refusals import ADDRESSES_MAX, FORGOTTEN_AFTER_S, Refusals
 from tests.server.test_figg_connection import WAIT_S, Figg
-from tests.system import foreign_figg as figg
+from tests.system.figg import foreign as figg
 
 REFUSED = CHANNEL_PREFIX.encode() + b"x"
 PER_ADDRESS_MAX = 3
@@ -38,7 +38,7 @@ async def server(tmp_path: Path) -> AsyncIterator["Server"]:
 
 
 class Server(Figg):
-    """Remembers whom to hang up on when a test is over."""
+    """Server that remembers which connections to close after a test."""
 
     def __init__(self, directory: Path, limits: Limits) -> None:
         super().__init__(directory, limits)
@@ -57,7 +57,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def refused_peer(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A peer that has published what is refused, and whose server knows it."""
+    """Return a peer that has published something refused, once the server has noticed."""
     before = refusals(server)
     reader, writer = await server.dial()
     writer.write(figg.publish(REFUSED, 0, b"x"))
@@ -78,7 +78,7 @@ def _gauges() -> list[str]:
 
 
 async def test_a_client_that_reconnects_at_once_and_sends_the_same_is_held(server: Server) -> None:
-    """What an SDK does that backs off only after a failed dial."""
+    """Some SDKs do this: they back off only after a failed dial."""
     dialled = 0
 
     async def insist() -> None:
@@ -94,7 +94,7 @@ async def test_a_client_that_reconnects_at_once_and_sends_the_same_is_held(serve
     await until(lambda: len(server.connections.refusals.held) == 1)
     reader, writer = await server.dial()
     decoder = figg.Decoder()
-    for number in range(100):  # as much as a neighbour does meanwhile
+    for number in range(100):  # a neighbour works normally meanwhile
         writer.write(figg.publish(b"t", number, b"x"))
         await until(lambda: server.store.store.pending_bytes)
         server.commit()
@@ -120,7 +120,7 @@ async def test_a_held_peer_gets_its_acknowledgements_and_is_not_read(server: Ser
     assert figg.Decoder().feed(received) == [figg.Message(figg.ACK, number=0)]
     assert server.store.payloads("t") == [b"before"]
     assert not reader.at_eof()
-    connection.end_hold()  # as its timer would
+    connection.end_hold()  # its timer would do this
     assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
     assert not server.connections.refusals.held
     writer.close()
@@ -210,6 +210,11 @@ def refuse(refusals: Refusals, peer: Peer) -> float:
     return held_s
 
 
+def test_a_hundred_clients_behind_one_proxy_are_all_held() -> None:
+    refusals, _, _ = made()
+    assert all(refusals.hold(Peer(), "no such name", Refusal.EMPTY_TOPIC) for _ in range(100))
+
+
 def test_the_delay_doubles_for_an_address_up_to_its_bound_and_begins_anew() -> None:
     refusals, loop, _ = made()
     assert [refuse(refusals, Peer()) for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
@@ -223,7 +228,7 @@ def test_held_peers_are_bounded_in_total_and_leave_room_for_others() -> None:
     refusals, _, _ = made(refused_connections_max=2)
     peers = [Peer(f"10.0.0.{number}") for number in range(3)]
     assert [refusals.hold(peer, "", Refusal.EMPTY_TOPIC) for peer in peers] == [1.0, 1.0, 0.0]
-    refusals.release(peers[2])  # which was not held
+    refusals.release(peers[2])  # this one was not held
     refusals.release(peers[0])
     assert list(refusals.held) == [peers[1]]
     assert refusals.hold(peers[2], "", Refusal.EMPTY_TOPIC) == 2.0

@@ -1,9 +1,9 @@
-"""Which settings change while a server runs, and which wait for a restart."""
+"""Settings that change while a server runs, and settings that wait for a restart."""
 
-from headrace.config import Config, PrefixRule
+from headrace.config.load import SETTINGS, load
+from headrace.config.settings import Config, PrefixRule
 from headrace.model import Durability
 from headrace.server.reload import merge
-from headrace.settings import load
 
 
 def wanted(**settings: str) -> Config:
@@ -21,6 +21,7 @@ def test_settings_that_reload_change_and_others_wait():
             retention__age="1d",
             log_level="debug",
             limits__connections_max="7",
+            limits__refusal_delay_s="3s",
             listen__origins="*",
             journal__files="8",
             listen__figg="127.0.0.1:1",
@@ -34,6 +35,7 @@ def test_settings_that_reload_change_and_others_wait():
     assert found.config.listen.figg == Config().listen.figg
     assert found.config.listen.origins == ("*",)
     changed = {"retention.age_s", "log_level", "limits.connections_max", "listen.origins"}
+    changed |= {"limits.refusal_delay_s"}
     assert set(found.changed) == changed
     assert found.waiting == ["listen.figg", "journal.files"], (
         "the server reads nothing of [pipeline]"
@@ -60,7 +62,11 @@ def test_rules_change_their_retention_and_keep_what_needs_a_restart():
     assert found.config.rule("c/x").segment_bytes == Config().segment.bytes
     assert found.changed == ["topics"]
     assert set(found.waiting) == {"topics.durability", "topics.segment_bytes"}
-    # A rule that is gone from the file stays for what needs a restart.
+    # A rule that was removed from the file stays in force for settings that need a restart.
     gone = merge(found.config, Config())
     assert gone.config.rule("a/x")[:2] == (Durability.WRITTEN, Config().retention.age_s)
     assert gone.waiting == ["topics.durability"]
+
+
+def test_every_limit_reloads():
+    assert all(one.reloads for key, one in SETTINGS.items() if key.startswith("limits."))

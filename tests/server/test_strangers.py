@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.server.strangers import recognise
-from headrace.wire import figg
+from headrace.wire.figg import messages as figg
 
 LISTENERS = {"figg": "h:1", "ws": "h:2", "http": "h:3"}
 

@@ -1,4 +1,4 @@
-"""How busy connections share an iteration of the event loop."""
+"""Sharing of an event loop iteration among busy connections."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from headrace.server.turns import TURN_PIECES_MAX, Turns
 
 
 class Loop:
-    """An event loop that is turned by hand."""
+    """An event loop that a test iterates."""
 
     def __init__(self) -> None:
         self.ready: list[Callable[[], None]] = []
@@ -25,7 +25,7 @@ class Loop:
 
 
 class Busy:
-    """A connection that is never done."""
+    """A connection that always has more work."""
 
     def __init__(self, shared: Turns) -> None:
         self._shared = shared

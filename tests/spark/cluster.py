@@ -1,4 +1,4 @@
-"""A standalone cluster of real processes on the loopback interface, from the pip package."""
+"""A standalone Spark cluster of real processes on the loopback interface, from the pip package."""
 
 import os
 import re
@@ -22,7 +22,7 @@ Daemon = Callable[..., Path]
 
 @contextmanager
 def daemons(root: Path) -> Iterator[Daemon]:
-    """Start a class of Spark as a process with a file for its output; killed with its children at the end."""
+    """Start a Spark class as a process with a file for its output; kill it with its children at the end."""
     import pyspark
 
     require_java()
@@ -67,7 +67,7 @@ def wait_said(output: Path, pattern: str) -> re.Match[str]:
 
 
 def start_cluster(daemon: Daemon, root: Path) -> str:
-    """A master and two workers; the address of the master."""
+    """Start a master and two workers, and return the master's address."""
     deploy = "org.apache.spark.deploy"
     master = daemon(
         f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", 0, "--webui-port", 0
@@ -89,9 +89,9 @@ CLUSTER = {
     "spark.driver.host": "127.0.0.1",
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
-    # Both, or one of them would have done everything before the other has come.
+    # Both executors are required. Otherwise one could finish all the work before the other has started.
     "spark.cores.max": str(EXECUTORS),
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
 }
-"""Settings of a session on it."""
+"""Settings of a session on the cluster."""

@@ -1,4 +1,4 @@
-"""One server for all tests of Spark, each with its own topics; the session is that of all tests."""
+"""One server for all Spark tests, each with its own topics. The Spark session is shared with all tests."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -18,7 +18,7 @@ _numbers = count()
 
 @pytest.fixture
 def spark(shared_spark: Any) -> Iterator[Any]:
-    """The shared session; queries that a test leaves behind are stopped."""
+    """The shared session. Queries that a test leaves running are stopped."""
     yield shared_spark
     for query in shared_spark.streams.active:
         query.stop()
@@ -26,10 +26,10 @@ def spark(shared_spark: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """For tests that use it decently."""
+    """Server for tests that do no harm to it."""
     root = tmp_path_factory.mktemp("spark")
     (root / "config.toml").write_text(SMALL)
-    # Clients of tests answer no pings while Spark is at work, which may take minutes on a busy machine.
+    # The tests' clients answer no pings while Spark works, which may take minutes on a busy machine.
     patience = "--set=logux.ping_s=3600"
     flags = (f"--config={root / 'config.toml'}", "--durability=written", patience)
     with ServerProcess(root / "data", *flags) as process:
@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a server of the test's own; `config` is the text of its configuration file."""
+    """Start a server for this test alone; `config` is the text of its configuration file."""
     processes: list[ServerProcess] = []
 
     def make(*flags: str, config: str = SMALL) -> ServerProcess:
@@ -61,7 +61,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def topic() -> str:
-    """A name, or the beginning of names, that no other test uses."""
+    """A name, or a prefix of names, that no other test uses."""
     return f"topic{next(_numbers)}"
 
 
@@ -72,7 +72,7 @@ def checkpoint(tmp_path: Path) -> str:
 
 @pytest.fixture
 def read(spark: Any, server: ServerProcess) -> Read:
-    """Rows of the shared server, read over `url` unless `path` is among the options."""
+    """Read rows of the shared server, over `url` unless `path` is among the options."""
 
     def make(schema: str = "", **options: object) -> Any:
         place = {} if options.keys() & {"path", "url"} else {"url": server.http_url}

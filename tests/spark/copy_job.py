@@ -1,8 +1,9 @@
-"""A small job as users write it: topics are read, copied in a batch and copied in a stream, all over `url`.
+"""A small job as users write it: read topics, copy them in a batch and in a stream, all over `url`.
+
 The stream's progress is kept on the server.
 
-`python -m tests.spark.copy_job cluster|connect ADDRESS URL CHECKPOINT`: as the driver of a
-standalone cluster, or as a client of Spark Connect. Prints what it found as JSON.
+`python -m tests.spark.copy_job cluster|connect ADDRESS URL CHECKPOINT` runs it as the driver of a standalone
+cluster, or as a client of Spark Connect. It prints the result as JSON.
 """
 
 import json
@@ -20,7 +21,7 @@ def main(kind: str, address: str, url: str, checkpoint: str) -> None:
     frame = reader.option("subscribePattern", "in/.*").option("minPartitions", 4).load()
     found = {"rows": frame.count(), "class": type(spark).__module__}
     if kind == "cluster":
-        # Each executor has a process of its own that starts its Python workers.
+        # Each executor has its own process that starts its Python workers.
         found["executors"] = len(set(frame.rdd.mapPartitions(lambda _: [os.getppid()]).collect()))
     copy(frame, "batch").write.format("headrace").mode("append").option("url", url).save()
     track(spark, url)
@@ -33,7 +34,7 @@ def main(kind: str, address: str, url: str, checkpoint: str) -> None:
     found["ended"] = query.awaitTermination(60)
     print(json.dumps(found))
     if kind == "connect":
-        # On a cluster the last progress is told by the time the script ends.
+        # On a cluster, the last progress has been reported by the end of the script.
         spark.stop()
 
 

@@ -1,6 +1,6 @@
-"""A Delta table that batches of a streaming query are appended to, each once; for `foreachBatch`.
+"""A Delta table to which a streaming query appends each batch once; for `foreachBatch`.
 
-Spark writes Parquet files into the table's directory, the driver commits them together with the batch's
+Spark writes Parquet files into the table's directory. The driver commits them together with the batch's
 number.
 """
 
@@ -16,7 +16,7 @@ from deltalake.transaction import AddAction, CommitProperties, Transaction
 
 
 def write_files(frame: Any, table: Path) -> Path:
-    """The batch as files that no reader of the table sees yet."""
+    """Write the batch as files that no reader of the table sees yet."""
     made = table / f"files-{uuid.uuid4()}"
     frame.write.parquet(str(made))
     return made

@@ -1,7 +1,7 @@
 """A driver process to be killed: queries from topics into Parquet, into a Delta table and into topics.
 
-`python -m tests.spark.driver ROOT URL OPTIONS`, the last as JSON. It runs until it is killed. A query that
-fails is started again from its checkpoint.
+`python -m tests.spark.driver ROOT URL OPTIONS`, with the options as JSON. It runs until it is killed. A query
+that fails is started again from its checkpoint.
 """
 
 import json
@@ -17,8 +17,14 @@ from tests.spark.stopping import StoppingSource, Stops
 from tests.spark.support import SETTINGS
 
 COLUMNS = ("topic", "offset", "next_offset", "ordinal", "payload")
-TASKS_AT_ONCE = 8
-"""More than there are cores: tasks that are stopped must not keep others from their points."""
+TASKS_AT_ONCE = 32
+"""Number of parallel tasks.
+
+There are many more than cores, because tasks that wait at a point must not keep others from reaching theirs. When
+a query fails, its waiting tasks keep their slots, and the restarted query needs new ones. Spark itself lets a query
+fail now and then: a stream that starts writes into the environment of the data source, which all queries of the
+session share, while another query serializes it (`java.io.OptionalDataException`).
+"""
 
 
 class Queries:
@@ -27,7 +33,7 @@ class Queries:
         spark.dataSource.register(StoppingSource)
 
     def start(self, sink: str, *, to_the_end: bool = False) -> Any:
-        """Go on from the checkpoint, for ever or to the end that there is now."""
+        """Continue from the checkpoint, without end or up to the present end."""
         reader = self._spark.readStream.format("stopping").option("url", self._url)
         for key, value in {**self._options, "stops": str(self._root), "sink": sink}.items():
             reader = reader.option(key, value)

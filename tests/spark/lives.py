@@ -1,4 +1,4 @@
-"""A driver process with its JVM and Python workers: started, stopped at named places, killed all at once."""
+"""A driver process with its JVM and Python workers: started, stopped at named points, killed all at once."""
 
 import json
 import os
@@ -16,7 +16,7 @@ POINT_TIMEOUT_S = 180.0
 
 
 def environment() -> dict[str, str]:
-    """Of a process that imports the tests as this one does, and in which Spark finds what it needs."""
+    """Return the environment of a process that can import the tests and run Spark."""
     kept = {name: v for name, v in os.environ.items() if not name.startswith("HEADRACE_")}
     path = os.pathsep.join([*filter(None, [kept.get("PYTHONPATH")]), str(REPOSITORY)])
     local = {"PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
@@ -24,7 +24,7 @@ def environment() -> dict[str, str]:
 
 
 class Driver:
-    """`driver.py` on a directory that survives it."""
+    """Runs `driver.py` on a directory that survives the process."""
 
     def __init__(self, root: Path, url: str) -> None:
         self.root, self._url = root, url
@@ -42,7 +42,7 @@ class Driver:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # its workers have process groups of their own
+                start_new_session=True,  # the workers have their own process groups
             )
         self.wait(lambda: (self.root / "started").exists(), "the driver", START_TIMEOUT_S)
 
@@ -70,12 +70,12 @@ class Driver:
         self._unlink(f"stop-{sink}-{point}")
 
     def commits(self, sink: str) -> int:
-        """How many batches the checkpoint knows to be done."""
+        """Number of batches that the checkpoint lists as committed."""
         done = (self.root / f"checkpoint-{sink}" / "commits").glob("[0-9]*")
         return max((int(path.name) + 1 for path in done), default=0)
 
     def kill(self) -> None:
-        """SIGKILL to the driver, its JVM and all Python workers."""
+        """Send SIGKILL to the driver, its JVM and all Python workers."""
         if self._process is not None:
             while members := session_members(self._process.pid):
                 for pid in members:
@@ -101,7 +101,7 @@ class Driver:
 
 
 def session_members(session: int) -> list[int]:
-    """The processes of a session that are not dead already."""
+    """Return the processes of a session that are not dead already."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

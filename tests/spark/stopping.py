@@ -1,7 +1,7 @@
-"""The format `headrace` with places at which it can be made to stop, so that a test can kill something there.
+"""The format `headrace` with points at which it can be made to stop, so that a test can kill something there.
 
-Whoever wants it to stop makes the file `stop-NAME` in a directory; who reaches the place makes `reached-NAME`
-and goes on when the first is gone. Everything else is the format's own.
+A test creates the file `stop-NAME` in a directory. Code that reaches the point creates `reached-NAME`, and
+continues when the first file is removed. Everything else is the format's own.
 """
 
 import json
@@ -15,7 +15,7 @@ from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from headrace.spark.options import parse_sink, parse_source
-from headrace.spark.reader import Part
+from headrace.spark.reader import ReadPartition
 from headrace.spark.sink import StreamWriter
 from headrace.spark.source import HeadraceSource
 from headrace.spark.stream import StreamReader
@@ -59,8 +59,8 @@ class StoppingSource(HeadraceSource):
         return writer
 
 
-class LastPart(Part):
-    """The part of a batch that comes last, after others."""
+class LastPart(ReadPartition):
+    """The last of several parts of a batch."""
 
 
 class StoppingReader(StreamReader):
@@ -71,7 +71,7 @@ class StoppingReader(StreamReader):
         parts = list(super().partitions(start, end))
         self.stops.note(json.dumps([json.dumps(start), json.dumps(end), len(parts)]))
         if len(parts) > 1:
-            assert isinstance(parts[-1], Part)
+            assert isinstance(parts[-1], ReadPartition)
             parts[-1] = LastPart(parts[-1].ranges)
         return parts
 

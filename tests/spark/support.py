@@ -1,6 +1,6 @@
-"""What tests of the pipeline share: whether Spark can run, real clients of both protocols, rows and answers.
+"""Helpers for Spark and pipeline tests: a check for Java, clients of both protocols, rows and HTTP answers.
 
-Nothing here knows what is tested.
+This file knows nothing about the subject of a test.
 """
 
 import random
@@ -21,12 +21,12 @@ from headrace.testing import ServerProcess, wait_until
 from tests.tools import without
 
 JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""A JVM that starts quickly and leaves the two cores to the tests."""
+"""Options for a JVM that starts quickly and leaves the two cores to the tests."""
 
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-    # Settings of their own, so that a failure of a task is seen once and at once.
+    # A task is tried only once, so that its failure is seen once and immediately.
     "spark.task.maxFailures": "1",
     "spark.sql.streaming.stopTimeout": "30s",
 }
@@ -39,7 +39,7 @@ rotate_s = 0.2
 [segment]
 bytes = 262144
 """
-"""Files are soon full: what is read comes from several segments, and is soon in them."""
+"""Configuration with small files: they are soon full, so that reads come from several segments."""
 
 RECORD_HEADER_BYTES = 4
 
@@ -55,7 +55,7 @@ def require_java() -> None:
 
 
 def random_payloads(chance: random.Random, count: int) -> list[bytes]:
-    """Of very different sizes: an empty one and one of the largest are always among them."""
+    """Return payloads of very different sizes, always including an empty one and one of the maximum size."""
     sizes = [0, PAYLOAD_BYTES_MAX, *chance.choices([0, 1, 30, 300, 3000, 30_000], k=count - 2)]
     chance.shuffle(sizes)
     return [chance.randbytes(chance.randint(size // 2, size)) for size in sizes] + [
@@ -65,7 +65,7 @@ def random_payloads(chance: random.Random, count: int) -> list[bytes]:
 
 
 def expected_rows(topic: str, payloads: Sequence[bytes]) -> list[Row]:
-    """A topic that had these payloads published to it since it was made."""
+    """Return the rows of a topic that had these payloads published to it since it was created."""
     rows, offset = [], 0
     for ordinal, payload in enumerate(payloads):
         end = offset + RECORD_HEADER_BYTES + len(payload)
@@ -75,14 +75,14 @@ def expected_rows(topic: str, payloads: Sequence[bytes]) -> list[Row]:
 
 
 def rows_of(frame: Any) -> list[Row]:
-    """What Spark has read, in the order of the topics."""
+    """Return the rows that Spark reads, ordered by topic and ordinal."""
     columns = frame.select("topic", "offset", "next_offset", "ordinal", "payload")
     found = [(*row[:4], bytes(row[4])) for row in columns.collect()]
     return sorted(found, key=lambda row: (row[0], row[3]))
 
 
 def publish(url: str, topic: str, payloads: Sequence[bytes]) -> None:
-    """Over the protocol of the address; returns when all are acknowledged."""
+    """Publish over the protocol of the URL; return when everything is acknowledged."""
     with connect_blocking(url) as client:
         for payload in payloads:
             client.window(30)
@@ -91,14 +91,14 @@ def publish(url: str, topic: str, payloads: Sequence[bytes]) -> None:
 
 
 def receive(url: str, topic: str, count: int) -> list[tuple[int, bytes]]:
-    """The first messages of a topic: the offset just past each, and its payload."""
+    """Return the first messages of a topic: the offset just past each one, and its payload."""
     with connect_blocking(url) as client:
         messages = client.subscribe(topic, offset=0, timeout_s=30)
-        return [(message.offset, message.payload) for message in islice(messages, count)]
+        return [(message.next_offset, message.payload) for message in islice(messages, count)]
 
 
 def ask(server: ServerProcess, path: str, token: str = "", **query: object) -> Any:
-    """An answer of the HTTP listener."""
+    """Return an answer of the HTTP listener."""
     url = f"{server.http_url}{path}?{urllib.parse.urlencode(query, doseq=True)}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
@@ -116,13 +116,13 @@ def send(
 
 
 def topics_of(server: ServerProcess, prefix: str = "", token: str = "") -> dict[str, int]:
-    """How many records each topic has had."""
+    """Return the number of records that each topic has ever had."""
     listed = ask(server, "/v1/topics", token, prefix=prefix)["topics"]
     return {one["name"]: one["end"]["ordinal"] for one in listed}
 
 
 def wait_applied(server: ServerProcess, *topics: str) -> None:
-    """Until everything is in segments: what lies in the journal a reader of files cannot see."""
+    """Wait until everything is in segments: a reader of files does not see the content of the journal."""
 
     def applied(topic: str) -> bool:
         found = ask(server, "/v1/topic", name=topic)
@@ -135,7 +135,7 @@ def wait_applied(server: ServerProcess, *topics: str) -> None:
 
 @contextmanager
 def query_of(query: Any) -> Iterator[Any]:
-    """A streaming query, stopped at the end."""
+    """Yield a streaming query, and stop it at the end."""
     try:
         yield query
     finally:
@@ -143,13 +143,13 @@ def query_of(query: Any) -> Iterator[Any]:
 
 
 def finish(query: Any, timeout_s: float = 300) -> None:
-    """Wait for a query that ends by itself; its error is raised here."""
+    """Wait for a query that ends by itself; raise its error."""
     with query_of(query):
         assert query.awaitTermination(timeout_s), "the query goes on"
 
 
 def error_of(action: Callable[[], object]) -> str:
-    """The text of the error that a user sees; it must come."""
+    """Return the text of the error that a user sees; fail if there is no error."""
     from pyspark.errors import PySparkException
 
     try:

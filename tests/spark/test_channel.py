@@ -1,4 +1,4 @@
-"""Messages of channels through real Spark: it sends as a processor, and reads what others send."""
+"""Channel messages through real Spark: it sends as a processor, and reads what others send."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ wait_for = ["group:archive"]
 
 
 class Processor:
-    """A raw client that has joined one channel, and asks for what is pending."""
+    """A raw client that has joined one channel and asks for pending messages."""
 
     def __init__(self, stack: ExitStack, server: ServerProcess, channel: str, name: str) -> None:
         host, port = server.ws
@@ -40,7 +40,7 @@ class Processor:
         return self._hear("sent")
 
     def messages(self, count: int) -> list[dict[str, Any]]:
-        """All that are pending, which are so many; it acknowledges them."""
+        """Return all pending messages, which must be `count`, and acknowledge them."""
         found: list[dict[str, Any]] = []
         while some := self._fetch():
             found += some
@@ -84,7 +84,7 @@ def test_what_spark_sends_reaches_members_once(
     ]
     assert [one["payload"]["n"] for one in found] == list(range(3000))
     assert found[10]["payload"] == {"n": 10, "seven": 3}
-    # Numbers of its own go on from there, and those that came before are not stored again.
+    # Given numbers continue from there, and earlier numbers are not stored again.
     numbered = spark.createDataFrame(
         [(number, json.dumps(number)) for number in range(2990, 3003)],
         "number bigint, payload string",
@@ -98,7 +98,7 @@ def test_spark_reads_what_processors_send(
     server: ServerProcess, topic: str, processors: ExitStack, read: Read
 ) -> None:
     first = Processor(processors, server, topic, "ä")
-    Processor(processors, server, topic, "other")  # the log is kept for it
+    Processor(processors, server, topic, "other")  # the log is kept for this one
     first.send(1, {"n": 5, "tags": ["x", "y"]})
     first.send(2, "no object")
     options = {"subscribe": f"$channel/{topic}", "decode": "channel"}
@@ -141,7 +141,7 @@ def test_a_stream_copies_a_channel_into_another_once(
     senders[0].send(3, "third")
     copy(checkpoint)
     assert [(one["processor"], one["number"]) for one in reader.messages(1)] == [("a", 3)]
-    # Without the checkpoint everything is copied again, and is there already.
+    # Without the checkpoint everything is copied again, but is already there.
     copy(f"{checkpoint}-2")
     reader.messages(0)
     assert topics_of(server, f"$channel/{target}") == {f"$channel/{target}": 5}
@@ -154,7 +154,7 @@ def test_a_gap_fails_the_write_and_leaves_nothing(
     options = {"topic": f"$channel/{topic}", "encode": "channel", "processor": "spark"}
     said = f"the next number of 'spark' in channel '{topic}' is 1, not 2"
     check_refused(server, rows, said, **options)
-    # In an order that is none.
+    # These numbers are not in order.
     rows = spark.range(0, 100, 1, 2).selectExpr("100 - id as number", "'{}' as payload")
     check_refused(server, rows, "is 1, not 100", **options)
 
@@ -219,7 +219,7 @@ def test_a_tracked_stream_holds_the_log_until_it_has_read_it(
         wait_until(lambda: cursor() == 1, WAIT_S, "the cursor")
         writer.send(2, "said")
         reader.messages(2)
-        # All members have both, and the query has one of them.
+        # All members have both messages, and the query has one of them.
         wait_until(lambda: start_of_log() == 1, WAIT_S, "what all have read to be trimmed")
         archive()
         wait_until(lambda: cursor() == 2, WAIT_S, "the cursor")

@@ -48,7 +48,7 @@ def published(start: Callable[..., ServerProcess]) -> tuple[ServerProcess, dict[
 def run_job(
     kind: str, address: str, server: ServerProcess, topics: dict[str, list[bytes]], tmp_path: Path
 ) -> Any:
-    """Run the job and check what it has written; returns what it says of itself."""
+    """Run the job, check what it has written, and return its own report."""
     arguments = [kind, address, server.http_url, str(tmp_path / "checkpoint")]
     done = subprocess.run(
         [sys.executable, "-m", "tests.spark.copy_job", *arguments],

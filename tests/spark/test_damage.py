@@ -1,4 +1,4 @@
-"""Damaged segments: named by topic, segment and offsets, and the healthy rest is readable."""
+"""Damaged segments: errors name topic, segment and offsets, and the intact rest is readable."""
 
 import random
 from pathlib import Path
@@ -15,7 +15,7 @@ RECORDS = 2000
 
 @pytest.fixture
 def stopped(start: Start) -> tuple[Path, list[Any]]:
-    """The directory of a server that was stopped, and the rows of the topic in it."""
+    """Directory of a stopped server, and the rows of its topic."""
     server: ServerProcess = start()
     chance = random.Random(3)
     payloads = [chance.randbytes(chance.randint(1, 400)) for _ in range(RECORDS)]
@@ -33,7 +33,7 @@ def flip(path: Path, position: int) -> None:
 
 
 def segment_at(data_dir: Path, offset: int) -> tuple[Path, int]:
-    """The segment file of the large topic in which an offset lies, and where the file begins."""
+    """Return the segment file of the large topic that contains an offset, and the file's first offset."""
     found = []
     for path in data_dir.glob("segments/*/*.log"):
         base = int(path.stem.rpartition("-")[2])

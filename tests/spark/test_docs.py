@@ -1,4 +1,4 @@
-"""The examples of docs/spark.md and of the README, run in their order as a reader would."""
+"""The examples of docs/spark.md and of the README, run in order as a reader would."""
 
 import os
 import re
@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from headrace.spark.options import OptionError, parse_sink, parse_source
+from headrace.errors import OptionError
+from headrace.spark.options import parse_sink, parse_source
 from headrace.testing import ServerProcess
 from tests.spark.conftest import Start
 from tests.spark.support import publish
@@ -21,7 +22,7 @@ README = (REPOSITORY / "README.md").read_text("utf-8")
 
 
 def examples(text: str) -> list[str]:
-    """Blocks of Python, without those that say that they are not run."""
+    """Return the blocks of Python, except those that are marked as not run."""
     found = re.findall(
         r"^(<!-- not run -->\n)?```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE
     )
@@ -49,7 +50,7 @@ def test_the_guide_does_what_it_says(
     names["spark"].streams.removeListener(names["listener"])
     shown = capfd.readouterr().out
     assert "|orders|     0|      0|" in shown
-    # Planned when it was first used, with a filter that must not stick to it.
+    # The frame was planned at its first use, with a filter that must not stick to it.
     assert names["everything"].count() == 5
     everything = names["log"]().option("subscribePattern", ".*").load()
     counted = everything.groupBy("topic").count().collect()

@@ -1,7 +1,7 @@
-"""Queries from topics into Parquet, a Delta table and topics, killed: no row is lost, and none is doubled.
+"""Queries from topics into Parquet, a Delta table and topics, killed: no row is lost or duplicated.
 
-The driver with all its processes is killed, or the server, at three named points of each sink, and restarted
-from its checkpoint with other splits. With HEADRACE_TORTURE also at random moments.
+The driver with all its processes, or the server, is killed at three named points of each sink, and restarted
+from the checkpoint with other splits. With HEADRACE_TORTURE, kills also come at random moments.
 """
 
 import json
@@ -32,7 +32,7 @@ KILLS = max(20, TORTURE // 10)
 
 
 class Published:
-    """What was published to the topics that the queries read."""
+    """Payloads that were published to the topics of the queries."""
 
     def __init__(self, server: ServerProcess, seed: int = 5) -> None:
         self._server = server
@@ -40,7 +40,7 @@ class Published:
         self.payloads: dict[str, list[bytes]] = {topic: [] for topic in TOPICS}
 
     def more(self, count: int = 200) -> None:
-        # All topics at once, so that batches have records of several.
+        # All topics are published at once, so that batches have records of several topics.
         with connect_blocking(self._server.figg_url) as client:
             for _ in range(count):
                 for topic, known in self.payloads.items():
@@ -51,9 +51,9 @@ class Published:
             client.flush(60)
 
     def check(self, root: Path, spark: Any) -> None:
-        """Every sink has every row once."""
+        """Check that every sink has every row once."""
         rows = [row for topic in TOPICS for row in expected_rows(topic, self.payloads[topic])]
-        # The folder of the Parquet sink is exact for those who read its log, as Spark does.
+        # The folder of the Parquet sink is exact for readers that use its log, as Spark does.
         found = spark.read.parquet(str(root / "parquet")).select(*COLUMNS).collect()
         assert sorted(map(tuple, found)) == rows
         files = DeltaTable(str(root / "delta")).file_uris()
@@ -78,7 +78,7 @@ def driver(tmp_path: Path, start: Start) -> Iterator[tuple[Driver, ServerProcess
 
 
 def wait_progress(driver: Driver, published: Published) -> None:
-    """Until every query has done a batch more than now."""
+    """Wait until every query has done another batch."""
     before = {sink: driver.commits(sink) for sink in SINKS}
     published.more()
     for sink in SINKS:
@@ -86,7 +86,7 @@ def wait_progress(driver: Driver, published: Published) -> None:
 
 
 def read_the_rest(queries: Driver, server: ServerProcess, spark: Any, size: int) -> None:
-    """Go on in the session of the tests: another driver still, with the same checkpoints."""
+    """Continue in the session of the tests: it is yet another driver, with the same checkpoints."""
     queries.kill()
     options = {**SOURCE, "maxBytesPerPartition": size}
     last = Queries(spark, queries.root, server.http_url, options)
@@ -95,7 +95,7 @@ def read_the_rest(queries: Driver, server: ServerProcess, spark: Any, size: int)
 
 
 def planned(root: Path, sink: str) -> dict[tuple[str, str], set[int]]:
-    """The batches that were planned, and into how many parts."""
+    """Return the planned batches, and the numbers of parts that they were planned into."""
     found: dict[tuple[str, str], set[int]] = {}
     for line in (root / f"splits-{sink}").read_text().splitlines():
         start, end, parts = json.loads(line)
@@ -104,11 +104,11 @@ def planned(root: Path, sink: str) -> dict[tuple[str, str], set[int]]:
 
 
 DRIVER_POINTS = [
-    # The offsets are in the checkpoint, no task has ended.
+    # The offsets are in the checkpoint, and no task has ended.
     {"parquet": "reading", "delta": "reading", "topic": "uploading"},
-    # Tasks have written or staged, nothing is committed.
+    # Tasks have written or staged, and nothing is committed.
     {"parquet": "writing", "delta": "wrote", "topic": "staged"},
-    # The sink has committed, the checkpoint does not know it.
+    # The sink has committed, and the checkpoint does not know it.
     {"parquet": "logged", "delta": "committed", "topic": "decided"},
 ]
 PARTITION_BYTES = [60_000, 30_000, 1_000_000, 45_000]
@@ -125,7 +125,7 @@ def test_a_driver_killed_at_any_point_loses_and_doubles_no_row(
     queries.start({**SOURCE, "maxBytesPerPartition": size})
     wait_progress(queries, published)
     for points, next_bytes in zip(DRIVER_POINTS, PARTITION_BYTES[1:], strict=True):
-        # The checkpoint's own log cannot be stopped at: see below.
+        # The checkpoint's own log has no point to stop at (see below).
         places = points | ({"parquet": "reading"} if points["parquet"] == "logged" else {})
         for sink, point in places.items():
             queries.stop_at(sink, point)
@@ -144,14 +144,14 @@ def test_a_driver_killed_at_any_point_loses_and_doubles_no_row(
     published.more()
     read_the_rest(queries, server, shared_spark, size)
     for sink in SINKS:
-        # One batch met all three points: it was planned four times, and not always in as many parts.
+        # One batch met all three points. It was planned four times, with different numbers of parts.
         assert max(map(len, planned(queries.root, sink).values())) >= 2, sink
     published.check(queries.root, shared_spark)
     assert "Traceback" not in server.stderr
 
 
 def uncommitted(folder: Path) -> bool:
-    """Whether a file of the Parquet sink is complete and not in its log."""
+    """True if a file of the Parquet sink is complete and not in the sink's log."""
     logged = "".join(path.read_text() for path in (folder / "_spark_metadata").glob("[0-9]*"))
     return any(
         path.name not in logged and path.read_bytes()[-4:] == b"PAR1"
@@ -160,7 +160,7 @@ def uncommitted(folder: Path) -> bool:
 
 
 def end_without_checkpoint(queries: Driver) -> None:
-    """Let the stopped batch of the Parquet sink end, with a file where the checkpoint would note it."""
+    """Let the stopped batch of the Parquet sink end, with a file in place of the checkpoint's directory."""
     log, commits = queries.root / "parquet" / "_spark_metadata", commits_of(queries)
     before = len(list(log.glob("[0-9]*")))
     commits.rename(commits.with_name("aside"))
@@ -182,9 +182,9 @@ def commits_of(queries: Driver) -> Path:
 
 
 SERVER_POINTS = [
-    # The offsets are in the checkpoint, nothing is planned or written.
+    # The offsets are in the checkpoint, and nothing is planned or written.
     {"parquet": "planning", "delta": "planning", "topic": "uploading"},
-    # Tasks are in the middle of it, or have written or staged; nothing is committed.
+    # Tasks are at work, or have written or staged; nothing is committed.
     {"parquet": "reading", "delta": "wrote", "topic": "staged"},
     # Some tasks have ended, or the sink has committed and the checkpoint does not know it.
     {"parquet": "writing", "delta": "committed", "topic": "decided"},

@@ -1,4 +1,4 @@
-"""Which Java is good enough for Spark, as a session sees it and as `make setup` does. Starts no Spark."""
+"""Selection of a Java version for Spark, by a session and by `make setup`. Starts no Spark."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parent.parent.parent / ".ci" / "tools"
 
 
 def make_java(home: Path, version: str) -> Path:
-    """Something that says of itself, in both ways, that it is Java."""
+    """Make a program that identifies itself as Java in both ways."""
     java = home / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
@@ -22,7 +22,7 @@ def make_java(home: Path, version: str) -> Path:
 
 
 def set_up(tmp_path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """`.ci/tools java` on a machine that has next to nothing, and no package manager."""
+    """Run `.ci/tools java` on a machine with hardly any programs and no package manager."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("sh", "sed", "id"):
@@ -58,13 +58,13 @@ def test_an_older_java_is_refused_by_name(tmp_path, monkeypatch, version):
 
 
 def test_a_wrapper_of_an_older_java_is_asked_which_it_is(tmp_path, monkeypatch):
-    """As version managers install it: nothing beside it says which Java it starts."""
+    """Version managers install such a wrapper: no file beside it says which Java it starts."""
     java = make_java(tmp_path / "jdk", "11.0.2")
     (tmp_path / "jdk" / "release").unlink()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
     with pytest.raises(NoJavaError, match=f"{java} is older"):
         check_java()
-    # One that does not tell may be good enough: Spark finds out.
+    # A Java that does not tell its version may be good enough. Spark will find out.
     java.write_text("#!/bin/sh\nexit 1\n")
     check_java()
 

@@ -1,4 +1,4 @@
-"""Events of Logux through real Spark: what it writes reaches clients once, what clients write it reads."""
+"""Logux events through real Spark: what it writes reaches clients once, and it reads what clients write."""
 
 import json
 from collections.abc import Iterator
@@ -33,12 +33,12 @@ class Client:
             assert self._hear("synced") == ["synced", number]
 
     def events(self, count: int) -> list[tuple[dict[str, Any], list[Any]]]:
-        """The next events it is sent."""
+        """Return the next events that the client receives."""
         found = [self._hear("sync") for _ in range(count)]
         return [(event, created) for _, _, event, created in found]
 
     def has_all(self, count: int) -> bool:
-        """Whether nothing came but so many events."""
+        """True if exactly `count` events have come."""
         self._say("ping", 0)
         return bool(self._hear("pong") == ["pong", count])
 
@@ -81,7 +81,7 @@ def test_what_spark_writes_reaches_clients_once(
     )
     write(again, server.http_url, topic=f"$logux/{topic}", encode="logux")
     assert client.events(1) == [({"type": "new"}, [MS, "x", 0])]
-    # Also what is written in its name, which it has not sent itself.
+    # The client also receives an event that was written in its name but that it did not send.
     own = spark.createDataFrame([("own", "client")], "type string, origin string")
     write(own, server.http_url, topic=f"$logux/{topic}", encode="logux")
     assert client.events(1)[0][0] == {"type": "own"}
@@ -139,7 +139,7 @@ def test_a_stream_copies_a_log_into_another_once(
     writer.add(*added[12:])
     copy()
     assert reader.events(8) == added[12:]
-    # Without the checkpoint everything is copied again, and is there already.
+    # Without the checkpoint everything is copied again, but is already there.
     checkpoint += "-2"
     copy()
     assert reader.has_all(20)

@@ -1,4 +1,4 @@
-"""Batch writes through real Spark: where rows go, which are one, and that a refused one leaves nothing."""
+"""Batch writes through real Spark: targets of rows, repeated writes, and refusals that leave nothing."""
 
 import hashlib
 from typing import Any
@@ -24,7 +24,7 @@ def numbers(spark: Any, count: int, tasks: int = 1) -> Any:
     return spark.range(0, count, 1, tasks).selectExpr("cast(id as string) as payload")
 
 
-# Where rows go
+# Targets of rows
 
 
 def test_each_row_goes_to_the_topic_it_names(spark: Any, server: ServerProcess, topic: str) -> None:
@@ -60,7 +60,7 @@ def test_no_rows_make_no_topic(spark: Any, server: ServerProcess, topic: str) ->
     assert topics_of(server, topic) == {}
 
 
-# Which writes are one
+# Repeated writes
 
 
 def test_a_batch_that_was_written_is_skipped_however_it_is_split(
@@ -84,7 +84,7 @@ def test_without_a_producer_each_write_is_a_new_one(
     assert topics_of(server, topic) == {topic: 10}
 
 
-# What is refused, and leaves nothing behind
+# Refusals that leave nothing behind
 
 
 def check_refused(server: ServerProcess, frame: Any, said: str, **options: object) -> None:

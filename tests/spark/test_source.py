@@ -1,4 +1,4 @@
-"""Batch reads through real Spark: which rows, which columns, in how many tasks, and what is refused."""
+"""Batch reads through real Spark: rows, columns, number of tasks, and refusals."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.log.index import RUN_MS_MAX
+from headrace.log.read.index import RUN_MS_MAX
 from headrace.spark import register
 from headrace.spark.workers import WorkerPythonError
 from headrace.testing import ServerProcess, hold_port, wait_until
@@ -31,7 +31,7 @@ PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 
 @pytest.fixture(scope="session")
 def large(server: ServerProcess) -> list[Any]:
-    """A topic that is worth dividing: the rows it has."""
+    """Rows of a topic that is large enough to be divided."""
     chance = random.Random(1)
     payloads = [b"%d:" % n + chance.randbytes(chance.randint(0, 600)) for n in range(RECORDS)]
     publish(server.figg_url, "large", payloads)
@@ -102,7 +102,7 @@ def test_a_schema_that_does_not_fit_is_refused(
     assert said in error_of(lambda: read(schema, subscribe="large").collect())
 
 
-# Which records
+# Selection of records
 
 
 def test_offsets_say_where_to_begin_and_to_end(
@@ -117,7 +117,7 @@ def test_offsets_say_where_to_begin_and_to_end(
     assert found(startingOffsets=begin, endingOffsets=stop) == large[700:2100]
     assert found(startingOffsets="earliest", endingOffsets=stop) == large[:2100]
     assert found(startingOffsets=begin, endingOffsets="latest") == large[700:]
-    # An offset inside a record is where the next one begins.
+    # An offset inside a record means the next record.
     inside = json.dumps({"large": start + 1})
     assert found(startingOffsets=inside) == large[701:]
     said = error_of(lambda: found(startingOffsets=stop, endingOffsets=begin))
@@ -187,7 +187,7 @@ def test_files_can_be_read_while_a_server_writes_them(
     assert rows_of(read(subscribe=topic, path=str(server.data_dir))) == expected
 
 
-# In how many tasks
+# Number of tasks
 
 
 def test_one_topic_is_read_by_several_tasks(
@@ -203,7 +203,7 @@ def test_one_topic_is_read_by_several_tasks(
 
     assert tasks() == 1
     assert tasks(minPartitions=3) >= 3
-    # A task reads so much and up to a run more, which here has some 150 kB at most.
+    # A task reads this many bytes and up to a run more, which has at most some 150 kB here.
     assert tasks(maxBytesPerPartition=100_000) >= 4
     assert tasks(maxBytesPerPartition=100_000, minPartitions=2) >= 4
 
@@ -225,7 +225,7 @@ NOT_PUSHED = [
 
 @pytest.fixture
 def pushing_down(spark: Any) -> Iterator[None]:
-    """A user may allow it; the default of Spark, and ours, is not to."""
+    """Turn push-down on. A user may do so; Spark's default, and ours, is off."""
     assert spark.conf.get(PUSH_DOWN) == "false"
     spark.conf.set(PUSH_DOWN, "true")
     yield
@@ -238,7 +238,7 @@ def test_filters_narrow_what_is_read_where_the_session_allows_it(
 ) -> None:
     begin, end = large[2000][1], large[2100][1]
     for where, wanted in PUSHED + NOT_PUSHED:
-        # A frame of its own for each: see below.
+        # Each filter gets its own frame (see below).
         frame = read(subscribePattern="large", maxBytesPerPartition=100_000, **place)
         narrow = frame.where(where.format(begin=begin, end=end))
         assert rows_of(narrow) == large[wanted], where
@@ -269,7 +269,7 @@ def test_a_filter_that_is_pushed_down_does_not_narrow_the_frame_it_was_made_of(
     assert frame.count() == RECORDS
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Streaming reads through real Spark: how far each batch goes, topics that come and go, and what is lost."""
+"""Streaming reads through real Spark: limits of each batch, topics that come and go, and losses."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.log.index import decode_header
+from headrace.log.read.index import decode_header
 from headrace.testing import ServerProcess, wait_until
 from tests.spark.conftest import Read, Start
 from tests.spark.support import (
@@ -28,7 +28,7 @@ KEEP_LITTLE = (
 
 
 class Collected:
-    """What the batches of a query had in them."""
+    """Rows of each batch of a query."""
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
@@ -47,7 +47,7 @@ class Collected:
 
 @pytest.fixture
 def run(read_stream: Read, checkpoint: str) -> Callable[..., Collected]:
-    """Read what there is from where the last run of the test ended."""
+    """Read everything since the end of the test's last run."""
 
     def make(**options: object) -> Collected:
         collected = Collected()
@@ -63,7 +63,7 @@ def numbered(first: int, last: int, size: int = 0) -> list[bytes]:
     return [(b"%d " % n).ljust(size, b"x") for n in range(first, last)]
 
 
-# How far a batch goes
+# Limits of a batch
 
 
 @pytest.mark.parametrize("where", ["url", pytest.param("path", marks=takes_long)])
@@ -183,7 +183,7 @@ def test_a_log_that_is_another_one_than_the_checkpoints_is_refused(
     assert "this is another log than the checkpoint was made with" in said
 
 
-# What is lost
+# Losses
 
 
 @pytest.mark.parametrize("where", ["url", pytest.param("path", marks=takes_long)])
@@ -213,7 +213,7 @@ def start_of(server: ServerProcess, topic: str) -> tuple[int, int]:
 
 
 def wait_settled(server: ServerProcess, topic: str) -> None:
-    """Until retention has done all it may: without its oldest segment a topic would keep too little."""
+    """Wait until retention has done all it may: without its oldest segment, a topic would keep too little."""
 
     def settled() -> bool:
         found = ask(server, "/v1/topic", name=topic)
@@ -241,12 +241,12 @@ def test_a_destroyed_topic_that_was_being_read_is_an_error(
     assert "it was destroyed" in said
 
 
-# Batches that were planned and did not come to their end
+# Batches that were planned and not completed
 
 
 @pytest.fixture
 def plan(read_stream: Read, checkpoint: str) -> Callable[..., None]:
-    """Plan a batch and fail in it, as a driver does that is killed."""
+    """Plan a batch and fail in it, as a killed driver does."""
 
     def fail(frame: Any, batch: int) -> None:
         frame.count()
@@ -319,6 +319,7 @@ def test_files_that_are_behind_the_server_are_waited_for(
     run(subscribe="t", **url)
     publish(server.figg_url, "t", numbered(5, 15))
     plan(subscribe="t", **url)
+    # Perhaps the files do not even have the topic yet.
     assert ordinals(run(subscribe="t", **path)) == list(range(5, 15))
 
 
@@ -334,7 +335,7 @@ def test_a_topic_that_was_destroyed_with_unread_records_is_an_error(
         assert f"4 records of topic '{topic}' are gone" in said
         assert "it was destroyed" in said
     assert ordinals(run(subscribe=topic, failOnDataLoss=False)) == []
-    # It is forgotten then: a topic made anew joins at its beginning.
+    # The topic is forgotten then, so a recreated topic is read from its beginning.
     publish(server.figg_url, topic, numbered(0, 3))
     assert ordinals(run(subscribe=topic)) == [14, 15, 16]
 
@@ -387,7 +388,7 @@ def test_a_query_without_a_group_leaves_no_cursor(
     publish(server.figg_url, f"{topic}/a", numbered(0, 3))
     publish(server.figg_url, f"{topic}/b", numbered(0, 3))
     run(subscribe=f"{topic}/a")
-    # Listeners hear of queries one after the other: when the second is known, the first is over.
+    # Listeners hear of queries one after the other: when the second is known, the first has been handled.
     run(subscribe=f"{topic}/a,{topic}/b", groupId=topic)
     wait_until(lambda: cursors(server, f"group:{topic}"), 120, "the second query's cursor")
     found = ask(server, "/v1/cursors", topic=f"{topic}/a")["cursors"]
@@ -406,7 +407,7 @@ def test_retention_waits_for_a_query_that_is_behind(
     for topic in ("t", "unread"):
         publish(server.figg_url, topic, numbered(10, 2000, 200))
         wait_applied(server, topic)
-    # Where nobody is waited for, retention has done its work meanwhile.
+    # Retention has trimmed the topic that no reader holds.
     wait_settled(server, "unread")
     assert start_of(server, "t")[1] <= 10
     rows = run(subscribe="t", groupId="slow", url=server.http_url).rows
@@ -433,7 +434,7 @@ def test_two_queries_with_one_group_are_not_for_long(
             said = error_of(lambda: second.awaitTermination(120))
         assert f"another query on this machine has the groupId '{topic}'" in said
         assert first.isActive
-    # The same query again, at once.
+    # The same query can start again at once.
     with query_of(start("first")) as again:
         publish(server.figg_url, topic, [b"two"])
         again.processAllAvailable()

@@ -1,4 +1,4 @@
-"""What tests of the pure parts share: one log, made by a real server, that nobody changes afterwards."""
+"""Fixtures for tests of the pure parts: one log, made by a real server, that nobody changes afterwards."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,17 +10,17 @@ import pytest
 from hypothesis import settings
 
 from headrace import connect_blocking
-from headrace.log.index import decode_header
-from headrace.spark.log_files import FileLog
-from headrace.spark.log_server import ServerLog
-from headrace.spark.log_view import LogView, Range, TopicState
-from headrace.spark.open_log import open_log
-from headrace.spark.options import Place
+from headrace.log.read.index import decode_header
+from headrace.reader.files import FileLog
+from headrace.reader.open_log import open_log
+from headrace.reader.selection import LogLocation
+from headrace.reader.server import ServerLog
+from headrace.reader.view import LogRange, LogView, TopicState
 from headrace.testing import ServerProcess, wait_until
 from tests.system.support import destroy, get_json
 from tests.tools import EXAMPLES
 
-# The machine that runs tests is shared: how long an example takes says nothing.
+# The machine that runs the tests is shared, so the duration of an example means nothing.
 settings.register_profile("shared", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("shared")
 
@@ -41,7 +41,7 @@ retention_bytes = 8192
 
 
 class Record(NamedTuple):
-    """A record that was published and is kept."""
+    """A record that was published and is still in the log."""
 
     offset: int
     ordinal: int
@@ -53,7 +53,7 @@ class Record(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A server with a log that is applied, and what is in it."""
+    """A server whose log is fully applied, and the expected content of that log."""
 
     server: ServerProcess
     records: dict[str, list[Record]]
@@ -63,7 +63,7 @@ class Filled(NamedTuple):
         return self.server.data_dir
 
     def segments(self, topic: str) -> list[Path]:
-        """Its segment files, oldest first."""
+        """Return the topic's segment files, oldest first."""
         found = {}
         for index in self.path.glob("segments/*/*.idx"):
             header = decode_header(index.read_bytes())
@@ -79,7 +79,7 @@ def start_server(root: Path, config: str = CONFIG) -> ServerProcess:
 
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
-    """Topics of one and of many segments, one made anew, one of which retention has taken the most."""
+    """Topics with one or many segments, a recreated one, and one that retention has mostly trimmed."""
     with start_server(tmp_path_factory.mktemp("log")) as server:
         yield Filled(server, _fill(server))
         assert server.running, server.stderr
@@ -104,7 +104,7 @@ def _fill(server: ServerProcess) -> dict[str, list[Record]]:
                 publish("anew", bytes(number % 3))
                 publish("short/many", b"x" * (100 + number % 7))
             client.flush()
-            time.sleep(0.12)  # so that times differ, and the applier takes several turns
+            time.sleep(0.12)  # lets times differ, and the applier work in several rounds
             publish("é/☃ +&%", b"%d" % part)
         publish("one", b"")
         client.flush()
@@ -113,7 +113,7 @@ def _fill(server: ServerProcess) -> dict[str, list[Record]]:
 
 
 def state_of(server: ServerProcess, name: str) -> TopicState:
-    with closing(ServerLog(Place(urls=(server.http_url,)))) as log:
+    with closing(ServerLog(LogLocation(urls=(server.http_url,)))) as log:
         return log.topics([name])[name]
 
 
@@ -140,9 +140,9 @@ def _kept(server: ServerProcess, name: str, payloads: list[bytes]) -> list[Recor
 
 
 class Announced(ServerLog):
-    """What it splits is read in that order: small parts are fetched together."""
+    """View that expects the parts of a split to be read in order, so that it fetches small parts together."""
 
-    def split(self, whole: Range, bytes_max: int) -> Sequence[Range]:
+    def split(self, whole: LogRange, bytes_max: int) -> Sequence[LogRange]:
         parts = super().split(whole, bytes_max)
         self.expect(parts)
         return parts
@@ -153,13 +153,13 @@ VIEWS = ["files", "server", "server, together"]
 
 def view_of(filled: Filled, kind: str) -> LogView:
     if kind == "files":
-        return open_log(Place(path=str(filled.path)))
-    place = Place(urls=(filled.server.http_url,))
+        return open_log(LogLocation(path=str(filled.path)))
+    place = LogLocation(urls=(filled.server.http_url,))
     return open_log(place) if kind == "server" else Announced(place)
 
 
 @pytest.fixture(params=VIEWS)
 def log(request: pytest.FixtureRequest, filled: Filled) -> Iterator[LogView]:
-    """The same log, as each of the views sees it."""
+    """The same log, through each of the views."""
     with closing(view_of(filled, request.param)) as found:
         yield found

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from crc32c import crc32c
 
-from headrace.log.index import Row, encode_row
+from headrace.log.read.index import Row, encode_row
 from headrace.log.records import pack_record
 from headrace.model import Position
-from headrace.spark.index_rows import parse
-from headrace.spark.log_view import Block, Range
+from headrace.reader.index_rows import parse
+from headrace.reader.view import LogBlock, LogRange
 
 Runs = Sequence[Sequence[bytes]]
 
@@ -16,7 +16,7 @@ Runs = Sequence[Sequence[bytes]]
 def packed(
     runs: Runs, offset: int = 0, ordinal: int = 0, ms: int = 1000
 ) -> tuple[list[Row], bytes]:
-    """Rows and bytes of runs that follow each other; each is a millisecond later than the one before."""
+    """Return rows and bytes of consecutive runs; each run is a millisecond later than the one before."""
     rows, data = [], b""
     for number, payloads in enumerate(runs):
         run = b"".join(map(pack_record, payloads))
@@ -31,15 +31,15 @@ def index(rows: Sequence[Row]) -> bytes:
     return b"".join(map(encode_row, rows))
 
 
-def block(runs: Runs, offset: int = 0, ordinal: int = 0) -> Block:
+def block(runs: Runs, offset: int = 0, ordinal: int = 0) -> LogBlock:
     rows, data = packed(runs, offset, ordinal)
-    return Block(parse(index(rows)).rows, data, "segment x.log")
+    return LogBlock(parse(index(rows)).rows, data, "segment x.log")
 
 
-def whole(one: Block) -> Range:
-    """All that a block holds."""
+def whole(one: LogBlock) -> LogRange:
+    """Return the whole range of a block."""
     first, last = one.rows[0], one.rows[-1]
-    return Range(
+    return LogRange(
         "t",
         Position(1, int(first["offset"]), int(first["ordinal"])),
         Position(

@@ -1,4 +1,4 @@
-"""Payloads that are messages of channels: columns of them and back, as processors could have sent them."""
+"""Payloads that are channel messages: into columns and back, as processors could have sent them."""
 
 import json
 from typing import Any
@@ -6,11 +6,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.channel_envelope import Content, Message, encode_message
-from headrace.log.message_rows import check_row, decode_row
-from headrace.spark.channel_envelope import ChannelEnvelope
-from headrace.spark.envelopes import Stamps
-from headrace.spark.sink_columns import SinkError
+from headrace.errors import SinkError
+from headrace.payload.channel import Content, StoredMessage, check_row, decode_row, encode_message
+from headrace.spark.envelopes.channel import ChannelEnvelope
+from headrace.spark.envelopes.registry import Stamps
 
 STAMPS = Stamps("spark", 0)
 OWN = {
@@ -22,7 +21,9 @@ OWN = {
 
 
 def json_message(processor: str, number: int, value: Any) -> bytes:
-    return encode_message(Message(processor, number, Content(json.dumps(value).encode(), True)))
+    return encode_message(
+        StoredMessage(processor, number, Content(json.dumps(value).encode(), True))
+    )
 
 
 def decode(payloads: list[bytes], **kinds: pa.DataType) -> dict[str, list[Any]]:
@@ -34,7 +35,7 @@ def decode(payloads: list[bytes], **kinds: pa.DataType) -> dict[str, list[Any]]:
     return {name: array.to_pylist() for name, array in zip(kinds, arrays, strict=True)}
 
 
-def encode(**columns: Any) -> list[Message]:
+def encode(**columns: Any) -> list[StoredMessage]:
     batch = pa.RecordBatch.from_pydict(columns)
     payloads = ChannelEnvelope().encode(batch, STAMPS).to_pylist()
     for payload in payloads:
@@ -43,7 +44,7 @@ def encode(**columns: Any) -> list[Message]:
 
 
 def test_messages_have_their_own_columns():
-    raw = encode_message(Message("b", 1 << 40, Content(b"\xff\x00", False)))
+    raw = encode_message(StoredMessage("b", 1 << 40, Content(b"\xff\x00", False)))
     found = decode([json_message("ä", 1, {"n": 5}), raw, json_message("a", 2, None)], **OWN)
     assert found == {
         "processor": ["ä", "b", "a"],
@@ -64,7 +65,7 @@ def test_what_is_no_message_is_null(payload):
 
 
 def test_members_of_json_contents_are_columns():
-    raw = encode_message(Message("b", 1, Content(b'{"n": 1}', False)))
+    raw = encode_message(StoredMessage("b", 1, Content(b'{"n": 1}', False)))
     found = decode(
         [json_message("a", 1, {"n": 5, "s": "x"}), json_message("a", 2, [5]), raw],
         n=pa.int64(),
@@ -78,14 +79,14 @@ def test_members_of_json_contents_are_columns():
 
 def test_text_is_json_and_bytes_are_bytes_unless_a_row_says_otherwise():
     [text] = encode(processor=["p"], payload=['{"n": 1}'])
-    assert text == Message("p", 0, Content(b'{"n": 1}', True))
+    assert text == StoredMessage("p", 0, Content(b'{"n": 1}', True))
     flags = [None, False, True]
     contents = encode(processor=["p"] * 3, payload=[b"[1]"] * 3, is_json=flags)
     assert [one.content.is_json for one in contents] == [False, False, True]
 
 
 def test_what_was_read_is_written_as_it_was():
-    raw = encode_message(Message("b", 7, Content(b"\xff", False)))
+    raw = encode_message(StoredMessage("b", 7, Content(b"\xff", False)))
     payloads = [json_message("a", 1, {"n": [1, 2]}), raw]
     arrays = ChannelEnvelope().decode(
         pa.array(payloads, pa.binary()), [pa.field(*one) for one in OWN.items()]
@@ -97,8 +98,8 @@ def test_what_was_read_is_written_as_it_was():
 def test_other_columns_are_members_and_rows_without_a_number_get_one_later():
     found = encode(processor=["p", "q"], number=[3, None], n=[1, 2], s=["x", None])
     assert found == [
-        Message("p", 3, Content(b'{"n":1,"s":"x"}', True)),
-        Message("q", 0, Content(b'{"n":2,"s":null}', True)),
+        StoredMessage("p", 3, Content(b'{"n":1,"s":"x"}', True)),
+        StoredMessage("q", 0, Content(b'{"n":2,"s":null}', True)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Columns of the source and of the sink: which a schema may ask for, and which are written."""
+"""Columns of the source and of the sink: those that a schema may ask for, and those that are written."""
 
 import pyarrow as pa
 import pytest
@@ -12,10 +12,11 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from headrace.channel_envelope import Content, Message, encode_message
+from headrace.errors import OptionError
+from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.spark.columns import SCHEMA, columns_of, default_schema
-from headrace.spark.envelopes import Stamps
-from headrace.spark.options import OptionError, SinkOptions, parse_sink
+from headrace.spark.envelopes.registry import Stamps
+from headrace.spark.options import SinkOptions, parse_sink
 from headrace.spark.sink_columns import written_columns
 
 STAMPS = Stamps("spark", 0)
@@ -188,7 +189,7 @@ def test_without_a_payload_all_columns_are_members_of_the_content():
     assert found.members == ("n", "ordinal", "number", "processor")
     batch = pa.RecordBatch.from_pydict({"n": [5], "ordinal": [6], "number": [7]})
     topic, payloads = found.rows(batch, STAMPS)
-    message = Message("spark", 7, Content(b'{"n":5,"ordinal":6}', is_json=True))
+    message = StoredMessage("spark", 7, Content(b'{"n":5,"ordinal":6}', is_json=True))
     assert (topic, payloads.to_pylist()) == ("$channel/x", [encode_message(message)])
 
 

@@ -1,4 +1,4 @@
-"""What the sink makes of the server's answers to a batch."""
+"""The sink's reaction to the server's answers to a batch."""
 
 import json
 import logging
@@ -6,9 +6,9 @@ import logging
 import pytest
 from pyspark.sql.types import StructType
 
+from headrace.errors import SinkError
 from headrace.spark.options import parse_sink
-from headrace.spark.sink import Staged, _Writer
-from headrace.spark.sink_columns import SinkError
+from headrace.spark.sink import TaskUpload, _Writer
 from tests.spark_units.test_http_client import Serve, serve
 
 __all__ = ["serve"]
@@ -26,7 +26,9 @@ WRITTEN = {"duplicate": False, "records": 2, "damaged": 0}
 def commit(url: str) -> None:
     options = parse_sink({"url": url, "topic": "t"}, streaming=True)
     schema = StructType().add("payload", "binary")
-    _Writer(options, schema, overwrite=False).decide("p", 3, [Staged(["a"]), None, Staged(["b"])])
+    _Writer(options, schema, overwrite=False).decide(
+        "p", 3, [TaskUpload(["a"]), None, TaskUpload(["b"])]
+    )
 
 
 def test_a_commit_that_takes_long_is_asked_for_until_it_is_done(serve: Serve, caplog) -> None:

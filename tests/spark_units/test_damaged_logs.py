@@ -1,4 +1,4 @@
-"""Logs that are damaged, deleted or written to while they are read, in both views: no loss is silent."""
+"""Logs that are damaged, deleted or written to during a read, in both views: no loss is silent."""
 
 import logging
 import shutil
@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from headrace import connect_blocking
-from headrace.log.index import HEADER_BYTES, ROW_BYTES, decode_rows
+from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, decode_rows
+from headrace.reader.decode import DamageError, decode
+from headrace.reader.files import FileLog
+from headrace.reader.open_log import open_log
+from headrace.reader.selection import LogLocation
+from headrace.reader.view import DataLossError, LogRange, LogView, SourceError
 from headrace.spark.columns import SCHEMA
-from headrace.spark.decode import DamageError, decode
-from headrace.spark.log_files import FileLog
-from headrace.spark.log_view import DataLossError, LogView, Range, SourceError
-from headrace.spark.open_log import open_log
-from headrace.spark.options import Place, parse_source
-from headrace.spark.reader import Part, PartReader
+from headrace.spark.options import parse_source
+from headrace.spark.reader import PartReader, ReadPartition
 from headrace.testing import ServerProcess, wait_until
 from tests.spark_units.conftest import VIEWS, Filled, Record, start_server, view_of
 from tests.spark_units.runs import flipped
@@ -29,7 +30,7 @@ Harm = Callable[[Path, Callable[[bytes], bytes]], None]
 
 @pytest.fixture(scope="module")
 def twin(filled: Filled, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
-    """A copy of the log with a server of its own, which may be damaged: see `harm`."""
+    """A copy of the log with its own server, which tests may damage with `harm`."""
     root = tmp_path_factory.mktemp("twin")
     shutil.copytree(filled.path, root / "data")
     with start_server(root) as server:
@@ -45,7 +46,7 @@ def view(request: pytest.FixtureRequest, twin: Filled) -> Iterator[LogView]:
 
 @pytest.fixture
 def harm() -> Iterator[Harm]:
-    """Change a file, until the test is over."""
+    """Change a file until the end of the test."""
     sound: dict[Path, bytes] = {}
 
     def change(file: Path, how: Callable[[bytes], bytes]) -> None:
@@ -65,13 +66,13 @@ def rows(segment: Path) -> list[object]:
     return list(decode_rows(segment.with_suffix(".idx").read_bytes()[HEADER_BYTES:]))
 
 
-def parts(log: LogView, name: str, size: int) -> list[Range]:
+def parts(log: LogView, name: str, size: int) -> list[LogRange]:
     state = state_of(log, name)
-    return list(log.split(Range(name, state.start, state.end), size))
+    return list(log.split(LogRange(name, state.start, state.end), size))
 
 
 def left(log: LogView, name: str, size: int) -> list[Record]:
-    """What is read without verification."""
+    """Return the records that are read without verification."""
     found = []
     for part in parts(log, name, size):
         for records in decode(part, log.read(part), verify=False):
@@ -154,7 +155,7 @@ def test_a_position_inside_of_damage_is_behind_it(view, twin, harm):
 # Retention and destruction
 
 
-def options(place: Place, fail: bool) -> PartReader:
+def options(place: LogLocation, fail: bool) -> PartReader:
     given = {"path": place.path} if place.path else {"url": place.urls[0]}
     given |= {"subscribe": "many", "failOnDataLoss": str(fail)}
     return PartReader(parse_source(given, streaming=False), SCHEMA)
@@ -172,12 +173,12 @@ def test_a_segment_deleted_between_planning_and_reading_is_data_loss(filled, tmp
         end = base + gone.stat().st_size
         gone.unlink()
         gone.with_suffix(".idx").unlink()
-        place = Place(path=str(tmp_path / "data"))
+        place = LogLocation(path=str(tmp_path / "data"))
         with pytest.raises(DataLossError, match=rf"its segment {names[deleted]} was deleted"):
-            list(options(place, True).read(Part(planned)))
+            list(options(place, True).read(ReadPartition(planned)))
         found = [
             ordinal
-            for batch in options(place, False).read(Part(planned))
+            for batch in options(place, False).read(ReadPartition(planned))
             for ordinal in batch.column("ordinal").to_pylist()
         ]
         kept = [one.ordinal for one in filled.records["many"] if not base <= one.offset < end]
@@ -195,13 +196,13 @@ def test_a_segment_deleted_while_it_is_planned_is_data_loss_too(filled, tmp_path
     later = next(one for one in filled.records["many"] if one.offset >= rows_end(filled))
     assert log.at_ordinal(state, 1)[1:] == (later.offset, later.ordinal)
     assert log.at_time(state, 1)[1:] == (later.offset, later.ordinal)
-    (part,) = log.split(Range("many", state.start, state.end), 1 << 40)
+    (part,) = log.split(LogRange("many", state.start, state.end), 1 << 40)
     with pytest.raises(DataLossError):
         read(log, part)
 
 
 def rows_end(filled: Filled) -> int:
-    """Where the first segment of `many` ends."""
+    """Return the offset at which the first segment of `many` ends."""
     return int(filled.segments("many")[1].stem.split("-")[1])
 
 
@@ -209,7 +210,7 @@ def test_what_a_server_has_forgotten_is_data_loss_and_the_rest_is_read(tmp_path)
     config = "durability = 'written'\n[journal]\nrotate_s = 0.1\n[segment]\nbytes = 2048\n"
     config += "[retention]\nbytes = 4096\ncheck_s = 0.1\n"
     with start_server(tmp_path, config) as server, connect_blocking(server.figg_url) as client:
-        place = Place(urls=(server.http_url,))
+        place = LogLocation(urls=(server.http_url,))
         with closing(open_log(place)) as log:
             for _ in range(10):
                 client.publish("many", bytes(300))
@@ -218,14 +219,14 @@ def test_what_a_server_has_forgotten_is_data_loss_and_the_rest_is_read(tmp_path)
                 for _ in range(10):
                     client.publish_nowait("many", bytes(300))
                 client.flush()
-                time.sleep(0.12)  # or all of it becomes one run
+                time.sleep(0.12)  # otherwise all records become one run
             late = planned[0]._replace(end=state_of(log, "many").end)
             wait_until(lambda: state_of(log, "many").start.offset, 30, "retention")
             with pytest.raises(DataLossError, match=r"'many': retention has overtaken the read"):
-                list(options(place, True).read(Part([late])))
+                list(options(place, True).read(ReadPartition([late])))
             found = [
                 ordinal
-                for batch in options(place, False).read(Part([late]))
+                for batch in options(place, False).read(ReadPartition([late]))
                 for ordinal in batch.column("ordinal").to_pylist()
             ]
             assert found == list(range(found[0], 110))
@@ -233,10 +234,10 @@ def test_what_a_server_has_forgotten_is_data_loss_and_the_rest_is_read(tmp_path)
             destroy(server, "many")
             with pytest.raises(DataLossError, match=r"'many' was destroyed"):
                 read(log, late)
-            assert list(options(place, False).read(Part([late]))) == []
+            assert list(options(place, False).read(ReadPartition([late]))) == []
 
 
-# Files that are not as they should be
+# Invalid files
 
 
 def cut_rows(file: Path, count: int) -> None:
@@ -284,9 +285,9 @@ def test_files_that_have_become_shorter_than_they_were_planned_are_damage(filled
     name = Path(filled.segments("many")[-1].name).stem
     (index,) = (tmp_path / "data").glob(f"segments/*/{name}.idx")
     cut_rows(index, 1)
-    place = Place(path=str(tmp_path / "data"))
+    place = LogLocation(path=str(tmp_path / "data"))
     with pytest.raises(DamageError, match="the index is damaged or too short"):
-        list(options(place, True).read(Part(planned)))
+        list(options(place, True).read(ReadPartition(planned)))
 
 
 def test_records_without_any_files_are_data_loss(filled, tmp_path):
@@ -294,19 +295,19 @@ def test_records_without_any_files_are_data_loss(filled, tmp_path):
     log = FileLog(str(tmp_path / "data"))
     state = state_of(log, "one")
     with pytest.raises(DataLossError, match="'gone' has no files any more"):
-        log.split(Range("gone", state.start, state.end), 1 << 40)
+        log.split(LogRange("gone", state.start, state.end), 1 << 40)
 
 
 def test_a_server_knows_how_far_a_destroyed_topic_reached(tmp_path):
     with start_server(tmp_path) as server, connect_blocking(server.figg_url) as client:
         for _ in range(3):
             client.publish("t", b"x")
-        with closing(open_log(Place(urls=(server.http_url,)))) as log:
+        with closing(open_log(LogLocation(urls=(server.http_url,)))) as log:
             end = state_of(log, "t").end
             destroy(server, "t")
             assert log.ended(["t", "never"]) == {"t": end}
             assert log.topics(["t"]) == {}
-        with closing(open_log(Place(path=str(server.data_dir)))) as log:
+        with closing(open_log(LogLocation(path=str(server.data_dir)))) as log:
             assert log.ended(["t"]) == {}
 
 
@@ -376,7 +377,7 @@ def test_files_of_others_are_left_alone(filled, copied):
 
 
 def test_files_are_read_while_the_server_writes(tmp_path):
-    """Whatever a reader sees is a beginning of what was published, and in the end all of it."""
+    """A reader always sees a prefix of the published records, and in the end all of them."""
     with start_server(tmp_path) as server, connect_blocking(server.figg_url) as client:
         log = FileLog(str(server.data_dir))
         sent: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Runs → records: boundaries against a plain walk, checksums, clipping, portions."""
+"""Runs → records: boundaries against a plain loop, checksums, clipping, portions."""
 
 import logging
 import struct
@@ -13,10 +13,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.log.records import pack_record
 from headrace.model import Position
-from headrace.spark import decode as module
+from headrace.reader import decode as module
+from headrace.reader.decode import DamageError, DecodedRecords, boundaries, decode, to_batch
+from headrace.reader.view import DamagedRange, LogBlock
 from headrace.spark.columns import SCHEMA
-from headrace.spark.decode import DamageError, Records, boundaries, decode, to_batch
-from headrace.spark.log_view import Block, Damage
 from tests.spark_units.runs import block, flipped, packed, whole
 
 payload = st.integers(0, 2000).map(lambda size: bytes([size % 251]) * size)
@@ -26,7 +26,7 @@ several = st.lists(run, min_size=1, max_size=12)
 
 
 def walked(data: bytes, lengths: Sequence[int], counts: Sequence[int]) -> list[int] | None:
-    """Boundaries found one by one; None when the runs are not so many records."""
+    """Find boundaries one by one; return None if the runs do not have these numbers of records."""
     found, at = [], 0
     for length, count in zip(lengths, counts, strict=True):
         stop = at + length
@@ -90,12 +90,12 @@ def test_data_behind_the_runs_is_not_looked_at():
 # Checks
 
 
-def payloads(found: "list[Records]") -> list[bytes]:
+def payloads(found: "list[DecodedRecords]") -> list[bytes]:
     return [one for records in found for one in records.payloads().to_pylist()]
 
 
-def places(found: "list[Records]") -> list[tuple[int, int, int, int]]:
-    """Offset, next offset, ordinal and time of each record."""
+def places(found: "list[DecodedRecords]") -> list[tuple[int, int, int, int]]:
+    """Return offset, next offset, ordinal and time of each record."""
     rows = []
     for one in found:
         starts, ends = one.boundaries[:-1].tolist(), one.boundaries[1:].tolist()
@@ -154,8 +154,8 @@ def test_bytes_with_a_right_checksum_that_are_no_records_are_damage():
     data, changed = wrong.data, wrong.rows.copy()
     changed["count"] = 2
     with pytest.raises(DamageError, match="bytes are no records"):
-        list(decode(whole(wrong), iter([Block(changed, data, "x")]), verify=True))
-    assert list(decode(whole(wrong), iter([Block(changed, data, "x")]), verify=False)) == []
+        list(decode(whole(wrong), iter([LogBlock(changed, data, "x")]), verify=True))
+    assert list(decode(whole(wrong), iter([LogBlock(changed, data, "x")]), verify=False)) == []
 
 
 @pytest.mark.parametrize("kept", [0, 3, 7, 14, 20, 40])
@@ -171,7 +171,7 @@ def test_a_file_that_was_cut_gives_the_runs_that_are_whole(kept):
 
 def test_damaged_rows_are_an_error_or_left_out(caplog):
     one = block(RUNS)
-    pieces = [Damage(100, 200, "segment y.log"), one]
+    pieces = [DamagedRange(100, 200, "segment y.log"), one]
     with pytest.raises(
         DamageError, match=r"segment y.log, offsets 100 to 200: the index is damaged"
     ):
@@ -179,7 +179,7 @@ def test_damaged_rows_are_an_error_or_left_out(caplog):
     assert payloads(list(decode(whole(one), iter(pieces), verify=False))) == ALL
 
 
-# Which records
+# Selection of records
 
 
 @given(several, st.data())
@@ -197,7 +197,7 @@ def test_only_the_records_of_the_part_are_given(runs, draw):
 
 
 def test_runs_that_overlap_give_each_record_once():
-    """The tail's runs are joined anew when they are applied: the next answer may begin inside of one."""
+    """Applying joins the tail's runs differently, so the next answer may begin inside a run."""
     first, later = (
         block([[b"a", b"b"], [b"c"]]),
         block([[b"c", b"d"], [b"e"]], offset=10, ordinal=2),

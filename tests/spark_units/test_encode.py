@@ -1,4 +1,4 @@
-"""Rows → blocks, read again by what the server reads them with."""
+"""Rows → blocks, read back with the server's own reader."""
 
 import re
 from collections.abc import Iterable
@@ -8,21 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import PayloadTooLargeError
-from headrace.log.blocks import HEADER_BYTES, MAGIC, BlockDecoder
-from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
+from headrace.errors import PayloadTooLargeError, SinkError
+from headrace.log.batch.blocks import HEADER_BYTES, MAGIC, BlockDecoder
+from headrace.log.read.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
 from headrace.log.records import split_records
 from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.spark import encode as module
-from headrace.spark.encode import EncodedBlock, encode_batch
-from headrace.spark.envelopes import Stamps
-from headrace.spark.sink_columns import SinkError, Written
+from headrace.payload.checks import UPLOAD_CHECKS
+from headrace.reader import encode as module
+from headrace.reader.encode import EncodedBlock, encode_batch
+from headrace.spark.envelopes.registry import Stamps
+from headrace.spark.sink_columns import WrittenColumns
 
 
 def received(blocks: Iterable[EncodedBlock]) -> dict[str, list[bytes]]:
-    """What the server would append, by topic; it refuses what breaks the format."""
+    """Return the records that the server would append, by topic; fail if a block breaks the format."""
     topics: dict[str, list[bytes]] = {}
-    decoder = BlockDecoder()
+    decoder = BlockDecoder(UPLOAD_CHECKS)
     for block in map(b"".join, blocks):
         assert block[:4] == MAGIC
         decoder.feed(block)
@@ -49,7 +50,7 @@ rows = st.lists(
 
 @given(rows, st.integers(0, 10), st.integers(0, 10))
 def test_rows_keep_their_order_within_each_topic(rows, before, behind):
-    """Also when the arrays are slices of others."""
+    """This also holds when the arrays are slices of others."""
     padding = [("other", b"not to be written")]
     padded = padding * before + rows + padding * behind
     topics = pa.array([topic for topic, _ in padded], pa.string()).slice(before, len(rows))
@@ -144,5 +145,5 @@ def test_text_and_large_types_are_written_as_bytes(kind):
     payloads = text.cast(kind) if kind != pa.large_binary() else text.cast(pa.binary()).cast(kind)
     topics = pa.array(["a", "b", "a"], pa.large_string())
     batch = pa.RecordBatch.from_arrays([payloads, topics], names=["payload", "topic"])
-    found = received(encode_batch(*Written("", "", ()).rows(batch.slice(1), Stamps("n", 0))))
+    found = received(encode_batch(*WrittenColumns("", "", ()).rows(batch.slice(1), Stamps("n", 0))))
     assert found == {"b": ["é".encode()], "a": [("☃" * 9).encode()]}

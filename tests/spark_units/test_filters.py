@@ -1,4 +1,4 @@
-"""Filters that narrow a read: never a row less than the filters leave, against trying every row."""
+"""Filters that narrow a read: no row that the filters accept is missing, compared with trying every row."""
 
 import datetime
 from typing import Any
@@ -20,10 +20,10 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from headrace.reader.planning import plan_batch
+from headrace.reader.view import LogView
 from headrace.spark.filters import narrowing_of
-from headrace.spark.log_view import LogView
 from headrace.spark.options import parse_source
-from headrace.spark.planning import plan_batch
 from tests.spark_units.conftest import Filled
 from tests.spark_units.test_logs import NAMES, read, state_of, times_of
 
@@ -70,7 +70,7 @@ def test_exactly_the_rows_that_the_filters_leave_are_read(log, filled, data):
     left = rows
     for _ in range(data.draw(st.integers(1, 3))):
         column = data.draw(st.sampled_from(["offset", "ordinal", "timestamp"]))
-        # By its number: Hypothesis may want to print what is chosen from.
+        # The value is chosen by index, because Hypothesis may print the collection that it chooses from.
         value = rows[data.draw(st.integers(0, len(rows) - 1))][column]
         if column == "timestamp":
             value += datetime.timedelta(microseconds=data.draw(st.sampled_from([-1, 0, 0, 1, 999])))
@@ -81,7 +81,7 @@ def test_exactly_the_rows_that_the_filters_leave_are_read(log, filled, data):
         left = [row for row in left if COMPARISONS[kind](row[column], value)]
     got = planned(log, filters)
     expected = [(row["topic"], row["ordinal"]) for row in left]
-    # An offset inside a record is no record's, which only Spark sees.
+    # An offset inside a record belongs to no record. Only Spark applies that.
     assert set(expected) <= set(got)
     assert sorted(set(got)) == sorted(got)
     if not any(isinstance(one, EqualTo) for one in filters):

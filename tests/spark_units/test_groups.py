@@ -1,4 +1,4 @@
-"""One query for each groupId: another one is found by its lock, or by the cursor that it moves."""
+"""One query for each groupId: another query is noticed by its lock, or by the cursor that it moves."""
 
 import itertools
 from contextlib import closing
@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from headrace.model import Position
+from headrace.reader.selection import SourceOptions
 from headrace.spark import groups
 from headrace.spark.groups import Group, GroupInUseError
 from headrace.spark.offsets import encode_offset
-from headrace.spark.options import SourceOptions, parse_source
+from headrace.spark.options import parse_source
 from headrace.spark.source import HeadraceSource
 from headrace.spark.stream import StreamReader
 from tests.spark.support import send
@@ -36,7 +37,7 @@ def options(filled: Filled, group: str, topics: str = "many", **place: str) -> S
 
 
 def move(filled: Filled, group: str, ordinal: int) -> None:
-    """As the tracker of a query does that has read so far."""
+    """Move the cursor as the tracker of a query does that has read up to there."""
     record = filled.records["many"][ordinal]
     at = Position(state_of(filled.server, "many").end.epoch, record.offset, record.ordinal)
     body = {"reader": f"group:{group}", "positions": [{"topic": "many", **at._asdict()}]}
@@ -54,7 +55,7 @@ def test_a_second_query_on_this_machine_is_refused_until_the_first_ends(filled, 
     with closing(Group(wanted)):
         with pytest.raises(GroupInUseError, match=f"another query on this machine has .*'{group}'"):
             Group(wanted)
-        # Cursors are those of topics: a query of others does no harm.
+        # Cursors belong to topics, so a query of other topics does not conflict.
         Group(options(filled, group, "one", **given)).close()
         Group(options(filled, f"{group}x", **given)).close()
     Group(wanted).close()
@@ -63,7 +64,7 @@ def test_a_second_query_on_this_machine_is_refused_until_the_first_ends(filled, 
 def test_a_cursor_that_another_query_moves_ahead_is_noticed(filled, group):
     with closing(Group(options(filled, group))) as ours:
         ours.check(at(0))
-        move(filled, group, 5)  # by our own tracker
+        move(filled, group, 5)  # our own tracker does this
         ours.check(at(5))
         ours.check(at(9))
         move(filled, group, 30)
@@ -77,12 +78,12 @@ def test_a_cursor_that_another_query_moves_ahead_is_noticed(filled, group):
 
 def test_a_query_that_begins_anew_or_after_a_crash_goes_on(filled, group):
     move(filled, group, 30)
-    # From a new or an older checkpoint: nobody moves the cursor any more.
+    # The query has a new or an older checkpoint, and no other query moves the cursor.
     with closing(Group(options(filled, group))) as ours:
         ours.check(at(0))
         move(filled, group, 3)
         ours.check(at(3))
-    # The tracker was killed before it could tell of the last batch.
+    # The tracker was killed before it could report the last batch.
     with closing(Group(options(filled, group))) as ours:
         ours.check(at(40))
 

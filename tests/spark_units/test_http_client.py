@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headrace.spark.http_client import HttpClient, ServerError
-from headrace.spark.options import Place
+from headrace.reader.http_client import HttpClient, ServerError
+from headrace.reader.selection import LogLocation
 from headrace.testing import hold_port
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -17,7 +17,7 @@ Serve = Callable[..., str]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """A server that gives these answers, one to a connection, and closes each."""
+    """A server that gives these answers in order, one per connection, and closes each connection."""
     listeners = []
 
     def make(*answers: bytes) -> str:
@@ -43,7 +43,7 @@ def serve() -> Iterator[Serve]:
 
 
 def client(*urls: str, retry_s: float = 0.0, token: str = "") -> HttpClient:
-    return HttpClient(Place(urls=urls, token=token), retry_s=retry_s)
+    return HttpClient(LogLocation(urls=urls, token=token), retry_s=retry_s)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
-"""Rows of an index: which hold, and what follows without a gap."""
+"""Rows of an index: which are valid, and which follow without a gap."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.log.index import ROW_BYTES, Row
+from headrace.log.read.index import ROW_BYTES, Row
 from headrace.model import JUMP
-from headrace.spark.index_rows import Gap, Stretch, parse, stretches
+from headrace.reader.index_rows import RowGap, Stretch, parse, stretches
 from tests.spark_units.runs import flipped, index, packed
 
 RUNS = [[b"a"] * 3, [b"bb"], [b""] * 5, [b"dddd"] * 2, [b"e"]]
@@ -21,7 +21,7 @@ def damaged(rows: list[Row], *numbers: int) -> bytes:
     return data
 
 
-def covered(found: "list[Stretch | Gap]") -> list[tuple[str, int, int]]:
+def covered(found: "list[Stretch | RowGap]") -> list[tuple[str, int, int]]:
     return [(type(one).__name__, one.offset, one.end) for one in found]
 
 
@@ -42,7 +42,7 @@ def test_a_row_that_is_only_half_there_does_not_count(extra):
 def test_an_index_without_rows_covers_nothing(extra):
     found = parse(bytes(extra))
     assert (len(found.rows), found.gaps) == (0, frozenset())
-    assert list(stretches(found, 0, 100, 1 << 20)) == [Gap(0, 100)]
+    assert list(stretches(found, 0, 100, 1 << 20)) == [RowGap(0, 100)]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_sound_index_is_one_stretch():
 @pytest.mark.parametrize("number", range(5))
 def test_damage_is_named_wherever_it_stands(number):
     found = covered(list(stretches(parse(damaged(ROWS, number)), 1000, END, 1 << 20)))
-    gaps = [(start, end) for kind, start, end in found if kind == "Gap"]
+    gaps = [(start, end) for kind, start, end in found if kind == "RowGap"]
     assert gaps == [(ROWS[number].offset, ROWS[number].end)]
     assert found[0][1] == 1000
     assert [one[1] for one in found[1:]] == [one[2] for one in found[:-1]]
@@ -73,7 +73,7 @@ def test_damage_is_named_wherever_it_stands(number):
 
 def test_nothing_but_damage_is_named_once():
     found = parse(damaged(ROWS, *range(5)))
-    assert covered(list(stretches(found, 1000, END, 1 << 20))) == [("Gap", 1000, END)]
+    assert covered(list(stretches(found, 1000, END, 1 << 20))) == [("RowGap", 1000, END)]
 
 
 def test_a_topic_may_jump_ahead_and_that_is_no_damage():
@@ -82,7 +82,7 @@ def test_a_topic_may_jump_ahead_and_that_is_no_damage():
     assert covered(found) == [
         ("Stretch", 1000, END),
         ("Stretch", END + JUMP, END + JUMP + len(data)),
-        ("Gap", END + JUMP + len(data), END + 3 * JUMP),
+        ("RowGap", END + JUMP + len(data), END + 3 * JUMP),
     ]
 
 
@@ -90,7 +90,7 @@ def test_a_topic_may_jump_ahead_and_that_is_no_damage():
 def test_rows_that_are_missing_are_damage(number):
     rest = [row for at, row in enumerate(ROWS) if at != number]
     found = covered(list(stretches(parse(index(rest)), 1000, END, 1 << 20)))
-    gaps = [(start, end) for kind, start, end in found if kind == "Gap"]
+    gaps = [(start, end) for kind, start, end in found if kind == "RowGap"]
     assert gaps == [(ROWS[number].offset, ROWS[number].end)]
 
 
@@ -121,7 +121,7 @@ def test_every_wanted_run_is_in_a_stretch_or_a_gap(numbers, one, other, bytes_ma
         else:
             wanted = max(row.offset, start), min(row.end, end)
             assert any(
-                isinstance(one, Gap) and one.offset <= wanted[0] and wanted[1] <= one.end
+                isinstance(one, RowGap) and one.offset <= wanted[0] and wanted[1] <= one.end
                 for one in found
             )
     for one in found:

@@ -1,4 +1,4 @@
-"""Payloads that are JSON: members as columns and back, whatever stands in them."""
+"""Payloads that are JSON: members as columns and back, for any content."""
 
 import datetime
 import decimal
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.spark.json_envelope import JsonEnvelope
-from headrace.spark.sink_columns import SinkError
+from headrace.errors import SinkError
+from headrace.spark.envelopes.json import JsonEnvelope
 
 json_values = st.recursive(
     st.none()
@@ -35,7 +35,7 @@ def column(payloads: list[bytes], kind: pa.DataType) -> list[object]:
 
 
 def one(value: object, kind: pa.DataType) -> object:
-    """What a member of this value becomes, between others that are right."""
+    """Return the column value for a member with this value, decoded between valid payloads."""
     payload = b'{"a": %s}' % (value if isinstance(value, bytes) else json.dumps(value).encode())
     before, found, behind = column([b"{}", payload, b'{"b": 1}'], kind)
     assert before is None and behind is None

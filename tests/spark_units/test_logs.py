@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.model import Position
-from headrace.spark.decode import decode
-from headrace.spark.http_client import ServerError
-from headrace.spark.log_files import FileLog
-from headrace.spark.log_server import ServerLog
-from headrace.spark.log_view import DataLossError, LogView, Range, TopicState
-from headrace.spark.options import Place
+from headrace.reader.decode import decode
+from headrace.reader.files import FileLog
+from headrace.reader.http_client import ServerError
+from headrace.reader.selection import LogLocation
+from headrace.reader.server import ServerLog
+from headrace.reader.view import DataLossError, LogRange, LogView, TopicState
 from tests.spark_units.conftest import Filled, Record
 
 NAMES = ["anew", "many", "one", "short/many", "é/☃ +&%"]
@@ -30,7 +30,7 @@ def state_of(log: LogView, name: str) -> TopicState:
     return log.topics([name])[name]
 
 
-def read(log: LogView, part: Range) -> list[Record]:
+def read(log: LogView, part: LogRange) -> list[Record]:
     found = []
     for records in decode(part, log.read(part), verify=True):
         offsets = records.boundaries.tolist()
@@ -41,7 +41,7 @@ def read(log: LogView, part: Range) -> list[Record]:
 
 
 def between(start: int, end: int, part: float) -> int:
-    """A number a little before, in or a little behind these."""
+    """Return a number in this range, or slightly below or above it."""
     return max(0, round(start - 3 + part * (end - start + 6)))
 
 
@@ -51,7 +51,7 @@ def between(start: int, end: int, part: float) -> int:
 def test_all_topics_are_seen_in_both_views(filled):
     files = FileLog(str(filled.path)).topics(None)
     assert sorted(files) == NAMES
-    with closing(ServerLog(Place(urls=(filled.server.http_url,)))) as server:
+    with closing(ServerLog(LogLocation(urls=(filled.server.http_url,)))) as server:
         assert files == server.topics(None)
 
 
@@ -76,7 +76,7 @@ def test_topics_asked_for_again_are_the_same(log):
 
 
 def test_any_number_of_long_names_can_be_asked_for(log):
-    """More than one address holds, if each letter takes nine bytes of it."""
+    """The names do not fit into one URL, because each letter takes nine bytes there."""
     asked = [f"{number}/{'☃' * 80}" for number in range(400)]
     assert list(log.topics([*asked, "many", *asked])) == ["many"]
 
@@ -131,7 +131,7 @@ def test_a_time_is_the_first_record_from_then_on(log, filled: Filled, name, part
 
 
 def times_of(log: LogView, state: TopicState) -> list[int]:
-    (whole,) = log.split(Range(state.name, state.start, state.end), 1 << 40)
+    (whole,) = log.split(LogRange(state.name, state.start, state.end), 1 << 40)
     return [ms for one in decode(whole, log.read(whole), verify=True) for ms in one.ms.tolist()]
 
 
@@ -140,7 +140,7 @@ def times_of(log: LogView, state: TopicState) -> list[int]:
 def test_rows_without_their_bytes_are_those_of_the_records(log, filled: Filled, name, part, size):
     state, records = state_of(log, name), filled.records[name]
     start = log.at_offset(state, between(records[0].offset, records[-1].end, part))
-    whole = Range(name, start, state.end)
+    whole = LogRange(name, start, state.end)
     for one in log.split(whole, size) if start.ordinal < state.end.ordinal else ():
         rows = [row for some in log.rows(one) for row in some.tolist()]
         assert rows == [row for block in log.read(one) for row in block.rows.tolist()]
@@ -162,7 +162,7 @@ def test_every_number_has_a_position(log, number):
 
 
 def test_positions_end_where_the_topic_ended_when_it_was_asked(log, filled):
-    """The log has grown since."""
+    """The log has grown since then."""
     state, records = state_of(log, "many"), filled.records["many"]
     middle = records[300]
     before = state._replace(end=Position(state.end.epoch, middle.offset, middle.ordinal))
@@ -185,7 +185,7 @@ def test_parts_give_exactly_the_records_of_the_whole(log, filled: Filled, name, 
     first, last = sorted(min(len(records) - 1, int(part * len(records))) for part in (one, other))
     end = position(state, records[last]) if other < 0.9 else state.end
     stop = last if other < 0.9 else len(records)
-    whole = Range(name, position(state, records[first]), end)
+    whole = LogRange(name, position(state, records[first]), end)
     parts = log.split(whole, size) if whole.start.ordinal < whole.end.ordinal else []
     assert [record for part in parts for record in read(log, part)] == records[first:stop]
     if parts:
@@ -198,25 +198,25 @@ def test_parts_give_exactly_the_records_of_the_whole(log, filled: Filled, name, 
 def test_a_whole_topic_is_read_as_it_was_published(log, filled, name):
     state = state_of(log, name)
     for size in (1, 5000, 1 << 40):
-        parts = log.split(Range(name, state.start, state.end), size)
+        parts = log.split(LogRange(name, state.start, state.end), size)
         assert [record for part in parts for record in read(log, part)] == filled.records[name]
 
 
 def test_parts_are_about_as_large_as_asked_for(log, filled):
     state = state_of(log, "many")
-    parts = log.split(Range("many", state.start, state.end), 5_000)
+    parts = log.split(LogRange("many", state.start, state.end), 5_000)
     assert len(parts) > 3
     assert all(part.bytes <= 20_000 for part in parts)
 
 
 class Asked(ServerLog):
-    """Notes which paths were asked for, and may be refused some."""
+    """View that records the requested paths, and can have some refused."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LogLocation) -> None:
         super().__init__(place)
         self.paths: list[str] = []
         self.refused: dict[str, int] = {}
-        """Paths and the status they are answered with."""
+        """Status of the answer for each refused path."""
         ask = self._http.send
 
         def send(method: str, path: str, *given: Any) -> bytes:
@@ -229,9 +229,9 @@ class Asked(ServerLog):
 
 
 def test_small_parts_take_one_request_together(filled):
-    with closing(Asked(Place(urls=(filled.server.http_url,)))) as log:
+    with closing(Asked(LogLocation(urls=(filled.server.http_url,)))) as log:
         states = log.topics(NAMES)
-        parts = [Range(name, state.start, state.end) for name, state in states.items()]
+        parts = [LogRange(name, state.start, state.end) for name, state in states.items()]
         log.paths.clear()
         log.expect(parts)
         for part in parts:
@@ -243,9 +243,9 @@ def test_small_parts_take_one_request_together(filled):
 
 
 def test_parts_may_be_read_in_any_order_or_not_at_all(filled):
-    with closing(ServerLog(Place(urls=(filled.server.http_url,)))) as log:
+    with closing(ServerLog(LogLocation(urls=(filled.server.http_url,)))) as log:
         states = log.topics(NAMES)
-        parts = [Range(name, state.start, state.end) for name, state in states.items()]
+        parts = [LogRange(name, state.start, state.end) for name, state in states.items()]
         for order in permutations(parts, 3):
             log.expect(parts)
             for part in order:
@@ -253,13 +253,13 @@ def test_parts_may_be_read_in_any_order_or_not_at_all(filled):
 
 
 def test_many_parts_are_fetched_in_several_requests(filled):
-    """More than one address and one answer hold, with a part between that is gone."""
-    with closing(Asked(Place(urls=(filled.server.http_url,)))) as log:
+    """The parts exceed one URL and one answer, and a part between them is gone."""
+    with closing(Asked(LogLocation(urls=(filled.server.http_url,)))) as log:
         state, records = state_of(log, "many"), filled.records["many"]
         ends = [position(state, record) for record in records[1:]] + [state.end]
         starts = [position(state, record) for record in records]
-        parts = [Range("many", *one) for one in zip(starts, ends, strict=True)]
-        nowhere = Range("nope", starts[0], ends[0])
+        parts = [LogRange("many", *one) for one in zip(starts, ends, strict=True)]
+        nowhere = LogRange("nope", starts[0], ends[0])
         log.paths.clear()
         log.expect([*parts[:5], nowhere, *parts[5:]])
         assert [one for part in parts[:5] for one in read(log, part)] == records[:5]
@@ -270,8 +270,8 @@ def test_many_parts_are_fetched_in_several_requests(filled):
 
 
 def test_a_place_in_a_topic_that_has_ended_since_is_its_end(filled):
-    """Whoever reads up to there finds out that it has ended."""
-    with closing(ServerLog(Place(urls=(filled.server.http_url,)))) as log:
+    """A read up to that position finds out that the topic has ended."""
+    with closing(ServerLog(LogLocation(urls=(filled.server.http_url,)))) as log:
         ended = state_of(log, "many")._replace(name="nope")
         assert log.at_offset(ended, 1) == ended.end
         assert log.at_ordinal(ended, 1) == ended.end
@@ -280,10 +280,10 @@ def test_a_place_in_a_topic_that_has_ended_since_is_its_end(filled):
 
 @pytest.mark.parametrize("status", [404, 414, 500])
 def test_where_parts_are_refused_together_each_is_asked_for_alone(filled, status):
-    """As by a proxy that does not know the path, or takes only short addresses."""
-    with closing(Asked(Place(urls=(filled.server.http_url,)))) as log:
+    """A proxy may not know the path, or may accept only short URLs."""
+    with closing(Asked(LogLocation(urls=(filled.server.http_url,)))) as log:
         states = log.topics(NAMES)
-        parts = [Range(name, state.start, state.end) for name, state in states.items()]
+        parts = [LogRange(name, state.start, state.end) for name, state in states.items()]
         log.refused["/v1/ranges"] = status
         log.expect(parts)
         for part in parts:
@@ -292,10 +292,10 @@ def test_where_parts_are_refused_together_each_is_asked_for_alone(filled, status
 
 
 def test_an_empty_part_harms_none_beside_it(filled):
-    with closing(ServerLog(Place(urls=(filled.server.http_url,)))) as log:
+    with closing(ServerLog(LogLocation(urls=(filled.server.http_url,)))) as log:
         states = log.topics(["anew", "many", "one"])
-        parts = [Range(name, state.start, state.end) for name, state in states.items()]
-        empty = Range("many", states["many"].end, states["many"].start)
+        parts = [LogRange(name, state.start, state.end) for name, state in states.items()]
+        empty = LogRange("many", states["many"].end, states["many"].start)
         log.expect([parts[0], empty, *parts[1:]])
         for part in parts:
             assert read(log, part) == filled.records[part.topic]

@@ -1,4 +1,4 @@
-"""Payloads that are events of Logux: columns of them and back, in the form that clients bring them in."""
+"""Payloads that are Logux events: into columns and back, in the form in which clients send them."""
 
 import datetime
 import json
@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from headrace.logux_envelope import (
+from headrace.errors import SinkError
+from headrace.payload.logux import (
     Envelope,
     check_envelope,
     created_of,
@@ -19,9 +20,8 @@ from headrace.logux_envelope import (
     id_of,
     raw_event,
 )
-from headrace.spark.envelopes import Stamps
-from headrace.spark.logux_envelope import LoguxEnvelope
-from headrace.spark.sink_columns import SinkError
+from headrace.spark.envelopes.logux import LoguxEnvelope
+from headrace.spark.envelopes.registry import Stamps
 
 UTC = datetime.UTC
 UTC_US = pa.timestamp("us", tz="UTC")
@@ -67,7 +67,7 @@ def batch(**columns: Any) -> pa.RecordBatch:
 
 
 def encode(task: int = 0, **columns: Any) -> list[bytes]:
-    """Payloads that the server takes."""
+    """Encode payloads, and check that the server accepts them."""
     found = LoguxEnvelope().encode(batch(**columns), Stamps("spark-u", task)).to_pylist()
     for payload in found:
         check_envelope(payload)

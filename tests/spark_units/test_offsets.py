@@ -1,4 +1,4 @@
-"""The offset in a checkpoint: the same text for the same positions, and read again."""
+"""The offset in a checkpoint: equal positions give equal texts, and it can be read back."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, Position
-from headrace.spark.log_view import SourceError
+from headrace.reader.view import SourceError
 from headrace.spark.offsets import decode_offset, encode_offset, group_of, joined_in
 from headrace.spark.source import HeadraceSource
 from tests.archives import extract

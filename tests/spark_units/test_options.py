@@ -1,4 +1,4 @@
-"""Options of source and sink: each, all contradictions, all wrong values; secrets stay secret."""
+"""Options of source and sink: each one, all contradictions, all invalid values; secrets stay secret."""
 
 import datetime
 import json
@@ -7,18 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.spark.options import (
+from headrace.errors import OptionError
+from headrace.reader.selection import (
     EARLIEST,
     LATEST,
-    OptionError,
-    Place,
-    SinkOptions,
+    LogLocation,
     SourceOptions,
     Where,
     parse_place,
-    parse_sink,
-    parse_source,
 )
+from headrace.spark.options import SinkOptions, parse_sink, parse_source
 
 URL = "http://127.0.0.1:8121"
 
@@ -33,7 +31,7 @@ def sink(streaming: bool = False, **options: str) -> SinkOptions:
 
 def test_without_options_all_of_the_topics_is_read_and_checked():
     found = source()
-    assert found.place == Place(path="/data")
+    assert found.place == LogLocation(path="/data")
     assert (found.starting, found.ending, found.rows_max, found.bytes_max) == (None,) * 4
     assert (found.partitions_min, found.partition_bytes) == (1, 64 << 20)
     assert (found.fail_on_data_loss, found.verify) == (True, True)
@@ -146,7 +144,7 @@ def test_servers_are_one_or_several(text, urls):
     assert parse_place(text, "").urls == urls
 
 
-# What is refused. Each error is one sentence with the option's name in it.
+# Refusals. Each error is one sentence that names the option.
 
 
 def refused(call: object, options: dict[str, str], streaming: bool) -> str:
@@ -299,7 +297,7 @@ def test_an_address_is_no_path(given):
 def test_a_sink_has_a_topic_a_producer_and_a_number():
     found = sink(topic="t", producer="p", batchId="7", encode="json", token="secret")
     assert (found.topic, found.producer, found.batch, found.encode) == ("t", "p", 7, "json")
-    assert found.place == Place(urls=(URL,), token="secret")
+    assert found.place == LogLocation(urls=(URL,), token="secret")
     assert sink(True, producer="p").producer == "p"
 
 

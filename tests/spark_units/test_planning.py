@@ -1,4 +1,4 @@
-"""Which records are read and by which task: shares of topics, parts of ranges, where a read begins."""
+"""Assignment of records to tasks: shares of topics, parts of ranges, and the start of a read."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.errors import OptionError
 from headrace.model import JUMP, Position
-from headrace.spark.log_view import Block, Damage, DataLossError, Range, TopicState
-from headrace.spark.options import OptionError, SourceOptions, Where, parse_source
-from headrace.spark.planning import (
+from headrace.reader.planning import (
     CUT_TOPICS_MAX,
     check_positions,
     gone_error,
@@ -22,6 +21,9 @@ from headrace.spark.planning import (
     plan_batch,
     ranges_between,
 )
+from headrace.reader.selection import SourceOptions, Where
+from headrace.reader.view import DamagedRange, DataLossError, LogBlock, LogRange, TopicState
+from headrace.spark.options import parse_source
 from tests.spark_units.conftest import Filled
 from tests.spark_units.test_logs import NAMES, read
 
@@ -33,7 +35,7 @@ def at(ordinal: int) -> Position:
 
 
 class EvenLog:
-    """A log of records of ten bytes each, kept from ordinal 0 on; counts how often it is asked."""
+    """A log of records of ten bytes each from ordinal 0 on; it counts requests."""
 
     def __init__(self, ends: dict[str, int]) -> None:
         self.states = {name: TopicState(name, at(0), at(end)) for name, end in ends.items()}
@@ -57,12 +59,12 @@ class EvenLog:
     def at_time(self, topic: TopicState, ms: int) -> Position:
         return self.at_ordinal(topic, ms)
 
-    def split(self, whole: Range, bytes_max: int) -> Sequence[Range]:
+    def split(self, whole: LogRange, bytes_max: int) -> Sequence[LogRange]:
         step = max(1, bytes_max // RECORD_BYTES)
         edges = [*range(whole.start.ordinal, whole.end.ordinal, step), whole.end.ordinal]
-        return [Range(whole.topic, at(one), at(two)) for one, two in pairwise(edges)]
+        return [LogRange(whole.topic, at(one), at(two)) for one, two in pairwise(edges)]
 
-    def read(self, part: Range) -> Iterator[Block | Damage]:
+    def read(self, part: LogRange) -> Iterator[LogBlock | DamagedRange]:
         raise NotImplementedError
 
     def close(self) -> None: ...
@@ -151,7 +153,7 @@ def test_of_very_many_large_topics_those_with_most_come_first():
 )
 def test_tasks_cover_the_ranges_exactly(ranges, partition_bytes, partitions_min):
     wanted = [
-        Range(f"t{number}", at(start), at(start + count))
+        LogRange(f"t{number}", at(start), at(start + count))
         for number, (start, count) in enumerate(ranges)
     ]
     log = EvenLog({})
@@ -174,12 +176,12 @@ def test_nothing_to_read_is_no_task():
 
 
 def test_there_are_as_many_tasks_as_asked_for():
-    ranges = [Range("a", at(0), at(1000)), Range("b", at(0), at(1000))]
+    ranges = [LogRange("a", at(0), at(1000)), LogRange("b", at(0), at(1000))]
     assert len(parts_of(EvenLog({}), ranges, options(minPartitions="8"))) >= 8
 
 
 def test_small_topics_share_a_task():
-    ranges = [Range(f"t{n}", at(0), at(3)) for n in range(1000)]
+    ranges = [LogRange(f"t{n}", at(0), at(3)) for n in range(1000)]
     assert len(parts_of(EvenLog({}), ranges, options())) == 1
 
 
@@ -193,7 +195,7 @@ def test_tasks_of_a_real_log_read_it_exactly(log, filled: Filled, size):
     assert found == filled.records
 
 
-# Where
+# Start and end positions
 
 
 STATE = TopicState("t", at(10), at(20))
@@ -231,8 +233,8 @@ def test_a_topic_that_is_not_there_is_an_error():
 def test_topics_without_anything_to_read_take_no_part():
     chosen = options(startingTimestamp="5", endingTimestamp="8")
     assert plan_batch(EvenLog({"a": 3, "b": 7, "c": 9}), chosen) == [
-        Range("b", at(5), at(7)),
-        Range("c", at(5), at(8)),
+        LogRange("b", at(5), at(7)),
+        LogRange("c", at(5), at(8)),
     ]
 
 
@@ -291,26 +293,26 @@ def test_who_wants_to_go_on_whatever_is_missing_goes_on_where_it_can(position, f
 
 def test_only_what_moved_is_read():
     start = {"a": at(1), "b": at(2)}
-    assert ranges_between(start, {"a": at(1), "b": at(5)}) == [Range("b", at(2), at(5))]
+    assert ranges_between(start, {"a": at(1), "b": at(5)}) == [LogRange("b", at(2), at(5))]
 
 
 def jumped(ordinal: int, jumps: int = 1) -> Position:
-    """The same place as `at`, behind jumps of the log."""
+    """Return the same position as `at`, after jumps of the log."""
     return Position(2, ordinal * RECORD_BYTES + jumps * JUMP, ordinal + jumps * JUMP)
 
 
 def test_bytes_of_a_range_leave_jumps_out() -> None:
-    assert Range("a", at(2), jumped(12)).bytes == 10 * RECORD_BYTES
-    assert Range("a", at(2), jumped(12, 5)).bytes == 10 * RECORD_BYTES
-    assert Range("a", at(12), jumped(12)).bytes == 0
+    assert LogRange("a", at(2), jumped(12)).bytes == 10 * RECORD_BYTES
+    assert LogRange("a", at(2), jumped(12, 5)).bytes == 10 * RECORD_BYTES
+    assert LogRange("a", at(12), jumped(12)).bytes == 0
 
 
 def test_a_range_that_is_only_a_jump_is_a_task_s_too() -> None:
     class WholeLog(EvenLog):
-        def split(self, whole: Range, bytes_max: int) -> Sequence[Range]:
+        def split(self, whole: LogRange, bytes_max: int) -> Sequence[LogRange]:
             return [whole]
 
-    empty = Range("a", at(12), jumped(12))
+    empty = LogRange("a", at(12), jumped(12))
     assert parts_of(WholeLog({"a": 12}), [empty], options()) == [[empty]]
 
 

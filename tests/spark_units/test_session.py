@@ -1,4 +1,4 @@
-"""What a session chooses by itself, and whether its workers' Python will do. Starts no Spark."""
+"""Settings that a session chooses by itself, and checks of its workers' Python. Starts no Spark."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_shuffle_has_as_many_partitions_as_there_are_cores(configured, chosen)
 
 
 def bare_python(directory: Path) -> str:
-    """An interpreter without any package; unlike `-I` it looks at PYTHONPATH."""
+    """Make an interpreter without any packages. Unlike `-I`, it uses PYTHONPATH."""
     path = directory / "python"
     path.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     path.chmod(0o755)
@@ -48,7 +48,7 @@ def test_a_python_without_headrace_is_named(tmp_path):
     said = f"Spark's workers run {python}, which has no headrace and no crc32c"
     assert str(error.value).startswith(said)
     assert f"set PYSPARK_PYTHON={sys.executable} before the session starts" in str(error.value)
-    # What the user ships counts.
+    # Packages that the user ships count.
     packages = {str(Path(module.__file__ or "").parent.parent) for module in (headrace, pytest)}
     check(python, tuple(packages))
 

@@ -1,12 +1,12 @@
-"""Foreign clients that tell a log checker everything they send and receive."""
+"""Foreign clients that report everything they send and receive to a log checker."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from headrace.testing import LogChecker, ServerProcess
-from tests.system import foreign_wombat
-from tests.system.foreign_figg import Client, Wire
+from tests.system.figg.foreign import Client, Wire
+from tests.system.wombat import foreign as foreign_wombat
 
 
 def publisher(server: ServerProcess, checker: LogChecker, name: str, window: int = 256) -> Client:
@@ -42,7 +42,7 @@ def wombat_subscriber(
     server: ServerProcess, checker: LogChecker, name: str
 ) -> foreign_wombat.Client:
     def attached(topic: str, asked: str | None, got: str) -> None:
-        # A client knows by the serial alone that it missed something: none of these may.
+        # A client notices a gap only by the serial. None of these clients may have a gap.
         assert asked is None or got == asked, f"{name} asked for {asked} of {topic}, got {got}"
         checker.attached(name, topic, None if asked is None else offset_of(asked), offset_of(got))
 
@@ -56,7 +56,7 @@ def wombat_subscriber(
 
 
 def offset_of(serial: str) -> int:
-    """To a client a serial is a word; the checker wants to know that it says the right place."""
+    """Return the offset in a serial. Serials are opaque to clients, but the checker verifies the offset."""
     return int(serial.partition("@")[2])
 
 
@@ -77,7 +77,7 @@ def end_of(server: ServerProcess, topic: bytes) -> int:
 
 @contextmanager
 def in_threads(*functions: Callable[[], object]) -> Iterator[None]:
-    """Run the functions beside the block, and wait for them; the first error is raised here."""
+    """Run the functions in threads beside the block and wait for them; raise the first error."""
     errors: list[BaseException] = []
 
     def run(function: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Real servers for the system tests: one that tests of the wire share, and others to be abused."""
+"""Real servers for the system tests: one that tests of the wire share, and others that tests may harm."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.testing import ServerProcess
-from tests.system import foreign_wombat
-from tests.system.foreign_figg import Wire
+from tests.system.figg.foreign import Wire
+from tests.system.wombat import foreign as foreign_wombat
 
 Start = Callable[..., ServerProcess]
 Connect = Callable[..., Wire]
@@ -32,7 +32,7 @@ _topics = count()
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server for all tests that use it decently, each with topics of its own."""
+    """One server for all tests that do no harm to it; each test has its own topics."""
     with ServerProcess(tmp_path_factory.mktemp("shared") / "data") as process:
         yield process
         assert process.running, process.stderr
@@ -65,7 +65,7 @@ def wire(connect: Connect) -> Wire:
 
 @pytest.fixture
 def name(topic: bytes) -> str:
-    """The topic as Wombat writes it."""
+    """Return the topic's name as Wombat writes it."""
     return topic.decode()
 
 
@@ -90,7 +90,7 @@ def wombat(dial: Dial) -> foreign_wombat.Wire:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a server of the test's own; `config` is the text of its configuration file."""
+    """Start a server for this test alone; `config` is the text of its configuration file."""
     processes: list[ServerProcess] = []
 
     def make(

@@ -1,4 +1,4 @@
-"""The lives of a server that is killed again and again, and the tiny files that make them eventful."""
+"""Repeated kills and starts of a server, and tiny files that make each of its lives eventful."""
 
 import random
 import time
@@ -19,9 +19,9 @@ bytes = 32768
 def end_one_life(
     server: ServerProcess, chance: random.Random, checker: LogChecker, number: int
 ) -> None:
-    """Kill at a random moment: mostly under load, sometimes while it recovers; then start."""
+    """Kill the server at a random moment, mostly under load and sometimes during recovery; then start it."""
     if number % 4 == 3:
-        # Long enough to have written and applied, whatever the machine is busy with.
+        # This is long enough for the server to write and apply something, even on a busy machine.
         before = checker.records("t0")
         wait_until(lambda: checker.records("t0") > before + 50, 30, "records to come through")
     time.sleep(chance.uniform(0.0, 0.4))

@@ -1,4 +1,4 @@
-"""What several system tests ask of a running server from outside: its HTTP API, its memory, a pause."""
+"""Operations on a running server from outside: its HTTP API, its memory, a pause."""
 
 import http.client
 import json
@@ -32,7 +32,7 @@ def get_json(server: ServerProcess, path: str, status: int = 200) -> Any:
 
 
 def destroy(server: ServerProcess, topic: str) -> int:
-    """Destroy a topic and return the offset it ended at."""
+    """Destroy a topic, and return the offset at which it ended."""
     connection = http.client.HTTPConnection(*server.http, timeout=30)
     try:
         connection.request("DELETE", f"/v1/topic?name={topic}")
@@ -51,14 +51,14 @@ def start_of(server: ServerProcess, topic: str) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """The processes a server has started: its applier."""
+    """Return the processes that a server has started: its applier."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 class FailingServer(ServerProcess):
-    """A server in which strace lets some system calls fail, such as `pwritev2:error=ENOSPC:when=3..8`.
+    """A server in which strace makes some system calls fail, such as `pwritev2:error=ENOSPC:when=3..8`.
 
-    Calls are counted for each thread.
+    Calls are counted per thread.
     """
 
     def __init__(self, data_dir: Path, *flags: str, inject: str, **options: Any) -> None:
@@ -71,14 +71,14 @@ class FailingServer(ServerProcess):
     @property
     def command(self) -> list[str]:
         call = self._inject.partition(":")[0]
-        # With -D the server is our child, and not that of strace.
+        # With -D, the server is our child and not that of strace.
         options = ("-D", "-f", "-o/dev/null", f"-etrace={call}", f"-einject={self._inject}")
         return [self._strace, *options, *super().command]
 
 
 @contextmanager
 def held_back(server: ServerProcess, publish_much: Callable[[], object]) -> Iterator[None]:
-    """While the block runs, publishes wait: the journal is full and the applier does not run.
+    """Let publishes wait while the block runs: the journal is full and the applier does not run.
 
     `publish_much` must send more than the journal has room for.
     """
@@ -104,7 +104,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def verify(data_dir: Path) -> "subprocess.CompletedProcess[str]":
-    """`headrace verify` on a directory no server uses: exit code 1 when anything is damaged."""
+    """Run `headrace verify` on a directory that no server uses: exit code 1 if anything is damaged."""
     return subprocess.run(
         [sys.executable, "-m", "headrace", "verify", "--data-dir", str(data_dir)],
         capture_output=True,

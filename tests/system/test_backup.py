@@ -1,21 +1,21 @@
-"""A backup of a loaded server, and the server that is started on what was restored from it."""
+"""A backup of a server under load, and a server that is started on the restored directory."""
 
 import itertools
 import json
 import threading
 
 from headrace.client import connect_blocking
-from headrace.log.verify import verify
+from headrace.log.verify.verify import verify
 from headrace.model import JUMP
 from headrace.testing import ServerProcess
 
 TOPICS = ("a", "b", "c")
 ENOUGH = 2000
-"""Records acknowledged before the backup begins."""
+"""Number of records that are acknowledged before the backup begins."""
 
 
 class Publisher(threading.Thread):
-    """Publishes numbers to each topic until it is told to stop, and counts what is acknowledged."""
+    """Publishes numbers to each topic until a test stops it, and counts acknowledgements."""
 
     def __init__(self, url):
         super().__init__()
@@ -44,7 +44,7 @@ class Publisher(threading.Thread):
 
 
 def numbers(client, topic, count):
-    """The first so many numbers in a topic."""
+    """Return the first `count` numbers in a topic."""
     subscription = client.subscribe(topic, offset=0)
     return [int(message.payload) for message in itertools.islice(subscription, count)]
 
@@ -77,7 +77,8 @@ def test_a_backup_under_load_has_what_was_acknowledged_before(headrace, tmp_path
         client.on("missed", missed.append)
         for topic in TOPICS:
             assert numbers(client, topic, before) == list(range(before))
-        # A client that has seen more than the backup has is told, and is never given other records for it.
+        # A client that has seen more than the backup learns so, and never gets other records at those
+        # offsets.
         client.unsubscribe("a")
         client.subscribe("a", offset=end).attached()
         (told,) = missed

@@ -1,6 +1,7 @@
 """Batches on a real server that is killed: each row is there once, byte for byte and in order.
 
-Meanwhile others publish and lose nothing, and subscribers of both protocols receive the batch's records.
+Meanwhile other clients publish and lose nothing, and subscribers of both protocols receive the batch's
+records.
 """
 
 import http.client
@@ -37,7 +38,7 @@ def make_rows(number: int, count: int = ROWS) -> list[Row]:
 
 
 def bodies(rows: list[Row], files: int, chance: random.Random) -> list[bytes]:
-    """The rows in order, in so many files, as a sink would send them: by topic within a file."""
+    """Encode the rows in order into `files` files, as a sink would send them: by topic within a file."""
     cuts = sorted(chance.sample(range(1, len(rows)), files - 1))
     made = []
     for first, last in zip((0, *cuts), (*cuts, len(rows)), strict=True):
@@ -84,7 +85,7 @@ def visible(server: ServerProcess) -> int:
 
 
 class Publisher:
-    """Publishes beside everything else, over kills, and knows what was acknowledged."""
+    """Publishes during the test, despite kills, and remembers what was acknowledged."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.acknowledged: list[bytes] = []
@@ -145,7 +146,7 @@ def killer_while_appending(share: float) -> Callable[[ServerProcess, list[bytes]
         before = visible(server)
 
         def ask() -> None:
-            # On a busy machine the kill may come after the answer.
+            # On a busy machine, the kill may come after the answer.
             with suppress(ConnectionError, http.client.HTTPException):
                 decide(server, number, ids)
 
@@ -219,7 +220,7 @@ def test_events_of_a_batch_are_there_once_wherever_the_server_was_killed(start: 
     server = start(config=SMALL)
     total = 0
     for number, share in enumerate((0.0, 0.3, 0.7)):
-        # A third of them were in the batch before.
+        # A third of the events were already in the batch before.
         first = 4000 * number
         events = [
             b'{"event":{"type":"n"},"created":[%d,"x",0]}' % n for n in range(first, first + 6000)

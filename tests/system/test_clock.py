@@ -1,6 +1,6 @@
 """A server whose wall clock jumps: nothing is deleted before the jump is confirmed, not even by a restart.
 
-The clock of the machine stays as it is: the server's Python alone is shown another one.
+The machine's clock stays as it is: only the server's Python sees another one.
 """
 
 import os
@@ -13,7 +13,7 @@ import pytest
 
 from headrace.testing import ServerProcess, wait_until
 from tests.system.conftest import SMALL
-from tests.system.foreign_figg import Client
+from tests.system.figg.foreign import Client
 from tests.system.support import get_json, metrics
 from tests.tools import takes_long
 
@@ -37,11 +37,11 @@ def time_ns():
 time.time_ns = time_ns
 time.time = lambda: time_ns() / 1e9
 """
-"""Python runs it in the server's processes before anything else (`sitecustomize`)."""
+"""Code that Python runs in the server's processes before anything else (`sitecustomize`)."""
 
 
 class ClockedServer(ServerProcess):
-    """A server with a wall clock of its own."""
+    """A server with its own wall clock."""
 
     def __init__(self, directory: Path, *flags: str) -> None:
         self._file = directory / "ahead"
@@ -85,7 +85,7 @@ def is_kept(server: ServerProcess, topic: str) -> bool:
 
 
 def wait_retention(server: ServerProcess, number: int) -> None:
-    """Until a check has deleted something that really is too old."""
+    """Wait until a check has deleted something that really is too old."""
     topic = f"short/{number}"
     publish(server, topic.encode())
     wait_until(lambda: not is_kept(server, topic), 20, "retention")

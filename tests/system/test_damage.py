@@ -1,7 +1,7 @@
-"""Flipped bits and cut files of every kind: the rest is served, and nothing wrong ever is.
+"""Flipped bits and truncated files of every kind: the rest is served, and no wrong data ever is.
 
-What may be missing is decided from what was published and where the damage is, not by asking
-the server. HEADRACE_TORTURE=N makes N / 20 times as many cases.
+The tests decide what may be missing from the published records and the place of the damage, not by asking the
+server. HEADRACE_TORTURE=N makes N / 20 times as many cases.
 """
 
 import os
@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from headrace.testing import ServerProcess, wait_until
-from tests.system import foreign_figg as figg
 from tests.system.conftest import Start
-from tests.system.foreign_figg import DATA, Wire
+from tests.system.figg import foreign as figg
+from tests.system.figg.foreign import DATA, Wire
 from tests.system.support import FailingServer, metrics, verify
 
 CASES = max(1, int(os.environ.get("HEADRACE_TORTURE", "0")) // 20)
 SEED = int(os.environ.get("HEADRACE_SEED", "1"))
 
-# One file is full after 128 KiB and never by age: what comes last stays in the journal.
+# A journal file is full after 128 KiB and never closed by age, so that the last records stay in the journal.
 CONFIG = """
 [journal]
 file_bytes = 131072
@@ -52,10 +52,10 @@ KINDS = {
 
 @dataclass
 class Known:
-    """A data directory and what was published and acknowledged into it."""
+    """A data directory, and the acknowledged records that were published to it."""
 
     path: Path
-    records: dict[bytes, dict[int, bytes]] = field(default_factory=dict)  # topic -> begin -> bytes
+    records: dict[bytes, dict[int, bytes]] = field(default_factory=dict)  # topic -> start -> bytes
 
     def published(self, topic: bytes, payloads: list[bytes]) -> None:
         records = self.records.setdefault(topic, {})
@@ -67,7 +67,7 @@ class Known:
 
 @pytest.fixture(scope="module", params=["stop", "kill"])
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
-    """Topics of different shapes, the first part of them in segments, the rest in the journal."""
+    """Topics of different shapes; their first part is in segments, the rest in the journal."""
     directory = tmp_path_factory.mktemp(request.param)
     (directory / "config.toml").write_text(CONFIG)
     known = Known(directory / "data")
@@ -89,7 +89,7 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         _wait_applied(known, server)
         if request.param == "stop":
             assert server.terminate() == 0
-            # A server makes one every so often: too seldom to wait for it here.
+            # A server makes a backup from time to time, too rarely to wait for it here.
             shutil.copy(known.path / "catalogue.sqlite", known.path / "catalogue.backup.sqlite")
         else:
             server.kill()
@@ -97,7 +97,7 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def _wait_applied(known: Known, server: ServerProcess) -> None:
-    """Until segments hold all but the last journal file: one being written may not count yet."""
+    """Wait until segments hold all but the last journal file, which may not count yet while it is written."""
     wait_until(lambda: not metrics(server)["headrace_journal_files_waiting"], 30, "the applier")
     published = sum(4 + len(d) for records in known.records.values() for d in records.values())
     applied = sum(file.stat().st_size for file in known.path.glob("segments/**/*.log"))
@@ -106,7 +106,7 @@ def _wait_applied(known: Known, server: ServerProcess) -> None:
 
 @dataclass
 class Damaged:
-    """A copy of the directory with one file damaged, and the offsets that may be missing."""
+    """A copy of the directory with one damaged file, and the offsets that may be missing."""
 
     known: Known
     path: Path
@@ -134,7 +134,7 @@ def remove(damaged: Damaged, chance: random.Random) -> None:
 
 
 def zero(damaged: Damaged, chance: random.Random) -> None:
-    """A sector that reads as zeros, as after a lost write."""
+    """Overwrite a sector with zeros, as after a lost write."""
     data = bytearray(damaged.file.read_bytes())
     damaged.position = _somewhere(data, chance) // 512 * 512
     data[damaged.position : damaged.position + 512] = bytes(len(data[damaged.position :][:512]))
@@ -142,7 +142,7 @@ def zero(damaged: Damaged, chance: random.Random) -> None:
 
 
 def _somewhere(data: bytes | bytearray, chance: random.Random) -> int:
-    """In the header, in bytes that are not zero, or anywhere."""
+    """Return a position in the header, in bytes that are not zero, or anywhere."""
     where = chance.random()
     if where < 0.25:
         return chance.randrange(min(64, len(data)))
@@ -187,7 +187,7 @@ def test_damage_takes_nothing_else_with_it(
             missing[topic] = lost
     print("missing", {topic: (len(lost), lost[0], lost[-1]) for topic, lost in missing.items()})
     check_loss(damaged, how.__name__, missing)
-    # The end of the journal is the one place where damage looks like a write that never finished.
+    # Only at the end of the journal does damage look like a write that never finished.
     unfinished = kind == "journal" and all(
         max(lost) == max(known.records[topic]) for topic, lost in missing.items()
     )
@@ -196,7 +196,7 @@ def test_damage_takes_nothing_else_with_it(
 
 
 def read_to_marker(server: ServerProcess, topic: bytes) -> dict[int, bytes]:
-    """Everything the topic has, by where it begins; ends at a record published for the purpose."""
+    """Return all records of the topic by start offset, up to a marker record that this function publishes."""
     with Wire(server.figg) as wire:
         wire.publish(topic, MARKER)
         wire.attach(topic, 0)
@@ -210,13 +210,13 @@ def read_to_marker(server: ServerProcess, topic: bytes) -> dict[int, bytes]:
 
 
 def check_loss(damaged: Damaged, how: str, missing: dict[bytes, list[int]]) -> None:
-    """Is this loss one that the damage explains?"""
+    """Check that the damage explains the loss."""
     for topic, lost in missing.items():
         begins = sorted(damaged.known.records[topic])
         first = begins.index(lost[0])
         assert begins[first : first + len(lost)] == lost, "one damage, one hole"
     if damaged.kind == "journal":
-        # Only what was not in segments yet, and not after a clean stop.
+        # Only records that were not in segments yet may be lost, and none after a clean stop.
         assert not missing or damaged.known.path.parent.name.startswith("kill")
         return
     if damaged.kind not in ("segment", "index"):
@@ -239,7 +239,7 @@ def check_loss(damaged: Damaged, how: str, missing: dict[bytes, list[int]]) -> N
 
 
 def segment_of(damaged: Damaged) -> tuple[int, int]:
-    """The first offset and the size of the segment a file belongs to, before the damage."""
+    """Return the first offset and the size, before the damage, of the segment that a file belongs to."""
     relative = damaged.file.relative_to(damaged.path).with_suffix(".log")
     return int(relative.stem.split("-")[1]), (damaged.known.path / relative).stat().st_size
 

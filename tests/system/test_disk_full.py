@@ -1,4 +1,4 @@
-"""A full disk: publishers wait, everything else goes on, and nothing acknowledged is lost."""
+"""A full disk: publishers wait, everything else works, and nothing acknowledged is lost."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from headrace.testing.store import block
 from tests.log.conftest import QUICK
 from tests.system.checked import assert_sound, end_of, in_threads, publisher, subscriber
 from tests.system.conftest import SMALL, Start
-from tests.system.foreign_figg import Client, Wire
+from tests.system.figg.foreign import Client, Wire
 from tests.system.support import FailingServer, get, metrics
 from tests.tools import takes_long, tool
 
@@ -25,24 +25,24 @@ DISK_BYTES = 32 * MIB
 COW_DISK_BYTES = 64 * MIB
 ROOM_BYTES = 3 * MIB
 JOURNAL_FILES = 4
-"""Of `SMALL`."""
+"""Number of journal files in the `SMALL` configuration."""
 STALLED_S = 1.5
 RECORDS = 1500
 COW_RECORDS = 300
 FIRST = 20
-"""Records that are acknowledged before the disk is full."""
+"""Number of records that are acknowledged before the disk is full."""
 PAYLOAD = bytes(8192)
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 32 MiB, on which journal files can be overwritten without room."""
+    """A file system of 32 MiB on which journal files can be overwritten without free space."""
     yield from mounted(tmp_path, "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "headrace-test")
 
 
 @pytest.fixture
 def cow_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 MiB, on which overwriting needs room too."""
+    """A file system of 64 MiB on which overwriting needs free space too."""
     mkfs = tool("mkfs.btrfs")
     with TemporaryDirectory(prefix="headrace-", dir=QUICK) as directory:
         image = Path(directory) / "image"
@@ -64,14 +64,14 @@ def mounted(tmp_path: Path, *options: str) -> Iterator[Path]:
 
 
 def leave(disk: Path, room: int) -> None:
-    """Fill the disk with ballast but for so many bytes."""
+    """Fill the disk with ballast, except for `room` bytes."""
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     with (disk / "ballast").open("wb") as ballast:
         os.posix_fallocate(ballast.fileno(), 0, free - room)
 
 
 def fill(disk: Path) -> None:
-    """Write ballast until there is no room at all: what is free in btrfs can only be found out by that."""
+    """Write ballast until the disk is full; this is the only way to find out how much btrfs has free."""
     with (disk / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
         while True:
             ballast.write(bytes(MIB // 4))
@@ -79,7 +79,7 @@ def fill(disk: Path) -> None:
 
 
 def wait_journal(disk: Path) -> None:
-    """Until its files are made, which happens in the background."""
+    """Wait until the journal's files exist; they are created in the background."""
     journal = disk / "data" / "journal"
     wait_until(lambda: len(list(journal.glob("*.journal"))) == JOURNAL_FILES, 30, "the journal")
 
@@ -98,13 +98,13 @@ def publish_all(client: Client, records: int = RECORDS) -> Callable[[], None]:
 
 
 def wait_held_back(client: Client) -> None:
-    """Until a window full of publishes has not been acknowledged for a while."""
+    """Wait until a full window of publishes has not been acknowledged for a while."""
     last: tuple[object, float] = (None, 0.0)
 
     def stalled() -> bool:
         nonlocal last
         now = time.monotonic()
-        # The oldest unacknowledged number: acknowledgements move it, sending more does not.
+        # The oldest unacknowledged number moves with acknowledgements, but not with further sends.
         oldest = client.oldest_unacknowledged
         if oldest != last[0]:
             last = oldest, now
@@ -114,7 +114,7 @@ def wait_held_back(client: Client) -> None:
 
 
 def wait_no_space(server: ServerProcess) -> None:
-    """Until the server says that publishes are held back for lack of room."""
+    """Wait until the server reports that publishes are held back for lack of space."""
 
     def says_so() -> bool:
         status, body = get(server, "/healthz")
@@ -248,7 +248,7 @@ def test_a_server_killed_on_a_full_disk_has_lost_nothing(start: Start, disk: Pat
 
 
 def start_or_say_why(server: ServerProcess) -> None:
-    """On a disk that is still full a server may start and wait, or refuse to in one clear line."""
+    """Start on a disk that is still full: the server may start and wait, or refuse in one clear line."""
     before = len(server.stderr)
     try:
         server.start()
@@ -259,7 +259,7 @@ def start_or_say_why(server: ServerProcess) -> None:
 
 
 def assert_kept(server: ServerProcess, checker: LogChecker) -> None:
-    """All of it is still there after a stop."""
+    """Check that everything is still there after a stop."""
     assert server.terminate() == 0
     server.start()
     with subscriber(server, checker, "after") as reader:

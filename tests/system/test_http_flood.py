@@ -1,4 +1,4 @@
-"""HTTP requests without an end, on both listeners: bounded memory, a clear answer, and nobody else waits."""
+"""Endless HTTP requests, on both listeners: bounded memory, a clear answer, and nobody else waits."""
 
 import socket
 import threading
@@ -9,15 +9,15 @@ import pytest
 
 from headrace.testing import ServerProcess, wait_until
 from tests.system.conftest import Start
-from tests.system.foreign_figg import Wire
+from tests.system.figg.foreign import Wire
 from tests.system.support import get, metrics, resident_bytes
 
 MIB = 1024 * 1024
 FLOOD_BYTES = 64 * MIB
-"""Of each of two peers."""
+"""Bytes that each of two peers sends."""
 GROWTH_BYTES_MAX = 24 * MIB
 TOKEN = '[[access.token]]\nname = "it"\nsha256 = "%s"\n' % ("0" * 64)
-"""Nobody who comes here has it."""
+"""Configuration with a token that no peer here has."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 
 class Flooder(threading.Thread):
-    """Sends a request without an end, and reads the answer."""
+    """Sends an endless request, and reads the answer."""
 
     def __init__(self, address: tuple[str, int], first: bytes, again: bytes) -> None:
         super().__init__(daemon=True)
@@ -48,7 +48,7 @@ class Flooder(threading.Thread):
                     self._socket.sendall(self._again)
                     self.sent += len(self._again)
             except OSError:
-                pass  # the server has hung up, and has read 16 MiB before
+                pass  # the server has read 16 MiB and closed the connection
             try:
                 while more := self._socket.recv(65536):
                     self.answer += more

@@ -1,4 +1,4 @@
-"""A server under a service manager: listening sockets that it inherits, and what it tells of itself."""
+"""A server under a service manager: inherited listening sockets, and notifications to the manager."""
 
 import os
 import signal
@@ -14,10 +14,10 @@ import pytest
 
 from headrace.testing import ServerProcess
 from headrace.testing.server import PASS_DESCRIPTORS
-from tests.system import foreign_figg as figg
-from tests.system import foreign_wombat as wombat
-from tests.system.foreign_figg import DATA, Wire
+from tests.system.figg import foreign as figg
+from tests.system.figg.foreign import DATA, Wire
 from tests.system.support import get_json
+from tests.system.wombat import foreign as wombat
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_client_that_connects_between_two_lives_is_served_and_not_refused(
     server.signal(number)
     server.wait()
     with Wire(server.figg) as early:
-        early.send(figg.attach(b"t", 0))  # nobody has accepted the connection yet
+        early.send(figg.attach(b"t", 0))  # the server has not accepted the connection yet
         server.start()
         early.expect(figg.ATTACHED)
         assert early.expect(DATA).data == b"foo"
@@ -71,7 +71,7 @@ def test_child_processes_inherit_nothing(server: ServerProcess) -> None:
 
 
 def refused(tmp_path: Path, *sockets: socket.socket, **environ: str) -> str:
-    """The one line that a server with these sockets ends with."""
+    """Return the one line with which a server with these sockets ends."""
     passed = tuple(sock.fileno() for sock in sockets)
     server = ServerProcess(tmp_path / "data", start=False)
     command = [sys.executable, "-c", PASS_DESCRIPTORS, ",".join(map(str, passed)), *server.command]

@@ -1,6 +1,6 @@
-"""A server killed again and again under load: what was acknowledged is there, in one order.
+"""A server that is killed repeatedly under load: everything acknowledged is there, in one order.
 
-6 times; HEADRACE_TORTURE=N makes it N, and does the same without waiting for the disk (`written`).
+There are 6 kills. HEADRACE_TORTURE=N makes it N, and repeats it without waiting for the disk (`written`).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from headrace import connect
 from headrace.testing import LogChecker, ServerProcess, wait_until
 from tests.system.checked import assert_sound, end_of, in_threads, publisher, subscriber
 from tests.system.conftest import Start
-from tests.system.foreign_figg import Client
+from tests.system.figg.foreign import Client
 from tests.system.lives import TINY, end_one_life
 from tests.system.support import verify
 
@@ -74,7 +74,7 @@ def _load(
     small: list[bytes],
     stop: threading.Event,
 ) -> None:
-    """Publish until told to stop: mostly to common topics, now and then to a new one."""
+    """Publish until stopped: mostly to common topics, sometimes to a new one."""
     with publisher(server, checker, name, window=64) as client:
         for number in itertools.count():
             if stop.is_set():
@@ -91,7 +91,7 @@ def _load(
 
 
 def _sdk_load(server: ServerProcess, checker: LogChecker, stop: threading.Event) -> None:
-    """Our own client beside the foreign ones: one that publishes and subscribes at once."""
+    """Run our own client beside the foreign ones; it publishes and subscribes at the same time."""
     missed: list[object] = []
 
     async def publish(client) -> None:  # type: ignore[no-untyped-def]
@@ -105,7 +105,7 @@ def _sdk_load(server: ServerProcess, checker: LogChecker, stop: threading.Event)
 
     async def subscribe(client) -> None:  # type: ignore[no-untyped-def]
         async for message in client.subscribe("t0", offset=0):
-            checker.received("sdk", "t0", message.offset, message.payload)
+            checker.received("sdk", "t0", message.next_offset, message.payload)
 
     async def run() -> None:
         url, pause_s = server.figg_url, 0.05

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from headrace.testing import ServerFailedError, ServerProcess, wait_until
-from tests.system import foreign_figg as figg
 from tests.system.checked import in_threads
 from tests.system.conftest import SMALL, Start
-from tests.system.foreign_figg import ACK, DATA, Wire
+from tests.system.figg import foreign as figg
+from tests.system.figg.foreign import ACK, DATA, Wire
 from tests.system.support import FailingServer, children, get_json
 from tests.tools import TORTURE, takes_long
 
@@ -171,7 +171,7 @@ def test_topic_names_make_nothing_outside_the_data_directory(start: Start, tmp_p
 
 
 def refused(server: ServerProcess, *mentions: str) -> None:
-    """The server must say why it does not start, in one line, and end."""
+    """Check that the server says in one line why it does not start, and ends."""
     with pytest.raises(ServerFailedError) as error:
         server.start()
     assert error.value.returncode not in (0, None)
@@ -207,7 +207,7 @@ def test_a_read_only_data_directory_is_refused(start: Start, tmp_path: Path, use
 
 
 class read_only:  # noqa: N801 - used as a statement
-    """A directory on which nobody can write: by mount where root is not bound by modes."""
+    """A directory to which nobody can write; for root, who ignores modes, it is mounted read-only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Publishes that stay refused, over both protocols: held, closed, counted, logged once."""
+"""Repeatedly refused publishes, over both protocols: held, closed, counted, logged once."""
 
 from collections.abc import Iterator
 
@@ -6,9 +6,9 @@ import pytest
 
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX
 from headrace.testing import ServerProcess
-from tests.system import foreign_figg as figg
-from tests.system import foreign_wombat as wombat
+from tests.system.figg import foreign as figg
 from tests.system.support import metrics
+from tests.system.wombat import foreign as wombat
 
 TOO_LARGE = bytes(262_145)
 RAW_TOPIC = b"\x82\xa4type\x03\xa7publish\x83\xa7message\xc4\x01x\xafsequence_number\x08\xa5topic\xa2\xff\xfe"
@@ -31,7 +31,7 @@ WOMBAT = [
     ("long_topic", 1008, wombat.publish("x" * 256, 8, b"x")),
     ("topic_not_utf8", 1002, RAW_TOPIC),
     ("large_payload", 1009, wombat.publish("t", 8, TOO_LARGE)),
-    ("large_payload", 1009, wombat.publish("t", 8, bytes(600_000))),  # refused from its header
+    ("large_payload", 1009, wombat.publish("t", 8, bytes(600_000))),  # refused by its header
 ]
 
 

@@ -1,4 +1,4 @@
-"""SIGHUP: a running server reads its settings again. Which of them may change is in `tests/server`."""
+"""SIGHUP: a running server reads its settings again. Elsewhere: `tests/server` tests which may change."""
 
 import fcntl
 import hashlib
@@ -14,7 +14,7 @@ import pytest
 from headrace.testing import ServerProcess, wait_until
 from headrace.testing.server import STOP_TIMEOUT_S
 from tests.system.conftest import Start
-from tests.system.foreign_figg import Wire
+from tests.system.figg.foreign import Wire
 from tests.system.support import get, get_json
 
 BEFORE = """
@@ -113,7 +113,7 @@ def test_a_closed_terminal_ends_the_server_that_was_started_in_it(start: Start) 
         output = b""
         while b"headrace ready" not in output:
             output += os.read(terminal, 4096)
-        process.send_signal(signal.SIGHUP)  # while the terminal is there, someone wants a reload
+        process.send_signal(signal.SIGHUP)  # with a terminal, the signal means a reload
         while b"SIGHUP: changed: nothing" not in output:
             output += os.read(terminal, 4096)
         os.close(terminal)

@@ -1,4 +1,4 @@
-"""`verify` beside a real server: what it writes, recycles and deletes meanwhile is no damage."""
+"""`verify` beside a real server: files that the server writes, recycles or deletes are not damage."""
 
 import os
 import subprocess
@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from headrace import connect_blocking
-from headrace.log.verify import verify
+from headrace.log.verify.verify import verify
 from headrace.testing import ServerProcess
 from tests.system.conftest import Start
 
-# Journal files that are full and used again many times a second, and segments that soon are too many.
+# Journal files are full and reused many times a second, and there are soon too many segments.
 BUSY = """
 [journal]
 file_bytes = 65536
@@ -67,7 +67,7 @@ def test_a_directory_a_server_is_writing_to_is_sound_at_every_moment(start: Star
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """Where a directory can be seen and not changed, not even by root."""
+    """A place where a directory can be read but not changed, not even by root."""
     path = tmp_path / "read-only"
     path.mkdir()
     command = ["mount", "--bind", str(tmp_path), str(path)]
@@ -93,7 +93,8 @@ def test_a_read_only_directory_can_be_verified(
     elif how != "running":
         server.kill()
     if how == "killed and copied":
-        # The applier may have seen its server's end and closed the catalogue, which takes it away as well.
+        # The applier may have noticed its server's end and closed the catalogue, which removes the file as
+        # well.
         (server.data_dir / "catalogue.sqlite-shm").unlink(missing_ok=True)
     with pytest.raises(OSError, match="Read-only"):
         os.mkdir(read_only / "x")

@@ -1,4 +1,4 @@
-"""The checker against hand-made histories: a sound one, and for each violation a mutated one."""
+"""The checker against histories made by hand: a correct one, and a mutated one for each violation."""
 
 import tracemalloc
 
@@ -10,7 +10,7 @@ PAYLOADS = [b"foo", b"", b"car", b"a longer one", b"x"]
 
 
 class History:
-    """A sound run of one topic that tests change before it is told to a checker."""
+    """A correct run of one topic, which tests change before a checker sees it."""
 
     def __init__(self) -> None:
         self.sent = [("p", payload) for payload in PAYLOADS]
@@ -158,7 +158,7 @@ def test_a_resume_from_the_last_offset_is_sound(history: History) -> None:
 @pytest.mark.parametrize("asked", [7, 11])
 def test_a_resume_that_skips_a_record_is_a_gap(history: History, asked: int) -> None:
     history.received["two"][2:3] = [("attached", 11, asked)]
-    if asked == 11:  # ATTACHED says 11, and the record that follows is not the one from there
+    if asked == 11:  # ATTACHED says 11, but the next record does not begin there
         del history.received["two"][3]
     assert history.kinds() == {Kind.RESUME_GAP}
 

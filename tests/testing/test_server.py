@@ -1,4 +1,4 @@
-"""The address of a server process: its own over all of its lives, whatever else wants a port meanwhile."""
+"""The address of a server process stays its own over all its lives, whatever else wants a port meanwhile."""
 
 import socket
 import struct
@@ -9,11 +9,11 @@ import pytest
 from headrace.testing import ServerProcess
 
 _IP_LOCAL_PORT_RANGE = 51
-"""A socket option of Linux 6.3, which Python does not name yet."""
+"""Socket option of Linux 6.3 that Python does not name yet."""
 
 
 def connect_from(port: int, to: socket.socket) -> None:
-    """An outgoing connection for which the kernel has no other port to choose."""
+    """Make an outgoing connection for which the kernel can choose only this port."""
     with socket.socket() as client:
         only = struct.pack("=I", port << 16 | port)
         try:

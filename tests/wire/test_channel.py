@@ -1,11 +1,11 @@
-"""Messages of channels: what a client is told that has sent none."""
+"""Channel messages: errors for clients that send invalid ones, and the fields of valid ones."""
 
 import msgspec
 import pytest
 
-from headrace.channel_envelope import BadMessageError
-from headrace.wire import channel as wire
-from headrace.wire.channel_answers import message_fields
+from headrace.payload.channel import BadMessageError
+from headrace.wire.channel import messages as wire
+from headrace.wire.channel.answers import message_fields
 
 
 def refusal(text: str) -> str:

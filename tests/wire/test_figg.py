@@ -1,4 +1,4 @@
-"""The Figg codec against the byte examples of its page, and against anything at all."""
+"""The Figg codec against the byte examples of its page, and against arbitrary input."""
 
 import json
 import re
@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.model import PAYLOAD_BYTES_MAX, TOPIC_BYTES_MAX, Refusal, is_reserved
-from headrace.wire import figg, readers
-from headrace.wire.figg_decoder import CONTROLS_AT_ONCE_MAX, ClientDecoder, ServerDecoder
+from headrace.wire import readers
+from headrace.wire.figg import messages as figg
+from headrace.wire.figg.decoder import CONTROLS_AT_ONCE_MAX, ClientDecoder, ServerDecoder
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocols" / "figg.md"
 
@@ -45,11 +46,11 @@ def read_vectors() -> list[Vector]:
 def parse_vector(line: int, words: list[str], body: str) -> Vector:
     frames, hexadecimal = [], ""
     for row in body.splitlines():
-        if found := re.fullmatch(r"([A-Z]+)((?: [a-z_]+=(?:\".*?\"|\d+))+)", row):
-            fields = re.findall(r" ([a-z_]+)=(\".*?\"|\d+)", found[2])
+        if found := re.fullmatch(r"([A-Z]+)((?: [a-z_]+=(?:\"(?:[^\"\\]|\\.)*\"|\d+))+)", row):
+            fields = re.findall(r" ([a-z_]+)=(\"(?:[^\"\\]|\\.)*\"|\d+)", found[2])
             frames.append(Frame(found[1], tuple((key, json.loads(value)) for key, value in fields)))
         else:
-            # Hexadecimal words, then perhaps an explanation behind a wider gap.
+            # A row has hexadecimal words, and possibly an explanation after a wider gap.
             found = re.match(r"(?:[0-9a-f]{2,}(?:  ?|$))+", row)
             assert found, f"{PAGE.name}:{line}: cannot read {row!r}"
             hexadecimal += found[0]
@@ -82,7 +83,7 @@ def split(message: figg.ToServer | figg.ToClient) -> list[Frame]:
             for offset, payload in message.messages
         ]
     fields = {key: value for key, value in message._asdict().items() if value is not None}
-    fields.pop("refused", None)  # for the server, and not on the wire
+    fields.pop("refused", None)  # only for the server, not on the wire
     if isinstance(message, readers.Records):
         fields["data"] = message.data[4:].decode()
     return [frame(type(message).__name__.upper(), **fields)]
@@ -129,7 +130,7 @@ TOO_LARGE = PAYLOAD_BYTES_MAX + 1
         (figg.encode_publish("x" * (TOPIC_BYTES_MAX + 1), 7, b"x"), Refusal.LONG_TOPIC, 7),
         (figg.encode_publish("ab", 7, b"x").replace(b"ab", b"\xff\xfe"), Refusal.BAD_TOPIC, 7),
         (figg.encode_publish("t", 7, bytes(TOO_LARGE)), Refusal.LARGE_PAYLOAD, 7),
-        # Refused from its header: the number is known if it has come by then.
+        # The publish is refused by its header. The number is known if it has already arrived.
         (figg.encode_publish("t", 7, bytes(TOO_LARGE + 300)), Refusal.LARGE_PAYLOAD, 7),
         (figg.encode_publish("t", 7, bytes(TOO_LARGE + 300))[:10], Refusal.LARGE_PAYLOAD, None),
     ],
@@ -204,7 +205,7 @@ def test_a_vector_is_read_the_same_one_byte_at_a_time(vector: Vector) -> None:
 def test_a_vector_is_read_the_same_whatever_came_before_it(vector: Vector) -> None:
     before = encode(frame("PING" if vector.sender == "client" else "PONG", timestamp=1))
     read = frames_of(decoder_for(vector).receive(before + vector.bytes))
-    # A PING may be answered before publishes that came with it: that is what it is for.
+    # A PING may be answered before publishes that came with it; that is its purpose.
     assert [f for f in read if f.name not in ("PING", "PONG")] == [
         f for f in vector.frames if f.name not in ("PING", "PONG")
     ]
@@ -245,7 +246,7 @@ publishes = st.tuples(topics.filter(lambda name: not is_reserved(name)), u64, pa
 
 @st.composite
 def cut(draw: st.DrawFn, data: bytes) -> list[bytes]:
-    """The same bytes in reads of random sizes."""
+    """Split the same bytes into reads of random sizes."""
     cuts = draw(st.lists(st.integers(0, len(data)), max_size=8))
     edges = [0, *sorted(cuts), len(data)]
     return [data[a:b] for a, b in pairwise(edges)]
@@ -341,7 +342,7 @@ def test_very_many_messages_of_one_read_are_decoded_a_part_at_a_time(
 
 
 def headers() -> st.SearchStrategy[bytes]:
-    """Bytes that look like the beginning of frames, to get past the first check."""
+    """Bytes that look like the beginning of frames, to pass the first check."""
     kinds = (st.integers(0, 11) | st.integers(63, 71)).map(lambda kind: kind.to_bytes(2, "big"))
     versions = st.sampled_from([b"\0\1", b"\0\0", b"\1\0"])
     sizes = st.integers(0, 40) | st.integers(0, 2**32 - 1)
@@ -381,7 +382,7 @@ def test_a_frame_that_never_ends_takes_bounded_memory(
     tracemalloc.start()
     try:
         decoder.receive(head)
-        for _ in range((size - 1) // 16):  # a slow peer: 16 bytes at a time, never the last
+        for _ in range((size - 1) // 16):  # a slow peer: 16 bytes at a time, without the last ones
             decoder.receive(bytes(16))
         held = tracemalloc.get_traced_memory()[0]
     finally:
@@ -415,7 +416,7 @@ def test_the_largest_payload_passes_and_one_byte_more_does_not(
 def test_long_stretches_of_publishes_are_read_as_what_they_are(
     stretches: list[tuple[str, int, int]], cut: int
 ) -> None:
-    """Equal frames are taken apart many at a time; nothing may depend on where a stretch ends."""
+    """The decoder splits many equal frames at once; nothing may depend on where a sequence ends."""
     sent = [
         (topic, bytes([n % 256]) * size) for topic, size, count in stretches for n in range(count)
     ]

@@ -1,4 +1,4 @@
-"""Messages of Logux: what is one, what is none, and both encodings of it."""
+"""Logux messages: valid and invalid ones, in both encodings."""
 
 import contextlib
 from typing import Any
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.wire import logux
-from headrace.wire.logux import (
+from headrace.wire.logux import messages as logux
+from headrace.wire.logux.messages import (
     DEPTH_MAX,
-    BadMessageError,
+    BadLoguxMessageError,
     Connect,
     Connected,
     Error,
@@ -74,7 +74,7 @@ def test_a_message_is_read_in_both_encodings(value: Any, message: Any, binary: b
 @BOTH
 @pytest.mark.parametrize("value", BAD)
 def test_what_is_no_message_is_refused(value: Any, binary: bool) -> None:
-    with pytest.raises(BadMessageError):
+    with pytest.raises(BadLoguxMessageError):
         logux.decode(packed(value, binary=binary), binary=binary)
 
 
@@ -84,7 +84,7 @@ def test_what_is_no_message_is_refused(value: Any, binary: bool) -> None:
      b'["x","\\ud800"]'],
 )  # fmt: skip
 def test_text_that_is_no_json_is_refused(data: bytes) -> None:
-    with pytest.raises(BadMessageError, match="not JSON"):
+    with pytest.raises(BadLoguxMessageError, match="not JSON"):
         logux.decode(data, binary=False)
 
 
@@ -94,7 +94,7 @@ def test_text_that_is_no_json_is_refused(data: bytes) -> None:
      b"\x81\x01\x02", b"\x81\xc0\x02", b"\xd6\xff\0\0\0\0", b"\x91\xc4\x01a"],
 )  # fmt: skip
 def test_what_json_does_not_have_is_refused_in_messagepack(value: bytes) -> None:
-    with pytest.raises(BadMessageError):
+    with pytest.raises(BadLoguxMessageError):
         logux.decode(b"\x92\xa1x" + value, binary=True)
 
 
@@ -108,13 +108,13 @@ def test_a_message_may_be_deep_but_not_too_deep(binary: bool) -> None:
 
     assert logux.decode(nested(DEPTH_MAX), binary=binary) == Unknown("x")
     for depth in (DEPTH_MAX + 1, 500):
-        with pytest.raises(BadMessageError, match="deep in each other"):
+        with pytest.raises(BadLoguxMessageError, match="deep in each other"):
             logux.decode(nested(depth), binary=binary)
 
 
 def test_a_bomb_of_brackets_is_refused() -> None:
     for data, binary in ((b"[" * 1_000_000, False), (b"\x91" * 1_000_000, True)):
-        with pytest.raises(BadMessageError):
+        with pytest.raises(BadLoguxMessageError):
             logux.decode(data, binary=binary)
 
 
@@ -143,11 +143,11 @@ def test_integers_that_messagepack_does_not_have_become_floats() -> None:
 
 @given(st.binary(max_size=60), st.booleans())
 def test_nothing_else_comes_of_any_bytes(data: bytes, binary: bool) -> None:
-    with contextlib.suppress(BadMessageError):
+    with contextlib.suppress(BadLoguxMessageError):
         logux.decode(data, binary=binary)
 
 
 @pytest.mark.parametrize("created", [None, 5, "x", {}, [], [None], [[1]], [True], [1, {}]])
 def test_a_time_is_numbers_and_strings(created: Any) -> None:
-    with pytest.raises(BadMessageError, match="the time of an event"):
+    with pytest.raises(BadLoguxMessageError, match="the time of an event"):
         logux.check_created(created)

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.log.records import pack_record
-from headrace.logux_envelope import Envelope, created_of, id_of, key_of, plain, raw_event
 from headrace.model import Position
-from headrace.wire.logux5 import Shown, client_of, parse_meta
-from headrace.wire.logux_events import ChannelEvents, Outgoing, outgoing_of
+from headrace.payload.logux import Envelope, created_of, id_of, key_of, plain, raw_event
+from headrace.wire.logux.events import ChannelEvents, OutgoingEvent, outgoing_of
+from headrace.wire.logux.protocol5 import Shown, client_of, parse_meta
 
 BASE = 1794706580880
 numbers = st.integers(-(10**6), 10**6) | st.integers(-100, 100).map(lambda one: one + 0.5)
@@ -19,7 +19,7 @@ nodes = st.text("abc:☃é", min_size=1, max_size=8)
 
 @given(numbers, nodes, st.integers(0, 50), numbers, st.integers(-1000, 1000))
 def test_what_one_client_says_another_hears(shift, node, counter, time, later):
-    """Each with a time of its own that everything is relative to."""
+    """Each client has its own base time, to which all times are relative."""
     meta = parse_meta({"id": [shift, node, counter], "time": time}, BASE, "own")
     envelope = Envelope(raw_event({"type": "a"}), id=meta.id, time=meta.time)
     assert key_of(created_of(envelope)) == key_of([BASE + shift, node, counter])
@@ -83,12 +83,14 @@ def test_a_channel_gets_its_events_and_no_others(wanted, channels):
     )
 )
 def test_events_that_are_filled_in_together_are_the_same(found):
-    """However the times are written: with blanks, or each by itself."""
+    """This holds for any notation of the times: with blanks, or each by itself."""
     events = ChannelEvents()
     for number, (ms, node, time) in enumerate(found):
         event = raw_event({"type": "100 %", "channel": "x", "text": "y" * 90 * number})
         events.add(
-            Outgoing(number, Envelope(event, id=f"{plain(BASE + ms)} {node} 0", time=BASE + time))
+            OutgoingEvent(
+                number, Envelope(event, id=f"{plain(BASE + ms)} {node} 0", time=BASE + time)
+            )
         )
     together = events.syncs(BASE + 7)
     apart = b"".join(one.sync5(BASE + 7, binary=False) for one in events.events)
@@ -98,7 +100,7 @@ def test_events_that_are_filled_in_together_are_the_same(found):
 
 def test_times_that_do_not_fit_are_written_each_by_itself():
     events = ChannelEvents()
-    events.add(Outgoing(0, Envelope(raw_event({"type": "a"}), id=f"{10**15} a 0", time=1)))
+    events.add(OutgoingEvent(0, Envelope(raw_event({"type": "a"}), id=f"{10**15} a 0", time=1)))
     [message] = messages(events.syncs(BASE))
     assert message[3]["id"][0] == 10**15 - BASE
 

@@ -1,4 +1,4 @@
-"""Masked WebSocket frames are those of RFC 6455 and can be read by another implementation."""
+"""Masked WebSocket frames conform to RFC 6455, and another implementation can read them."""
 
 import os
 
@@ -9,7 +9,7 @@ from websockets.frames import Opcode
 from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 
-from headrace.wire.masking import KEY_BYTES, masked_frames
+from headrace.wire.websocket import KEY_BYTES, masked_frames
 
 KEY = bytes.fromhex("37fa213d")
 

@@ -13,8 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.model import PAYLOAD_BYTES_MAX, TOPIC_BYTES_MAX, Refusal, is_reserved
-from headrace.wire import readers, websocket, wombat
-from headrace.wire.wombat_decoder import ClientDecoder, ServerDecoder
+from headrace.wire import readers, websocket
+from headrace.wire.wombat import messages as wombat
+from headrace.wire.wombat.decoder import ClientDecoder, ServerDecoder
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocols" / "wombat.md"
 NUMBERS = wombat.SEQUENCE_NUMBERS
@@ -40,8 +41,8 @@ def read_vectors() -> list[Vector]:
 def parse_vector(line: int, words: list[str], body: str) -> Vector:
     first, *rows = body.splitlines()
     name, _, rest = first.partition(" ")
-    fields = re.findall(r"([a-z_]+)=(\"(?:[^\"])*\"|\d+|true|false)", rest)
-    # Hexadecimal words, then an explanation behind a wider gap.
+    fields = re.findall(r"([a-z_]+)=(\"(?:[^\"\\]|\\.)*\"|\d+|true|false)", rest)
+    # A row has hexadecimal words, then an explanation after a wider gap.
     hexadecimal = "".join(re.split(r"  +", row)[0] for row in rows)
     return Vector(
         line,
@@ -58,7 +59,7 @@ each_vector = pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"li
 
 
 def seen(vector: Vector) -> tuple[str, dict[str, Any]]:
-    """What our decoder makes of a vector, in the page's words."""
+    """Return a vector as our decoder reads it, in the page's words."""
     if vector.sender == "client":
         (message,) = ServerDecoder().receive([vector.bytes])
     else:
@@ -82,12 +83,12 @@ def seen(vector: Vector) -> tuple[str, dict[str, Any]]:
             fields = {"topic": topic, "epoch": epoch, "offset": offset, "ordinal": ordinal}
             return "RECORDS", fields | {"time": ms, "records": data[4:].decode()}
     fields = {key: value for key, value in message._asdict().items() if value is not None}
-    fields.pop("refused", None)  # for the server, and not on the wire
+    fields.pop("refused", None)  # only for the server, not on the wire
     return type(message).__name__.upper(), fields
 
 
 def encode(name: str, fields: dict[str, Any]) -> bytes:
-    """What Headrace sends, without its WebSocket frame."""
+    """Encode a message as Headrace sends it, without its WebSocket frame."""
     topic, serial = fields.get("topic", ""), fields.get("serial", "")
     number = fields.get("sequence_number", fields.get("timestamp", 0))
     payload = fields.get("message", "").encode()
@@ -138,7 +139,7 @@ def unframed(data: bytes) -> bytes:
 
 
 def messages_of(data: bytes) -> list[bytes]:
-    """Takes a server's WebSocket frames apart, by RFC 6455."""
+    """Split a server's WebSocket frames, by RFC 6455."""
     messages = []
     while data:
         assert data[0] == 0x82, "one whole binary message"
@@ -270,7 +271,7 @@ def test_publishes_come_through_by_topic_and_in_order(
 def test_many_alike_are_read_as_each_alone(
     first: int, size: int, count: int, oddities: list[tuple[int, str]]
 ) -> None:
-    """A long stretch of like messages takes a shorter way: it must lead to the same place."""
+    """A long sequence of similar messages uses a faster path, which must give the same result."""
     messages = []
     for index in range(count):
         number = (first + index) % NUMBERS
@@ -295,7 +296,7 @@ def test_many_alike_are_read_as_each_alone(
 
 
 def test_what_only_looks_like_many_alike_is_read_as_it_is() -> None:
-    """The same names once more outside of `publish`, at the end, where they mean nothing."""
+    """The same names occur again outside `publish`, at the end, where they mean nothing."""
     inner = {"topic": "t", "message": b"real", "sequence_number": 70_000}
     messages = [
         msgpack.packb(
@@ -309,7 +310,7 @@ def test_what_only_looks_like_many_alike_is_read_as_it_is() -> None:
 
 
 def flat(messages: list[wombat.ToServer]) -> tuple[list[Any], list[Any]]:
-    """Publishes of each topic in order, and everything else in order."""
+    """Return the publishes of each topic in order, and everything else in order."""
     publishes: dict[str, list[Any]] = {}
     others: list[Any] = []
     for message in messages:
@@ -400,7 +401,7 @@ def test_the_largest_payload_fits_a_message_in_every_form() -> None:
 
 
 def wrapped(inner: bytes) -> st.SearchStrategy[bytes]:
-    """A valid beginning, with something else where a value belongs."""
+    """A valid beginning, followed by something else in place of a value."""
     beginnings = [
         b"\x82\xa4type\x03\xa7publish\x83\xa5topic\xa1t\xafsequence_number\x00\xa7message",
         b"\x82\xa4type\x03\xa7publish",

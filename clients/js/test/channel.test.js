@@ -6,6 +6,7 @@ import test from "node:test";
 import { promisify } from "node:util";
 
 import { ChannelError, joinChannel } from "../channel.js";
+import { connectChannels } from "../channel_connection.js";
 import {
   ClientClosedError,
   ConfigError,
@@ -85,8 +86,8 @@ test("a message of a loop is acknowledged when the next one is asked for", async
   const { channel, connection } = await joined(t);
   bring(connection, { 10: "x", 20: "y" });
   const { value: x } = await within(channel.next(), "a message");
-  const { offset, processor, number, ms, payload, bytes } = x;
-  assert.deepEqual([offset, processor, number, ms, payload], [10, "b", 10, 7, "x"]);
+  const { nextOffset, processor, number, ms, payload, bytes } = x;
+  assert.deepEqual([nextOffset, processor, number, ms, payload], [10, "b", 10, 7, "x"]);
   assert.equal(bytes, undefined);
   for await (const message of channel) {
     assert.equal(message.payload, "y");
@@ -379,6 +380,39 @@ test("an option that cannot be meant is refused", () => {
   for (const options of [{ handle: 1 }, { restore: 1 }, { other: 1 }]) {
     assert.throws(() => joinChannel(url, { processor, ...options }), TypeError);
   }
+});
+
+test("channels that share a WebSocket greet once, and open another together when it is silent", async (t) => {
+  const peer = await listen(t, { codec, pongs: false });
+  const url = urlOf(peer).replace(/\/c$/, "");
+  const shared = connectChannels(url, { processor: "p", pingIntervalMs: 400 });
+  t.after(() => shared.close({ flushMs: 0 }));
+  const channels = [shared.join("a"), shared.join("b")];
+  const hellos = [];
+  for (let n = 0; n < 2; n += 1) {
+    const connection = await peer.accept();
+    hellos.push(await connection.expect("hello"));
+    connection.send("welcome", { channel: undefined, processor: "p", version: 1, ping_s: 15 });
+    const joins = [await connection.expect("join"), await connection.expect("join")];
+    assert.deepEqual(joins.map(({ channel }) => channel).toSorted(), ["a", "b"]);
+    for (const channel of ["a", "b"]) {
+      connection.send("joined", { channel, epoch: 0, start: 0, end: 0, cursor: 0, number: 0 });
+    }
+    await Promise.all(channels.map((channel) => channel.connected()));
+    if (n === 0) await connection.closed(); // nothing is heard any more
+    peer.pongs = true;
+  }
+  assert.equal(hellos[0].instance, hellos[1].instance);
+  assert.deepEqual(hellos.map(({ attempt }) => attempt), [1, 2]);
+});
+
+test("what cannot be meant of a shared connection is refused", async () => {
+  const shared = connectChannels("channel://127.0.0.1:1", { processor: "p" });
+  assert.throws(() => shared.join("a", { processor: "q" }), LocalProtocolError);
+  assert.throws(() => shared.join(""), ConfigError);
+  assert.throws(() => connectChannels("nonsense", { processor: "p" }).join("a"), ConfigError);
+  await shared.close();
+  assert.throws(() => shared.join("a"), ClientClosedError);
 });
 
 function open(t, peer, options = {}) {

@@ -125,6 +125,38 @@ test("a topic is read again when the server has let go of it", () => {
   assert.deepEqual(sent(), ["read"]);
 });
 
+test("a reader is sure for a while after an answered ping, while it is active", () => {
+  const session = new WombatSession({ pingIntervalMs: 5000 });
+  const pings = () =>
+    session
+      .controlToSend(0)
+      .map((data) => decode(data))
+      .filter(({ name }) => name === "ping");
+  const answer = ({ timestamp }, now) => session.receive(encode("pong", { timestamp }), now);
+  session.connecting();
+  session.opened(1000);
+  session.read("t", { reader: "a", newest: false, window: 9 });
+  readingOf(session, { epoch: EPOCH, offset: 0, ordinal: 0 });
+  assert(!session.isSure("t", 1000));
+  const [first] = pings();
+  // The process is stopped here, and the answer waits in its socket.
+  session.makeSure(60_000);
+  assert.deepEqual(pings(), [], "the server is being asked");
+  assert.deepEqual(answer(first, 60_000), [{ kind: "answered" }]);
+  assert(!session.isSure("t", 60_000), "the answer is old");
+  session.makeSure(60_000);
+  const [second] = pings();
+  answer(second, 60_100);
+  assert(session.isSure("t", 64_999));
+  assert(!session.isSure("t", 65_000));
+  session.receive(encode("lost", { topic: "t", code: 1, reason: "why" }), 61_000);
+  assert(!session.isSure("t", 61_000), "another client reads");
+  readingOf(session, { epoch: EPOCH, offset: 0, ordinal: 0 });
+  assert(session.isSure("t", 61_000));
+  session.disconnected();
+  assert(!session.isSure("t", 61_000), "there is no connection");
+});
+
 test("what is stored was handled and never comes again, whatever happens", () => {
   for (let seed = 0; seed < 300; seed += 1) explore(random(seed).below);
 });

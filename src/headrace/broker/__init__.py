@@ -1,1 +1,1 @@
-"""Topics and who follows them: publishing, subscriptions, positions. No sockets, no frames."""
+"""Topics and their subscribers: publishing, subscriptions, positions. No sockets, no frames."""

@@ -1,7 +1,17 @@
-"""The broker: joins publishers and subscriptions through the store. Decides nothing about bytes on a wire.
+"""The broker connects publishers and subscriptions through the store. Elsewhere: the bytes on the wire.
 
-Batches cross it, records do not: a publish is everything one read brought, a delivery everything one commit
-made visible on one topic, encoded once per protocol for all who are live.
+It handles batches, not single records. A publish has all records of one read from a connection. A delivery
+has all records of one topic that one commit made visible. They are encoded once per protocol for all live
+subscriptions.
+
+The broker changes the state of subscriptions:
+
+    locating ──position known──▶ resuming ⇄ live        any ──▶ closed
+
+A *resuming* subscription is behind the end and reads from the log as fast as its sink accepts records. A
+*live* subscription is at the end and gets each commit as soon as it is visible. The change from one to the
+other happens in one step of the loop, so no record is missed. A live subscription whose sink is full goes
+back to resuming: it is late, but it is bounded in memory and loses nothing.
 """
 
 import logging
@@ -9,44 +19,117 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from enum import Enum
 from itertools import accumulate
+from typing import NamedTuple, Protocol
 
-from headrace.broker.subscription import Encode, Sink, Slice, State, Subscription
 from headrace.log.records import split_records
 from headrace.log.runner import Runner
-from headrace.log.store import Appended, ColdError, Store, Topic
+from headrace.log.store import Appended, ColdError, Reader, Store, Topic
 from headrace.model import CHANNEL_PREFIX, Durability, Position
 from headrace.printing import quoted
+
+Encode = Callable[[str, Position, Sequence[bytes], int], bytes]
+"""Function that returns a protocol's frames for records.
+
+The arguments are the topic, the position of the first record, the records, and the time when they were
+stored, in milliseconds.
+
+An encoding may have a method `takes` with the first three arguments. The broker calls it first, and skips the
+encoding if it returns False. Protocols need this if they have many subscriptions and most commits concern few
+of them.
+"""
+
+
+class SubscriptionState(Enum):
+    LOCATING = "locating"
+    RESUMING = "resuming"
+    LIVE = "live"
+    CLOSED = "closed"
+
+
+class Slice(NamedTuple):
+    """Encoded records, shared by every live subscription of a protocol."""
+
+    end: int
+    """Offset just past the records."""
+    end_ordinal: int
+    data: bytes
+
+
+class Sink(Protocol):
+    """The connection that a subscription's records are sent on."""
+
+    peer: str
+    protocol: str
+
+    def attached(self, subscription: "BrokerSubscription", offset: int, exact: bool) -> None:
+        """Called when the subscription starts at `offset`. `exact`: the peer asked for this position."""
+
+    def live(self, subscription: "BrokerSubscription") -> None:
+        """Called when the subscription has reached the end of the topic."""
+
+    def deliver(self, subscription: "BrokerSubscription", slices: Sequence[Slice]) -> bool:
+        """Take live records. Return False if the sink is full: then the subscription resumes where it is."""
+
+    def overtaken(self, subscription: "BrokerSubscription") -> None:
+        """Called when the next records are gone. Reading skips them, unless the sink unsubscribes now."""
+
+    def broken(self, subscription: "BrokerSubscription") -> None:
+        """Called when an internal error makes further deliveries to the subscription impossible."""
+
+    def ready(self, subscription: "BrokerSubscription") -> None:
+        """Called when there are records to pull."""
+
+
+class BrokerSubscription:
+    __slots__ = ("encode", "offset", "ordinal", "reader", "sink", "state", "topic")
+
+    def __init__(self, topic: Topic, sink: Sink, encode: Encode) -> None:
+        self.topic = topic
+        self.sink = sink
+        self.encode = encode
+        self.offset = 0
+        """Offset of the next record for the sink."""
+        self.ordinal = 0
+        """Number of records before `offset`."""
+        self.state = SubscriptionState.LOCATING
+        self.reader: Reader | None = None
+
+    @property
+    def position(self) -> Position:
+        return Position(self.topic.epoch, self.offset, self.ordinal)
+
 
 logger = logging.getLogger(__name__)
 
 SLICE_BYTES_MAX = 1 << 18
-"""How much is encoded and handed on at once: more would keep other answers waiting behind it."""
+"""Bytes that are encoded and passed on at once: with more, other answers would wait longer behind them."""
 
 SLICE_RECORDS_MAX = 2048
-"""The same for records that are small beside the frames around them."""
+"""Records that are encoded at once: a second limit, for records that are small compared with their frames."""
 
-_Live = dict[Encode, dict[Subscription, None]]
+_Live = dict[Encode, dict[BrokerSubscription, None]]
 
 
 class Broker:
-    """Implements the store's `Listener`."""
+    """Publishing and subscriptions of all topics. Implements the store's `Listener`."""
 
     def __init__(self, store: Store, runner: Runner, on_failure: Callable[[str], None]) -> None:
         self.store = store
         self._runner = runner
         self._on_failure = on_failure
         self._live: dict[Topic, _Live] = {}
-        self._subscriptions: dict[Topic, dict[Subscription, None]] = {}
+        self._subscriptions: dict[Topic, dict[BrokerSubscription, None]] = {}
         self._prepared: dict[tuple[Topic, int, Encode], list[Slice]] = {}
         self.channels: Callable[[Appended], None] = lambda one: None
-        """Who hears of what comes to the logs of channels."""
+        """Called with each commit of a channel's log."""
         store.listener = self
 
     # Publishing
 
     def publish(self, records: dict[str, list[bytes]], done: Callable[[], None]) -> None:
-        """Append to every topic; `done` is called once, when all of it is durable."""
+        """Append records to each topic; `done` is called once, when all of them are durable."""
         topic = self.store.topic
         self.store.append({topic(name): batch for name, batch in records.items()}, done)
 
@@ -59,13 +142,13 @@ class Broker:
         offset: int | None,
         encode: Encode,
         epoch: int | None = None,
-    ) -> Subscription:
-        """Follow a topic from an offset (of a life of it, where `epoch` says so), or from its end.
+    ) -> BrokerSubscription:
+        """Follow a topic from an offset, or from its end if `offset` is None.
 
-        Makes nothing on disk.
+        With an `epoch`, the offset is of that life of the topic. Creates nothing on disk.
         """
         topic = self.store.topic(name)
-        subscription = Subscription(topic, sink, encode)
+        subscription = BrokerSubscription(topic, sink, encode)
         self._subscriptions.setdefault(topic, {})[subscription] = None
         foreign = offset is not None and epoch is not None and not _is_of(topic, epoch, offset)
         asked = 0 if foreign else offset
@@ -78,10 +161,10 @@ class Broker:
         )
         return subscription
 
-    def follow(self, sink: Sink, name: str, ordinal: int, encode: Encode) -> Subscription:
-        """The same from behind so many records; one that was never reached means: all that is kept."""
+    def follow(self, sink: Sink, name: str, ordinal: int, encode: Encode) -> BrokerSubscription:
+        """Follow a topic from an ordinal; from its start if the topic never reached that ordinal."""
         topic = self.store.topic(name)
-        subscription = Subscription(topic, sink, encode)
+        subscription = BrokerSubscription(topic, sink, encode)
         self._subscriptions.setdefault(topic, {})[subscription] = None
 
         def find() -> Position:
@@ -92,10 +175,10 @@ class Broker:
         self._locate(subscription, find, lambda found: found.ordinal == ordinal)
         return subscription
 
-    def unsubscribe(self, subscription: Subscription) -> None:
-        if subscription.state is State.LIVE:
+    def unsubscribe(self, subscription: BrokerSubscription) -> None:
+        if subscription.state is SubscriptionState.LIVE:
             self._leave_live(subscription)
-        subscription.state = State.CLOSED
+        subscription.state = SubscriptionState.CLOSED
         subscription.reader = None
         topic = subscription.topic
         others = self._subscriptions[topic]
@@ -104,12 +187,12 @@ class Broker:
             del self._subscriptions[topic]
             self.store.forget(topic)
 
-    def subscriptions(self, topic: Topic) -> list[Subscription]:
+    def subscriptions(self, topic: Topic) -> list[BrokerSubscription]:
         return list(self._subscriptions.get(topic, ()))
 
-    def pull(self, subscription: Subscription) -> bytes:
-        """The next records for a resuming subscription; empty when it has become live or must wait."""
-        if subscription.state is not State.RESUMING:
+    def pull(self, subscription: BrokerSubscription) -> bytes:
+        """Return the next records for a resuming subscription; empty if it is live now or must wait."""
+        if subscription.state is not SubscriptionState.RESUMING:
             return b""
         topic = subscription.topic
         if subscription.reader is None:
@@ -124,7 +207,7 @@ class Broker:
             encoded_bytes = 0
             for run in chunk.runs:
                 if run.offset > subscription.offset and encoded_bytes:
-                    return b"".join(frames)  # what lies before a gap is delivered first
+                    return b"".join(frames)  # records before a gap are delivered first
                 if run.offset > subscription.offset and not _goes_on(subscription):
                     return b""
                 records = split_records(run.data, run.record_count)
@@ -142,7 +225,7 @@ class Broker:
             if encoded_bytes:
                 return b"".join(frames)
             if frames:
-                # None of them is for this peer: the next are looked at when others had their turn.
+                # None of these records is for this peer. Other peers get their turn before the next read.
                 subscription.sink.ready(subscription)
                 return b""
             if chunk.next_offset > subscription.offset:
@@ -154,7 +237,7 @@ class Broker:
 
     def _locate(
         self,
-        subscription: Subscription,
+        subscription: BrokerSubscription,
         find: Callable[[], Position],
         is_exact: Callable[[Position], bool],
     ) -> None:
@@ -165,28 +248,28 @@ class Broker:
                 cold.warm,
                 lambda _: (
                     self._locate(subscription, find, is_exact)
-                    if subscription.state is State.LOCATING
+                    if subscription.state is SubscriptionState.LOCATING
                     else None
                 ),
             )
             return
         subscription.offset, subscription.ordinal = found.offset, found.ordinal
-        subscription.state = State.RESUMING
+        subscription.state = SubscriptionState.RESUMING
         subscription.sink.attached(subscription, found.offset, is_exact(found))
         if found.offset >= subscription.topic.end_offset:
             self._go_live(subscription)
         else:
             subscription.sink.ready(subscription)
 
-    def _warm(self, subscription: Subscription, cold: ColdError) -> None:
+    def _warm(self, subscription: BrokerSubscription, cold: ColdError) -> None:
         def warmed(_: object) -> None:
-            if subscription.state is State.RESUMING:
+            if subscription.state is SubscriptionState.RESUMING:
                 subscription.sink.ready(subscription)
 
         self._runner.background(cold.warm, warmed)
 
-    def _go_live(self, subscription: Subscription) -> None:
-        subscription.state = State.LIVE
+    def _go_live(self, subscription: BrokerSubscription) -> None:
+        subscription.state = SubscriptionState.LIVE
         subscription.reader = None
         topic = subscription.topic
         subscription.offset = max(subscription.offset, topic.end_offset)
@@ -195,7 +278,7 @@ class Broker:
         live.setdefault(subscription.encode, {})[subscription] = None
         subscription.sink.live(subscription)
 
-    def _leave_live(self, subscription: Subscription) -> None:
+    def _leave_live(self, subscription: BrokerSubscription) -> None:
         live = self._live[subscription.topic]
         group = live[subscription.encode]
         del group[subscription]
@@ -204,15 +287,15 @@ class Broker:
             if not live:
                 del self._live[subscription.topic]
 
-    # What the store says
+    # Calls from the store
 
     def prepare(self, appended: Sequence[Appended]) -> None:
-        """Encode while the disk is busy."""
+        """Encode deliveries while the commit is being written."""
         live = self._live
         for one in appended:
             if one.topic in live:
                 for encode in live[one.topic]:
-                    # What fails here fails once more when it is to be delivered, and is told then.
+                    # An encoding that fails here fails again in `committed`, which reports the error.
                     with suppress(Exception):
                         if _takes(encode, one):
                             made = list(_slices(one, encode))
@@ -245,58 +328,61 @@ class Broker:
         except Exception:
             logger.exception("internal error in topic %s", quoted(one.topic.name))
 
-    def _break(self, group: list[Subscription]) -> None:
-        """The others must not suffer from what cannot be encoded for these."""
+    def _break(self, group: list[BrokerSubscription]) -> None:
+        """Report to these sinks that encoding failed. Other subscriptions must not suffer from this."""
         for subscription in group:
             peer = subscription.sink.peer
             logger.error("%s: internal error in a delivery", peer, exc_info=sys.exc_info())
             subscription.sink.broken(subscription)
 
-    def _pass(self, one: Appended, group: Iterable[Subscription]) -> None:
-        """None of it is for these."""
+    def _pass(self, one: Appended, group: Iterable[BrokerSubscription]) -> None:
+        """Advance subscriptions for which a commit has no records."""
         end_ordinal = one.ordinal + len(one.records)
         for subscription in group:
             if subscription.offset == one.offset:
                 subscription.offset, subscription.ordinal = one.end, end_ordinal
 
-    def _deliver(self, one: Appended, group: list[Subscription], slices: list[Slice]) -> None:
+    def _deliver(self, one: Appended, group: list[BrokerSubscription], slices: list[Slice]) -> None:
         for subscription in group:
-            # One that caught up inside this very step has these already.
-            if subscription.state is not State.LIVE or subscription.offset != one.offset:
+            # A subscription that became live during this step has these records already.
+            if (
+                subscription.state is not SubscriptionState.LIVE
+                or subscription.offset != one.offset
+            ):
                 continue
             try:
                 taken = subscription.sink.deliver(subscription, slices)
             except Exception:
-                # The others are live and must get these now; this one reads them from the log.
+                # Other live subscriptions must get these records now. This one reads them from the log.
                 logger.exception("%s: internal error in a delivery", subscription.sink.peer)
                 taken = False
             if not taken:
                 self._leave_live(subscription)
-                subscription.state = State.RESUMING
+                subscription.state = SubscriptionState.RESUMING
                 subscription.sink.ready(subscription)
 
     def failed(self, reason: str) -> None:
         self._on_failure(reason)
 
 
-def _goes_on(subscription: Subscription) -> bool:
-    """Whether the sink wants what lies behind records that are gone."""
+def _goes_on(subscription: BrokerSubscription) -> bool:
+    """Return True if the sink wants the records after a gap of lost or deleted records."""
     subscription.sink.overtaken(subscription)
-    return subscription.state is State.RESUMING
+    return subscription.state is SubscriptionState.RESUMING
 
 
 def _is_of(topic: Topic, epoch: int, offset: int) -> bool:
-    """Whether an offset of that life of the topic means the same place in its present one."""
+    """Return True if an offset in the given life of a topic means the same place in its present life."""
     if epoch == topic.epoch:
         return True
-    # Offsets of a topic on disk go on from life to life: who was at the end of an earlier one, or came
-    # before the first, is at the beginning of this one and has missed nothing.
+    # Offsets of a topic on disk continue from one life to the next. So a subscriber from the end of an
+    # earlier life, or from before the first life, is at the start of this life and has missed nothing.
     began_here = epoch < topic.epoch and offset == topic.start_offset
     return began_here and topic.durability is not Durability.MEMORY
 
 
 def _takes(encode: Encode, one: Appended) -> bool:
-    """Whether a commit has anything for those with this encoding."""
+    """Return True if a commit has records for subscriptions with this encoding."""
     takes = getattr(encode, "takes", None)
     if takes is None:
         return True
@@ -305,10 +391,10 @@ def _takes(encode: Encode, one: Appended) -> bool:
 
 
 def _slices(one: Appended, encode: Encode) -> Iterator[Slice]:
-    """A commit's records of one topic, encoded in portions."""
+    """Encode a commit's records of one topic, one slice at a time."""
     name, records = one.topic.name, one.records
     if type(records) is not list:
-        records = list(records)  # those of a batch: split once
+        records = list(records)  # records of a batch are split here, once
     if one.end - one.offset <= SLICE_BYTES_MAX and len(records) <= SLICE_RECORDS_MAX:
         at = Position(one.topic.epoch, one.offset, one.ordinal)
         data = encode(name, at, records, one.ms)

@@ -1,14 +1,14 @@
-"""Named readers: which connection reads a topic under a name, who waits, and how far the reader has come.
+"""Named readers: the connection that reads a topic under a name, the connections that wait, and the cursor.
 
     (none) ──enter──▶ waiting ──first in line──▶ active ──release, silence──▶ (none)
 
 Each (topic, reader) has a line of claims, one per connection. The first claim is active: it has a *grant*,
-a number that its acknowledgements must carry, and a subscription that started at the cursor. What the active
-claim has handled becomes the cursor, one commit at a time. The next claim becomes active only when every
-accepted acknowledgement of the last one is durable, so it never gets an acknowledged record.
+a number that its acknowledgements must carry, and a subscription that started at the cursor. The position
+that the active claim has handled becomes the cursor, one commit at a time. The next claim becomes active only
+when every accepted acknowledgement of the last one is durable, so it never gets an acknowledged record.
 
-Lines are in memory and cursors are in the store: after a restart clients claim again and go on at the
-cursor. Knows neither bytes nor clocks.
+Lines are in memory and cursors are in the store: after a restart, clients claim again and continue at the
+cursor. Elsewhere: bytes and clocks.
 """
 
 import logging
@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import NamedTuple, Protocol
 
-from headrace.broker.broker import Broker
-from headrace.broker.subscription import Encode, Sink, State, Subscription
+from headrace.broker.broker import Broker, BrokerSubscription, Encode, Sink, SubscriptionState
 from headrace.errors import (
     BadCursorError,
     BadReaderNameError,
@@ -32,33 +31,33 @@ from headrace.printing import quoted
 logger = logging.getLogger(__name__)
 
 RECORD_OVERHEAD_BYTES = 128
-"""What each record counts for in a window, besides its bytes."""
+"""Bytes that each record takes in a window in addition to its own bytes."""
 
 
 class ReaderSink(Sink, Protocol):
     """A connection that reads under a name."""
 
     def reader_waits(self, claim: "Claim", ahead: int) -> None:
-        """So many other connections come first; 0: the claim becomes active in a moment."""
+        """Called while the claim waits behind `ahead` other connections; 0: it becomes active in a moment."""
 
     def reader_begins(self, claim: "Claim", exact: bool) -> None:
-        """The claim is active: deliveries start at `claim.handled`."""
+        """Called when the claim is active. Deliveries start at `claim.handled`."""
 
     def reader_stored(self, claim: "Claim", offset: int) -> None:
-        """The cursor is at `offset`, durably."""
+        """Called when the cursor is durable at `offset`."""
 
-    def reader_ends(self, claim: "Claim", subscription: Subscription) -> None:
-        """Nothing more of this subscription is to be sent."""
+    def reader_ends(self, claim: "Claim", subscription: BrokerSubscription) -> None:
+        """Called when no more records of this subscription may be sent."""
 
     def reader_lost(self, claim: "Claim", reason: str, refused: bool) -> None:
-        """The claim has ended. `refused`: claiming again changes nothing."""
+        """Called when the claim has ended. `refused`: another claim would end in the same way."""
 
     def is_silent(self, now: float) -> bool:
-        """True when the peer should have been heard of long ago."""
+        """Return True if the peer has been silent for too long."""
 
 
 class Claim:
-    """The wish of one connection to read a topic under a name."""
+    """Request of one connection to read a topic under a name."""
 
     __slots__ = (
         "asked",
@@ -95,20 +94,20 @@ class Claim:
         self.window = max(1, window)
         self.encode = encode
         self.grant = 0
-        """0 while it is not active."""
+        """Number that acknowledgements must carry; 0 while the claim is not active."""
         self.has_begun = False
-        """True when its client has been told that it is active."""
-        self.subscription: Subscription | None = None
+        """True once the client has been told that the claim is active."""
+        self.subscription: BrokerSubscription | None = None
         self.asked = Position(0, 0, 0)
-        """The cursor when it became active."""
+        """The cursor at the moment when the claim became active."""
         self.handled = Position(0, 0, 0)
-        """Behind the last record that the client has handled, or where delivery started."""
+        """Position just past the last record that the client has handled, or the start of delivery."""
         self.parked = False
-        """True while its subscription waits for room in the window."""
+        """True while the subscription waits for room in the window."""
 
     @property
     def is_full(self) -> bool:
-        """True when the client has as much unhandled as it wants."""
+        """True if the client has as many unhandled bytes as its window allows."""
         subscription = self.subscription
         if subscription is None:
             return True
@@ -143,16 +142,16 @@ class _Line:
 class Readers:
     def __init__(self, broker: Broker) -> None:
         self.moved: Callable[[Collection[str]], None] = lambda topics: None
-        """Who is told in which topics cursors have moved."""
+        """Called with the topics in which cursors have moved."""
         self._broker = broker
         self._store = broker.store
         self._lines: dict[_Key, _Line] = {}
         self._held: Counter[_Key] = Counter()
-        """Cursors that are being moved by hand."""
+        """Number of moves by hand that are in progress, for each cursor."""
         self._grants = count(1)
 
     def enter(self, claim: Claim) -> None:
-        """Join the line. Raises BadReaderNameError."""
+        """Add a claim to its line. Raises BadReaderNameError."""
         _check_name(claim.reader)
         key = _Key(claim.topic, claim.reader)
         line = self._lines.get(key)
@@ -162,7 +161,7 @@ class Readers:
         if again is None:
             line.claims.append(claim)
         else:
-            # Its old connection may seem alive for a while: the client itself knows better.
+            # The old connection may seem alive for a while, but its client has left it.
             line.claims[line.claims.index(again)] = claim
             self._end(again)
             again.sink.reader_lost(again, "the client has connected again", False)
@@ -170,8 +169,8 @@ class Readers:
         if not claim.has_begun and claim in line.claims:
             claim.sink.reader_waits(claim, line.claims.index(claim))
 
-    def attached(self, claim: Claim, subscription: Subscription, exact: bool) -> None:
-        """The broker has found where an active claim starts."""
+    def attached(self, claim: Claim, subscription: BrokerSubscription, exact: bool) -> None:
+        """Start deliveries to an active claim, after the broker has located its position."""
         claim.subscription = subscription
         claim.has_begun = True
         epoch = subscription.topic.epoch
@@ -179,9 +178,9 @@ class Readers:
         claim.sink.reader_begins(claim, exact)
 
     def handled(self, claim: Claim, grant: int, offset: int, ordinal: int) -> None:
-        """The client has handled everything before a position. Raises BadCursorError.
+        """Store that the client has handled everything before a position. Raises BadCursorError.
 
-        Anything but the present grant is ignored: the client has been told that it lost that one.
+        Acknowledgements with an old grant are ignored: the client has been told that it lost that grant.
         """
         subscription = claim.subscription
         if grant != claim.grant or subscription is None:
@@ -197,11 +196,11 @@ class Readers:
         self._keep(self._lines[_Key(claim.topic, claim.reader)], claim.handled, grant)
         if claim.parked and not claim.is_full:
             claim.parked = False
-            if subscription.state is State.RESUMING:
+            if subscription.state is SubscriptionState.RESUMING:
                 claim.sink.ready(subscription)
 
     def release(self, claim: Claim) -> None:
-        """The connection reads no more: the next in line does."""
+        """End a claim whose connection stops reading. The next claim in the line becomes active."""
         line = self._lines.get(_Key(claim.topic, claim.reader))
         self._end(claim)
         if line is not None and claim in line.claims:
@@ -209,7 +208,7 @@ class Readers:
             self._begin(line)
 
     def tick(self, now: float) -> None:
-        """Take grants from connections that are silent while others wait."""
+        """Take grants from connections that are silent while other connections wait."""
         for line in [one for one in self._lines.values() if len(one.claims) > 1]:
             active = line.active
             if active is not None and active.sink.is_silent(now):
@@ -225,9 +224,9 @@ class Readers:
 
     @contextmanager
     def held(self, reader: str, topics: Collection[str]) -> Iterator[None]:
-        """Suspend a reader while its cursors are moved by hand; afterwards it starts at the new place.
+        """Suspend a reader while its cursors are moved by hand; afterwards it starts at the new cursors.
 
-        Acknowledgements of the old place are ignored from the beginning: they must not undo the move.
+        From the beginning, acknowledgements of old deliveries are ignored: they must not undo the move.
         """
         keys = [_Key(topic, reader) for topic in topics]
         self._held.update(keys)
@@ -247,7 +246,7 @@ class Readers:
                     self._begin(line)
 
     def _begin(self, line: _Line) -> None:
-        """Make the first claim active, unless something has to happen before."""
+        """Make the first claim active, or do the step that must come first, such as storing the cursor."""
         key = line.key
         if line.storing or self._held.get(key):
             return
@@ -262,13 +261,13 @@ class Readers:
             return
         cursors = self._store.cursors(key.topic, key.reader, limit=1)
         if not cursors:
-            # Durable before the first delivery: a restart must not move where the reader started.
+            # The cursor is durable before the first delivery: a restart must not move the reader's start.
             topic = self._store.look(key.topic)
             self._keep(line, topic.end if claim.newest else topic.start, 0)
             return
         claim.asked = cursors[0].position
         claim.grant = next(self._grants)
-        # The broker answers through the sink, perhaps at once, which calls `attached`.
+        # The broker answers by a call of the sink, perhaps at once. The sink calls `attached`.
         claim.subscription = self._broker.subscribe(
             claim.sink, claim.topic, claim.asked.offset, claim.encode, claim.asked.epoch
         )
@@ -283,7 +282,7 @@ class Readers:
             claim.sink.reader_ends(claim, subscription)
 
     def _keep(self, line: _Line, position: Position, grant: int) -> None:
-        """Store the cursor; positions that come while one is being stored wait and become one."""
+        """Store the cursor. Of the positions that come while one is being stored, only the last is kept."""
         line.wanted = (position, grant)
         if not line.storing:
             self._keep_next(line)
@@ -299,7 +298,7 @@ class Readers:
                 reader, {topic: position}, lambda: self._kept(line, position, grant)
             )
         except StoreFailedError:
-            pass  # the server is stopping: whoever is connected hears of that
+            pass  # the server is stopping, which closes all connections
         except HeadraceError as error:
             line.storing = False
             for claim in line.claims[:1]:

@@ -1,1 +1,1 @@
-"""The command line, one file per command. Decides nothing about the log: it asks the server."""
+"""The command line, one file per command. It makes no decisions about the log: it asks the server."""

@@ -1,4 +1,4 @@
-"""`headrace backup` and `headrace restore`: copies of a data directory. The work is in `log/backup.py`."""
+"""`headrace backup` and `headrace restore`: copy a data directory. Elsewhere: the work (`log/backup/`)."""
 
 import json
 from collections.abc import Callable
@@ -10,12 +10,11 @@ import msgspec
 import typer
 
 from headrace import __version__
-from headrace.cli import options
-from headrace.cli.failure import CommandError
-from headrace.cli.output import ProgressBar, counted, moment, size
+from headrace.cli.common import options
+from headrace.cli.common.output import CommandError, ProgressBar, counted, moment, note, size
 
 if TYPE_CHECKING:
-    from headrace.log.backup import Manifest
+    from headrace.log.backup.backup import BackupManifest
 
 T = TypeVar("T")
 
@@ -47,7 +46,7 @@ def backup(
     \b
     headrace backup /backup/2026-11-16 --data-dir /var/lib/headrace
     """
-    from headrace.log.backup import back_up
+    from headrace.log.backup.backup import back_up
 
     config = options.load_settings(config_file=config_file, data_dir=data_dir).config
     made = _with_bar(
@@ -76,25 +75,28 @@ def restore(
 ) -> None:
     """Restore a backup to a data directory that is empty or does not exist.
 
-    When a server first starts there, every topic goes on far ahead of where the backup ends, with a new
-    epoch: clients that have seen later records are told, and none takes new records for those. The backup
-    stays as it is.
+    When a server first starts there, every topic continues far ahead of the end of the backup, with a new
+    epoch. Clients that have seen later records are told so, and never mistake new records for those. The
+    backup is not changed.
 
     \b
     headrace restore /backup/2026-11-16 --data-dir /var/lib/headrace
     headrace restore /backup/2026-11-16 --data-dir new --old /var/lib/headrace
     """
-    from headrace.log.backup import restore as put_back
+    from headrace.log.backup.backup import restore as put_back
 
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
     made, revoked = _with_bar(lambda progress: put_back(source, Path(directory), progress, old=old))
     _print(made, f"restored {source} to {directory}", as_json=as_json)
-    if revoked is not None:
-        typer.echo(
+    if revoked is None:
+        note(
+            "what was destroyed, trimmed or dropped since the backup is back; --old DIR leaves it out"
+        )
+    else:
+        note(
             f"not restored, since {old} has given them up: {counted(revoked.topics, 'topic')}, old records "
             f"of {counted(revoked.trimmed, 'topic')}, {counted(revoked.cursors, 'cursor')}, "
-            f"{counted(revoked.notes, 'note')}",
-            err=True,
+            f"{counted(revoked.notes, 'note')}"
         )
     if not no_verify:
         _verify(Path(directory))
@@ -113,7 +115,7 @@ def _with_bar(work: Callable[[Progress], T]) -> T:
 
 
 def _verify(directory: Path) -> None:
-    from headrace.log.verify import verify
+    from headrace.log.verify.verify import verify
 
     report = _with_bar(lambda progress: verify(directory, (), progress))
     if report.damaged:
@@ -123,12 +125,11 @@ def _verify(directory: Path) -> None:
         )
 
 
-def _print(made: "Manifest", what: str, *, as_json: bool) -> None:
+def _print(made: "BackupManifest", what: str, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(made)))
         return
-    typer.echo(
+    note(
         f"{what}: {counted(made.topics, 'topic')}, {counted(made.records, 'record')} "
-        f"({size(made.bytes)}), as of {moment(made.made_ms)}",
-        err=True,
+        f"({size(made.bytes)}), as of {moment(made.made_ms)}"
     )

@@ -1,4 +1,4 @@
-"""`headrace channels send`, `follow` and `fetch`: messages of a channel as one of its processors."""
+"""`headrace channels send`, `follow` and `fetch`: send and print messages as a processor of a channel."""
 
 import base64
 import contextlib
@@ -11,21 +11,20 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from headrace.cli import options
 from headrace.cli.channels import Name
-from headrace.cli.failure import CommandError, UsageError
-from headrace.cli.http_api import HttpApi, NotFoundError, UnreachableError, request
-from headrace.cli.output import counted, discard_output, size
+from headrace.cli.common import options
+from headrace.cli.common.http_api import HttpApi, NotFoundError, UnreachableError, request
+from headrace.cli.common.output import CommandError, UsageError, counted, discard_output, note, size
 from headrace.cli.subscribe import text_or_base64
 from headrace.printing import printable
 
 T = TypeVar("T")
 
 PAGE_MAX = 500
-"""Messages asked for at a time."""
+"""Number of messages per request."""
 
 WAIT_S = 20
-"""How long one request of `follow` waits for a message."""
+"""Seconds that one request of `follow` waits for a message."""
 
 RETRY_S = 0.5
 
@@ -43,7 +42,8 @@ Count = Annotated[
 MessageJson = Annotated[
     bool,
     typer.Option(
-        "--json", help="Print one object per line: channel, offset, processor, number, payload."
+        "--json",
+        help="Print one object per line: channel, next_offset, processor, number, payload.",
     ),
 ]
 Leave = Annotated[
@@ -96,11 +96,11 @@ def send(
             sent, sent_bytes = position, sent_bytes + len(content)
     finally:
         if sent:
-            typer.echo(f"sent {counted(sent, 'message')} ({size(sent_bytes)})", err=True)
+            note(f"sent {counted(sent, 'message')} ({size(sent_bytes)})")
         if not was_member:
             member.leave()
     if not sent:
-        typer.echo("sent nothing: there was no input", err=True)
+        note("sent nothing: there was no input")
 
 
 def follow(
@@ -170,6 +170,8 @@ def _check_json(content: bytes, position: int) -> None:
         json.loads(content)
     except ValueError as error:
         raise CommandError(f"message {position} is not JSON: {error}") from None
+    except RecursionError:
+        raise CommandError(f"message {position} is nested too deeply") from None
 
 
 # Printing
@@ -182,10 +184,10 @@ def _print(
     try:
         printer.print_all(until_end=until_end)
     except KeyboardInterrupt:
-        pass  # how a user says that it is enough
+        pass  # the user ends the command
     except BrokenPipeError:
-        discard_output()  # how a program says so
-    with contextlib.suppress(UnreachableError):  # the server knows what was acknowledged before
+        discard_output()  # the program that reads our output ends it
+    with contextlib.suppress(UnreachableError):  # the server has the earlier acknowledgements
         printer.acknowledge()
         if leave:
             member.leave()
@@ -197,7 +199,7 @@ class _Printer:
         self._left = count
         self._as_json = as_json
         self._printed: int | None = None
-        """The offset of the last message printed."""
+        """Offset just past the last message printed."""
         self._acked: int | None = None
 
     def print_all(self, *, until_end: bool) -> None:
@@ -223,7 +225,7 @@ class _Printer:
         if lost := page.get("lost"):
             self._warn(f"{counted(lost, 'message')} cannot be read: damaged, or lost in a crash")
         for message in page["messages"]:
-            # After a restart of the server, what it does not know to be acknowledged comes again.
+            # After a restart, the server resends messages whose acknowledgement it does not have.
             if self._printed is None or message["offset"] > self._printed:
                 self._write(_content(message), message)
                 self._printed = message["offset"]
@@ -252,7 +254,9 @@ class _Printer:
         if not self._as_json:
             out.write(content.data + b"\n")
             return
-        line: dict[str, Any] = {"channel": self._member.name, "offset": told["offset"]}
+        # On the wire, a message's `offset` is the offset just past it.
+        place = "offset" if field == "snapshot" else "next_offset"
+        line: dict[str, Any] = {"channel": self._member.name, place: told["offset"]}
         line |= {key: told[key] for key in ("processor", "number", "ms") if key in told}
         if content.is_json:
             line[field] = content.value
@@ -273,10 +277,10 @@ class _Printer:
 
 
 class _Content(NamedTuple):
-    """What a message or snapshot holds."""
+    """Content of a message or snapshot."""
 
     value: Any
-    """The JSON value, if there is one."""
+    """The JSON value; None if the content is bytes."""
     data: bytes
     """The bytes, or the JSON value as one line."""
     is_json: bool
@@ -317,7 +321,7 @@ class _Member:
 
     def send(self, number: int, content: bytes, *, as_json: bool) -> None:
         kind = "application/json" if as_json else "application/octet-stream"
-        # The number makes it safe to ask again: what is stored is not stored twice.
+        # The number makes a retry safe: the server does not store the same message twice.
         self._again(
             lambda: self._ask("POST", "messages", number=number, content=content, content_type=kind)
         )
@@ -347,7 +351,7 @@ class _Member:
         return answer
 
     def _again(self, ask: Callable[[], T]) -> T:
-        """Ask until the server answers, for at most the time that --timeout gives."""
+        """Send a request until the server answers, for at most the time of --timeout."""
         until_s = time.monotonic() + self._timeout_s
         while True:
             try:

@@ -1,4 +1,4 @@
-"""`headrace channels`: the channels of a running server, what holds their logs, and what comes next."""
+"""`headrace channels`: list, explain, keep and destroy the channels of a running server."""
 
 import json
 import sys
@@ -8,11 +8,18 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from headrace.cli import options
-from headrace.cli.failure import CommandError, UsageError
-from headrace.cli.help import App
-from headrace.cli.http_api import HttpApi, request
-from headrace.cli.output import counted, moment, note, print_table, size
+from headrace.cli.common import options
+from headrace.cli.common.help import App
+from headrace.cli.common.http_api import HttpApi, request
+from headrace.cli.common.output import (
+    CommandError,
+    UsageError,
+    counted,
+    moment,
+    note,
+    print_table,
+    size,
+)
 from headrace.printing import printable, quoted
 
 app = App()
@@ -34,8 +41,8 @@ def channels(
 ) -> None:
     """List the channels of a running server.
 
-    Below each are its members: how far they have acknowledged, how many messages are behind that, and until
-    when the log is kept for those who are away.
+    Each channel is followed by its members: what each has acknowledged, how many messages it has not, and
+    how long the log is kept for a member that is away.
 
     \b
     headrace channels
@@ -81,16 +88,16 @@ def keep(name: Name, http: options.Http = None, token: options.Token = None) -> 
     """
     api = options.http_api(http, token)
     if request(api, "POST", "/v1/channel/keep", name=name)["cancelled"]:
-        typer.echo(f"cancelled: the log of {printable(name)} is not destroyed", err=True)
+        note(f"cancelled: the log of {printable(name)} is not destroyed")
         return
     told = request(api, "GET", "/v1/channel", name=name)
     there = sum(member["present"] for member in told["members"])
     if not told["exists"]:
         raise CommandError(f"channel {quoted(name)} has no log that could be kept")
     if there:
-        typer.echo(f"nothing is scheduled: {counted(there, 'subscriber')} there", err=True)
+        note(f"nothing is scheduled: {counted(there, 'subscriber')} there")
     else:
-        typer.echo(f"nothing was scheduled: the log of {printable(name)} is kept", err=True)
+        note(f"nothing was scheduled: the log of {printable(name)} is kept")
 
 
 @app.command("destroy")
@@ -119,11 +126,11 @@ def destroy(
             f"{counted(told['messages'], 'message')} and {counted(len(told['members']), 'member')}"
         )
         state = "its last state" if told["snapshot"] else "no stored state"
-        question = f"Destroy channel {name!r} with {what}, and {state}?"
+        question = f"Destroy channel {quoted(name)} with {what}, and {state}?"
         typer.confirm(question, abort=True, err=True)
     gone = request(api, "DELETE", "/v1/channel", name=name)
     what = f"{counted(gone['messages'], 'message')} and {counted(gone['members'], 'member')}"
-    typer.echo(f"destroyed {printable(name)}, with {what}", err=True)
+    note(f"destroyed {printable(name)}, with {what}")
 
 
 def _all_channels(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
@@ -136,7 +143,7 @@ def _all_channels(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
         after = page["channels"][-1]["name"]
 
 
-# The table
+# Output as a table
 
 
 def _print(found: list[dict[str, Any]], prefix: str) -> None:
@@ -183,7 +190,7 @@ def _member_cells(member: dict[str, Any] | None, now_ms: int) -> list[str]:
     ]
 
 
-# In words
+# Output as sentences
 
 
 def _words(told: dict[str, Any]) -> Iterator[str]:
@@ -283,7 +290,7 @@ def _when(ms: int, now_ms: int) -> str:
 
 
 def _span(ms: int) -> str:
-    """A stretch of time in its largest unit that it has two of."""
+    """Format a duration in the largest unit of which it has at least two; else in seconds."""
     for unit, unit_ms in (("days", 86_400_000), ("hours", 3_600_000), ("min", 60_000)):
         if ms >= 2 * unit_ms:
             return f"{ms // unit_ms} {unit}"

@@ -4,11 +4,10 @@ import json
 
 import typer
 
-from headrace.cli import options
-from headrace.cli.failure import UsageError
-from headrace.cli.help import App
-from headrace.cli.http_api import request
-from headrace.cli.output import moment
+from headrace.cli.common import options
+from headrace.cli.common.help import App
+from headrace.cli.common.http_api import request
+from headrace.cli.common.output import UsageError, moment, note
 
 app = App()
 
@@ -22,8 +21,8 @@ def clock(
 ) -> None:
     """Show the time of a running server.
 
-    The server follows its machine's clock, but not when that jumps: then times and ages go on as before
-    until the jump is confirmed, or has stood for `clock.confirm_s`.
+    The server follows its machine's clock, but not its jumps. After a jump, the server's time continues
+    as before until the jump is confirmed, or has lasted for `clock.confirm_s`.
 
     \b
     headrace clock
@@ -54,6 +53,6 @@ def confirm(http: options.Http = None, token: options.Token = None) -> None:
     """
     followed_ms = request(options.http_api(http, token), "POST", "/v1/clock/confirm")["followed_ms"]
     if followed_ms:
-        typer.echo(f"the server has moved its time by {followed_ms / 1000:,.0f} seconds", err=True)
+        note(f"the server has moved its time by {followed_ms / 1000:,.0f} seconds")
     else:
-        typer.echo("the wall clock has not jumped: there is nothing to confirm", err=True)
+        note("the wall clock has not jumped: there is nothing to confirm")

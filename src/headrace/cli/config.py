@@ -1,4 +1,4 @@
-"""`headrace config`: what is in force and where each value came from, and the reference page."""
+"""`headrace config`: the settings in force with the origin of each value, and the reference page."""
 
 import json
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from headrace.cli import options
-from headrace.cli.output import print_table
-from headrace.config import BUILT_IN_RULES, Config, PrefixRule
-from headrace.config_protocols import AccessToken
-from headrace.config_values import Origins, Readers
-from headrace.printing import masked_secret, quoted
-from headrace.settings import RULE_SETTINGS, SETTINGS, TABLE_SETTINGS, Loaded, Setting, allowed
+from headrace.cli.common import options
+from headrace.cli.common.output import print_table
+from headrace.config.load import RULE_SETTINGS, SETTINGS, TABLE_SETTINGS, Loaded, Setting, allowed
+from headrace.config.protocols import AccessToken
+from headrace.config.settings import BUILT_IN_RULES, Config, PrefixRule
+from headrace.config.values import Origins, ReaderNames
+from headrace.printing import MASK, masked_secret, quoted
 
 
 def config(
@@ -73,7 +73,7 @@ def value_of(config: Config, key: str) -> Any:
 
 
 def shown_of(config: Config, key: str) -> Any:
-    """The value as it may be printed: a secret is masked."""
+    """Return the value for printing: a secret is masked."""
     value = value_of(config, key)
     return masked_secret(value) if SETTINGS[key].is_secret else value
 
@@ -90,7 +90,7 @@ def _print_table(loaded: Loaded) -> None:
         changes = ", ".join(f"{key} = {_literal(value)}" for key, value in _set_in(rule))
         table.add_row(f"topics {quoted(rule.prefix)}", changes, origin)
     for token in loaded.config.access.token:
-        rest = ", ".join(f"{key} = {_literal(value)}" for key, value in _rest_of(token))
+        rest = ", ".join(f"{key} = {_literal(value)}" for key, value in _shown_of(token))
         table.add_row(f"access.token {quoted(token.name)}", rest, loaded.origins["access.token"])
     print_table(table)
 
@@ -114,7 +114,7 @@ def _to_json(loaded: Loaded) -> str:
                 {
                     "name": token.name,
                     "from": loaded.origins["access.token"],
-                    **dict(_rest_of(token)),
+                    **dict(_shown_of(token)),
                 }
                 for token in loaded.config.access.token
             ],
@@ -154,7 +154,7 @@ def _to_toml(loaded: Loaded) -> str:
 
 
 def to_markdown() -> str:
-    """The text of docs/configuration.md."""
+    """Return the text of docs/configuration.md."""
     parts = [_MARKDOWN_HEAD]
     for section, settings in _sections():
         parts.append(f"## [{section}]\n" if section else "## Top level\n")
@@ -177,7 +177,7 @@ def to_markdown() -> str:
 _MARKDOWN_HEAD = """\
 # Configuration
 
-Written by `make docs` from `src/headrace/config.py`; a test checks that it is up to date.
+Written by `make docs` from `src/headrace/config/settings.py`; a test checks that it is up to date.
 
 A value comes from a flag of `headrace serve`, else from the environment, else from the one TOML
 file named by `--config` or `HEADRACE_CONFIG`, else it is the default. Settings without a flag of
@@ -192,14 +192,15 @@ not. With a unit, the name may do without its own: `retention.age = "7d"` is
 Names that would be ambiguous, such as `wait` for `wait_s` and `wait_bytes`, keep their ending.
 
 `headrace config` shows each value in force and where it came from; `headrace config --toml` prints
-a complete file to start from. Both mask passwords.
+a complete file to start from. Both mask passwords; hashes of tokens are in the file only.
 
 On SIGHUP a running server reads the file again and takes over the settings that are marked with ↻. A
 file with a mistake changes nothing. [Operating](operating.md#change-settings) has more.
 
 The other commands read `HEADRACE_URL` (the server's address, default `figg://127.0.0.1:8119`),
-`HEADRACE_HTTP` (where the HTTP API answers, default `127.0.0.1:8121`) and `HEADRACE_TOKEN` (the
-token it takes). Variables that Kubernetes sets for a service called `headrace` are left alone.
+`HEADRACE_HTTP` (where the HTTP API answers, default `127.0.0.1:8121`), `HEADRACE_WS` (where Logux
+answers, default `127.0.0.1:8120`) and `HEADRACE_TOKEN` (the token that HTTP and Logux take).
+Variables that Kubernetes sets for a service called `headrace` are left alone.
 """
 
 _MARKDOWN_TOKENS = """\
@@ -249,11 +250,16 @@ def _rules(loaded: Loaded) -> Iterator[tuple[PrefixRule, str]]:
 
 
 def _rest_of(token: AccessToken) -> Iterator[tuple[str, Any]]:
-    """What a token has besides its name."""
+    """Yield the fields of a token except its name."""
     for key in token.__struct_fields__:
         value = getattr(token, key)
         if key != "name" and value is not None:
             yield key, list(value) if isinstance(value, tuple) else value
+
+
+def _shown_of(token: AccessToken) -> Iterator[tuple[str, Any]]:
+    """Yield the same fields for printing: the hash is masked, because it reveals a weak token."""
+    return ((key, MASK if key == "sha256" else value) for key, value in _rest_of(token))
 
 
 def _set_in(rule: PrefixRule) -> Iterator[tuple[str, Any]]:
@@ -263,15 +269,15 @@ def _set_in(rule: PrefixRule) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Origins | Readers):
+    if isinstance(value, Origins | ReaderNames):
         return list(value)
     return value if isinstance(value, int | float) else str(value)
 
 
 def _literal(value: Any) -> str:
-    """The value as TOML, whose strings are JSON's when nothing is escaped as a surrogate pair."""
+    """Return the value as TOML, whose strings equal JSON strings without escaped surrogate pairs."""
     if isinstance(value, int | float):
         return repr(value)
-    if isinstance(value, Origins | Readers | list):
+    if isinstance(value, Origins | ReaderNames | list):
         return f"[{', '.join(map(_literal, value))}]"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,15 +1,14 @@
-"""`headrace delete`: destroys a topic on a running server."""
+"""`headrace delete`: destroy a topic on a running server."""
 
 import sys
 from typing import Annotated
 
 import typer
 
-from headrace.cli import options
-from headrace.cli.failure import UsageError
-from headrace.cli.http_api import request
-from headrace.cli.output import counted
-from headrace.printing import quoted
+from headrace.cli.common import options
+from headrace.cli.common.http_api import request
+from headrace.cli.common.output import UsageError, counted, note
+from headrace.printing import printable, quoted
 
 
 def delete(
@@ -20,7 +19,7 @@ def delete(
 ) -> None:
     """Destroy a topic and all its records.
 
-    A later topic of the same name goes on at the offset where this one ended.
+    A later topic of the same name continues at the offset where this one ended.
 
     \b
     headrace delete greetings --yes
@@ -32,4 +31,4 @@ def delete(
         records = counted(request(api, "GET", "/v1/topic", name=topic)["records"], "record")
         typer.confirm(f"Destroy {quoted(topic)} and its {records}?", abort=True, err=True)
     answer = request(api, "DELETE", "/v1/topic", name=topic)
-    typer.echo(f"deleted {topic}, which ended at offset {answer['end']['offset']}", err=True)
+    note(f"deleted {printable(topic)}, which ended at offset {answer['end']['offset']}")

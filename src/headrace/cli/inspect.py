@@ -1,4 +1,4 @@
-"""`headrace inspect`: one topic in full, from a running server or else from its data directory."""
+"""`headrace inspect`: show one topic in full, from a running server or else from its data directory."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from headrace.cli import options
-from headrace.cli.http_api import HttpApi, UnreachableError, request
-from headrace.cli.output import console, counted, moment, print_table, size
+from headrace.cli.common import options
+from headrace.cli.common.http_api import HttpApi, UnreachableError, request
+from headrace.cli.common.output import console, counted, moment, print_table, size
 from headrace.printing import printable
 
 
@@ -50,7 +50,7 @@ def _find(
                 raise
         else:
             return answer
-    from headrace.log.inspect import inspect_topic
+    from headrace.log.verify.inspect import inspect_topic
 
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
     return inspect_topic(directory, topic)

@@ -1,4 +1,4 @@
-"""`headrace logux`: adds events to a log of Logux, and prints those that it has."""
+"""`headrace logux`: add events to a Logux log, and print its events."""
 
 import asyncio
 import json
@@ -11,19 +11,20 @@ from urllib.parse import quote
 
 import typer
 
-from headrace.cli import options
-from headrace.cli.failure import CommandError, UsageError, with_hint
-from headrace.cli.lines import LineTooLongError, read_lines
-from headrace.cli.output import counted
+from headrace.cli.common import options
+from headrace.cli.common.help import App
+from headrace.cli.common.json_records import LineTooLongError, read_lines
+from headrace.cli.common.output import CommandError, UsageError, counted, note, with_hint
 from headrace.cli.subscribe import print_records
-from headrace.config import Listen
+from headrace.config.settings import Listen
 from headrace.errors import BadEventError, ConnectTimeoutError, PayloadTooLargeError, RefusedError
 from headrace.model import LOGUX_PREFIX, PAYLOAD_BYTES_MAX, check_topic_name
+from headrace.printing import quoted
 
 if TYPE_CHECKING:
     from headrace.client import LoguxClient, Message
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app = App()
 
 Log = Annotated[str, typer.Argument(metavar="LOG", help="The name of the log, such as main.")]
 Ws = Annotated[
@@ -37,9 +38,11 @@ Ws = Annotated[
 ]
 
 
-@app.callback()
-def logux() -> None:
+@app.callback(invoke_without_command=True)
+def logux(context: typer.Context) -> None:
     """Add events to logs of Logux, and follow them."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command("add")
@@ -100,7 +103,9 @@ def follow(
     until_end: options.UntilEnd = False,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print one object per line: topic, offset, id, event."),
+        typer.Option(
+            "--json", help="Print one object per line: topic, offset, next_offset, id, event."
+        ),
     ] = False,
     url: options.Url = None,
     http: options.Http = None,
@@ -135,7 +140,7 @@ def follow(
 
 
 def _describe(message: "Message") -> tuple[bytes, dict[str, Any]]:
-    from headrace.logux_envelope import BadEnvelopeError, decode_envelope, id_of
+    from headrace.payload.logux import BadEnvelopeError, decode_envelope, id_of
 
     try:
         envelope = decode_envelope(message.payload)
@@ -149,7 +154,9 @@ def _url(ws: str | None, log: str) -> str:
     address = ws or os.environ.get("HEADRACE_WS") or str(Listen().ws)
     scheme, _, rest = address.rpartition("://")
     if scheme not in ("", "ws", "wss", "logux", "loguxs"):
-        raise UsageError(f"--ws takes HOST:PORT, ws://HOST:PORT or wss://HOST, not {address!r}")
+        raise UsageError(
+            f"--ws takes HOST:PORT, ws://HOST:PORT or wss://HOST, not {quoted(address)}"
+        )
     tls = "s" if scheme in ("wss", "loguxs") else ""
     return f"logux{tls}://{rest.rstrip('/')}/{quote(log, safe='')}"
 
@@ -191,23 +198,29 @@ async def _add(
                 for line in batch:
                     await _add_line(client, line, added + 1)
                     added += 1
-            async with asyncio.timeout(max(timeout_s, _SYNC_S)):
-                await client.synced()
+            await _wait_until_synced(client, timeout_s)
     except LineTooLongError as error:
         raise CommandError(f"{error}, the most an event can have") from None
+    except RefusedError as error:
+        raise CommandError(f"log {quoted(log)}: {error}") from None
+    what = f"added {counted(added, 'event')}" if added else "added nothing: there was no input"
+    note(what)
+
+
+_SYNC_S = 30.0
+"""Seconds that the server may take to acknowledge the last events, unless --timeout is longer."""
+
+
+async def _wait_until_synced(client: "LoguxClient", timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(max(timeout_s, _SYNC_S)):
+            await client.synced()
     except TimeoutError:
+        # Count the events here: the client forgets them when it closes.
         raise CommandError(
             f"{counted(client.unacknowledged, 'event')} not acknowledged: "
             + (client.last_error or "no answer")
         ) from None
-    except RefusedError as error:
-        raise CommandError(f"log {log!r}: {error}") from None
-    what = f"added {counted(added, 'event')}" if added else "added nothing: there was no input"
-    typer.echo(what, err=True)
-
-
-_SYNC_S = 30.0
-"""How long the server may take to acknowledge the last events."""
 
 
 async def _add_line(client: "LoguxClient", line: bytes, number: int) -> None:
@@ -217,3 +230,5 @@ async def _add_line(client: "LoguxClient", line: bytes, number: int) -> None:
         if isinstance(error, BadEventError | PayloadTooLargeError):
             raise CommandError(f"event {number}: {error}") from None
         raise CommandError(f"event {number} is not JSON: {error}") from None
+    except RecursionError:
+        raise CommandError(f"event {number} is nested too deeply") from None

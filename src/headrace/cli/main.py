@@ -1,4 +1,4 @@
-"""The command `headrace`: gathers the commands; every error becomes one line and an exit code."""
+"""The command `headrace`: collects all commands, and turns every error into one line and an exit code."""
 
 import sys
 import traceback
@@ -17,7 +17,6 @@ from headrace.cli import (
     delete,
     inspect,
     logux,
-    pipeline,
     publish,
     serve,
     status,
@@ -25,8 +24,9 @@ from headrace.cli import (
     topics,
     verify,
 )
-from headrace.cli.help import App
-from headrace.cli.output import be_quiet, discard_output, open_closed_streams
+from headrace.cli.common.help import App
+from headrace.cli.common.output import be_quiet, discard_output, open_closed_streams
+from headrace.cli.pipeline import pipeline
 from headrace.errors import BadTopicNameError, ConfigError, HeadraceError
 from headrace.printing import described, masked
 
@@ -101,7 +101,7 @@ def _options(
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run one command and exit: 0 done, 1 failed, 2 not understood, 130 interrupted."""
+    """Run one command and exit: 0 success, 1 failure, 2 usage error, 130 interrupted."""
     open_closed_streams()
     args = sys.argv[1:] if args is None else args
     if not args:
@@ -119,9 +119,10 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _take(args: list[str], *names: str) -> tuple[list[str], bool]:
-    """Take an option off the line, wherever it stands: people add it to the end of what failed.
+    """Remove an option from the arguments; return the rest, and True if the option was there.
 
-    What stands behind `--` is data.
+    The option may be anywhere, because people add it to the end of a command that failed. Arguments after
+    `--` are data.
     """
     options = args[: args.index("--")] if "--" in args else args
     kept = [arg for arg in options if arg not in names]

@@ -1,4 +1,4 @@
-"""`headrace publish`: appends records from the command line, a file or standard input."""
+"""`headrace publish`: append records from the command line, a file or standard input."""
 
 import asyncio
 import errno
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli import options
-from headrace.cli.connection import run_with_client
-from headrace.cli.failure import CommandError, UsageError
-from headrace.cli.json_records import (
+from headrace.cli.common import options
+from headrace.cli.common.connection import run_with_client
+from headrace.cli.common.json_records import (
     JSON_LINE_BYTES_MAX,
+    LineTooLongError,
     Record,
     WrongRecordError,
+    read_lines,
     read_records,
 )
-from headrace.cli.lines import LineTooLongError, read_lines
-from headrace.cli.output import ProgressBar, counted, note, size
+from headrace.cli.common.output import CommandError, ProgressBar, UsageError, counted, note, size
 from headrace.errors import WindowFullError
 from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic
 
@@ -125,7 +125,7 @@ class _Publisher:
             acknowledgement.add_done_callback(self._count)
             self.published += 1
             self._bytes += len(payload)
-        self._bar.advance_to(self._bytes + self.published)  # and a newline each
+        self._bar.advance_to(self._bytes + self.published)  # plus one newline per record
 
     def _count(self, acknowledgement: asyncio.Future[None]) -> None:
         if not acknowledgement.cancelled() and acknowledgement.exception() is None:
@@ -154,7 +154,7 @@ async def _single(payload: bytes) -> AsyncIterator[list[bytes]]:
 def _open(file: Path | None) -> int:
     if file is not None:
         try:
-            if file.is_dir():  # which can be opened, and only then not read
+            if file.is_dir():  # opening a directory succeeds, only reading it fails
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -165,7 +165,7 @@ def _open(file: Path | None) -> int:
 
 
 def _bytes_of(fd: int | None) -> int | None:
-    """How much there is to read, where that is known."""
+    """Return the size of a regular file in bytes; None if the input is of another kind."""
     if fd is None:
         return None
     status = os.fstat(fd)

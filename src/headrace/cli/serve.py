@@ -1,11 +1,11 @@
-"""`headrace serve`: the server, with the configuration in force. What it does is in `server/`."""
+"""`headrace serve`: start the server with the settings in force. Elsewhere: the server (`server/`)."""
 
 from functools import partial
 
 import typer
 
-from headrace.cli import options
-from headrace.cli.output import discard_unwritable, is_quiet
+from headrace.cli.common import options
+from headrace.cli.common.output import discard_unwritable, is_quiet
 
 
 def serve(
@@ -46,7 +46,7 @@ def serve(
         others=others,
     )
     config = load().config
-    # Here and not above: the other commands have no need of the server.
+    # Imported here: the other commands do not need the server.
     from headrace.server.server import run
 
     code = run(config, lambda: load().config)

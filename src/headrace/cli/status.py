@@ -6,9 +6,9 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from headrace.cli import options
-from headrace.cli.http_api import HttpApi, request
-from headrace.cli.output import counted, print_table, size
+from headrace.cli.common import options
+from headrace.cli.common.http_api import HttpApi, request
+from headrace.cli.common.output import counted, print_table, size
 from headrace.cli.topics import all_topics
 from headrace.model import LAKE_START_READER
 from headrace.printing import printable
@@ -45,7 +45,7 @@ def _status(api: HttpApi) -> dict[str, Any]:
             totals[name] += topic[name]
         for cursor in topic["cursors"]:
             if cursor["reader"] == LAKE_START_READER:
-                continue  # where the lake begins, which nobody reads on from
+                continue  # the start of the lake: no reader continues from it
             readers[cursor["reader"]] = readers.get(cursor["reader"], 0) + cursor["lag_records"]
     return found | totals | {"lag_records": readers}
 
@@ -77,7 +77,7 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _duration(seconds: float) -> str:
-    """Two units at most: `3d 4h`, `5m 6s`."""
+    """Format a duration with at most two units: `3d 4h`, `5m 6s`."""
     left = int(seconds)
     parts: list[str] = []
     for unit, length in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):

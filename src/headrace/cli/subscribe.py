@@ -1,4 +1,4 @@
-"""`headrace subscribe`: prints the records of a topic as they come, from a given position on."""
+"""`headrace subscribe`: print the records of a topic from a given position on, and wait for new ones."""
 
 import asyncio
 import base64
@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli import options
-from headrace.cli.connection import run_with_client
-from headrace.cli.failure import CommandError, UsageError
-from headrace.cli.http_api import HttpApi, NotFoundError, request
-from headrace.cli.moment import MOMENT_HELP, parse_moment
-from headrace.cli.output import discard_output, note
+from headrace.cli.common import options
+from headrace.cli.common.connection import run_with_client
+from headrace.cli.common.http_api import HttpApi, NotFoundError, UnreachableError, request
+from headrace.cli.common.options import MOMENT_HELP, parse_moment
+from headrace.cli.common.output import CommandError, UsageError, discard_output, note
 from headrace.errors import ReaderLostError
 from headrace.model import check_topic_name
 from headrace.printing import printable, quoted
@@ -31,19 +30,21 @@ if TYPE_CHECKING:
     from headrace.client import Client, Message, Missed, ReaderChange, Subscription
 
 Describe = Callable[["Message"], tuple[bytes, dict[str, Any]]]
-"""Gives what is printed of a message, and the fields that --json prints besides topic and offset."""
+"""Return the printed bytes of a message, and its fields for --json besides topic and offsets."""
 
 _GLANCE_S = 1.0
 
+_ASKS_HTTP = "(--last, --since and --until-end ask the server's HTTP address: give it with --http)"
+
 _SILENCE_S = 0.5
-"""After this long without a record, --until-end asks the server whether any is left."""
+"""Seconds without a record after which --until-end asks the server whether any is left."""
 
 
 class Start(StrEnum):
     OLDEST = "oldest"
-    """With the oldest record kept."""
+    """Start with the oldest record kept."""
     NEWEST = "newest"
-    """With the next record published."""
+    """Start with the next record published."""
 
 
 def subscribe(
@@ -78,7 +79,9 @@ def subscribe(
     ] = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print one object per line: topic, offset, payload."),
+        typer.Option(
+            "--json", help="Print one object per line: topic, offset, next_offset, payload."
+        ),
     ] = False,
     url: options.Url = None,
     http: options.Http = None,
@@ -87,17 +90,18 @@ def subscribe(
 ) -> None:
     """Print records of a topic, and wait for more.
 
-    Each record is followed by a newline; Ctrl-C ends. Begins with the next record published, unless
-    an option says where. --last, --since and --until-end ask the
-    server's HTTP address for the position. The offset of a record, as --json prints it, is the
-    place just past it: begin there to go on after it. A payload that is not UTF-8 is printed as
-    payload_base64 by --json. `headrace publish --json` reads these lines.
+    Each record is followed by a newline; Ctrl-C ends the command. It begins with the next record that is
+    published, unless an option says otherwise. --last, --since and --until-end ask the server's HTTP address
+    for the position.
 
-    A topic that does not exist is waited for; with --until-end that is a failure, exit code 1.
+    With --json each line has the offset of the record, where it begins, and its next_offset, just past it:
+    begin there to get the next record. A payload that is not UTF-8 becomes payload_base64. `headrace publish
+    --json` reads these lines.
 
-    With --reader the server remembers how far the reader has come. Of several commands (or clients) with
-    one reader's name one prints, and another takes over when it ends. --json then adds ordinal, epoch and
-    time.
+    The command waits for a topic that does not exist; with --until-end it fails with exit code 1.
+
+    With --reader the server remembers the reader's position. If several commands or clients use one reader's
+    name, one of them prints and another takes over when it ends. --json then adds ordinal, epoch and time.
 
     \b
     headrace subscribe greetings --from-start
@@ -145,7 +149,7 @@ def print_records(
     start: Start = Start.OLDEST,
     describe: Describe | None = None,
 ) -> None:
-    """Do what `subscribe` says; `describe` is for topics whose records have an envelope."""
+    """Run `subscribe` with these options; `describe` is for topics whose records have an envelope."""
     options.only_one(
         from_offset=from_offset is not None,
         from_start=from_start,
@@ -164,7 +168,7 @@ def print_records(
         found = _find(api, topic)
         if found is None:
             raise CommandError(f"there is no topic {quoted(topic)}")
-        if not found["records"]:
+        if not found["records"] and lake is None:
             return
         end = int(found["end"]["offset"])
         is_placed = from_offset is not None or last is not None or since is not None
@@ -174,7 +178,7 @@ def print_records(
     else:
         found = {}
     if from_start:
-        # Where records are known to begin, every gap is worth a word.
+        # If the offset of the oldest record is known, every gap is reported.
         is_known = bool(found) and lake is None
         from_offset = int(found["start"]["offset"]) if found and is_known else 0
         from_start = not is_known
@@ -185,7 +189,10 @@ def print_records(
     if found is None:
         note(f"headrace: topic {quoted(topic)} does not exist yet: waiting")
     printer = _Printer(
-        *(topic, from_offset, count, end),
+        topic,
+        from_offset,
+        count,
+        end,
         api=api,
         describe=describe or _describe,
         reader=reader,
@@ -197,9 +204,9 @@ def print_records(
     try:
         run_with_client(url, timeout_s, printer.print_all, patient=True, lake=lake)
     except KeyboardInterrupt:
-        pass  # how a user says that it is enough
+        pass  # the user ends the command
     except BrokenPipeError:
-        discard_output()  # how a program says so
+        discard_output()  # the program that reads our output ends it
 
 
 class _Printer:
@@ -260,14 +267,14 @@ class _Printer:
         end = self._end
         if end is not None:
             begin = await subscription.attached()
-            # What lies before that may be in the lake.
+            # Earlier records may be in the lake.
             begin = min(begin or 0, self._offset or 0) if self._has_lake else begin
             if begin is not None and begin >= end:
                 return
         await self._print_batches(client, subscription)
 
     async def _print_read(self, client: "Client", reader: str) -> None:
-        """Print what a reader has not acknowledged, and acknowledge what was printed."""
+        """Print records that a reader has not acknowledged, and acknowledge them once printed."""
         subscription = client.subscribe(
             self._topic, reader=reader, start=self._start.value, ack="manual"
         )
@@ -289,7 +296,7 @@ class _Printer:
                 wanted = [message for message in wanted if _passed(message) <= end]
             self._out.write(b"".join(map(self._line, wanted)))
             self._out.flush()
-            with contextlib.suppress(ReaderLostError):  # which `_report_reader` tells
+            with contextlib.suppress(ReaderLostError):  # `_report_reader` reports it
                 for message in wanted:
                     printed(message)
             if self._left is not None:
@@ -303,22 +310,25 @@ class _Printer:
         raise CommandError("the subscription ended: " + (client.last_error or "the client closed"))
 
     async def _next(self, subscription: "Subscription") -> list["Message"]:
-        """The next messages; none when the subscription has ended, or nothing before the end is left."""
+        """Return the next messages; empty if the subscription or the records before the end have ended."""
         while self._end is not None and not self._has_lake:
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(subscription.batch(), _SILENCE_S)
-            if await self._is_over(subscription.offset or 0):
+            if await self._is_over(subscription.next_offset or 0):
                 self._passed_end.set()
                 return []
         return await subscription.batch()
 
     async def _is_over(self, offset: int) -> bool:
-        """Ask the server whether a record between `offset` and the end can still come."""
+        """Ask the server; return True if it has no record between `offset` and the end.
+
+        Then the offsets between them are reported as missed, unless the offsets jumped.
+        """
         assert self._end is not None
         try:
             left = await asyncio.to_thread(_look_up, self._api, self._topic, offset=offset)
         except CommandError:
-            return False  # the server may come back, and the subscription goes on with it
+            return False  # the server may come back, and then the subscription continues
         if left < self._end:
             return False
         from headrace.client import Missed
@@ -332,7 +342,11 @@ class _Printer:
         payload, fields = self._describe(message)
         if not self._as_json:
             return payload + b"\n"
-        line: dict[str, Any] = {"topic": message.topic, "offset": message.offset}
+        line: dict[str, Any] = {
+            "topic": message.topic,
+            "offset": message.offset,
+            "next_offset": message.next_offset,
+        }
         if message.time is not None:
             line |= {"ordinal": message.ordinal, "epoch": message.epoch, "time": message.time}
         line |= fields
@@ -351,7 +365,7 @@ class _Printer:
     def _report_missed(self, missed: "Missed") -> None:
         asked, got = missed.asked, missed.got
         if self._has_lake and self._end is not None and got is not None and got >= self._end:
-            self._passed_end.set()  # neither log nor lake has anything before the end
+            self._passed_end.set()  # neither log nor lake has more records before the end
         if self._quiet and asked == 0:
             return
         if asked is None or got is None:
@@ -371,10 +385,13 @@ class _Printer:
 
 
 def _passed(message: "Message") -> int:
-    """The offset just past a message; an end is only known of a Headrace server, whose messages have one."""
-    if message.offset is None:
+    """Return the offset just past a message; raise CommandError if the server's messages have no offsets.
+
+    Only a Headrace server reports the end of a topic, and its messages have offsets.
+    """
+    if message.next_offset is None:
         raise CommandError("this server's messages have no offsets, so their end cannot be told")
-    return message.offset
+    return message.next_offset
 
 
 def _describe(message: "Message") -> tuple[bytes, dict[str, Any]]:
@@ -383,7 +400,7 @@ def _describe(message: "Message") -> tuple[bytes, dict[str, Any]]:
 
 
 def text_or_base64(name: str, data: bytes) -> dict[str, Any]:
-    """A field of a JSON line for bytes, which may be UTF-8 or not."""
+    """Return a field of a JSON line for bytes: as text if they are UTF-8, else as base64."""
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:
@@ -391,7 +408,7 @@ def text_or_base64(name: str, data: bytes) -> dict[str, Any]:
 
 
 def _watch_output(gone: asyncio.Future[None]) -> None:
-    """Finish `gone` when nobody reads our output, which a pipe shows without a write."""
+    """Resolve `gone` when the reader of our output has closed the pipe, which is visible without a write."""
     loop = asyncio.get_running_loop()
     fd = sys.stdout.fileno()
 
@@ -401,12 +418,12 @@ def _watch_output(gone: asyncio.Future[None]) -> None:
 
     def watch() -> None:
         poll = select.poll()
-        poll.register(fd, 0)  # errors only, and those are always told
+        poll.register(fd, 0)  # errors only: `poll` always reports them
         poll.poll()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: we are done anyway
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the command has ended
             loop.call_soon_threadsafe(finish)
 
-    # Not the loop's own watching: it would make the pipe non-blocking, and writes to it partial.
+    # Not with the event loop: it would make the pipe non-blocking, and writes could be partial.
     if stat.S_ISFIFO(os.fstat(fd).st_mode):
         threading.Thread(target=watch, daemon=True).start()
 
@@ -414,27 +431,35 @@ def _watch_output(gone: asyncio.Future[None]) -> None:
 def _look_up(api: HttpApi, topic: str, **query: Any) -> int:
     try:
         answer = request(api, "GET", "/v1/position", topic=topic, **query)
+    except UnreachableError as error:
+        raise UnreachableError(f"{error} {_ASKS_HTTP}") from None
     except NotFoundError:
-        return 0  # whatever comes into a topic that is not there yet, is wanted
+        return 0  # the topic does not exist yet: print all its future records
     offset: int = answer["offset"]
     return offset
 
 
 def _find(api: HttpApi, topic: str, timeout_s: float = 30.0) -> dict[str, Any] | None:
-    """The server's description of a topic; None where it has no such topic."""
+    """Return the server's description of a topic; None if the topic does not exist."""
     try:
         found: dict[str, Any] = request(api, "GET", "/v1/topic", timeout_s=timeout_s, name=topic)
+    except UnreachableError as error:
+        raise UnreachableError(f"{error} {_ASKS_HTTP}") from None
     except NotFoundError:
         return None
     return found
 
 
 def _glance(api: HttpApi, topic: str) -> dict[str, Any] | None:
-    """The same, and nothing where the server cannot be asked: a misspelt name waits for ever."""
+    """Return the same, or an empty dict if the server cannot be asked.
+
+    The command asks so that it can report a topic that does not exist: with a misspelt name it would wait
+    for ever.
+    """
     try:
         return _find(api, topic, _GLANCE_S)
     except CommandError:
-        return {}  # it is a courtesy: the HTTP address may be closed to us
+        return {}  # optional: the HTTP address may be closed to us
 
 
 def _moment(text: str) -> int:

@@ -1,4 +1,4 @@
-"""`headrace topics`: the topics of a running server."""
+"""`headrace topics`: list the topics of a running server."""
 
 import json
 from collections.abc import Iterator
@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from headrace.cli import options
-from headrace.cli.failure import UsageError
-from headrace.cli.http_api import HttpApi, request
-from headrace.cli.output import moment, note, print_table, size
+from headrace.cli.common import options
+from headrace.cli.common.http_api import HttpApi, request
+from headrace.cli.common.output import UsageError, moment, note, print_table, size
 from headrace.model import LAKE_READER, LAKE_START_READER, Durability
 from headrace.printing import printable, quoted
 
@@ -91,7 +90,7 @@ def _row(topic: dict[str, Any]) -> dict[str, str]:
         "lag": "",
     }
     if topic["durability"] != Durability.MEMORY:
-        row["lag"] = f"{topic['records']:,}"  # unless it was told of some of them
+        row["lag"] = f"{topic['records']:,}"  # all records, unless the lake has a cursor
     if lake is not None:
         begin = lake_start["offset"] if lake_start is not None else "…"
         row["lake"] = f"{begin}–{lake['offset']}"
@@ -101,14 +100,14 @@ def _row(topic: dict[str, Any]) -> dict[str, str]:
 
 
 def _reader(cursor: dict[str, Any]) -> str:
-    """A reader and how far it is behind, such as `group:orders -1,234`."""
+    """Format a reader and the number of records it is behind, such as `group:orders -1,234`."""
     lag, gone = cursor["lag_records"], cursor["gone_records"]
     text = f"{printable(cursor['reader'])} {-lag:,}"
     return f"{text} ({gone:,} gone)" if gone else text
 
 
 def all_topics(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
-    """Every topic with its `cursors`: both lists are in the order of the names' bytes."""
+    """Yield every topic with its `cursors`. The server sorts both lists by the bytes of the names."""
     cursors = _all_cursors(api, prefix)
     cursor = next(cursors, None)
     for topic in _listed(api, prefix):

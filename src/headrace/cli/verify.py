@@ -1,4 +1,4 @@
-"""`headrace verify`: says what is damaged in the log. The checks are in `log/verify.py`."""
+"""`headrace verify`: report damage in the log. Elsewhere: the checks (`log/verify/verify.py`)."""
 
 import sys
 from contextlib import ExitStack
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from headrace.cli import options
-from headrace.cli.output import ProgressBar, counted, size
+from headrace.cli.common import options
+from headrace.cli.common.output import ProgressBar, counted, size
 from headrace.printing import printable
 
 if TYPE_CHECKING:
-    from headrace.log.report import Report
+    from headrace.log.verify.report import Report
 
 
 def verify(
@@ -32,7 +32,7 @@ def verify(
     headrace verify
     headrace verify greetings --data-dir /var/lib/headrace
     """
-    from headrace.log.verify import verify as check
+    from headrace.log.verify.verify import verify as check
 
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
     with ExitStack() as stack:

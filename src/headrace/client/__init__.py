@@ -1,26 +1,25 @@
-"""The client SDK: publish and subscribe from Python, asynchronously or blocking; logs that work offline."""
+"""The client SDK: asynchronous and blocking clients for topics, and Logux logs that work offline."""
 
 from typing import TYPE_CHECKING
 
 from headrace.client.backoff import Backoff, exponential
-from headrace.client.blocking import (
+from headrace.client.connect import connect, connect_blocking
+from headrace.client.topics.blocking import (
     BlockingClient,
     BlockingReaderSubscription,
     BlockingSubscription,
 )
-from headrace.client.client import Client
-from headrace.client.connect import connect, connect_blocking
-from headrace.client.events import ConnectionState, Message, Missed
-from headrace.client.handler import Handler
-from headrace.client.options import Options
-from headrace.client.reader import ReaderChange, ReaderSubscription
-from headrace.client.subscription import Subscription
+from headrace.client.topics.client import Client
+from headrace.client.topics.events import ConnectionState, Message, Missed
+from headrace.client.topics.options import Options
+from headrace.client.topics.reader import ReaderChange, ReaderSubscription
+from headrace.client.topics.subscription import Handler, Subscription
 
 if TYPE_CHECKING:
-    from headrace.client.logux_client import LoguxClient as LoguxClient
-    from headrace.client.logux_events import LogEvents as LogEvents
-    from headrace.client.logux_options import LoguxOptions as LoguxOptions
-    from headrace.client.logux_store import LogEvent as LogEvent
+    from headrace.client.logux.client import LoguxClient as LoguxClient
+    from headrace.client.logux.events import LogEvents as LogEvents
+    from headrace.client.logux.options import LoguxOptions as LoguxOptions
+    from headrace.client.logux.store import LogEvent as LogEvent
 
 __all__ = [
     "Backoff",
@@ -47,15 +46,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # On first use: most clients have no need of SQLite.
+    # Imported on first use: most clients do not need SQLite.
     modules = {
-        "LogEvent": "logux_store",
-        "LogEvents": "logux_events",
-        "LoguxClient": "logux_client",
-        "LoguxOptions": "logux_options",
+        "LogEvent": "store",
+        "LogEvents": "events",
+        "LoguxClient": "client",
+        "LoguxOptions": "options",
     }
     if name in modules:
         from importlib import import_module
 
-        return getattr(import_module(f"headrace.client.{modules[name]}"), name)
+        return getattr(import_module(f"headrace.client.logux.{modules[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

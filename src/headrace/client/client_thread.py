@@ -1,4 +1,7 @@
-"""The thread that a blocking twin keeps its client in, and how other threads wait for it. Knows no client."""
+"""The thread in which a blocking client runs its asynchronous client, and calls from other threads.
+
+It is independent of the kind of client.
+"""
 
 import asyncio
 import threading
@@ -19,9 +22,12 @@ class ClientThread:
         leave: Callable[[], Awaitable[None]],
         advice: str,
     ) -> None:
-        """`enter` and `leave` run in the thread, first and last. `advice`: what not to wait in there for."""
+        """Prepare the thread. `enter` runs in it first and `leave` last.
+
+        `advice` is the message of the error for methods that would make the thread wait for itself.
+        """
         self.lock = threading.Condition()
-        """Guards `is_closed`, and whatever else the twin shares with the thread; notified when it changes."""
+        """Guards `is_closed` and all that the blocking client shares with the thread; notified at changes."""
         self.is_closed = False
         self.loop = new_event_loop()
         self._enter = enter
@@ -32,7 +38,7 @@ class ClientThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Wait until the client is entered; what it raises is raised here."""
+        """Wait until the client is entered; raise any exception that `enter` raises."""
         self._thread.start()
         try:
             self._entered.result()
@@ -40,7 +46,7 @@ class ClientThread:
             self.is_closed = True
             if self._entered.done():
                 self._thread.join()
-            else:  # interrupted: the thread ends when its attempt does
+            else:  # interrupted: the thread ends when `enter` returns or raises
                 self.loop.call_soon_threadsafe(self._stop.set)
             raise
 
@@ -49,7 +55,7 @@ class ClientThread:
         return threading.current_thread() is self._thread
 
     def check(self) -> None:
-        """Raise LocalProtocolError in the thread itself, which would wait for what only it can do."""
+        """Raise LocalProtocolError if the caller is this thread, which would wait for itself."""
         if self.is_current:
             raise LocalProtocolError(self._advice)
 
@@ -58,7 +64,7 @@ class ClientThread:
             raise ClientClosedError("the client is closed")
 
     def begin(self, function: Callable[[], Coroutine[Any, Any, T]]) -> "Future[T]":
-        """Run a coroutine in the thread."""
+        """Start a coroutine in the thread and return its future."""
         with self.lock:
             self.check_open()
             return asyncio.run_coroutine_threadsafe(function(), self.loop)
@@ -66,7 +72,7 @@ class ClientThread:
     def call(
         self, function: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None
     ) -> T:
-        """The same, and wait for it."""
+        """Run a coroutine in the thread and wait for its result."""
         self.check()
 
         async def run() -> T:
@@ -79,7 +85,7 @@ class ClientThread:
             raise ClientClosedError("the client is closed") from None
 
     def close(self) -> None:
-        """Nothing more is begun; also when the client has ended by itself."""
+        """Refuse new calls and let the thread end. Also used when the client has ended by itself."""
         with self.lock:
             if not self.is_closed:
                 self.is_closed = True
@@ -87,7 +93,7 @@ class ClientThread:
                 self.loop.call_soon_threadsafe(self._stop.set)
 
     def end(self) -> None:
-        """Close, and wait until the client has left."""
+        """Close, and wait until the thread has ended (unless the caller is the thread)."""
         self.close()
         if not self.is_current:
             self._thread.join()
@@ -99,7 +105,7 @@ class ClientThread:
     async def _main(self) -> None:
         try:
             await self._enter()
-        except BaseException as error:  # raised again where it was started
+        except BaseException as error:  # raised again in `start`
             self._entered.set_exception(error)
             return
         self._entered.set_result(None)
@@ -110,6 +116,6 @@ class ClientThread:
 def new_event_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
-    except ImportError:  # not on every system; slower without it, and the same otherwise
+    except ImportError:  # not available on every system; asyncio's loop is slower but equivalent
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()

@@ -1,18 +1,18 @@
-"""From a URL to a client of its protocol."""
+"""Create the client for the protocol of a URL."""
 
 import os
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from headrace.client import figg
-from headrace.client.blocking import BlockingClient
-from headrace.client.client import Client
-from headrace.client.options import Options, OptionsDict
+from headrace.client.topics import figg
+from headrace.client.topics.blocking import BlockingClient
+from headrace.client.topics.client import Client
+from headrace.client.topics.options import Options, OptionsDict
 from headrace.client.url import Url, parse_url
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.client.logux_client import LoguxClient
-    from headrace.client.logux_options import LoguxOptionsDict
+    from headrace.client.logux.client import LoguxClient
+    from headrace.client.logux.options import LoguxOptionsDict
 
 DEFAULT_URL = f"figg://127.0.0.1:{figg.DEFAULT_PORT}"
 
@@ -24,10 +24,10 @@ def connect(
 @overload
 def connect(url: str = DEFAULT_URL, **options: Unpack[OptionsDict]) -> Client: ...
 def connect(url: str = DEFAULT_URL, **options: Any) -> "Client | LoguxClient":
-    """A client of the server at `url`: `async with connect("figg://127.0.0.1:8119") as client`.
+    """Return a client of the server at `url`: `async with connect("figg://127.0.0.1:8119") as client`.
 
-    Nothing happens before it is entered (or awaited). The options are the fields of `Options`, and
-    with `logux://` those of `LoguxOptions`. Raises ConfigError for a URL or an option that cannot be meant.
+    The client does nothing before it is entered (or awaited). The options are the fields of `Options`, or
+    of `LoguxOptions` for `logux://`. Raises ConfigError for an invalid URL or option.
     """
     parsed = parse_url(url, [*_PROTOCOLS, *_LOGUX])
     if parsed.scheme in _LOGUX:
@@ -36,15 +36,15 @@ def connect(url: str = DEFAULT_URL, **options: Any) -> "Client | LoguxClient":
 
 
 def connect_blocking(url: str = DEFAULT_URL, **options: Unpack[OptionsDict]) -> BlockingClient:
-    """A client for scripts and threads, with the same options: `with connect_blocking() as client`.
+    """Return a client for scripts and threads: `with connect_blocking() as client`.
 
-    It is connected, or has given up with ConnectTimeoutError, when this returns.
+    The options are those of `connect`. The call returns a connected client, or raises ConnectTimeoutError.
     """
     return BlockingClient(topics_client(url, Options(**options)))
 
 
 def topics_client(url: str, options: Options) -> Client:
-    """A client of a protocol that has topics."""
+    """Return a client of a protocol that has topics; raise ConfigError for a Logux URL."""
     if url.startswith(tuple(f"{scheme}://" for scheme in _LOGUX)):
         raise ConfigError(f"{url!r} is a log of events, for `headrace.connect` only")
     parsed = parse_url(url, list(_PROTOCOLS))
@@ -52,14 +52,15 @@ def topics_client(url: str, options: Options) -> Client:
 
 
 def _wombat_client(url: Url, options: Options) -> Client:
-    # On first use: WebSocket takes as long to import as all the rest.
-    from headrace.client import wombat
+    # Imported on first use: importing WebSocket takes as long as importing everything else.
+    from headrace.client.topics import wombat
 
     return wombat.make_client(url, options)
 
 
 def _logux_client(url: Url, options: dict[str, Any]) -> "LoguxClient":
-    from headrace.client import logux, logux_options
+    from headrace.client.logux import connect as logux
+    from headrace.client.logux import options as logux_options
 
     return logux.make_client(url, logux_options.LoguxOptions(**options))
 

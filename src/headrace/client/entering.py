@@ -1,4 +1,4 @@
-"""Entering a client: waiting for its first connection, as long as its options say. Knows no client."""
+"""Wait for the first connection when a client is entered. Independent of the kind of client."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,10 @@ async def wait_for_connection(
     what: str,
     last_error: Callable[[], str],
 ) -> None:
-    """Nothing to wait for without a time; else raise ConnectTimeoutError when it is over: `what`, and why."""
+    """Wait until `connected` returns; raise ConnectTimeoutError after `timeout_s`. None: do not wait.
+
+    The error's message is `what`, the time and the reason from `last_error`.
+    """
     if timeout_s is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""Keeps a session connected: dials and dials again, moves frames and time. Knows no protocol."""
+"""Keep a session connected: dial, reconnect, move frames and pass time. Independent of the protocol."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,23 +7,23 @@ from time import monotonic
 from typing import Generic
 
 from headrace.client.backoff import Backoff
-from headrace.client.connection import (
+from headrace.client.transport.connection import (
     CLOSED_BY_SERVER,
     WRITE_BYTES_MAX,
-    Connection,
     MakeConnection,
+    Transport,
 )
-from headrace.session.client import Broken, ConnectionState, E, Finished, LinkedSession
+from headrace.session.topics.client import Broken, ConnectionState, E, Finished, LinkedSession
 
 WELL_S = 10.0
-"""A connection that lasted so long was a good one, however it ended."""
+"""After a connection that lasted this many seconds, the backoff starts over, however the connection ended."""
 
 CLOSE_TIMEOUT_S = 1.0
-"""How long a closed connection may take to get its last bytes out."""
+"""Seconds that a closing connection may take to send its last bytes."""
 
 
 class Link(Generic[E]):
-    """Runs the connections of one client, one after the other."""
+    """Run the connections of one client, one after the other."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Link(Generic[E]):
         self.loop = asyncio.get_running_loop()
         self.reading = True
         self.last_error = ""
-        """Why the last attempt or connection ended; empty while connected."""
+        """Reason why the last attempt or connection ended; empty while connected."""
         self._session = session
         self._make_connection = make_connection
         self._backoff = backoff
@@ -47,12 +47,13 @@ class Link(Generic[E]):
         self._handle = handle
         self._changed = changed
         self._failed = failed
-        self._connection: Connection | None = None
+        self._connection: Transport | None = None
         self._reached = self._heard = self._left = False
-        """Whether we count as connected, whether the server has said anything, whether it was us who left."""
+        """For this connection. `_reached`: the session is connected. `_heard`: the server has sent data.
+        `_left`: we have ended the connection."""
         self._found_at = 0.0
         self._parting = ""
-        """Why we are closing the connection."""
+        """Reason why we are closing the connection; empty if we are not."""
         self._attempt = 0
         self._send_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -61,13 +62,13 @@ class Link(Generic[E]):
         self._task.add_done_callback(self._ended)
 
     def send_soon(self) -> None:
-        """Send what the session has, once for all that happens in this step of the loop."""
+        """Send the session's pending frames, once for all calls in this step of the event loop."""
         if not self._send_scheduled and self._connection is not None:
             self._send_scheduled = True
             self.loop.call_soon(self._send)
 
     def read(self, reading: bool) -> None:
-        """Go on reading, or stop: the peer is then held back by TCP."""
+        """Resume or pause reading. While reading is paused, TCP holds the peer back."""
         if reading == self.reading:
             return
         self.reading = reading
@@ -75,7 +76,7 @@ class Link(Generic[E]):
             self._connection.read(reading)
 
     def take(self, events: list[E]) -> None:
-        """What came of something that the session was told; what it says to that is sent."""
+        """Handle events that the session returned, and send its pending frames."""
         if not self._reached and self._session.state is ConnectionState.CONNECTED:
             self._found()
         if events:
@@ -84,10 +85,10 @@ class Link(Generic[E]):
         self._send()
 
     async def stop(self, abort: bool) -> None:
-        """End for good. Without `abort`, what the transport holds is sent first."""
+        """End for good. Without `abort`, pending bytes are sent first."""
         connection = self._connection
         if not abort:
-            self._send()  # what a reader has handled, say
+            self._send()  # for example the position that a reader has handled
         self._task.cancel()
         await asyncio.wait([self._task])
         if connection is not None and not connection.lost.done():
@@ -95,7 +96,7 @@ class Link(Generic[E]):
                 connection.close()
                 await asyncio.wait([connection.lost], timeout=CLOSE_TIMEOUT_S)
             connection.drop()
-        await asyncio.sleep(0)  # the transport closes its socket in the next step
+        await asyncio.sleep(0)  # the transport closes its socket in the loop's next step
 
     async def _run(self) -> None:
         while True:
@@ -114,7 +115,7 @@ class Link(Generic[E]):
             await asyncio.sleep(wait_s)
 
     async def _connect_once(self) -> str:
-        """Connect and stay so; returns why that ended."""
+        """Connect and stay connected; return the reason why the attempt or connection ended."""
         connection = self._make_connection(self)
         timeout_s = self._attempt_timeout_s
         try:
@@ -133,9 +134,10 @@ class Link(Generic[E]):
         return self._parting or reason
 
     def _was_well(self) -> bool:
-        """Whether the next attempt is a first one.
+        """Return True if the backoff starts over with the next attempt.
 
-        A peer that we had to leave at once, or that left without a word, is backed off from.
+        The backoff continues if the server was not reached. It also continues if a connection of at most
+        `WELL_S` was ended by us, or ended before the server sent anything.
         """
         if not self._reached:
             return False
@@ -164,7 +166,7 @@ class Link(Generic[E]):
         self.take(self._session.tick(monotonic(), self.reading))
 
     def _schedule_tick(self) -> None:
-        """Let a tick come when it is due, unless one comes earlier and will look again."""
+        """Schedule the session's next tick. An earlier tick that is scheduled stays: it will check again."""
         tick_at = self._session.tick_at
         if tick_at == inf:
             return
@@ -172,12 +174,12 @@ class Link(Generic[E]):
             if self._timer_at <= tick_at:
                 return
             self._timer.cancel()
-        # Not by the loop's clock, which on uvloop counts milliseconds: too coarse for the latency.
+        # The loop's clock is not used: on uvloop it counts milliseconds, too coarse for the latency.
         self._timer_at = tick_at
         self._timer = self.loop.call_later(max(0.0, tick_at - monotonic()), self._tick)
 
     def _end(self, last: E) -> None:
-        """End the connection, if that is what the last event says."""
+        """End the connection if the last event is `Broken` or `Finished`."""
         connection = self._connection
         if connection is None:
             return
@@ -192,9 +194,9 @@ class Link(Generic[E]):
             timer = self.loop.call_later(CLOSE_TIMEOUT_S, connection.drop)
             connection.lost.add_done_callback(lambda _: timer.cancel())
 
-    # What the connection says.
+    # Reports of the connection
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: Transport) -> None:
         self._connection = connection
         self._parting = ""
         self.reading = True
@@ -212,7 +214,7 @@ class Link(Generic[E]):
         connection, self._connection = self._connection, None
         if connection is not None and connection.was_hung_up:
             self._handle(self._session.hung_up(reason, monotonic()))
-        if not self._task.done():  # else it was us who ended it
+        if not self._task.done():  # else `stop` has ended it, or the task failed
             self.last_error = self._parting or reason
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""The address of a server, as applications write it. What a scheme or a path means is its protocol's."""
+"""The URL of a server, as applications write it. The protocols give schemes and paths their meaning."""
 
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ class Url(NamedTuple):
 
 
 def parse_url(text: str, schemes: list[str]) -> Url:
-    """Raises ConfigError for what is not `SCHEME://HOST[:PORT][/PATH]`."""
+    """Return the parts of a URL; raise ConfigError unless it is `SCHEME://HOST[:PORT][/PATH]`."""
     parts = urlsplit(text)
     shown = quoted(masked(text))
     if parts.scheme not in schemes:

@@ -1,6 +1,7 @@
-"""Loading the configuration: flags over the environment over one TOML file over the defaults.
+"""Loading of the configuration: flags override the environment, which overrides one TOML file.
 
-Every error is one sentence: the setting, what it may be, and where the wrong value came from.
+Values that no source gives have their defaults. Every error is one sentence with the setting, the allowed
+values and the origin of the wrong value.
 """
 
 import difflib
@@ -17,49 +18,48 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import msgspec
 from msgspec import Meta, Struct
 
-from headrace.config import BUILT_IN_RULES, Config, PrefixRule
-from headrace.config_protocols import AccessToken
-from headrace.config_setting import NUMBER_MAX
-from headrace.config_values import UNITS_HELP, Address, Origins, Quantity, Readers
+from headrace.config.protocols import AccessToken
+from headrace.config.settings import BUILT_IN_RULES, Config, PrefixRule
+from headrace.config.values import NUMBER_MAX, UNITS_HELP, Address, Origins, Quantity, ReaderNames
 from headrace.errors import ConfigError
 from headrace.printing import quoted
 
 CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
 
-# Not settings: the command line's own variables, those of the test suite, and those that Kubernetes
-# makes for every container beside a service called "headrace".
+# These variables are not settings. The command line or the test suite uses them, or Kubernetes sets them in
+# every container beside a service called "headrace".
 _OTHER_VARIABLES = {
-    *(CONFIG_FILE_VARIABLE, "HEADRACE_URL", "HEADRACE_HTTP", "HEADRACE_TOKEN"),
+    *(CONFIG_FILE_VARIABLE, "HEADRACE_URL", "HEADRACE_HTTP", "HEADRACE_WS", "HEADRACE_TOKEN"),
     *("HEADRACE_TORTURE", "HEADRACE_SEED", "HEADRACE_REQUIRE_TOOLS"),
     "HEADRACE_PORT",
 }
 _OTHER_PREFIXES = ("HEADRACE_PORT_", "HEADRACE_SERVICE_")
 
 _SHOWN_MAX = 200
-"""Characters of a wrong value in an error."""
+"""Maximum number of characters of a wrong value that an error shows."""
 
 DEFAULT = "default"
 
 NEAR_MIN = 0.75
 NEAR_IN_SECTION_MIN = 0.6
-"""How similar a known name must be to be offered for an unknown one, from 0 to 1."""
+"""Minimum similarity, from 0 to 1, of a known name that is suggested for an unknown one."""
 
 
 class Setting(NamedTuple):
-    """One setting: its name in the file and what is allowed for it."""
+    """One setting: its name in the file, its allowed values and its description."""
 
     key: str
     type: Any
-    """The Python type, with the bounds as annotations, as `msgspec.convert` takes it."""
+    """The Python type for `msgspec.convert`, with the bounds as annotations."""
     default: Any
     doc: str
     unit: str
     flag: str
-    """The flag of `headrace serve` for it, or nothing: `--set` serves for every one."""
+    """The flag of `headrace serve` for this setting, or empty: `--set` works for every setting."""
     is_secret: bool
-    """True where a value must not be shown whole."""
+    """True if a value must not be shown in full."""
     reloads: bool
-    """True where a running server takes another value on SIGHUP."""
+    """True if a running server applies a new value on SIGHUP."""
 
     @property
     def variable(self) -> str:
@@ -70,7 +70,7 @@ class TableKind(NamedTuple):
     """A list of tables in the file, each `[[KEY]]`."""
 
     type: type[Struct]
-    """Its first field tells one from the others."""
+    """Type of a table. Its first field identifies a table among the others."""
     noun: str
 
 
@@ -83,13 +83,13 @@ TABLES = {
 class Loaded(NamedTuple):
     config: Config
     origins: dict[str, str]
-    """Where each value came from, by key; a key of `TABLES` stands for all its tables."""
+    """Origin of each value, by key. A key of `TABLES` stands for all its tables."""
 
 
 def load(
     flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None = None
 ) -> Loaded:
-    """Make the configuration; `flags` maps keys to values, where None and absence mean the same."""
+    """Return the configuration. `flags` maps keys to values; None means that the flag is not given."""
     found = _Found()
     if file is None and environ.get(CONFIG_FILE_VARIABLE):
         file = Path(environ[CONFIG_FILE_VARIABLE])
@@ -111,7 +111,7 @@ def load(
 
 
 class _Found:
-    """The values that were found so far; later sources go over earlier ones."""
+    """The values found so far. Later sources override earlier ones."""
 
     def __init__(self) -> None:
         self.values: dict[str, object] = {}
@@ -122,7 +122,7 @@ class _Found:
         self._given = _Given()
 
     def read(self, table: dict[str, Any], origin: str) -> None:
-        """Take over the content of a file."""
+        """Add the content of a file."""
         for key in TABLES:
             self.values[key] = _tables(key, _take(table, key), origin)
             self.origins[key] = origin
@@ -138,7 +138,7 @@ class _Found:
 
 
 def fields_of(section: type[Struct], prefix: str = "") -> Iterator[Setting]:
-    """The settings of a section in the order they are written, its own sections included."""
+    """Yield the settings of a section and its own sections, in the order of their definition."""
     hints = get_type_hints(section, include_extras=True)
     for field in msgspec.structs.fields(section):
         base, meta = get_args(hints[field.name])
@@ -159,13 +159,13 @@ def fields_of(section: type[Struct], prefix: str = "") -> Iterator[Setting]:
 
 
 def accepted(setting: Setting) -> str:
-    """Everything that is accepted for a setting, with units, as the end of a sentence."""
+    """Return everything that a setting accepts, values with units included, as the end of a sentence."""
     plain = allowed(setting)
     return f"{plain}, or {UNITS_HELP[setting.unit]}" if setting.unit in UNITS_HELP else plain
 
 
 def allowed(setting: Setting) -> str:
-    """What a setting may be, as the end of a sentence."""
+    """Return the allowed values of a setting, as the end of a sentence."""
     base, meta = _base_and_meta(setting.type)
     if meta.extra and meta.extra["allowed"]:
         return str(meta.extra["allowed"])
@@ -181,7 +181,7 @@ def allowed(setting: Setting) -> str:
             "that is connected to, whatever their port (`same-host`); `no-same-host` leaves these out, `*` "
             "is any page, and an empty list no page at all; in flags and variables with commas"
         )
-    if base is Readers:
+    if base is ReaderNames:
         return "a list of readers' names such as group:orders; in flags and variables with commas"
     if base is Path:
         return "a path"
@@ -209,7 +209,7 @@ _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS.values()}
 
 
 class _Given:
-    """The settings that one source gives, to refuse a setting that it gives under two names."""
+    """The settings that one source gives. Refuses a setting that the source gives under two names."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -246,7 +246,7 @@ def _named(
     short_names: Mapping[str, str],
     origin: str,
 ) -> Setting | None:
-    """The setting of that name, which may lack its unit (`age` for `age_s`) where the value has one."""
+    """Return the setting with this name, which may lack its unit (`age` for `age_s`) if the value has one."""
     if name in settings:
         return settings[name]
     if name not in short_names:
@@ -262,10 +262,10 @@ def _named(
 
 
 def _short_names(settings: Mapping[str, Setting]) -> dict[str, str]:
-    """The names that settings also have without their unit, each with its full name.
+    """Return the short names of settings, which lack the unit, with the full name of each.
 
-    A name that other settings begin with has no such short form: `retention.wait` could mean either of
-    `retention.wait_s` and `retention.wait_bytes`.
+    A short name that other settings begin with is left out: `retention.wait` could mean `retention.wait_s` or
+    `retention.wait_bytes`.
     """
     found: dict[str, str] = {}
     for name, setting in settings.items():
@@ -282,13 +282,13 @@ _SHORT_VARIABLES = _short_names(_BY_VARIABLE)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint at the known name that was probably meant; nothing unless one is near."""
+    """Return a hint with the known name that was probably meant; empty if no name is similar enough."""
     known = list(names)
     section, dot, rest = name.rpartition(".")
-    # A name without its section is the commonest slip, and similarity alone would miss it.
+    # A name without its section is the most common mistake, and similarity alone would miss it.
     found = [one for one in known if one.rpartition(".")[2] == name]
     if not found and dot:
-        # Within a section only the rest counts: all its settings begin alike.
+        # Within a section only the rest of the name counts, because all its settings begin in the same way.
         inside = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == section]
         near = difflib.get_close_matches(rest, inside, n=1, cutoff=NEAR_IN_SECTION_MIN)
         found = [f"{section}.{one}" for one in near]
@@ -334,7 +334,7 @@ def _convert(setting: Setting, value: object, origin: str, *, text: bool = False
     converted: object
     quantity = Quantity.parse(value) if setting.unit in UNITS_HELP else None
     try:
-        if base in (Origins, Readers):
+        if base in (Origins, ReaderNames):
             converted = base.parse(value)
         elif base in (Address, Path):
             converted = _convert_text(base, value)
@@ -343,17 +343,17 @@ def _convert(setting: Setting, value: object, origin: str, *, text: bool = False
             converted = msgspec.convert(quantity.value, Annotated[base, meta]) if is_right else None
         else:
             converted = msgspec.convert(value, Annotated[base, meta], strict=not text)
-    except ValueError:  # which msgspec.ValidationError is
+    except ValueError:  # includes msgspec.ValidationError
         converted = None
     if converted is None or (isinstance(converted, float) and not math.isfinite(converted)):
-        # Someone may have put the secret itself where its hash belongs.
+        # The value may be the secret itself, given in place of its hash.
         shown = "what is there" if setting.is_secret else _shown(value)
         raise ConfigError(f"{setting.key} must be {accepted(setting)}, not {shown} ({origin})")
     return converted
 
 
 def _shown(value: object) -> str:
-    """A wrong value in an error, quoted and not too long."""
+    """Return a wrong value as errors show it, quoted and shortened."""
     text = quoted(value) if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
 
@@ -367,7 +367,7 @@ def _convert_text(kind: type, value: object) -> object:
 
 
 def _take(table: dict[str, Any], key: str) -> object:
-    """Take a list of tables out of the file's content; its section stays."""
+    """Remove a list of tables from the file's content and return it. Its section stays in the content."""
     section, _, name = key.rpartition(".")
     inside = table.get(section, {}) if section else table
     return inside.pop(name, []) if isinstance(inside, dict) else []
@@ -419,7 +419,7 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
 
 
 def _check_rule(rule: PrefixRule, origin: str) -> None:
-    """A retention that would never count is a mistake of whoever relies on it."""
+    """Raise ConfigError for a retention that would have no effect: its author may rely on it."""
     for key in ("retention_age_s", "retention_bytes"):
         for built_in in BUILT_IN_RULES:
             if getattr(rule, key) and rule.prefix.startswith(built_in.prefix):

@@ -1,9 +1,9 @@
-"""The section of the configuration that is about jobs between the log and a lake: `headrace pipeline`."""
+"""Section of the configuration for `headrace pipeline`: jobs between the log and a lake."""
 
 from enum import StrEnum
 from typing import Annotated
 
-from headrace.config_setting import NUMBER_MAX, Section, setting
+from headrace.config.values import NUMBER_MAX, Section, setting
 
 
 class LakeFormat(StrEnum):

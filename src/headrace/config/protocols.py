@@ -1,15 +1,15 @@
-"""The sections of the configuration that are about protocols: who is let in, Logux and channels."""
+"""Sections of the configuration for protocols: access tokens, Logux and channels."""
 
 from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Struct
 
-from headrace.config_setting import NUMBER_MAX, Section, setting
+from headrace.config.values import NUMBER_MAX, Section, setting
 
 
 class AccessToken(Struct, frozen=True, kw_only=True):
-    """Who may use the HTTP API, and logs of Logux."""
+    """A token that allows the use of the HTTP API and of Logux logs."""
 
     name: Annotated[
         str,

@@ -1,7 +1,7 @@
-"""The configuration: each setting with its meaning, unit, bounds and default, but not its origin.
+"""The configuration: each setting with its meaning, unit, bounds and default. Elsewhere: origins of values.
 
-Made once at the edge and passed down. The annotations here are the one source of validation, of
-`headrace config` and of `docs/configuration.md`.
+The configuration is built once, at the edge, and passed down. The annotations here are the only source for
+validation, `headrace config` and `docs/configuration.md`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,8 +11,8 @@ from typing import Annotated, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
-from headrace.config_pipeline import Pipeline
-from headrace.config_protocols import (
+from headrace.config.pipeline import Pipeline
+from headrace.config.protocols import (
     REDUCER,
     REDUCERS,
     Access,
@@ -20,9 +20,9 @@ from headrace.config_protocols import (
     LastState,
     LoguxSettings,
 )
-from headrace.config_setting import NUMBER_MAX, Section, setting
-from headrace.config_values import Address, Origins, Readers
+from headrace.config.values import NUMBER_MAX, Address, Origins, ReaderNames, Section, setting
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, OLD_PREFIXES, Durability
+from headrace.printing import quoted
 
 T = TypeVar("T")
 
@@ -126,6 +126,7 @@ class Limits(Section, frozen=True):
             "seconds",
             ge=0,
             le=60,
+            reloads=True,
         ),
     ] = 1.0
     refusal_delay_max_s: Annotated[
@@ -136,6 +137,7 @@ class Limits(Section, frozen=True):
             "seconds",
             ge=0,
             le=60,
+            reloads=True,
         ),
     ] = 5.0
     refused_connections_max: Annotated[
@@ -146,17 +148,19 @@ class Limits(Section, frozen=True):
             "connections",
             ge=0,
             le=1_000_000,
+            reloads=True,
         ),
     ] = 1_000
     refused_connections_per_address_max: Annotated[
         int,
         setting(
-            "The same for one address.",
+            "The same for one address. All clients behind a proxy, or on one machine, have one.",
             "connections",
             ge=0,
             le=1_000_000,
+            reloads=True,
         ),
-    ] = 16
+    ] = 250
     memory_topic_bytes_max: Annotated[
         int,
         setting(
@@ -266,13 +270,13 @@ class Retention(Section, frozen=True):
         ),
     ] = 60.0
     wait_for: Annotated[
-        Readers,
+        ReaderNames,
         setting(
             "Readers that records are kept for until they have passed them, in topics where they have "
             "a cursor; `lake` in all topics.",
             reloads=True,
         ),
-    ] = Readers()
+    ] = ReaderNames()
     wait_s: Annotated[
         float,
         setting(
@@ -327,7 +331,7 @@ class ClockSettings(Section, frozen=True):
 
 
 class PrefixRule(Struct, frozen=True, kw_only=True):
-    """What differs for topics whose name begins with `prefix`; None leaves it to shorter ones."""
+    """Settings of topics whose name begins with `prefix`. None leaves a value to shorter prefixes."""
 
     prefix: Annotated[str, setting("Where the names of these topics begin.")]
     durability: Annotated[Durability | None, setting("As `durability`, for these topics.")] = None
@@ -344,7 +348,7 @@ class PrefixRule(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     retention_wait_for: Annotated[
-        Readers | None, setting("As `retention.wait_for`, for these topics.", reloads=True)
+        ReaderNames | None, setting("As `retention.wait_for`, for these topics.", reloads=True)
     ] = None
     segment_bytes: Annotated[
         int | None, setting("As `segment.bytes`, for these topics.", "bytes", ge=64, le=NUMBER_MAX)
@@ -366,8 +370,8 @@ class PrefixRule(Struct, frozen=True, kw_only=True):
     ] = None
 
 
-# These name spaces trim by rules of their own: age and size must never take a record from them, whatever
-# the rules of the user say.
+# These name spaces have their own rules for trimming. Retention by age or size must never delete their
+# records, whatever the user's rules say.
 BUILT_IN_RULES = (
     PrefixRule(prefix=CHANNEL_PREFIX, retention_age_s=0, retention_bytes=0),
     PrefixRule(prefix=LOGUX_PREFIX, retention_age_s=0, retention_bytes=0),
@@ -375,13 +379,13 @@ BUILT_IN_RULES = (
 
 
 class TopicRule(NamedTuple):
-    """What holds for one topic, with every value resolved."""
+    """Settings of one topic, with every value resolved."""
 
     durability: Durability
     retention_age_s: float
     retention_bytes: int
     segment_bytes: int
-    retention_wait_for: Readers = Readers()
+    retention_wait_for: ReaderNames = ReaderNames()
     reducer: str = "last"
     lease_s: float = 0.0
     grace_s: float = 0.0
@@ -434,13 +438,13 @@ class Config(Section, frozen=True):
     ] = ()
 
     def rule(self, topic: str) -> TopicRule:
-        """What holds for `topic`: each value from the longest matching prefix that sets it."""
+        """Return the settings of `topic`: each value comes from the longest matching prefix that sets it."""
         by_length = sorted(_with_present_names(self.topics), key=lambda rule: -len(rule.prefix))
         matching = [rule for rule in (*BUILT_IN_RULES, *by_length) if topic.startswith(rule.prefix)]
         retention, channels = self.retention, self.channels
         durability = _first((rule.durability for rule in matching), self.durability)
         if durability is Durability.MEMORY and topic.startswith(CHANNEL_PREFIX):
-            durability = Durability.WRITTEN  # what is noted of a channel is on disk in any case
+            durability = Durability.WRITTEN  # the notes of a channel are always on disk
         return TopicRule(
             durability=durability,
             retention_age_s=_first((rule.retention_age_s for rule in matching), retention.age_s),
@@ -457,13 +461,13 @@ class Config(Section, frozen=True):
 
 
 def _with_present_names(rules: Sequence[PrefixRule]) -> list[PrefixRule]:
-    """Rules, and those that earlier versions would have applied to channels and logs of Logux."""
+    """Return the rules, and the old rules for channels and Logux logs again under their present prefixes."""
     old = [structs.replace(rule, prefix=f"${rule.prefix}") for rule in _old_rules(rules)]
     return [*rules, *old]
 
 
 def _old_rules(rules: Sequence[PrefixRule]) -> list[PrefixRule]:
-    """Those for reserved topics as earlier versions named them; none that has one for the present name."""
+    """Return rules with old prefixes of reserved topics, unless there is a rule for the present prefix."""
     prefixes = {rule.prefix for rule in rules}
     return [
         rule
@@ -473,14 +477,16 @@ def _old_rules(rules: Sequence[PrefixRule]) -> list[PrefixRule]:
 
 
 def old_names(config: Config) -> list[str]:
-    """Sentences about settings that name channels and logs of Logux as earlier versions did."""
+    """Return a sentence for each setting that uses an old name for channels or Logux logs."""
     rules = [
-        f"the [[topics]] rule for {rule.prefix!r} counts for '${rule.prefix}' too, where channels and logs "
-        f"of Logux are now: write '${rule.prefix}', or add a rule for that if {rule.prefix!r} is meant"
+        f"the [[topics]] rule for {quoted(rule.prefix)} counts for {quoted('$' + rule.prefix)} too, where "
+        f"channels and logs of Logux are now: write {quoted('$' + rule.prefix)}, or add a rule for that if "
+        f"{quoted(rule.prefix)} is meant"
         for rule in _old_rules(config.topics)
     ]
     grants = [
-        f"the grant {grant!r} of the token {token.name!r} counts as '${grant}': write that"
+        f"the grant {quoted(grant)} of the token {quoted(token.name)} counts as {quoted('$' + grant)}: "
+        "write that"
         for token in config.access.token
         for grant in token.grants or ()
         if grant.startswith(tuple(OLD_PREFIXES))

@@ -1,4 +1,4 @@
-"""Values of settings that have a form of their own: quantities with units, addresses, origins, readers."""
+"""Values of settings: the description of a setting, and values with units, addresses, origins and readers."""
 
 import ipaddress
 import re
@@ -6,8 +6,37 @@ from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Meta, Struct
 
 from headrace.model import check_reader_name
+
+NUMBER_MAX = 2**62  # offsets and sizes stay well below the limits of files and SQLite
+
+
+def setting(
+    doc: str,
+    unit: str = "",
+    *,
+    flag: str = "",
+    pattern: str | None = None,
+    allowed: str = "",
+    secret: bool = False,
+    reloads: bool = False,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+) -> Meta:
+    extra = {"unit": unit, "flag": flag, "allowed": allowed, "secret": secret, "reloads": reloads}
+    if pattern is not None:
+        return Meta(description=doc, pattern=pattern, extra=extra)
+    if gt is not None:
+        return Meta(description=doc, gt=gt, le=le, extra=extra)
+    return Meta(description=doc, ge=ge, le=le, extra=extra)
+
+
+class Section(Struct, frozen=True, kw_only=True):
+    pass
+
 
 SECONDS = "seconds"
 BYTES = "bytes"
@@ -29,16 +58,16 @@ UNITS_HELP = {
 
 
 class Quantity(NamedTuple):
-    """A number that was written with a unit, such as `7d` or `64MiB`."""
+    """A number with a unit, such as `7d` or `64MiB`."""
 
     value: float
-    """In the base unit: a size is a whole number of bytes."""
+    """Value in the base unit. A size is a whole number of bytes."""
     unit: str
     """The base unit: SECONDS or BYTES."""
 
     @classmethod
     def parse(cls, text: object) -> "Quantity | None":
-        """The quantity that a text stands for; None unless it is a number with a known unit."""
+        """Return the quantity in a text; None unless the text is a number with a known unit."""
         found = _QUANTITY.fullmatch(text.strip()) if isinstance(text, str) else None
         if found is None:
             return None
@@ -54,7 +83,7 @@ class Quantity(NamedTuple):
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds from `90`, `90s` or `1.5m`; ValueError says what is accepted."""
+    """Return the seconds in a text such as `90`, `90s` or `1.5m`. ValueError names the accepted forms."""
     quantity = Quantity.parse(text)
     if quantity is not None and quantity.unit == SECONDS:
         return quantity.value
@@ -64,7 +93,7 @@ def parse_seconds(text: str) -> float:
 
 
 class Address(NamedTuple):
-    """Where a listener opens; port 0 takes a free one."""
+    """Address of a listener; port 0 means any free port."""
 
     host: str
     port: int
@@ -85,7 +114,7 @@ class Address(NamedTuple):
 
 
 def _listed(value: object) -> object:
-    """A text as the list it stands for: with commas, or as TOML and JSON write it."""
+    """Convert a text, with commas or as in TOML and JSON, to a list. Return other values unchanged."""
     if not isinstance(value, str):
         return value
     if value.startswith("["):
@@ -99,7 +128,7 @@ def _listed(value: object) -> object:
 class Origins(tuple[str, ...]):
     """The origins (scheme and host) of pages whose scripts may connect from a browser.
 
-    Pages of the host that is connected to may always, unless NO_SAME_HOST is among them or there is nothing.
+    Pages of the host that they connect to are always allowed, unless the list is empty or has NO_SAME_HOST.
     """
 
     __slots__ = ()
@@ -110,7 +139,7 @@ class Origins(tuple[str, ...]):
 
     @classmethod
     def parse(cls, value: object) -> Self:
-        """From a list, or a text with commas."""
+        """Parse a list, or a text with commas. Raises ValueError."""
         origins = _listed(value)
         if not isinstance(origins, list | tuple):
             raise ValueError("neither a list nor a text")
@@ -126,7 +155,7 @@ class Origins(tuple[str, ...]):
         return text
 
     def allow(self, origin: str, host: str) -> bool:
-        """Whether a page of that origin may connect to a server it calls `host`."""
+        """Return True if a page of `origin` may connect to the server, which the page calls `host`."""
         origin = origin.lower()
         if self.ANY in self or (origin in self and origin not in self._words()):
             return True
@@ -135,7 +164,7 @@ class Origins(tuple[str, ...]):
         return has_same_host and bool(name) and name == _host_name(f"//{host}")
 
     def with_page(self, origin: str) -> Self | None:
-        """These and the origin of one more page; None for what is no origin."""
+        """Return these origins and the origin of one more page; None if `origin` is not an origin."""
         if origin.strip().lower() in self._words():
             return None
         try:
@@ -152,7 +181,7 @@ class Origins(tuple[str, ...]):
 
 
 def _host_name(url: str) -> str:
-    """The host in a URL; all names of this machine's loopback interface are `localhost`."""
+    """Return the host in a URL; `localhost` for every name of this machine's loopback interface."""
     try:
         name = urlsplit(url).hostname or ""
     except ValueError:
@@ -169,14 +198,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Readers(tuple[str, ...]):
+class ReaderNames(tuple[str, ...]):
     """Names of readers that have cursors."""
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, value: object) -> Self:
-        """From a list, or a text with commas."""
+        """Parse a list, or a text with commas. Raises ValueError."""
         names = _listed(value)
         if value == "":
             return cls()

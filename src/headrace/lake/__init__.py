@@ -1,1 +1,1 @@
-"""Tables of records outside of the log, that anyone can read; needs the extra `lake`, and no Spark."""
+"""Tables of exported records that any tool can read; needs the extra `lake`, but no Spark."""

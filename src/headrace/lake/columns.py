@@ -1,4 +1,4 @@
-"""Columns as text: `id bigint, tags array<string>`, in the words of SQL, and back. Opens nothing."""
+"""Columns as SQL-like text, such as `id bigint, tags array<string>`: parse and print. Opens nothing."""
 
 import re
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _TYPES = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
-"""Those that tables of every format have."""
+"""Types that every table format supports."""
 
 _ALIASES = {"integer": "int", "long": "bigint", "real": "float", "bool": "boolean"}
 _NAMES = {kind: name for name, kind in _TYPES.items()}
@@ -27,12 +27,12 @@ _DIGITS_MAX = 38
 
 
 def parse_columns(text: str) -> pa.Schema:
-    """Raises ValueError with a sentence about what is not understood."""
+    """Parse the text of columns; raise ValueError with a sentence about what is not understood."""
     return pa.schema(_Parser(text).fields(""))
 
 
 def columns_text(columns: pa.Schema) -> str:
-    """What `parse_columns` makes the same columns of."""
+    """Return the text from which `parse_columns` makes the same columns."""
     return ", ".join(f"{_quoted(field.name)} {_text(field.type)}" for field in columns)
 
 
@@ -45,11 +45,11 @@ class _Parser:
         self._depth = 0
 
     def fields(self, end: str) -> list[pa.Field]:
-        """Names with their types, up to a token or, without one, to the end."""
+        """Parse names with their types, up to the token `end`; an empty `end` means the end of the text."""
         found: list[pa.Field] = []
         while True:
             name = self._name()
-            # Some formats tell no upper case from lower case.
+            # Some formats do not distinguish upper and lower case.
             if name.lower() in (one.name.lower() for one in found):
                 raise ValueError(f"there is the column {name!r} twice")
             self._takes(":")
@@ -119,7 +119,7 @@ class _Parser:
         return int(found)
 
     def _takes(self, token: str) -> bool:
-        """Whether it is the next one, which is passed then; an empty one is the end."""
+        """Consume the next token and return True if it is `token`. An empty `token` stands for the end."""
         found = self._tokens[self._at] if self._at < len(self._tokens) else ""
         self._at += found == token
         return bool(found == token)

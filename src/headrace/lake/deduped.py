@@ -1,7 +1,8 @@
-"""A Delta table of the rows of a lake that are not there once more, and what each run notes of itself.
+"""A Delta table of a lake's rows with duplicates removed, and the note that each run leaves.
 
-A run counts when the table has committed its number, in the same step as its files. Its note is on disk
-before: up to where it has covered each topic, and which files have the keys that the next one needs.
+A run counts once the table has committed its number, in the same step as its files. The run's note is on disk
+before that. The note says up to which offset each topic is covered, and which files have the keys that the
+next run needs.
 """
 
 import re
@@ -13,7 +14,8 @@ import msgspec
 from crc32c import crc32c
 from deltalake import DeltaTable
 
-from headrace.lake.delta import DeltaLake
+from headrace.lake.files.durable import make_directory, replace
+from headrace.lake.files.writing import WrittenFile
 from headrace.lake.format import (
     DATE,
     FORMAT,
@@ -23,14 +25,13 @@ from headrace.lake.format import (
     check_format,
     present_topic,
 )
+from headrace.lake.formats.delta import DeltaLake
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.ours import open_ours
-from headrace.lake.syncing import make_directory, replace
-from headrace.lake.writing import Written
+from headrace.lake.ownership import open_ours
 from headrace.model import legacy_name
 
 APP = "headrace-dedupe"
-"""The application whose numbers are those of runs."""
+"""Name of the Delta application whose transaction numbers are the numbers of runs."""
 
 _FORMAT_KEY = "headrace.deduped"
 _NOTE_KEY = "headrace.note"
@@ -38,50 +39,50 @@ _NOTE_KEY = "headrace.note"
 KEYS = "keys"
 _NOTES = "runs"
 _KEPT_S = 7 * 86_400.0
-"""How long files stay that the table no longer names: someone may still read them."""
+"""Time that files stay after the table has dropped them, because readers may still use them."""
 
 _OURS = re.compile(
     r"([0-9]{12,})-([0-9a-f]{8}\.json(\.[0-9a-f]{12}\.tmp)?|[0-9]{4,}-[0-9a-f]{12}\.parquet)"
 )
-"""Names of notes, also half written, and of files of keys."""
+"""Names of notes, also of partly written ones, and of key files."""
 
 _RESTORE = "restore it, or dedupe into a new directory"
 
 
 class Bucket(NamedTuple):
-    """A part of the keys that rows were known by."""
+    """One part of the keys by which rows were identified."""
 
     path: str = ""
-    """Of their file, below the directory; empty where there are none."""
+    """Path of the key file below the directory; empty for a bucket without keys."""
     keys: int = 0
 
 
-class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has done, for the next one."""
+class RunNote(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a run, as the next run needs it."""
 
     format: int = FORMAT
     number: int
     lake: str
-    """The identity of its table."""
+    """Identity of the lake's table."""
     key: str
     window_ms: int | None
-    """None: for ever."""
+    """Time window for duplicates; None means unlimited."""
     ends: dict[str, int]
-    """The offset in each topic up to which it is covered."""
+    """Offset up to which each topic is covered."""
     done: tuple[str, ...]
-    """Files of the lake that have nothing more: a file never changes."""
+    """Files of the lake that are completely processed: a file never changes."""
     buckets: tuple[Bucket, ...]
 
     def encode(self) -> bytes:
-        # An earlier one is what it was on disk: it is named after its checksum.
+        # A note of an earlier format keeps its bytes on disk, because the file is named after their checksum.
         is_old = self.format < RENAMED_FORMAT
         return msgspec.json.encode(self._renamed(legacy_name) if is_old else self)
 
-    def present(self) -> "Note":
-        """With the present names of topics, whatever version has noted them."""
+    def present(self) -> "RunNote":
+        """Return the note with present topic names, also if an earlier version wrote it."""
         return self._renamed(present_topic) if self.format < RENAMED_FORMAT else self
 
-    def _renamed(self, name: Callable[[str], str]) -> "Note":
+    def _renamed(self, name: Callable[[str], str]) -> "RunNote":
         ends = {name(topic): end for topic, end in self.ends.items()}
         return msgspec.structs.replace(self, ends=ends)
 
@@ -97,7 +98,7 @@ class DedupedTable:
 
     @classmethod
     def open(cls, directory: Path, shape: Shape) -> Self | None:
-        """None where one can be made; a directory of something else is refused. Changes nothing."""
+        """Open the table; None if it can be created. Raise LakeError for other content. Changes nothing."""
         found = open_ours(directory, _FORMAT_KEY, "deduped rows of Headrace")
         return cls(directory, shape) if found else None
 
@@ -107,7 +108,7 @@ class DedupedTable:
         DeltaTable.create(
             str(directory),
             shape.columns.append(DATE),
-            mode="ignore",  # someone may have been faster
+            mode="ignore",  # another process may have created it first
             partition_by=["date"],
             name="headrace deduped",
             configuration={_FORMAT_KEY: str(FORMAT)},
@@ -117,13 +118,13 @@ class DedupedTable:
         made._table.sync()
         return made
 
-    def last(self) -> Note | None:
-        """What the last run that counts has noted."""
+    def last(self) -> RunNote | None:
+        """Return the note of the last committed run."""
         number = self._table.last(APP)
         if number is None:
             return None
         noted = (self._table.notes(number) or {}).get(_NOTE_KEY)
-        # Of others with its number none was committed; they are soon swept.
+        # Other notes with this number were never committed, and are swept soon.
         paths = list((self._directory / HIDDEN / _NOTES).glob(f"{noted or f'{number:012}-*'}.json"))
         if len(paths) != 1:
             raise LakeError(
@@ -132,10 +133,14 @@ class DedupedTable:
             )
         return read_note(paths[0])
 
-    def commit(self, note: Note, files: Sequence[Written], here: Callable[[str], None]) -> bool:
-        """Add files to the table, once for the number of the note; False when it was committed before.
+    def commit(
+        self, note: RunNote, files: Sequence[WrittenFile], here: Callable[[str], None]
+    ) -> bool:
+        """Add files to the table, once for the note's number.
 
-        `here` is told when the note is on disk.
+        Return False if the number is already committed.
+
+        `here` is called with "noted" when the note is on disk.
         """
         path = note_path(self._directory, note)
         make_directory(path.parent)
@@ -143,11 +148,11 @@ class DedupedTable:
         here("noted")
         return self._table.commit(APP, note.number, files, {_NOTE_KEY: path.stem})
 
-    def sweep(self, note: Note) -> None:
-        """Delete the notes and keys of runs up to this, the last, which it does not name; and files of rows
-        that the table has not named for a week.
+    def sweep(self, note: RunNote) -> None:
+        """Delete notes and key files that `note`, the last one, does not name, up to its number.
 
-        What is of a later number may be of a run on another machine.
+        Also delete files of rows that the table has not named for a week. Files with a later number may
+        belong to a run on another machine, so they stay.
         """
         hidden = self._directory / HIDDEN
         named = {self._directory / one.path for one in note.buckets}
@@ -159,18 +164,21 @@ class DedupedTable:
         self._table.sweep(_KEPT_S, dry_run=False)
 
 
-def note_path(directory: Path, note: Note) -> Path:
-    """Named after its checksum too: one that loses at the commit does not take the place of another."""
+def note_path(directory: Path, note: RunNote) -> Path:
+    """Return the path of a note, which contains its number and its checksum.
+
+    Thanks to the checksum, a note whose commit fails does not overwrite the note of another run.
+    """
     data = note.encode()
     return directory / HIDDEN / _NOTES / f"{note.number:012}-{crc32c(data):08x}.json"
 
 
-def read_note(path: Path) -> Note:
+def read_note(path: Path) -> RunNote:
     reason = "its checksum fails"
     try:
         data = path.read_bytes()
         check_format(msgspec.json.decode(data, type=_Versioned).format, str(path))
-        note = msgspec.json.decode(data, type=Note)
+        note = msgspec.json.decode(data, type=RunNote)
         if path.stem.endswith(f"-{crc32c(data):08x}"):
             return note.present()
     except ValueError as error:

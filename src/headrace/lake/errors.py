@@ -1,6 +1,6 @@
-"""Whatever libraries raise while they use a table or write a file → one plain sentence.
+"""Translation of library errors on tables and files into one plain sentence.
 
-They trust what they read: one bit that is wrong in a file of theirs may raise anything, anywhere.
+The libraries trust what they read. A single wrong bit in one of their files may raise any error, anywhere.
 """
 
 import errno
@@ -20,7 +20,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _SQLITE_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_BUSY)
 
 _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
-"""In the words of libraries in Rust."""
+"""Error number in messages of Rust libraries."""
 
 
 @contextmanager
@@ -31,13 +31,16 @@ def in_a_sentence(
     *,
     writing: bool = False,
 ) -> Iterator[None]:
-    """`file` of the lake, or what is below it, is used meanwhile; errors of other kinds are left alone."""
+    """Translate errors raised while `file` of the lake, or a file below it, is used.
+
+    Errors of other types than `kinds` pass unchanged.
+    """
     try:
         yield
     except HeadraceError:
         raise
     except kinds as error:
-        reason = getattr(error, "orig", None) or error  # that of SQLite, where it is SQLAlchemy's
+        reason = getattr(error, "orig", None) or error  # SQLAlchemy wraps the SQLite error
         if _is_of_writing(reason, writing):
             raise LakeError(f"{lake / file} cannot be written to: {plain(reason)}") from None
         raise DamagedTableError(lake, file, reason) from error
@@ -45,7 +48,7 @@ def in_a_sentence(
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A file of our own, by a library whose errors do not say which."""
+    """Add the path to errors of a library that writes one of our files and does not name it."""
     try:
         yield
     except OSError as error:
@@ -67,7 +70,7 @@ _Method = Callable[Concatenate[_T, _P], _R]
 
 
 def reads(method: _Method[_T, _P, _R]) -> _Method[_T, _P, _R]:
-    """A method that only reads files of its table."""
+    """Translate the errors of a method that only reads files of its table."""
     return _told(method, writing=False)
 
 

@@ -1,4 +1,4 @@
-"""What a lake holds: the columns of its rows, and what each batch notes of itself. Opens nothing."""
+"""Contents of a lake: the columns of its rows, and the manifest of each batch. Opens nothing."""
 
 import re
 from collections.abc import Callable
@@ -14,23 +14,26 @@ from headrace.errors import HeadraceError
 from headrace.model import ENVELOPE_PREFIXES, Position, legacy_name, present_name
 
 FORMAT = 2
-"""Of what is noted beside the table. A lake of a newer one is left alone."""
+"""Format of the metadata beside the table. A lake with a newer format is refused."""
 
 RENAMED_FORMAT = 2
 """From this format on, reserved topics are named `$channel/…` and `$logux/…`; before, they had no `$`.
 
-Rows and footers keep the names they were written with. Whatever is read of them here has the present names.
+Rows and footers keep the names they were written with. The functions here return the present names.
 """
 
 Positions = dict[str, Position]
 
 
 class LakeError(HeadraceError):
-    """The lake cannot be used as it is: the message says why and what to change."""
+    """The lake cannot be used as it is. The message says why and what to change."""
 
 
 class DamagedTableError(LakeError):
-    """What says which files of a lake count cannot be read: `file` has it, or is above it, below the lake."""
+    """The metadata that names the lake's files cannot be read.
+
+    `file` is the damaged file or a directory above it, relative to the lake.
+    """
 
     def __init__(self, lake: Path, file: str, reason: object) -> None:
         self.file, self.reason = file, plain(reason)
@@ -38,11 +41,11 @@ class DamagedTableError(LakeError):
 
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
-"""With which an address begins: its slashes are one when it is taken for a path."""
+"""First part of an address that was parsed as a path, which joins its two slashes."""
 
 
 def check_path(path: Path) -> None:
-    """Libraries of tables take addresses of files, and would take such a path for another one."""
+    """Raise LakeError for a path that table libraries would misread, because they expect addresses."""
     if any(map(_SCHEME.fullmatch, path.parts)):
         raise LakeError(
             f"{path} is an address: a lake is a directory, where an object store is mounted"
@@ -56,25 +59,25 @@ def check_path(path: Path) -> None:
 
 
 class Oddity(NamedTuple):
-    """What is wrong with a table beside its files."""
+    """A problem of a table that is not in its data files."""
 
     kind: Literal["damaged", "missing", "note"]
-    """`missing` is what a job may be about to put right, `note` what is no loss."""
+    """`missing`: a job may be about to repair it. `note`: no data is lost."""
     file: str
-    """Below the lake."""
+    """Path below the lake."""
     reason: str
 
 
 _WORDS_MAX = 300
 _NOT_PLAIN = re.compile(r"\x1b\[[0-9;]*m|↳|\n *0: .*", re.DOTALL)
-"""Colours and arrows for a terminal, and where a library was when it failed."""
+"""Terminal colours, arrows, and the stack trace of a library."""
 
 
 def plain(reason: object) -> str:
-    """What a library has said, in one line of bearable length."""
+    """Return a library's message as one line of limited length."""
     said = " ".join(_NOT_PLAIN.sub("", str(reason)).split())
     if isinstance(reason, LookupError) or not said:
-        said = f"{type(reason).__name__} {said}".strip()  # a mere name says nothing
+        said = f"{type(reason).__name__} {said}".strip()  # its text is only the key
     return said if len(said) <= _WORDS_MAX else f"{said[:_WORDS_MAX]} …"
 
 
@@ -90,18 +93,24 @@ SCHEMA = pa.schema(
         pa.field("payload", pa.binary(), False),
     ]
 )
-"""Rows are sorted by topic and offset within a file. Where a record ends is its offset + 4 + its length."""
+"""Columns of every lake. Rows are sorted by topic and offset within a file.
+
+A record ends at its offset + 4 + the length of its payload.
+"""
 
 
 class Shape(NamedTuple):
-    """What is decided of a lake when it is made."""
+    """Properties of a lake that are fixed when it is created."""
 
     by_topic: bool = False
-    """Partitioned by topic and date, not by date alone."""
+    """True if the lake is partitioned by topic and date, False if by date alone."""
     decode: str = ""
-    """What payloads are, if some of their content has columns of its own."""
+    """Kind of the payloads, if parts of their content have columns; otherwise empty."""
     decoded: pa.Schema = pa.schema([])
-    """These columns. They lie behind those of every lake, and are null where a payload has no such thing."""
+    """The decoded columns, which follow the common ones.
+
+    A decoded column is null if the payload does not contain its value.
+    """
 
     @property
     def columns(self) -> pa.Schema:
@@ -109,11 +118,11 @@ class Shape(NamedTuple):
 
 
 DATE = pa.field("date", pa.date32(), False)
-"""The day of the timestamp in UTC: what tables are partitioned by, and in no file."""
+"""Day of the timestamp in UTC. Tables are partitioned by it, and files do not contain it."""
 
 
-class Range(NamedTuple):
-    """Records that follow each other in a topic, and lie in one file in that order."""
+class RecordRange(NamedTuple):
+    """Consecutive records of a topic that lie in one file in the same order."""
 
     topic: str
     epoch: int
@@ -124,15 +133,15 @@ class Range(NamedTuple):
     crc: int
     """crc32c of the log's bytes between the offsets, sizes included."""
     file: int = 0
-    """Its place in the files of its manifest."""
+    """Index of the file in its manifest's `files`."""
 
     @property
     def rows(self) -> int:
         return self.end_ordinal - self.ordinal
 
 
-class Lost(NamedTuple):
-    """Records that were gone or damaged before they could be exported."""
+class LostRange(NamedTuple):
+    """Records that were lost or damaged before they could be exported."""
 
     topic: str
     ordinal: int
@@ -141,54 +150,56 @@ class Lost(NamedTuple):
 
 class File(msgspec.Struct, frozen=True):
     path: str
-    """Below the lake."""
+    """Path below the lake."""
     bytes: int
     rows: int
 
 
 CRC_KEY = "headrace.manifest"
-"""Under which a commit notes the checksum of its manifest."""
+"""Key under which a commit stores the checksum of its manifest."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batch holds. It counts when the table has committed a batch of that number."""
+    """Contents of a batch. They count once the table has committed a batch of that number."""
 
     format: int = FORMAT
     number: int
     start: Positions
-    """Where it begins, of the topics that it changes."""
+    """Start position of each topic that the batch changes."""
     end: Positions
     files: tuple[File, ...]
-    ranges: tuple[Range, ...]
-    lost: tuple[Lost, ...] = ()
+    ranges: tuple[RecordRange, ...]
+    lost: tuple[LostRange, ...] = ()
 
     def encode(self) -> bytes:
-        # An earlier one is what it was on disk: its commit knows it by its checksum.
+        # A manifest of an earlier format keeps its bytes on disk, because its commit stores their checksum.
         is_old = self.format < RENAMED_FORMAT
         return msgspec.json.encode(_renamed(self, legacy_name) if is_old else self)
 
     @property
     def crc(self) -> int:
-        """By which a commit knows the manifest it was made with."""
+        """Checksum that the commit of this manifest stores."""
         return crc32c(self.encode())
 
 
-class Folded(msgspec.Struct, frozen=True, kw_only=True):
-    """What the first batches hold together, in place of a manifest each."""
+class MergedManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Contents of the first batches together, which replace a manifest for each."""
 
     format: int = FORMAT
     batches: int = 0
-    """How many: the next one has its own."""
+    """Number of merged batches. The next batch has a manifest of its own."""
     start: Positions = {}
     end: Positions = {}
-    ranges: tuple[Range, ...] = ()
-    """Those that follow each other as one; which files they are in is left out."""
-    lost: tuple[Lost, ...] = ()
+    ranges: tuple[RecordRange, ...] = ()
+    """Ranges, with consecutive ones joined and without the number of their file."""
+    lost: tuple[LostRange, ...] = ()
     has_old_names: bool | msgspec.UnsetType = msgspec.UNSET
-    """True if some of the batches name reserved topics as earlier versions did. Earlier versions did not note
-    it, so it is left out of their checksums."""
+    """True if some of the batches name reserved topics as earlier versions did.
+
+    Earlier versions did not store this field, so it is left out of their checksums.
+    """
     crc: int = 0
-    """crc32c of the same with 0 in its place."""
+    """crc32c of this manifest, encoded with 0 in this field."""
 
     def encode(self) -> bytes:
         return msgspec.json.encode(msgspec.structs.replace(self, crc=self._sum()))
@@ -200,11 +211,11 @@ class Folded(msgspec.Struct, frozen=True, kw_only=True):
         return self.crc == self._sum()
 
 
-N = TypeVar("N", Manifest, Folded)
+N = TypeVar("N", Manifest, MergedManifest)
 
 
 def _present(found: N) -> N:
-    """With the present names of topics, whatever version has noted them."""
+    """Return the manifest with present topic names, also if an earlier version wrote it."""
     is_old = found.format < RENAMED_FORMAT
     return _renamed(found, present_topic) if is_old else found
 
@@ -228,21 +239,21 @@ class _Versioned(msgspec.Struct):
 
 
 def decode_manifest(data: bytes, place: str) -> Manifest:
-    """`place` says in errors what was read."""
+    """Decode a manifest; error messages call it `place`."""
     try:
         check_format(msgspec.json.decode(data, type=_Versioned).format, place)
         return _present(msgspec.json.decode(data, type=Manifest))
-    except ValueError as error:  # which errors of msgspec and of UTF-8 are
+    except ValueError as error:  # includes the decoding errors of msgspec and UTF-8
         raise LakeError(
             f"{place} is damaged ({error}): restore it, or export to a new directory"
         ) from None
 
 
-def decode_folded(data: bytes, place: str) -> Folded:
+def decode_folded(data: bytes, place: str) -> MergedManifest:
     reason = "its checksum fails"
     try:
         check_format(msgspec.json.decode(data, type=_Versioned).format, place)
-        found = msgspec.json.decode(data, type=Folded)
+        found = msgspec.json.decode(data, type=MergedManifest)
         if found.is_sound():
             return _present(found)
     except ValueError as error:
@@ -258,28 +269,28 @@ def check_format(number: int, place: str) -> None:
         )
 
 
-def encode_ranges(ranges: list[Range]) -> str:
-    """As the footer of a file repeats its own: so it can be checked by itself."""
+def encode_ranges(ranges: list[RecordRange]) -> str:
+    """Encode ranges for the footer of their file, so that the file can be checked on its own."""
     return msgspec.json.encode([one[:-1] for one in ranges]).decode()
 
 
-def decode_ranges(text: bytes | str) -> list[Range]:
-    """As they stand there."""
-    return [Range(*one) for one in msgspec.json.decode(text)]
+def decode_ranges(text: bytes | str) -> list[RecordRange]:
+    """Decode the ranges of a footer, with topic names as stored."""
+    return [RecordRange(*one) for one in msgspec.json.decode(text)]
 
 
 RANGES_KEY = "headrace.ranges"
 NAMES_KEY = "headrace.names"
-"""In the footer of a file: the format that its topics are named by. Earlier files have no such key."""
+"""Footer key for the format of the file's topic names. Earlier files do not have the key."""
 
 
 def has_old_names(footer: pq.FileMetaData) -> bool:
-    """Return whether an earlier version named the topics in a file."""
+    """True if an earlier version wrote the topic names of the file."""
     return NAMES_KEY.encode() not in (footer.metadata or {})
 
 
-def ranges_in(footer: pq.FileMetaData) -> list[Range]:
-    """Return what a file holds, with the present names of topics; KeyError where its footer has no ranges."""
+def ranges_in(footer: pq.FileMetaData) -> list[RecordRange]:
+    """Return a file's ranges with present topic names; raise KeyError if its footer has no ranges."""
     found = decode_ranges((footer.metadata or {})[RANGES_KEY.encode()])
     if has_old_names(footer):
         found = [one._replace(topic=present_topic(one.topic)) for one in found]
@@ -287,5 +298,5 @@ def ranges_in(footer: pq.FileMetaData) -> list[Range]:
 
 
 def stored_names(topic: str) -> tuple[str, ...]:
-    """Return the names under which a topic may stand in rows and in what tables say of files."""
+    """Return the names that a topic may have in rows and in a table's statistics."""
     return (topic, legacy_name(topic)) if topic.startswith(ENVELOPE_PREFIXES) else (topic,)

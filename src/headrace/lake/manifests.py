@@ -1,31 +1,32 @@
-"""The manifests of a lake on disk: written, read, folded into one, and how far the lake has each topic.
+"""Manifests of a lake on disk: write, read and merge them, and find how far each topic is exported.
 
-Many become one file, whose name is how many they are: so one that a slower compaction makes elsewhere never
-takes the place of a longer one. It is there before they go, and counts in their place.
+Many manifests are merged into one file, which is named after their number. Therefore a slower compaction on
+another machine never overwrites a merged manifest with more batches. The merged file is on disk before the
+single ones are deleted, and takes precedence over them.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.lake.checksums import joined_ranges
+from headrace.lake.files.checksums import joined_ranges
+from headrace.lake.files.durable import make_directory, replace, sync
 from headrace.lake.format import (
     RENAMED_FORMAT,
-    Folded,
     LakeError,
     Manifest,
+    MergedManifest,
     Positions,
     decode_folded,
     decode_manifest,
 )
-from headrace.lake.syncing import make_directory, replace, sync
 
 HIDDEN = "_headrace"
-"""Readers of tables, and those who sweep them, leave names alone that begin so."""
+"""Directory name. Table readers and sweepers ignore names with this first character."""
 
 
 class Reach(NamedTuple):
-    """Where the lake begins and ends in each topic."""
+    """Start and end of the lake in each topic."""
 
     starts: Positions
     ends: Positions
@@ -37,7 +38,7 @@ class Manifests:
         self._folded = lake / HIDDEN / "folded"
 
     def write(self, manifest: Manifest) -> None:
-        """On disk when this returns. One that is there and was never committed is written over."""
+        """Write a manifest; it is durable when this returns. Overwrites one that was never committed."""
         make_directory(self._directory)
         replace(self.path(manifest.number), manifest.encode())
 
@@ -52,7 +53,7 @@ class Manifests:
             ) from None
 
     def reach(self, last: int | None) -> Reach:
-        """After batch `last`, the last that the table has committed: files behind it do not count."""
+        """Return the reach after batch `last`, the last committed one. Later manifests do not count."""
         while True:
             folded = self.folded()
             reach = Reach(dict(folded.start), dict(folded.end))
@@ -62,31 +63,31 @@ class Manifests:
             except LakeError:
                 if self.folded().batches == folded.batches:
                     raise
-                continue  # a compaction has folded it meanwhile
+                continue  # a compaction has merged it meanwhile
             return reach
 
-    def folded(self) -> Folded:
-        """What the first batches hold: of none, when nothing was folded yet."""
+    def folded(self) -> MergedManifest:
+        """Return the merged manifest of the first batches; one of zero batches if nothing was merged yet."""
         while True:
             found = max(self._folded.glob("*.json"), default=None)
             if found is None:
-                return Folded()
+                return MergedManifest()
             try:
                 return decode_folded(found.read_bytes(), str(found))
             except FileNotFoundError:
-                continue  # there is a longer one now
+                continue  # another compaction has written a longer one
 
     def have_old_names(self, last: int | None) -> bool:
-        """Return whether batches up to `last` name reserved topics as earlier versions did."""
+        """True if batches up to `last` name reserved topics as earlier versions did."""
         folded = self.folded()
         if folded.batches:
             return folded.format < RENAMED_FORMAT or folded.has_old_names is True
         return last is not None and self.read(0).format < RENAMED_FORMAT
 
     def fold(self, until: int, check: Callable[[Manifest], None]) -> int:
-        """Make one of all batches below `until` that are none yet; how many these were.
+        """Merge the manifests of all batches below `until`; return the number of newly merged ones.
 
-        `check` raises for one that must stay as it is: then all stay.
+        `check` raises for a manifest that must stay as it is. Then nothing is merged.
         """
         before = self.folded()
         try:
@@ -94,12 +95,12 @@ class Manifests:
         except LakeError:
             if self.folded().batches == before.batches:
                 raise
-            return 0  # someone else does it
+            return 0  # another compaction has merged them
         if new:
             for manifest in new:
                 check(manifest)
             self._write_folded(_fold(before, new))
-        # Also what one has left that was killed here.
+        # Also delete the leftovers of a compaction that was killed at this point.
         count = self.folded().batches
         for path in self._directory.glob("*.json"):
             if path.stem.isdigit() and int(path.stem) < count:
@@ -112,7 +113,7 @@ class Manifests:
     def folded_path(self, batches: int) -> Path:
         return self._folded / f"{batches:012}.json"
 
-    def _write_folded(self, folded: Folded) -> None:
+    def _write_folded(self, folded: MergedManifest) -> None:
         make_directory(self._folded)
         path = self.folded_path(folded.batches)
         replace(path, folded.encode())
@@ -131,14 +132,14 @@ def _add(reach: Reach, manifest: Manifest) -> None:
     reach.ends.update(manifest.end)
 
 
-def _fold(before: Folded, new: list[Manifest]) -> Folded:
+def _fold(before: MergedManifest, new: list[Manifest]) -> MergedManifest:
     reach = Reach(dict(before.start), dict(before.end))
     for manifest in new:
         _add(reach, manifest)
     ranges = [*before.ranges, *(one for manifest in new for one in manifest.ranges)]
     lost = [*before.lost, *(one for manifest in new for one in manifest.lost)]
     try:
-        return Folded(
+        return MergedManifest(
             batches=before.batches + len(new),
             start=reach.starts,
             end=reach.ends,

@@ -1,7 +1,7 @@
-"""A Delta table of states, one for each topic: every commit counts once, of all states or of some buckets.
+"""A Delta table with one state per topic. A commit counts once, and replaces all states or some buckets.
 
-Topics are divided into buckets, and each bucket is one file, whose name says which of how many it is. So
-states change by a new file for each of their buckets, in one commit that takes the old ones out.
+Topics are divided into buckets. Each bucket is one file, whose name contains its number and the number of
+buckets. To change states, one commit adds a new file for each of their buckets and removes the old ones.
 """
 
 import re
@@ -18,7 +18,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from headrace.lake.delta import LOG
+from headrace.lake.errors import writing
+from headrace.lake.files.durable import make_directory, sync
 from headrace.lake.format import (
     FORMAT,
     NAMES_KEY,
@@ -27,9 +28,8 @@ from headrace.lake.format import (
     has_old_names,
     present_topic,
 )
-from headrace.lake.ours import open_ours
-from headrace.lake.syncing import make_directory, sync
-from headrace.lake.trouble import writing
+from headrace.lake.formats.delta import LOG
+from headrace.lake.ownership import open_ours
 from headrace.model import Position
 
 STATES_FORMAT = 1
@@ -52,22 +52,22 @@ SCHEMA = pa.schema(
 
 _GROUP_BYTES = 64 << 20
 _KEPT_HOURS = 7 * 24
-"""How long files stay that the table no longer names: someone may still read them."""
+"""Time that files stay after the table has dropped them, because readers may still use them."""
 
 
 _LOG_KEPT = "interval 1 days"
-"""How long commits stay that nobody needs to open the table: there may be one every second."""
+"""Time that commits stay when they are no longer needed to open the table: there may be one every second."""
 
 _NAME = re.compile(r"\d{8}-(?P<bucket>\d{4})-of-(?P<count>\d{4})-[0-9a-f]{12}\.parquet")
 
 
 def name_of(number: int, bucket: int, count: int) -> str:
-    """Of a file of states, in the form that says of which bucket it is; never the same again."""
+    """Return a new unique name for a file of states, which contains its bucket."""
     return f"{number:08}-{bucket:04}-of-{count:04}-{uuid.uuid4().hex[:12]}.parquet"
 
 
 class StatesFile(NamedTuple):
-    """A file that is on disk, and that nobody knows of yet."""
+    """A file that is on disk, but not in the table yet."""
 
     path: str
     bytes: int
@@ -75,7 +75,7 @@ class StatesFile(NamedTuple):
 
 
 class StatesWriter:
-    """One file of states: some are gathered before they are written, as each may be large."""
+    """Writer of one file of states. It limits the bytes that it collects, because a state may be large."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._path = directory / name
@@ -121,9 +121,9 @@ class StatesWriter:
 def merge_states(
     directory: Path, name: str, old: Iterable[str], changed: Iterable[pa.RecordBatch]
 ) -> tuple[StatesFile, int]:
-    """A file of states that have changed, and behind them what old files have of other topics.
+    """Write a file with the changed states, followed by the other topics' states from the old files.
 
-    Gives how many have changed, too: these are its first rows.
+    Return the file and the number of changed states, which are its first rows.
     """
     writer = StatesWriter(directory, name)
     topics = []
@@ -139,13 +139,13 @@ def merge_states(
 
 
 def read_states(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a file, a row group at a time in memory."""
+    """Yield the rows of a file; one row group at a time is in memory."""
     for table in _row_groups(path, columns):
         yield from table.to_pylist()
 
 
 def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """The same, all columns, in Arrow's form."""
+    """Yield all columns of a file as Arrow batches, row group by row group."""
     for table in _row_groups(path, SCHEMA.names):
         yield from table.to_batches()
 
@@ -164,20 +164,20 @@ def _row_groups(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
 
 
 def _with_present_names(table: pa.Table) -> pa.Table:
-    """States of a file that an earlier version wrote."""
+    """Return states from a file of an earlier version, with present topic names."""
     names = pa.array(map(present_topic, table["topic"].to_pylist()), pa.string())
     return table.set_column(table.schema.names.index("topic"), table.schema.field("topic"), names)
 
 
 class Covered(NamedTuple):
-    """What a table of states covers."""
+    """The reducers and the end positions of all states in a table."""
 
     reducers: set[str]
     ends: Positions
 
 
 class Totals(NamedTuple):
-    """What the states of a table are, in numbers."""
+    """Statistics of a table's states."""
 
     topics: int
     messages: int
@@ -192,7 +192,7 @@ class StatesTable:
 
     @classmethod
     def open(cls, directory: Path) -> Self | None:
-        """None where one can be made; a directory of something else is refused. Changes nothing."""
+        """Open the table; None if it can be created. Raise LakeError for other content. Changes nothing."""
         found = open_ours(directory, _FORMAT_KEY, "states of Headrace")
         return cls(directory) if found else None
 
@@ -202,7 +202,7 @@ class StatesTable:
         DeltaTable.create(
             str(directory),
             SCHEMA,
-            mode="ignore",  # someone may have been faster
+            mode="ignore",  # another process may have created it first
             name="headrace states",
             configuration={
                 _FORMAT_KEY: str(STATES_FORMAT),
@@ -215,17 +215,21 @@ class StatesTable:
         return made
 
     def last(self, app: str) -> int | None:
-        """The last number that this application has committed."""
+        """Return the last number that this application has committed."""
         return DeltaTable(str(self._directory)).transaction_version(app)
 
     def replace(self, app: str, number: int, files: Sequence[StatesFile]) -> bool:
-        """Make these files the table; False when the number was committed before: nothing has changed."""
+        """Make these files the whole table; return False, without a change, if the number is not new."""
         return self._commit(app, number, "overwrite", files, ())
 
     def update(
         self, app: str, number: int, files: Sequence[StatesFile], replaced: Collection[str]
     ) -> bool:
-        """Put these files in the place of others; False also when these are not in the table any more."""
+        """Put these files in the place of `replaced`.
+
+        Return False, without a change, if the number is already committed or if one of `replaced` is no
+        longer in the table.
+        """
         return self._commit(app, number, "append", files, replaced)
 
     def _commit(
@@ -236,7 +240,7 @@ class StatesTable:
         files: Sequence[StatesFile],
         replaced: Collection[str],
     ) -> bool:
-        # As in `delta.py`, the number is asked of the very object that commits.
+        # As in `lake/formats/delta.py`, ask the same object for the last number that makes the commit.
         properties = CommitProperties(
             app_transactions=[Transaction(app, number)], max_commit_retries=0
         )
@@ -255,7 +259,7 @@ class StatesTable:
                     actions, mode, table.schema(), [], commit_properties=properties
                 )
             except CommitFailedError:
-                continue  # someone was faster: whether we are still to do it has to be looked at again
+                continue  # another commit came first: check again whether ours is still needed
             self._sync()
             return True
 
@@ -263,12 +267,12 @@ class StatesTable:
         return list(_live(DeltaTable(str(self._directory))))
 
     def rows(self) -> list[tuple[str, int]]:
-        """Its files, and how many states are in each."""
+        """Return the files and the number of states in each."""
         added = pa.table(DeltaTable(str(self._directory)).get_add_actions(flatten=True))
         return list(zip(added["path"].to_pylist(), added["num_records"].to_pylist(), strict=True))
 
     def buckets(self) -> tuple[int, dict[int, list[str]]]:
-        """Into how many buckets topics are divided, and the files of each; 0 where there is no file."""
+        """Return the number of buckets and the files of each bucket; (0, {}) for a table without files."""
         count, found = 0, dict[int, list[str]]()
         for path in self.files():
             named = _NAME.fullmatch(path)
@@ -308,8 +312,8 @@ class StatesTable:
             yield from _row_groups(self._directory / path, names)
 
     def sweep(self) -> None:
-        """Delete what the table has not named for a week, also what killed jobs have left."""
-        # It would delete whatever else lies in the directory, too.
+        """Delete files that the table has not named for a week, including leftovers of killed jobs."""
+        # A real vacuum would also delete foreign files in the directory, so it only lists files here.
         unnamed = DeltaTable(str(self._directory)).vacuum(_KEPT_HOURS, full=True)
         for path in filter(_NAME.fullmatch, unnamed):
             (self._directory / path).unlink(missing_ok=True)
@@ -321,7 +325,7 @@ class StatesTable:
 
 
 def _live(table: DeltaTable) -> dict[str, int]:
-    """The files of a table, and their bytes."""
+    """Return the files of a table and their sizes in bytes."""
     added = pa.table(table.get_add_actions(flatten=True))
     return dict(zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True))
 

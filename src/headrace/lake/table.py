@@ -1,80 +1,87 @@
-"""What the jobs ask of a table, whatever its format; opens one, or refuses a directory of something else."""
+"""The interface that jobs use for a table of any format, and functions that open or create one.
+
+A directory with other content is refused.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from headrace.lake.columns import columns_text
+from headrace.lake.files.writing import Bounds, FileLayout, WrittenFile
 from headrace.lake.format import LakeError, Oddity, Shape, check_path
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.writing import Bounds, Layout, Written
 
 FORMATS = ("delta", "parquet", "iceberg")
 AUTO = "auto"
-"""The format that a lake has, or the first of them for a new one."""
+"""The format of an existing lake, or the first of `FORMATS` for a new one."""
 
 
 class Table(Protocol):
     kind: str
     """One of `FORMATS`."""
-    layout: Layout
+    layout: FileLayout
     shape: Shape
 
     @property
     def id(self) -> str:
-        """What tells this table from all others, wherever it lies."""
+        """Identity of the table, which does not depend on its location."""
 
     def last(self, app: str) -> int | None:
-        """The last number that this application has committed."""
+        """Return the last number that this application has committed."""
 
     def commit(
         self,
         app: str,
         number: int,
-        files: Sequence[Written],
+        files: Sequence[WrittenFile],
         notes: Mapping[str, str],
         *,
         replaced: Collection[str] = (),
     ) -> bool:
         """Add files to the table, all at once and once for this number.
 
-        With `replaced` they hold the rows of files that go out of it in the same step; it is no batch then.
-        False when the number was committed before, or one of these is there no more: nothing has changed.
+        With `replaced`, the new files hold the rows of those files, which the same step removes; the commit
+        is not a batch then. Return False, without any change, if the number is already committed or one of
+        `replaced` is no longer in the table.
         """
 
     def notes(self, number: int) -> Mapping[str, str] | None:
-        """What the commit of a batch has noted; None when the table remembers no such commit."""
+        """Return the notes in the commit of a batch; None if the table no longer has that commit."""
 
     def all_notes(self) -> list[tuple[int, Mapping[str, str]]]:
-        """Each number and what its commit has noted, of all commits that the table still remembers."""
+        """Return number and notes of every batch whose commit the table still has."""
 
     def files(self) -> dict[str, int]:
-        """The files that the table is made of now, below its directory, with their sizes."""
+        """Return the current files of the table, as paths below its directory, with their sizes."""
 
     def files_of(self, topic: str, offset: int) -> list[str]:
-        """Those that may hold records of a topic at or behind an offset, and some others."""
+        """Return the files that may hold records of a topic at or after an offset, perhaps with others."""
 
     def bounds(self) -> dict[str, Bounds]:
-        """What the table says of each of its files: by this, those who look for something leave files out."""
+        """Return the table's statistics of each file, by which readers skip files."""
 
     def oddities(self) -> Iterable[Oddity]:
-        """What is not as it was made, for those who read the table without us."""
+        """Return differences from the table as it was made, which readers without Headrace would notice."""
 
     def shown(self, path: str) -> str:
-        """The name by which those know a file who look for files and ask no table: mostly its own."""
+        """Return the name of a file for readers that list directories instead of using the table.
+
+        It is usually the file's own name.
+        """
 
     def sweep(self, after_s: float, *, dry_run: bool) -> int:
-        """Delete files of ours that the table has not named for so long, or only count them."""
+        """Delete our files that the table has not named for `after_s` seconds, or only count them."""
 
     def sync(self) -> None:
-        """All that is committed is on disk, and there for all readers, when this returns."""
+        """Make all commits durable and visible for all readers before returning."""
 
 
 def find_table(lake: Path, kind: str, shape: Shape, *, any_partition: bool = False) -> Table | None:
-    """The table of a lake, or None where one can be made. Changes nothing."""
+    """Return the table of a lake; None if one can be created. Changes nothing."""
     if kind not in (AUTO, *FORMATS):
         raise LakeError(f"there is no format {kind!r} of lakes: there is {', '.join(FORMATS)}")
-    _class_of(kind)  # or says what is missing for it
+    _class_of(kind)  # raises if its packages are missing
     check_path(lake)
     if not lake.exists():
         return None
@@ -111,7 +118,7 @@ def _check_shape(lake: Path, found: Shape, wanted: Shape, *, any_partition: bool
 
 
 def open_table(lake: Path) -> Table:
-    """The table of a lake that is there. Changes nothing."""
+    """Return the table of an existing lake. Changes nothing."""
     check_path(lake)
     if not lake.is_dir():
         what = "it is no directory" if lake.exists() else "there is no such directory"
@@ -126,19 +133,19 @@ def open_table(lake: Path) -> Table:
 
 
 def make_table(lake: Path, kind: str, shape: Shape) -> Table:
-    """A new one, in a directory that `find_table` has found none in."""
+    """Create a table in a directory where `find_table` has returned None."""
     return _class_of(kind).make(lake, shape)
 
 
 class _Kind(Protocol):
     def open(self, lake: Path) -> Table | None:
-        """None where there is none of its kind, or where it was left while it was made."""
+        """Return the table; None if there is none of this kind, or if its creation was interrupted."""
 
     def make(self, lake: Path, shape: Shape) -> Table: ...
 
 
 _MARKS = {"delta": "_delta_log", "parquet": f"{HIDDEN}/files.db", "iceberg": f"{HIDDEN}/catalog.db"}
-"""What is there where there is a table of a kind."""
+"""File or directory that shows that a table of each kind exists."""
 
 
 def _find(lake: Path) -> Table | None:
@@ -147,16 +154,16 @@ def _find(lake: Path) -> Table | None:
 
 
 def _left_of_making(lake: Path) -> set[str]:
-    """What a lake may have that was left while it was made."""
+    """Return the names that an interrupted creation may have left in a lake."""
     found = {HIDDEN, _MARKS["delta"]}
     return found | {"metadata"} if (lake / _MARKS["iceberg"]).exists() else found
 
 
 def _class_of(kind: str) -> _Kind:
-    """Imported where it is needed: not all that they need is there."""
+    """Import the format only when it is used, because its packages may not be installed."""
     if kind == "iceberg":
         try:
-            from headrace.lake.iceberg import IcebergLake
+            from headrace.lake.formats.iceberg import IcebergLake
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("headrace"):
                 raise
@@ -165,10 +172,10 @@ def _class_of(kind: str) -> _Kind:
             ) from None
         return IcebergLake
     if kind == "parquet":
-        from headrace.lake.parquet import ParquetLake
+        from headrace.lake.formats.parquet import ParquetLake
 
         return ParquetLake
-    from headrace.lake.delta import DeltaLake
+    from headrace.lake.formats.delta import DeltaLake
 
     return DeltaLake
 

@@ -1,27 +1,31 @@
-"""Every change the log makes to files, in one place, so that tests can record and break them.
+"""All changes that the log makes to files, in one place, so that tests can record them and make them fail.
 
-Knows nothing of formats. Reading is not here: a crash cannot spoil a read.
+Knows no file formats. Also here: reads of files on a disk that may fail. A read error is retried, and then
+costs no more than its page. Such a page is replaced by zeros, which do not match the checksum of the original
+content. Elsewhere: remembering such pages.
 """
 
 import ctypes
 import errno
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 _IOV_MAX = 1024
-"""More buffers than this in one system call are refused by Linux."""
+"""Largest number of buffers that Linux accepts in one system call."""
 
 _SYNC_FILE_RANGE_WRITE = 2
-"""From Linux's fcntl.h: begin, and wait for nothing."""
+"""Flag from Linux's fcntl.h: start writing without waiting."""
 
 
 DISK_FULL = "no space left on the disk: publishes are held back until there is room"
-"""What operators are told, whichever write found the disk full."""
+"""Message for operators, whichever write found the disk full."""
 
 
 def is_full(error: object) -> bool:
-    """True for an error that ends when someone makes room. Nothing that was stored before is in doubt."""
+    """True if freeing disk space ends the error. Data that was stored before is not in doubt."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -38,7 +42,7 @@ class Disk:
     def write(
         self, fd: int, parts: Sequence[bytes | memoryview], position: int, *, synced: bool = False
     ) -> None:
-        """Write everything at `position`; with `synced` it is on disk when this returns."""
+        """Write everything at `position`; with `synced`, the data is on disk when this returns."""
         flags = os.RWF_DSYNC if synced else 0
         if synced and len(parts) > _IOV_MAX:
             parts = [b"".join(parts)]
@@ -47,7 +51,7 @@ class Disk:
             total = sum(map(len, buffers))
             done = os.pwritev(fd, buffers, position, flags)
             if done < total:
-                # A signal or a nearly full disk cut it short: the next call goes on or says why not.
+                # A signal or a nearly full disk cut the write short: the next call continues or raises.
                 rest = memoryview(b"".join(buffers))
                 while done < total:
                     done += os.pwritev(fd, [rest[done:]], position + done, flags)
@@ -57,14 +61,14 @@ class Disk:
         os.fdatasync(fd)
 
     def start_sync(self, fd: int, position: int, size: int) -> None:
-        """Have the system begin to write this out, so that a later `sync` need not wait for all of it."""
-        # Only a hint: where it fails, `sync` says so.
+        """Make the system start writing this range, so that a later `sync` need not wait for all of it."""
+        # This call is only a hint: if it fails, `sync` reports the error.
         _libc.sync_file_range(
             fd, ctypes.c_int64(position), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE
         )
 
     def sync_file_system(self, fd: int) -> None:
-        """Everything on the file system of `fd`: cheaper than one sync each for very many files."""
+        """Sync everything on the file system of `fd`: cheaper than one sync per file for very many files."""
         if _libc.syncfs(fd) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -77,7 +81,7 @@ class Disk:
             os.close(fd)
 
     def cut(self, fd: int, size: int) -> None:
-        """Drop what lies past `size`; a shorter file stays as it is."""
+        """Truncate the file to `size`; leave a shorter file as it is."""
         if os.fstat(fd).st_size > size:
             os.ftruncate(fd, size)
 
@@ -89,3 +93,82 @@ class Disk:
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+PAGE_BYTES = 4096
+"""Unit in which the system reads, and so the cost of one bad sector."""
+
+ATTEMPTS_MAX = 3
+RETRY_S = 0.1
+"""Seconds between attempts. A path or link that fails briefly is back after two such delays."""
+
+
+class LoadedBytes(NamedTuple):
+    """The bytes of a file."""
+
+    data: memoryview
+    """Content of the file. Pages that the disk could not read are zeros."""
+    unreadable: bool
+    """True if the disk could not read some pages."""
+
+    @property
+    def is_blank(self) -> bool:
+        """True if the file was readable and holds only zeros."""
+        whole: bytes = self.data.obj  # type: ignore[assignment]
+        return not self.unreadable and 0 < len(whole) == whole.count(0)
+
+
+def load(path: Path, until: int | None = None) -> LoadedBytes:
+    """Read a file as far as the disk can, and at most up to `until`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        data, bad = read_patiently(fd, size if until is None else min(size, until), 0)
+        return LoadedBytes(memoryview(data), bool(bad))
+    finally:
+        os.close(fd)
+
+
+def read_patiently(fd: int, length: int, position: int) -> tuple[bytes, list[int]]:
+    """Return up to `length` bytes, fewer at the end of the file, and the numbers of unreadable pages.
+
+    Call this in a thread only, since it may sleep.
+    """
+    for attempt in range(ATTEMPTS_MAX):
+        if attempt:
+            time.sleep(RETRY_S)
+        try:
+            return read_once(fd, length, position), []
+        except OSError:
+            continue
+    return _read_pages(fd, length, position)
+
+
+def read_once(fd: int, length: int, position: int) -> bytes:
+    """Read like `read_patiently` without retries; raise OSError."""
+    data = os.pread(fd, length, position)
+    # A short read may have stopped just before an error, which the next read reports.
+    while 0 < len(data) < length:
+        more = os.pread(fd, length - len(data), position + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _read_pages(fd: int, length: int, position: int) -> tuple[bytes, list[int]]:
+    data = bytearray()
+    bad: list[int] = []
+    end = position + length
+    while position < end:
+        stop = min(end, (position // PAGE_BYTES + 1) * PAGE_BYTES)
+        try:
+            piece = read_once(fd, stop - position, position)
+        except OSError:
+            bad.append(position // PAGE_BYTES)
+            piece = bytes(stop - position)
+        data += piece
+        if len(piece) < stop - position:
+            break
+        position = stop
+    return bytes(data), bad

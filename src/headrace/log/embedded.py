@@ -1,18 +1,18 @@
 """The embedded store: topics in one data directory of this machine, through a journal.
 
-Theory of operation. `append` gathers records in a commit. One commit is written at a time, by the runner's
-thread, as one frame of the journal; meanwhile the next one gathers. When the write returns, the records are
-visible: topics' ends move, entries join their topics' tails, the listener and the waiting callers hear of it.
-A journal file that is full or old goes to the applier, and when it is applied, tails give up what segments
-now hold. Reads take from the tail what is there and the rest from segments.
+Theory of operation. `append` gathers records in a commit. The runner's thread writes one commit at a time, as
+one frame of the journal; meanwhile the next commit gathers. When the write returns, the records become
+visible: topics' ends move, entries join their topics' tails, and the listener and the waiters are called.
+A journal file that is full or old goes to the applier. When the file is applied, tails drop the entries that
+segments now hold. Reads take records from the tail if they are there, and from segments otherwise.
 
     gathering ──begin──▶ encoded ──file has room──▶ being written ──▶ committed ──▶ applied
                             │                             └─ disk full: held back, the same bytes again
                             └─ no free file: held back until the applier frees one
 
-What is not here: what is gathered meanwhile (`gathering.py`), which topics there are (`handles.py`), where
-readers are (`cursors.py`), what was noted (`notes.py`), reading (`reading.py`), batches (`batches.py`),
-formats (`journal.py` and `index.py`), applying (`applier.py`), start-up (`recovery.py`).
+Elsewhere: waiting commits, their entries, cursors and notes (`log/commit/`), the table of topics
+(`handles.py`), reads (`log/read/`), batches (`log/batch/`), applying (`log/apply/`), and the start of a
+store (`log/recovery/`).
 """
 
 import logging
@@ -22,28 +22,26 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.config import Config
+from headrace.config.settings import Config
 from headrace.errors import StoreFailedError
-from headrace.log.batch_parts import Decision, Part
-from headrace.log.batches import Batches
-from headrace.log.catalogue import Catalogue
-from headrace.log.commit import Commit, CursorChange, Encoded, Encoder, Once
-from headrace.log.cursors import Cursors, check_position
+from headrace.log.batch.batches import Batches, BatchPart, Decision
+from headrace.log.batch.blocks import Checks
+from headrace.log.batch.staging import Staging
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.commit.commit import Commit, CursorChange, Encoded, Encoder, Once
+from headrace.log.commit.cursors import Cursors, check_position
+from headrace.log.commit.journal import JournalFile, Producer
+from headrace.log.commit.notes import Notes
+from headrace.log.commit.producers import Producers
+from headrace.log.commit.queue import Gathering, note_bytes_max
+from headrace.log.commit.ring import ApplierLink, Ring
 from headrace.log.disk import DISK_FULL, Disk, is_full
-from headrace.log.entries import Producer
-from headrace.log.gathering import Gathering, note_bytes_max
 from headrace.log.handles import Handles
-from headrace.log.journal import JournalFile
 from headrace.log.layout import Layout
-from headrace.log.notes import Notes
-from headrace.log.producers import Producers
-from headrace.log.reading import ReadSide
-from headrace.log.ring import ApplierLink, Ring
+from headrace.log.read.reader import ReadSide, drop_tail, read_tail, tail_start
+from headrace.log.read.segment import Segments
 from headrace.log.runner import Runner
-from headrace.log.segment import Segments
-from headrace.log.staging import Staging
-from headrace.log.store import CURSORS_SET_MAX, Cursor, Listener, Note, Stored, Topic
-from headrace.log.tails import drop_tail, read_tail, tail_start
+from headrace.log.store import CURSORS_SET_MAX, Cursor, Listener, Note, StoredAppend, Topic
 from headrace.model import Durability, Position, check_reader_name
 
 logger = logging.getLogger(__name__)
@@ -51,24 +49,24 @@ logger = logging.getLogger(__name__)
 _TAILS_DROPPED_AT_ONCE = 500
 _NOTES_DROPPED_AT_ONCE = 5000
 _NOTE_BYTES_MAX = (1 << 20) + (1 << 12)
-"""All of it is read and written at once, in the catalogue too: a megabyte, with its key and a few fields."""
+"""Size limit of a note: 1 MiB plus its key and a few fields. A note is always read and written whole."""
 _PIECE_COMMITS = 4
-"""A piece of a batch is so many times as long as other commits: it costs less, and others wait longer."""
+"""Length of a piece of a batch, in full commits. Longer pieces cost less but delay other commits."""
 
 
 class _Write(NamedTuple):
-    """A commit on its way to the journal: the same bytes, however often they are written."""
+    """A commit on its way to the journal. Every attempt writes the same bytes."""
 
     encoded: Encoded
     file: JournalFile
     sequence: int
     synced: int
     older: list[Path]
-    """Files with written commits before it, which are synced with it."""
+    """Files with earlier commits that are written and not synced: they are synced with this commit."""
 
 
 class EmbeddedStore(ReadSide):
-    """Implements `store.Store`. Recovery has run before, and the applier writes what this one reads."""
+    """Implementation of `store.Store`. Recovery has run before. The applier writes the segments read here."""
 
     listener: Listener
 
@@ -84,6 +82,7 @@ class EmbeddedStore(ReadSide):
         generation: int,
         boot_id: bytes,
         clock_ms: Callable[[], int],
+        upload_checks: Checks,
         wait_for_disk: bool = True,
     ) -> None:
         self._config = config
@@ -95,14 +94,14 @@ class EmbeddedStore(ReadSide):
         self._ring = Ring(disk, config.journal.file_bytes, generation, boot_id)
         self._producers = Producers(self._catalogue)
         self._cursors = Cursors(self._catalogue)
-        # A few commits must fit into a file, whatever the settings say.
+        # Several commits must fit into a file, whatever the settings say.
         self._commit_bytes_max = min(
             config.journal.commit_bytes_max, config.journal.file_bytes // 4
         )
         self._encoder = Encoder(
             self._catalogue.meta().next_topic_id, generation, self._commit_bytes_max
         )
-        # One note may be a longer commit than others.
+        # A commit with one long note may exceed the usual limit of a commit.
         self.note_bytes_max = min(_NOTE_BYTES_MAX, note_bytes_max(config.journal.file_bytes // 4))
         self._notes = Notes(self._catalogue, self.note_bytes_max)
         self._handles = Handles(self._catalogue, config.rule)
@@ -113,21 +112,28 @@ class EmbeddedStore(ReadSide):
         self._encoded: Encoded | None = None
         self._writing: Commit | None = None
         self._unwritten: _Write | None = None
-        """The write of the commit in `_writing`, for which the disk had no room."""
+        """The write of the commit in `_writing`, if the disk had no room for it."""
         self.is_full = False
-        """True from a commit that found no room on the disk until one is written."""
+        """True after a commit found no room on the disk, until a commit is written."""
         self._begin_soon = False
         self._applying: dict[Path, int] = {}
         self._trouble = ""
         self._failure = ""
         self._idle_waiters: list[Callable[[], None]] = []
-        # Far above what any process before can have counted up to.
+        # This is far above any number that an earlier process can have reached.
         self.version = clock_ms() * 1_000_000
         self._watchers: list[Callable[[], None]] = []
-        self.staging = Staging(layout, disk, runner, config.limits, clock_ms())
+        self.staging = Staging(layout, disk, runner, config.limits, upload_checks, clock_ms())
         self.batches = Batches(
-            *(self._catalogue, layout, runner, self.staging, self),
-            min(_PIECE_COMMITS * self._commit_bytes_max, config.journal.file_bytes // 4),
+            self._catalogue,
+            layout,
+            runner,
+            self.staging,
+            self,
+            prefixes=tuple(upload_checks),
+            piece_bytes=min(
+                _PIECE_COMMITS * self._commit_bytes_max, config.journal.file_bytes // 4
+            ),
         )
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -163,7 +169,7 @@ class EmbeddedStore(ReadSide):
 
     @property
     def journal_files_waiting(self) -> int:
-        """How many full journal files the applier has not moved to segments yet."""
+        """Number of closed journal files that the applier has not moved to segments yet."""
         return len(self._applying)
 
     @property
@@ -187,10 +193,10 @@ class EmbeddedStore(ReadSide):
         records: list[bytes],
         producer: str,
         number: int,
-        done: Callable[[Stored], None],
+        done: Callable[[StoredAppend], None],
     ) -> None:
         if self._producers.is_waiting(topic, producer, number):
-            # The first attempt is on its way: this one is answered when that one is.
+            # The first attempt is pending: both are answered at the same time.
             self._producers.wait(topic, producer, number, done)
             return
         known = self._producers.known(topic, producer, number)
@@ -202,7 +208,7 @@ class EmbeddedStore(ReadSide):
         self._producers.wait(topic, producer, number, done)
         self._begin_later()
 
-    # What batches ask for
+    # Requests of batches
 
     @property
     def last_sequence(self) -> int:
@@ -214,7 +220,7 @@ class EmbeddedStore(ReadSide):
         self._begin_later()
 
     def append_parts(
-        self, parts: list[Part], end: Producer | None, done: Callable[[], None]
+        self, parts: list[BatchPart], end: Producer | None, done: Callable[[], None]
     ) -> None:
         if self._failure:
             return
@@ -307,7 +313,7 @@ class EmbeddedStore(ReadSide):
             self._runner.soon(self._begin)
 
     def _begin(self) -> None:
-        """Start the next commit if there is one, the last is done, and the journal has room."""
+        """Start the next commit if there is one, the last one is done, and the journal has room."""
         self._begin_soon = False
         self._commit_memory()
         if self._writing or self._failure:
@@ -346,7 +352,7 @@ class EmbeddedStore(ReadSide):
         self._sequence += 1
         file = self._ring.current
         assert file is not None
-        # With written commits before it, only a sync of the files covers them too.
+        # If earlier commits are written and not synced, only a sync of their files makes them durable too.
         older = self._ring.unsynced() if encoded.sync else []
         self._attempt(_Write(encoded, file, self._sequence, self._synced, older))
         if encoded.appended:
@@ -365,9 +371,9 @@ class EmbeddedStore(ReadSide):
 
         def done(error: BaseException | None) -> None:
             if is_full(error) and not is_written and not self._failure:
-                # A copy-on-write file system needs room to overwrite. Nobody was told of this commit, and
-                # writing all its bytes again replaces what the attempt has left. This holds for writes
-                # alone: after an fsync, earlier commits may be lost that nobody would write again.
+                # A copy-on-write file system needs room to overwrite. This commit was not acknowledged, and
+                # writing all its bytes again replaces whatever the attempt has left. This holds for writes
+                # only: after a failed fsync, earlier commits may be lost that would not be written again.
                 self._hold_back(write)
                 return
             if error is not None:
@@ -379,7 +385,7 @@ class EmbeddedStore(ReadSide):
                 self._ring.synced([*older, file.path])
             self._committed(encoded)
 
-        # Neither function knows itself: a cycle would keep the commit in memory until it is collected.
+        # Neither function refers to itself: a cycle would keep the commit in memory until it is collected.
         self._runner.write(work, done)
 
     def _hold_back(self, write: "_Write") -> None:
@@ -389,7 +395,7 @@ class EmbeddedStore(ReadSide):
         self._unwritten = write
 
     def write_again(self) -> None:
-        """Try again to write the commit that the disk had no room for, if there is one."""
+        """Retry the write of the commit that the disk had no room for, if there is one."""
         write, self._unwritten = self._unwritten, None
         if write is not None and not self._failure:
             self._attempt(write)
@@ -405,14 +411,14 @@ class EmbeddedStore(ReadSide):
         self._show(encoded, self._sequence)
 
     def _commit_memory(self) -> None:
-        """Memory topics skip the journal: their records are visible at once, and the oldest give way."""
+        """Commit to `memory` topics, without the journal: records show at once, old ones may be dropped."""
         for commit in self._gathering.take_memory():
             encoded = self._encoder.encode(commit, self._clock_ms(), 0)
             self.listener.prepare(encoded.appended)
             self._show(encoded, 0)
 
     def _show(self, encoded: Encoded, sequence: int) -> None:
-        """Move ends, and tell everyone who waits for it."""
+        """Make a commit visible: move the topics' ends, then call watchers, waiters and the listener."""
         commit = encoded.commit
         for topic, _, end, ordinal, ms, records, entries in encoded.appended:
             topic.tail += entries
@@ -450,7 +456,7 @@ class EmbeddedStore(ReadSide):
             try:
                 answer()
             except Exception:
-                # The commit is durable: a fault in one caller must not keep it from the others.
+                # The commit is durable: an error in one callback must not keep the others from being called.
                 logger.exception("internal error while a publish was acknowledged")
         if encoded.appended:
             self.listener.committed(encoded.appended)
@@ -463,33 +469,33 @@ class EmbeddedStore(ReadSide):
             _trimmed(topic, Position(topic.epoch, run.offset, run.ordinal))
 
     def _fail(self, reason: str) -> None:
-        """Nothing more is accepted: what a failed write left on disk is for recovery to find out."""
+        """Accept no more requests: recovery must find out what a failed write left on disk."""
         self._failure = reason
         logger.critical("%s", reason)
         self.listener.failed(reason)
 
-    # Time, the applier and the end
+    # Ticks, the applier and closing
 
     def reload(self, config: Config) -> None:
-        """Go on with other limits; nothing else of the settings changes while the store is open."""
+        """Use new limits; no other settings change while the store is open."""
         self._config = config
         self.staging.limits = config.limits
 
     def tick(self, now_s: float) -> None:
-        """Hand an old file to the applier, and retry a commit without room. Called a few times a second."""
+        """Hand an old file to the applier, and retry a commit without room. Called several times a second."""
         ring = self._ring
         self.staging.tick(now_s)
         self.batches.tick()
         self.write_again()
         if self._writing or self._failure:
             return
-        # While the applier is busy a file goes on filling: many records a file cost it less for each.
+        # While the applier is busy, the file keeps filling: the more records per file, the less each costs.
         old = ring.used and now_s - ring.opened_s >= self._config.journal.rotate_s
         if old and ring.has_free and not self._applying and self._encoded is None:
             self._close_file()
 
     def sync_written(self, done: Callable[[], None]) -> None:
-        """Sync what `written` topics have in the journal."""
+        """Sync the commits of `written` topics in the journal."""
         paths = self._ring.unsynced()
         sequence = self._sequence if not self._writing else self._sequence - 1
         current = self._ring.current.path if self._ring.current is not None else None
@@ -500,7 +506,7 @@ class EmbeddedStore(ReadSide):
                 return
             self._synced = max(self._synced, sequence)
             quiet = self._sequence == sequence and not self._writing
-            # The file that was written to meanwhile has something unsynced again.
+            # A file that was written to meanwhile has unsynced commits again.
             self._ring.synced([path for path in paths if quiet or path != current])
             done()
 
@@ -510,17 +516,17 @@ class EmbeddedStore(ReadSide):
             self._runner.soon(done)
 
     def file_is_free(self, path: Path) -> None:
-        """A journal file was prepared."""
+        """Take a journal file that the applier has prepared."""
         self._ring.add_free(path)
         self._begin_later()
 
     def applied(self, path: Path) -> None:
-        """A journal file was applied: tails give up what is in segments now."""
+        """Drop the tails' entries of a journal file that was applied: segments hold them now."""
         self._trouble = ""
         self._drop_tails(path, iter(self._ring.touched(path).items()))
 
     def _drop_tails(self, path: Path, ends: Iterator[tuple[Topic, int]]) -> None:
-        """A few topics and notes a step, so that nobody waits for ten thousand of them."""
+        """Drop a few tails and notes per step, so that ten thousand of them do not block the loop."""
         for topic, end in islice(ends, _TAILS_DROPPED_AT_ONCE):
             topic.segments = None
             drop_tail(topic, end)
@@ -540,7 +546,7 @@ class EmbeddedStore(ReadSide):
         self._begin_later()
 
     def applier_waits(self, reason: str) -> None:
-        """The applier cannot go on for now, for instance because the disk is full."""
+        """Record why the applier must wait, for instance because the disk is full."""
         self._trouble = reason
 
     def settle(self, done: Callable[[], None]) -> None:
@@ -566,7 +572,7 @@ class EmbeddedStore(ReadSide):
 def _trimmed(topic: Topic, position: Position) -> None:
     if position.offset > topic.start_offset:
         topic.start_offset, topic.start_ordinal = position.offset, position.ordinal
-        topic.segments = None  # some of them are gone, and many topics are read no more
+        topic.segments = None  # some are deleted, and many topics are never read again
         if topic.durability is Durability.MEMORY:
             drop_tail(topic, position.offset)
 

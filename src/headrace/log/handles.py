@@ -1,15 +1,15 @@
-"""Handles of topics: which one stands for a name, and which names there are. Knows no records.
+"""Handles of topics: the handle for each name, and the list of names. Knows no records.
 
-A handle is made when a topic is first asked for, from the catalogue or from nothing. The catalogue is some
-seconds behind, so what was made or destroyed since is known here alone.
+A handle is made when a topic is first requested, from the catalogue or empty. The catalogue is some seconds
+behind, so topics created or destroyed since then are known only here.
 """
 
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from headrace.config import TopicRule
-from headrace.log.catalogue import Catalogue
-from headrace.log.catalogue_rows import TopicRow
+from headrace.config.settings import TopicRule
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.catalogue.rows import TopicRow
 from headrace.log.store import Topic
 from headrace.model import Durability
 
@@ -20,9 +20,9 @@ class Handles:
         self._rule = rule
         self._known: dict[str, Topic] = {}
         self._dropped: WeakValueDictionary[str, Topic] = WeakValueDictionary()
-        """Handles that someone may still hold and append to: a second one would not know of it."""
+        """Dropped handles that a caller may still append to: a second handle would miss those appends."""
         self._unlisted: dict[str, Topic] = {}
-        """Topics that exist and are not in the catalogue, or not yet."""
+        """Topics that exist and are not in the catalogue yet, or never will be."""
 
     def get(self, name: str) -> Topic:
         topic = self._known.get(name)
@@ -31,7 +31,7 @@ class Handles:
         return topic
 
     def look(self, name: str) -> Topic:
-        """The same for a glance: a topic that does not exist leaves no handle behind."""
+        """Return the same handle as `get`, but keep no handle of a topic that does not exist."""
         topic = self._known.get(name)
         if topic is None:
             topic = self._find(name)
@@ -44,8 +44,8 @@ class Handles:
         return topic or self._load(name, self._catalogue.topic(name.encode()))
 
     def drop(self, topic: Topic) -> None:
-        """Forget the handle of a topic that was never made."""
-        # One that was destroyed has a time, and stays: the catalogue may not know of its end yet.
+        """Forget the handle of a topic that was never created."""
+        # A destroyed topic has a `last_ms` and keeps its handle: the catalogue may not know of its end yet.
         if not topic.exists and not topic.last_ms:
             self._known.pop(topic.name, None)
             self._dropped[topic.name] = topic
@@ -56,16 +56,21 @@ class Handles:
     def destroyed(self, topic: Topic) -> None:
         self._unlisted.pop(topic.name, None)
 
-    applied = destroyed
-    """Once it is in the catalogue, the catalogue lists it."""
+    def applied(self, topic: Topic) -> None:
+        """Let the catalogue list the topic from now on, once the catalogue has the topic's present epoch."""
+        if topic.name in self._unlisted:
+            row = self._catalogue.topic(topic.name.encode())
+            # If a topic was destroyed and created again, the catalogue may have only its destruction so far.
+            if row is not None and row.epoch == topic.epoch:
+                del self._unlisted[topic.name]
 
     def list(self, prefix: str, after: str, limit: int) -> list[Topic]:
-        """Existing topics in the order of their names' bytes."""
+        """Return existing topics in the order of their names' bytes."""
         first = after.encode()
         rows: dict[bytes, TopicRow] = {}
         for row in self._catalogue.topics(prefix.encode(), first):
             known = self._known.get(row.name.decode())
-            # One that was destroyed and not applied yet must not take the place of another.
+            # A destroyed topic that is still in the catalogue must not take the place of another one.
             if known is None or known.exists:
                 rows[row.name] = row
                 if len(rows) == limit:
@@ -75,7 +80,7 @@ class Handles:
             encoded = name.encode()
             if name.startswith(prefix) and encoded > first:
                 names.add(encoded)
-        # Looking at a topic does not keep it in memory.
+        # Listing a topic does not keep its handle in memory.
         return [
             self._known.get(name.decode()) or self._load(name.decode(), rows[name])
             for name in sorted(names)[:limit]
@@ -95,6 +100,6 @@ class Handles:
         topic.end_offset, topic.end_ordinal = row.end_offset, row.end_ordinal
         topic.last_ms = row.last_ms
         if topic.durability is Durability.MEMORY:
-            # It has a log on disk from before the rule: that is not given up silently.
+            # The topic has records on disk from before the rule: they are not dropped silently.
             topic.durability = Durability.WRITTEN
         return topic

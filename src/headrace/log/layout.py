@@ -1,4 +1,4 @@
-"""Where things lie in a data directory. Names only: opens nothing but the lock."""
+"""The paths in a data directory. Opens no files except the lock."""
 
 import fcntl
 import os
@@ -11,17 +11,17 @@ from typing import NamedTuple
 from headrace.errors import DataDirectoryError, DataDirectoryLockedError
 
 SEGMENT_DIRECTORIES = 256
-"""Topics share a fixed number of directories: making one for each costs about a millisecond."""
+"""Number of directories that all topics share: creating one per topic costs about a millisecond."""
 
 _NAME = re.compile(r"([0-9a-f]+)-(\d{20})\.(?:log|idx)")
 
 LOCK_NAME = "lock"
 
 UNFINISHED_NAME = "headrace-unfinished"
-"""Marks a directory that a backup or restore is being written to, or was when it was interrupted."""
+"""Name of a file that marks a directory in which a backup or restore is running or was interrupted."""
 
 _LOCK_WAIT_S = 2.0
-"""A killed server's applier lets go of the lock a moment after it."""
+"""Seconds to wait for the lock: a killed server's applier releases it a moment after the server."""
 
 
 class SegmentFile(NamedTuple):
@@ -43,7 +43,7 @@ class Layout:
         return self.journal / f"{number}.journal"
 
     def journal_files(self) -> list[Path]:
-        # What has another name is not ours, and stays.
+        # Files with other names are not Headrace's, and are left alone.
         found = [path for path in self.journal.glob("*.journal") if path.stem.isdecimal()]
         return sorted(found, key=lambda path: int(path.stem))
 
@@ -58,16 +58,16 @@ class Layout:
         return self.staged / staged_id
 
     def files(self, suffix: str) -> Iterator[SegmentFile]:
-        """Every segment (`.log`) or index (`.idx`) file there is, known to the catalogue or not."""
+        """Yield every segment (`.log`) or index (`.idx`) file, whether or not the catalogue knows it."""
         for number in range(SEGMENT_DIRECTORIES):
             with os.scandir(self.segments / f"{number:02x}") as found:
                 for entry in found:
-                    # What has another name is not ours, and stays.
+                    # Files with other names are not Headrace's, and are left alone.
                     if entry.name.endswith(suffix) and (named := segment_of(entry.name)):
                         yield SegmentFile(*named, Path(entry.path), entry.stat().st_size)
 
     def make(self) -> None:
-        """Make the directories that are missing."""
+        """Create the directories that are missing."""
         try:
             self.root.mkdir(mode=0o750, parents=True, exist_ok=True)
             self.journal.mkdir(exist_ok=True)
@@ -88,7 +88,7 @@ class Layout:
             ) from error
 
     def lock(self) -> int:
-        """Take the directory for this process and those that inherit the returned file."""
+        """Lock the directory for this process and the processes that inherit the returned file descriptor."""
         if (self.root / UNFINISHED_NAME).exists():
             raise DataDirectoryError(
                 f"{self.root} is unfinished: a backup or restore was interrupted there; run it again"
@@ -120,7 +120,7 @@ class Layout:
 
 
 def segment_of(name: str) -> tuple[int, int] | None:
-    """The topic's number and the base in the name of a segment or index file."""
+    """Return the topic's number and the base offset in the name of a segment or index file; else None."""
     named = _NAME.fullmatch(name)
     return (int(named[1], 16), int(named[2])) if named else None
 

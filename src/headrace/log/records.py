@@ -1,4 +1,4 @@
-"""Records in a block of bytes: where each begins and ends. `[uint32 size][payload]`, nothing else."""
+"""Boundaries of records in a block of bytes. A record is `[uint32 size][payload]`, nothing else."""
 
 import struct
 from functools import lru_cache
@@ -13,7 +13,7 @@ def pack_record(payload: bytes) -> bytes:
 
 
 def split_records(data: bytes, count: int) -> list[bytes]:
-    """The `count` records that `data` consists of. Raises ValueError when it does not."""
+    """Split `data` into its `count` records. Raises ValueError if `data` is not exactly `count` records."""
     if count > 1 and len(data) % count == 0 and _uniform(data, count):
         return list(_uniform_struct(len(data) // count, count).unpack(data))
     records = []
@@ -32,14 +32,14 @@ def split_records(data: bytes, count: int) -> list[bytes]:
 
 
 def holds(data: bytes, count: int) -> bool:
-    """Whether `data` is exactly `count` records of a size that a record may have."""
+    """True if `data` is exactly `count` records, none larger than a record may be."""
     if count > 1 and len(data) % count == 0 and _uniform(data, count):
         return len(data) // count - RECORD_HEADER_BYTES <= PAYLOAD_BYTES_MAX
     position = 0
     unpack = _SIZE.unpack_from
     try:
         if len(data) <= PAYLOAD_BYTES_MAX:
-            # What ends where it should has no record that is too long.
+            # Data that is this short and ends at a record's end cannot contain a record that is too long.
             for _ in range(count):
                 position += RECORD_HEADER_BYTES + unpack(data, position)[0]
             return position == len(data)
@@ -54,7 +54,7 @@ def holds(data: bytes, count: int) -> bool:
 
 
 def boundary(data: bytes, position: int) -> tuple[int, int]:
-    """The first record boundary at or after `position`, and how many records lie before it."""
+    """Return the first record boundary at or after `position`, and the number of records before it."""
     at = passed = 0
     while at < position:
         at += RECORD_HEADER_BYTES + _SIZE.unpack_from(data, at)[0]
@@ -63,7 +63,7 @@ def boundary(data: bytes, position: int) -> tuple[int, int]:
 
 
 def nth(data: bytes, count: int) -> int:
-    """Where the record with `count` others before it begins."""
+    """Return the position of the record that has `count` records before it."""
     at = 0
     for _ in range(count):
         at += RECORD_HEADER_BYTES + _SIZE.unpack_from(data, at)[0]
@@ -71,7 +71,7 @@ def nth(data: bytes, count: int) -> int:
 
 
 def walk(data: bytes, count_max: int) -> tuple[int, int]:
-    """How far `data` can be read as whole records, and how many they are."""
+    """Return the length of the whole records at the start of `data`, and their number."""
     at = count = 0
     while count < count_max and at + RECORD_HEADER_BYTES <= len(data):
         size = _SIZE.unpack_from(data, at)[0]
@@ -83,7 +83,7 @@ def walk(data: bytes, count_max: int) -> tuple[int, int]:
 
 
 def _uniform(data: bytes, count: int) -> bool:
-    """Whether every record has the same size: seen by comparing the size fields byte by column."""
+    """True if all records have the same size; compares the size fields one byte column at a time."""
     stride = len(data) // count
     if stride < RECORD_HEADER_BYTES:
         return False

@@ -1,46 +1,114 @@
-"""Retention: finds what is too old or too much, a segment at a time, and has the store forget it.
+"""Retention: finds segments that are too old or exceed the size limit, and makes the store trim them.
 
-Readers that are waited for hold it back, as far as `holds.py` says.
+Readers in `wait_for` delay the trim. The code that wants to trim offers possible trim points, oldest first,
+and marks those that no longer wait for readers as overdue. A reader that needs records holds the topic at its
+position.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from headrace.config import Config
+from headrace.config.settings import Config
 from headrace.errors import StoreFailedError
-from headrace.log.catalogue import Catalogue
-from headrace.log.catalogue_rows import SegmentRow, TopicRow
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.catalogue.rows import SegmentRow, TopicRow
 from headrace.log.embedded import EmbeddedStore
-from headrace.log.holds import Place, trimming, waited_for
 from headrace.log.layout import Layout
 from headrace.log.runner import Runner
-from headrace.log.store import Topic
-from headrace.model import Position
+from headrace.log.store import Store, Topic
+from headrace.model import LAKE_READER, Position, Span
 from headrace.printing import quoted
+
+
+class TrimPoint(NamedTuple):
+    """A possible new start of a topic."""
+
+    position: Position
+    overdue: bool
+    """True if the records before the position are deleted even if a reader still needs them."""
+
+
+class Hold(NamedTuple):
+    """A reader that needs all records from a position on."""
+
+    reader: str
+    position: Position
+
+
+def waited_for(store: Store, topic: Topic, readers: Iterable[str]) -> list[Hold]:
+    """Return the holds of the readers in `wait_for`: each holds a topic from its cursor on.
+
+    A reader without a cursor in the topic holds nothing, since it may never come. The lake is the exception:
+    without a cursor, it holds the whole topic.
+    """
+    holds: list[Hold] = []
+    for reader in readers:
+        cursors = store.cursors(topic.name, reader, limit=1)
+        if cursors:
+            holds.append(Hold(reader, cursors[0].position))
+        elif reader == LAKE_READER:
+            holds.append(Hold(reader, topic.start))
+    return holds
+
+
+class MissedRange(NamedTuple):
+    reader: str
+    records: int
+
+
+class Trimming(NamedTuple):
+    start: Position
+    """New start of the topic."""
+    missed: list[MissedRange]
+    """Readers that still needed deleted records, and how many records each misses."""
+
+
+def trimming(places: Iterable[TrimPoint], holds: Collection[Hold], start: Position) -> Trimming:
+    """Return the furthest place that no reader holds back or that is overdue; else `start`, the old start.
+
+    Offsets never go backwards, so a hold from an earlier life of the topic holds all of the present one.
+    """
+    needed = min((hold.position.offset for hold in holds), default=None)
+    best = start
+    for position, overdue in places:
+        if (overdue or needed is None or position.offset <= needed) and (
+            position.offset > best.offset
+        ):
+            best = position
+    missed = [
+        MissedRange(
+            hold.reader,
+            Span.between(max(hold.position, start, key=lambda at: at.ordinal), best).records,
+        )
+        for hold in holds
+        if hold.position.offset < best.offset and best.offset > start.offset
+    ]
+    return Trimming(best, missed)
+
 
 logger = logging.getLogger(__name__)
 
 
 CHECK_SHARE = 0.01
-"""How much of the shortest window may pass between two checks."""
+"""Longest time between two checks, as a share of the shortest retention window."""
 
 _FORGOTTEN_AT_ONCE = 200
 _NAMED_MAX = 10
-"""Topics that one log line names."""
+"""Largest number of topics named in one log line."""
 
 
 class Expired(NamedTuple):
-    """A topic whose records are past their time, or too many, and the places where it could begin anew."""
+    """A topic with records that are too old or too many, and its possible new starts."""
 
     name: str
     epoch: int
-    places: list[Place]
+    places: list[TrimPoint]
 
 
-class Retention:
+class RetentionSweep:
     def __init__(
         self, config: Config, layout: Layout, store: EmbeddedStore, runner: Runner
     ) -> None:
@@ -51,21 +119,21 @@ class Retention:
         self._checked_s: float | None = None
         self._running = False
         self._trimming: set[str] = set()
-        """Topics that are forgetting already: commits may be held back."""
+        """Topics whose trim is not committed yet: commits may be held back for a long time."""
 
     def reload(self, config: Config) -> None:
-        """Go on with other settings."""
+        """Use new settings."""
         self._config = config
-        # Seldom, but never so seldom that a short window is overstayed by it.
+        # Checks are rare, but frequent enough that records hardly outlive a short retention window.
         shortest_s = _shortest_age_s(config)
         self._interval_s = config.retention.check_s
         if shortest_s:
             self._interval_s = min(self._interval_s, shortest_s * CHECK_SHARE)
 
     def tick(self, now_ms: int, elapsed_s: float) -> None:
-        """Look for expired records when it is time to.
+        """Look for expired records when the next check is due.
 
-        `now_ms` is of the clock that records get their times from, `elapsed_s` of one that cannot be set.
+        `now_ms` comes from the clock that gives records their times, `elapsed_s` from one that cannot be set.
         """
         if self._checked_s is None:
             self._checked_s = elapsed_s
@@ -87,11 +155,11 @@ class Retention:
             self._forget(result)
 
     def _forget(self, expired: list[Expired]) -> None:
-        """A few topics a step, so that nobody waits for ten thousand of them."""
+        """Trim a few topics per step, so that the loop is never blocked by ten thousand of them."""
         forgotten: list[str] = []
         for one in expired[:_FORGOTTEN_AT_ONCE]:
             topic = self._store.topic(one.name)
-            # Meanwhile the topic may have been destroyed, or made anew.
+            # Meanwhile the topic may have been destroyed, or created anew.
             is_same = topic.exists and topic.epoch == one.epoch
             if is_same and one.name not in self._trimming and self._trim(topic, one.places):
                 forgotten.append(one.name)
@@ -100,7 +168,7 @@ class Retention:
         if len(expired) > _FORGOTTEN_AT_ONCE:
             self._runner.soon(lambda: self._forget(expired[_FORGOTTEN_AT_ONCE:]))
 
-    def _trim(self, topic: Topic, places: list[Place]) -> bool:
+    def _trim(self, topic: Topic, places: list[TrimPoint]) -> bool:
         readers = self._config.rule(topic.name).retention_wait_for
         start, missed = trimming(places, waited_for(self._store, topic, readers), topic.start)
         if start.offset <= topic.start_offset:
@@ -111,26 +179,28 @@ class Retention:
             logger.warning(
                 "topic %s: reader %s will miss %d records: it was waited for as long as "
                 "retention.wait_s and retention.wait_bytes allow",
-                *(name, quoted(reader), records),
+                name,
+                quoted(reader),
+                records,
             )
-        with suppress(StoreFailedError):  # it stops, and everyone has heard of it
+        with suppress(StoreFailedError):  # the store stops, and its failure is reported already
             self._trimming.add(topic.name)
             self._store.trim(topic, start, partial(self._trimming.discard, topic.name))
         return True
 
 
 def _listed(names: list[str]) -> str:
-    """The topics by name, as many as a line can hold."""
+    """Return the names of the topics, up to `_NAMED_MAX`, and the number of the others."""
     shown = ", ".join(map(quoted, names[:_NAMED_MAX]))
     more = f" and {len(names) - _NAMED_MAX:,} more" if len(names) > _NAMED_MAX else ""
     return f"{len(names):,} {'topic' if len(names) == 1 else 'topics'}: {shown}{more}"
 
 
 def find_expired(config: Config, layout: Layout, now_ms: int) -> list[Expired]:
-    """For a thread: reads the catalogue, changes nothing."""
+    """Return the topics with expired records. Runs in a thread: reads the catalogue and changes nothing."""
     catalogue = Catalogue.open_for_reading(layout.root)
     try:
-        found: dict[tuple[str, int], list[Place]] = {}
+        found: dict[tuple[str, int], list[TrimPoint]] = {}
         for row, place in (*_too_old(config, catalogue, now_ms), *_too_much(config, catalogue)):
             found.setdefault((row.name.decode(), row.epoch), []).append(place)
         return [Expired(*topic, places) for topic, places in found.items()]
@@ -139,12 +209,14 @@ def find_expired(config: Config, layout: Layout, now_ms: int) -> list[Expired]:
 
 
 def _shortest_age_s(config: Config) -> float:
-    """The shortest window there is; 0 when everything is kept for ever."""
+    """Return the shortest configured retention window; 0 if everything is kept for ever."""
     ages = [config.retention.age_s, *(rule.retention_age_s or 0.0 for rule in config.topics)]
     return min((age for age in ages if age > 0), default=0.0)
 
 
-def _too_old(config: Config, catalogue: Catalogue, now_ms: int) -> Iterator[tuple[TopicRow, Place]]:
+def _too_old(
+    config: Config, catalogue: Catalogue, now_ms: int
+) -> Iterator[tuple[TopicRow, TrimPoint]]:
     shortest_s = _shortest_age_s(config)
     if not shortest_s:
         return
@@ -161,7 +233,7 @@ def _too_old(config: Config, catalogue: Catalogue, now_ms: int) -> Iterator[tupl
             yield row, _behind(row, segment, segment.last_ms < now_ms - age_ms - wait_ms)
 
 
-def _too_much(config: Config, catalogue: Catalogue) -> Iterator[tuple[TopicRow, Place]]:
+def _too_much(config: Config, catalogue: Catalogue) -> Iterator[tuple[TopicRow, TrimPoint]]:
     prefixes = [rule.prefix for rule in config.topics if rule.retention_bytes]
     if config.retention.bytes:
         prefixes = [""]
@@ -170,7 +242,7 @@ def _too_much(config: Config, catalogue: Catalogue) -> Iterator[tuple[TopicRow, 
             limit = config.rule(row.name.decode()).retention_bytes
             if not limit or row.end_offset - row.start_offset <= limit:
                 continue
-            # Offsets may skip where nothing is stored: only segments say how much there is.
+            # Offsets may skip ranges without records, so only the segments tell how much is stored.
             later = 0
             for segment in reversed(catalogue.segments(row.id)):
                 if later >= limit and segment.end > row.start_offset:
@@ -178,5 +250,5 @@ def _too_much(config: Config, catalogue: Catalogue) -> Iterator[tuple[TopicRow, 
                 later += segment.end - segment.base
 
 
-def _behind(row: TopicRow, segment: SegmentRow, overdue: bool) -> Place:
-    return Place(Position(row.epoch, segment.end, segment.end_ordinal), overdue)
+def _behind(row: TopicRow, segment: SegmentRow, overdue: bool) -> TrimPoint:
+    return TrimPoint(Position(row.epoch, segment.end, segment.end_ordinal), overdue)

@@ -1,4 +1,4 @@
-"""How the store runs work elsewhere: later on the loop, or in a thread. Tests run it by hand."""
+"""The store's way to run work later on the loop or in a thread. Tests run the work step by step."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,17 +9,17 @@ T = TypeVar("T")
 
 class Runner(Protocol):
     def soon(self, call: Callable[[], None]) -> None:
-        """Call it on the loop, after what is running now."""
+        """Call `call` on the loop, after the code that is running now."""
 
     def write(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        """Run a commit's write in the one thread that does them, then `done` on the loop."""
+        """Run a commit's write in the one thread for such writes, then `done` on the loop."""
 
     def background(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """Run anything else that waits for the disk, in any thread, then `done` on the loop."""
+        """Run other work that waits for the disk in any thread, then `done` on the loop."""
 
 
 class StepRunner:
-    """Runs everything in this thread, one step at a time, when told to."""
+    """Runner that runs everything in the calling thread, one step at a time, on request."""
 
     def __init__(self) -> None:
         self._steps: deque[Callable[[], None]] = deque()
@@ -50,13 +50,13 @@ class StepRunner:
         self._steps.append(step)
 
     def step(self) -> bool:
-        """Do the next thing; False when there is none."""
+        """Run the next step; return False if there is none."""
         if not self._steps:
             return False
         self._steps.popleft()()
         return True
 
     def run(self) -> None:
-        """Do everything there is to do, and what comes of it."""
+        """Run all steps, including those that they add."""
         while self.step():
             pass

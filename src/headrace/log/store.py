@@ -1,7 +1,7 @@
 """The interface of a store of topics, and the handles and batches that cross it.
 
-The broker knows this file only. Calls come from one thread, the event loop's; an append completes later, by
-its callback. Offsets are byte positions in every store.
+The broker knows only this file of the log. All calls come from one thread, that of the event loop. An append
+completes later, with a call of its callback. Offsets are byte positions in every store.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,14 +11,14 @@ from headrace.errors import HeadraceError
 from headrace.model import Durability, Position, Span
 
 CURSORS_SET_MAX = 1000
-"""Cursors that may be set or dropped at once."""
+"""Largest number of cursors that one call may set or drop."""
 
 NOTE_KEY_BYTES_MAX = 1024
-"""Of the key of a note."""
+"""Size limit of a note's key."""
 
 
 class Run(NamedTuple):
-    """Whole records, checked."""
+    """Consecutive whole records whose checksum was verified."""
 
     offset: int
     ordinal: int
@@ -32,14 +32,14 @@ class Run(NamedTuple):
 
 
 class ColdError(HeadraceError):
-    """What was asked for is not in memory: call `warm` in a thread, then ask again."""
+    """The requested data is not in memory: call `warm` in a thread, then repeat the request."""
 
     def warm(self) -> None:
         raise NotImplementedError
 
 
 class Topic:
-    """A topic as the store knows it. The same object for as long as anyone holds it."""
+    """The store's handle of a topic. The object stays the same for as long as anyone holds it."""
 
     __slots__ = (
         "__weakref__",
@@ -60,16 +60,16 @@ class Topic:
         self.name = name
         self.durability = durability
         self.id = 0
-        """0 while there is nothing on disk: the topic is made by its first append."""
+        """0 while the topic does not exist: its first append creates it."""
         self.epoch = 0
         self.start_offset = self.start_ordinal = 0
         self.end_offset = self.end_ordinal = 0
-        """The end of what is committed: nothing past it is shown to anyone."""
+        """End of the committed records: no reader sees anything past it."""
         self.last_ms = 0
         self.tail: list[bytes] = []
         """Journal entries that are committed and not yet in segments."""
         self.segments: list[object] | None = None
-        """The store's own memory of where the rest lies."""
+        """The store's own cache of the topic's segments, which hold the other records."""
 
     @property
     def start(self) -> Position:
@@ -85,7 +85,7 @@ class Topic:
 
 
 class Appended(NamedTuple):
-    """What one commit added to one topic."""
+    """The records that one commit appended to one topic."""
 
     topic: Topic
     offset: int
@@ -93,28 +93,28 @@ class Appended(NamedTuple):
     ordinal: int
     ms: int
     records: Sequence[bytes]
-    """Those of a batch are split when someone asks for them."""
+    """The records. Those of a batch are split only when they are read."""
     entries: Sequence[bytes]
-    """The same as journal entries."""
+    """The same records as journal entries."""
 
 
-class Stored(NamedTuple):
+class StoredAppend(NamedTuple):
     """The answer to an idempotent append."""
 
     offset: int | None
-    """Just past the last record; None for a duplicate whose place is no longer known."""
+    """Offset just past the last record; None for a duplicate whose offset is no longer known."""
     duplicate: bool
 
 
 class Cursor(NamedTuple):
-    """Where a reader goes on in a topic: the durable note of how far it has come."""
+    """The durable position of a reader in a topic, at which the reader continues."""
 
     topic: str
-    """The name: it may have no topic any more, or not yet."""
+    """Name of the topic, which may not exist any more, or not yet."""
     reader: str
     position: Position
     ms: int
-    """When it was noted."""
+    """Time at which the cursor was set."""
 
 
 class Note(NamedTuple):
@@ -122,19 +122,19 @@ class Note(NamedTuple):
 
     key: bytes
     value: bytes | None
-    """None: there is none, or none any more."""
+    """None if the note does not exist, or no longer exists."""
     due_ms: int = 0
-    """When someone wants to be reminded of it; 0: never."""
+    """Time at which the note is due; 0 for never."""
 
 
 class Chunk(NamedTuple):
-    """What a read found."""
+    """Result of a read."""
 
     runs: list[Run]
     next_offset: int
-    """Where to read on. Past the last run's end when something behind it is damaged."""
+    """Offset for the next read. It is past the last run's end if records after that run are damaged."""
     lost: int
-    """How many records between the offset asked for and `next_offset` cannot be read any more."""
+    """Number of records between the requested offset and `next_offset` that can no longer be read."""
 
 
 class SegmentInfo(NamedTuple):
@@ -148,50 +148,50 @@ class SegmentInfo(NamedTuple):
 
 
 class Listener(Protocol):
-    """Who hears of commits."""
+    """Receiver of a store's commits."""
 
     def prepare(self, appended: Sequence[Appended]) -> None:
-        """These are being written: work that needs no commit can be done meanwhile."""
+        """Called while these are being written, for work that need not wait for the commit."""
 
     def committed(self, appended: Sequence[Appended]) -> None:
-        """These are durable and may be shown."""
+        """Called when these are durable and may be shown."""
 
     def failed(self, reason: str) -> None:
-        """The store takes nothing more."""
+        """Called when the store has failed and accepts no more requests."""
 
 
 class Reader(Protocol):
-    """Reads one topic forwards. Remembers where it was, so that going on is cheap."""
+    """Reads one topic forwards. Remembers its last place, so that continuing there is cheap."""
 
     def read(self, offset: int, bytes_max: int) -> Chunk:
-        """Whole runs from a record boundary on; may raise `ColdError`."""
+        """Return whole runs, starting at the record boundary `offset`; may raise `ColdError`."""
 
 
 class Store(Protocol):
     listener: Listener
     version: int
-    """Another number whenever a topic is made or destroyed, or its start or end moves; never one that
-    was before, also of an earlier process."""
+    """Number that changes whenever a topic is created or destroyed, or its start or end moves. A value is
+    never used twice, not even by a later process."""
     note_bytes_max: int
-    """Of key and value of one note together."""
+    """Size limit of a note's key and value together."""
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Call this whenever `version` has changed, for as long as the store is."""
+        """Call `changed` whenever `version` has changed, for the lifetime of the store."""
 
     def topic(self, name: str) -> Topic:
-        """The topic of this name, whether or not it exists yet."""
+        """Return the handle of the topic with this name, whether or not the topic exists yet."""
 
     def look(self, name: str) -> Topic:
-        """The same for a glance: nobody holds it afterwards."""
+        """Return the same as `topic`, for a caller that does not keep the handle."""
 
     def forget(self, topic: Topic) -> None:
-        """Nobody holds this handle any more."""
+        """Release a handle that no caller holds any more."""
 
     def topics(self, prefix: str, after: str, limit: int) -> list[Topic]:
-        """Existing topics in the order of their names' bytes."""
+        """Return existing topics in the order of their names' bytes."""
 
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
-        """Append whole records; `done` is called when all are as durable as their topics ask."""
+        """Append whole records; call `done` when all are as durable as their topics require."""
 
     def append_once(
         self,
@@ -199,33 +199,33 @@ class Store(Protocol):
         records: list[bytes],
         producer: str,
         number: int,
-        done: Callable[[Stored], None],
+        done: Callable[[StoredAppend], None],
     ) -> None:
-        """Append unless this producer's number, or a later one, was stored before."""
+        """Append unless this number of the producer, or a later one, was stored before."""
 
     def reader(self, topic: Topic) -> Reader: ...
 
     def locate_offset(self, topic: Topic, offset: int) -> Position:
-        """The nearest record boundary at or after `offset` that is kept; may raise `ColdError`."""
+        """Return the first stored record boundary at or after `offset`; may raise `ColdError`."""
 
     def locate_ordinal(self, topic: Topic, ordinal: int) -> Position: ...
 
     def locate_time(self, topic: Topic, ms: int) -> Position:
-        """Where the first record at or after this time begins."""
+        """Return the position of the first record at or after this time."""
 
     def locate_last(self, topic: Topic, records: int) -> Position:
-        """Where the last so many kept records begin; may raise `ColdError`."""
+        """Return the position of the first of the last `records` stored records; may raise `ColdError`."""
 
     def kept(self, topic: Topic, after: Position | None = None) -> Span:
-        """The records that are stored, or those of them behind a position: nothing that was skipped."""
+        """Return the span of the stored records, or of those after a position, without skipped offsets."""
 
     def segments(self, topic: Topic) -> list[SegmentInfo]: ...
 
     def trim(self, topic: Topic, position: Position, done: Callable[[], None]) -> None:
-        """Forget what lies before a record boundary."""
+        """Delete the records before `position`, which is a record boundary."""
 
     def destroy(self, topic: Topic, done: Callable[[], None]) -> None:
-        """End this life of the topic. A new one starts where it ended."""
+        """End this life of the topic. The next life starts at the offset where this one ended."""
 
     def change(
         self,
@@ -237,33 +237,33 @@ class Store(Protocol):
         destroy: bool = False,
         done: Callable[[], None],
     ) -> None:
-        """Append, note, trim or destroy: all of it or, after a crash, nothing of it.
+        """Append records, put notes, trim and destroy: all of it or, after a crash, nothing of it.
 
-        `done` is called when it is as durable as the topic asks. Only records make a topic that does not
-        exist, and it must exist to be trimmed or destroyed. Not for topics in memory. A key has 1 to
-        `NOTE_KEY_BYTES_MAX` bytes.
+        `done` is called when the change is as durable as the topic requires. Only records create a topic that
+        does not exist. A topic must exist to be trimmed or destroyed. `memory` topics are not allowed.
+        A note's key has 1 to `NOTE_KEY_BYTES_MAX` bytes.
         """
 
     def note(self, key: bytes) -> Note | None:
-        """What was given to `change` last, also before it is durable."""
+        """Return the note that was last given to `change`, even if it is not durable yet."""
 
     def notes(self, prefix: bytes, after: bytes, limit: int) -> list[Note]:
-        """The same for all keys with this prefix that come after a key, in the order of their bytes."""
+        """Return the notes whose keys have this prefix and come after `after`, in the order of their keys."""
 
     def due_notes(self, until_ms: int, limit: int) -> list[Note]:
-        """Those that are due by then, the earliest first."""
+        """Return the notes that are due by `until_ms`, the earliest first."""
 
     def set_cursors(
         self, reader: str, positions: Mapping[str, Position], done: Callable[[], None]
     ) -> None:
-        """Note where a reader goes on in each of these topics; `done` is called when all is on disk.
+        """Set the cursors of a reader in these topics; call `done` when all of them are on disk.
 
-        At most `CURSORS_SET_MAX` at once. Raises `BadCursorError` for a place that a topic cannot have
-        given, and `TooManyCursorsError`; then none of them is noted.
+        Sets at most `CURSORS_SET_MAX` cursors. Raises `BadCursorError` for a position that a topic cannot
+        have given to a reader, and `TooManyCursorsError`; then none of the cursors is set.
         """
 
     def drop_cursors(self, reader: str, topics: Collection[str], done: Callable[[], None]) -> None:
-        """Forget where a reader was in these topics."""
+        """Drop the cursors of a reader in these topics; call `done` when that is on disk."""
 
     def cursors(
         self,
@@ -273,12 +273,12 @@ class Store(Protocol):
         after: tuple[str, str] = ("", ""),
         limit: int,
     ) -> list[Cursor]:
-        """Of a topic, of a reader or all, in the order of their names' bytes after (topic, reader)."""
+        """Return cursors of a topic, of a reader or all, after `after`, by the bytes of topic and reader."""
 
     @property
     def pending_bytes(self) -> int:
-        """How much has been given to `append` and is not committed."""
+        """Bytes given to `append` that are not committed."""
 
     @property
     def held_back(self) -> str:
-        """Why commits are waiting, in words; empty when they are not."""
+        """The reason why commits are waiting, as a sentence; empty if they are not waiting."""

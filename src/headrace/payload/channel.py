@@ -1,7 +1,11 @@
-"""How a message of a channel lies in its topic: a MessagePack array of processor, number and content.
+"""Format of a channel message in its topic: a MessagePack array of processor, number and content.
 
-Content is a string with JSON text, kept as it came, or bytes. There is one way to write a message, with the
-shortest header of each part: so all messages of a processor begin alike, and those of no other do.
+The content is either bytes or a string with the JSON text, unchanged. Each message has exactly one valid
+encoding, with the shortest header for each part. So all messages of a processor begin with the same bytes,
+and no message of another processor begins with them.
+
+In an upload a message may have the number 0: the broker numbers it when its batch is appended
+(`broker/channel/batch_messages.py`). `encode_row` and `decode_row` also take such messages.
 """
 
 import re
@@ -11,49 +15,49 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.json_limits import BadJSONError, decode_json
 from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.payload.json_limits import BadJSONError, decode_json
 
 PROCESSOR_BYTES_MAX = 255
-"""The longest name of a processor, in bytes of UTF-8."""
+"""Maximum length of a processor's name, in bytes of UTF-8."""
 
 NUMBER_MAX = (1 << 53) - 1
-"""The largest number of a message, from 1: every number in JavaScript is exact up to it."""
+"""Largest message number; numbers start at 1. JavaScript represents all integers up to this one exactly."""
 
 
 class BadMessageError(HeadraceError, ValueError):
-    """A payload is no message of a channel, or a message makes none: the text says what is wrong."""
+    """A payload is not a valid channel message, or a message cannot be encoded: the text says why."""
 
 
 class MessageTooLargeError(BadMessageError):
-    """The caller's message makes a payload over the limit: split it."""
+    """The payload of the caller's message is over the limit: split the message."""
 
 
 class Content(NamedTuple):
-    """JSON text or bytes: a payload, or a state."""
+    """JSON text or bytes: the content of a message, or a state."""
 
     data: bytes
     is_json: bool
-    """Then `check_json` has let it in: nothing here looks at it again."""
+    """True if `data` is JSON text. Then `check_json` has accepted it, and nothing here checks it again."""
 
 
-class Message(NamedTuple):
+class StoredMessage(NamedTuple):
     processor: str
-    """Who has sent it."""
+    """Name of the sender."""
     number: int
-    """Which of the messages of its processor it is."""
+    """Number of the message among those of its processor."""
     content: Content
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[str, int, Any]).decode
 
-# Classes of named tuples are called in Python, which takes longer than all the rest of decoding.
+# Constructors of named tuples run in Python, which takes longer than all the rest of decoding.
 _new = tuple.__new__
 
 
-def encode_message(message: Message) -> bytes:
-    """Raises `BadMessageError`."""
+def encode_message(message: StoredMessage) -> bytes:
+    """Return the payload of a message. Raises `BadMessageError`."""
     processor, number, (data, is_json) = message
     check_processor(processor)
     if not 1 <= number <= NUMBER_MAX:
@@ -70,8 +74,11 @@ def encode_message(message: Message) -> bytes:
     return payload
 
 
-def decode_message(payload: bytes) -> Message:
-    """Raises `BadMessageError`. JSON is only known to be UTF-8."""
+def decode_message(payload: bytes) -> StoredMessage:
+    """Return the message in a payload. Raises `BadMessageError`.
+
+    JSON is checked to be UTF-8, but not parsed.
+    """
     try:
         told = _decode(payload)
         processor, number, content = told
@@ -86,18 +93,18 @@ def decode_message(payload: bytes) -> Message:
     if _encode(told) != payload:
         raise BadMessageError("this is no message of a channel: a shorter header would do")
     return _new(
-        Message,
+        StoredMessage,
         (processor, number, _new(Content, (content.encode() if is_json else content, is_json))),
     )
 
 
 def is_from(payload: bytes, processor: bytes) -> bool:
-    """Whether this processor, in UTF-8, has sent the message; without decoding it."""
+    """Return True if the processor with this name (in UTF-8) has sent the message, without decoding it."""
     return payload.startswith(prefix_of(processor))
 
 
 def prefix_of(processor: bytes) -> bytes:
-    """What all messages of this processor begin with: for those who look at many."""
+    """Return the bytes that all messages of this processor begin with. For callers that compare many."""
     return _HEADERS[len(processor)] + processor
 
 
@@ -105,15 +112,15 @@ _HEADERS = [
     bytes([0x93, 0xA0 | size]) if size < 32 else bytes([0x93, 0xD9, size])
     for size in range(PROCESSOR_BYTES_MAX + 1)
 ]
-"""The array of three, and the string of each size that begins it."""
+"""Headers by the length of the processor's name: of the array of three, and of the name string."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
-# The same few names come with every message.
+# Every message has a name to check, and there are only a few different names.
 @lru_cache(maxsize=4096)
 def check_processor(name: str) -> None:
-    """Raise BadMessageError, saying what is wrong with the name of a processor."""
+    """Raise BadMessageError unless `name` is a valid processor name. The error says what is wrong."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -129,8 +136,61 @@ def check_processor(name: str) -> None:
 
 
 def check_json(data: bytes) -> None:
-    """Raise BadMessageError unless this is JSON in UTF-8 within the limits."""
+    """Raise BadMessageError unless `data` is JSON in UTF-8 within the limits."""
     try:
         decode_json(data)
     except BadJSONError as error:
         raise BadMessageError(f"its content {error}") from None
+
+
+UNNUMBERED = 0
+
+_ROOM_BYTES = 8
+"""Number of bytes that the largest message number takes more than the smallest."""
+
+_ZERO, _ONE = b"\x00", b"\x01"
+_LONG_NAME = 0xD9
+
+
+def encode_row(message: StoredMessage) -> bytes:
+    """Return the payload of a message, which may be unnumbered. Raises BadMessageError."""
+    if message.number != UNNUMBERED:
+        return encode_message(message)
+    payload = encode_message(message._replace(number=1))
+    _check_room(payload)
+    at = len(prefix_of(message.processor.encode()))
+    return payload[:at] + _ZERO + payload[at + 1 :]
+
+
+def decode_row(payload: bytes) -> StoredMessage:
+    """Return the message in a payload; it may be unnumbered. Raises BadMessageError.
+
+    JSON is checked to be UTF-8, but not parsed.
+    """
+    at = _number_at(payload)
+    if payload[at : at + 1] != _ZERO:
+        return decode_message(payload)
+    _check_room(payload)
+    return decode_message(payload[:at] + _ONE + payload[at + 1 :])._replace(number=UNNUMBERED)
+
+
+def check_row(payload: bytes) -> None:
+    """Raise BadMessageError for a payload that no processor could have sent."""
+    content = decode_row(payload).content
+    if content.is_json:
+        check_json(content.data)
+
+
+def _number_at(payload: bytes) -> int:
+    """Return the index of the number's first byte, if the payload is a message."""
+    if len(payload) < 3:
+        return len(payload)
+    return 3 + payload[2] if payload[1] == _LONG_NAME else 2 + (payload[1] & 0x1F)
+
+
+def _check_room(payload: bytes) -> None:
+    if len(payload) + _ROOM_BYTES > PAYLOAD_BYTES_MAX:
+        raise MessageTooLargeError(
+            f"a message with its processor and number may have {PAYLOAD_BYTES_MAX} bytes, this one has "
+            f"{len(payload) + _ROOM_BYTES}"
+        )

@@ -1,4 +1,4 @@
-"""How deep and how large JSON may be that is taken in from outside. What it is about, its users say."""
+"""Limits on the depth and the integers of JSON from outside. Elsewhere: the meaning of the JSON."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ import msgspec
 from headrace.errors import HeadraceError
 
 DEPTH_MAX = 100
-"""How deep arrays and objects with anything in them may lie in each other."""
+"""Maximum nesting depth of arrays and objects that are not empty."""
 
 _TOO_DEEP = f"has arrays and objects that lie more than {DEPTH_MAX} deep in each other"
 
@@ -26,11 +26,14 @@ _decode = msgspec.json.Decoder().decode
 
 
 class BadJSONError(HeadraceError, ValueError):
-    """JSON that is not taken in: the text says what it is or has, and begins with a verb."""
+    """JSON is refused. The text says why and begins with a verb ("has …"): callers add the subject."""
 
 
 def decode_json(data: bytes | msgspec.Raw, *, around: int = 0) -> Any:
-    """The value, where as many arrays and objects will lie around it. Raises `BadJSONError`."""
+    """Return the decoded value. Raises `BadJSONError`.
+
+    `around` is the number of arrays and objects that will enclose the value; it counts towards `DEPTH_MAX`.
+    """
     try:
         value = _decode(data)
     except RecursionError:
@@ -40,7 +43,7 @@ def decode_json(data: bytes | msgspec.Raw, *, around: int = 0) -> Any:
     data = bytes(data)
     if has_huge_integers(data, value):
         raise BadJSONError("has an integer that is too large for a float")
-    # What opens so few brackets cannot lie deep, and most values need not be walked through.
+    # A value cannot be deeper than the number of its brackets. So most values need not be walked through.
     depth_max = DEPTH_MAX - around
     if data.count(b"[") + data.count(b"{") > depth_max and _is_deeper(value, depth_max):
         raise BadJSONError(_TOO_DEEP)
@@ -48,15 +51,15 @@ def decode_json(data: bytes | msgspec.Raw, *, around: int = 0) -> Any:
 
 
 def why_not(data: bytes, error: Exception) -> str:
-    """What is wrong with JSON that could not be decoded."""
-    # The decoder looks for the other half behind it, and complains about whatever is there.
+    """Return the reason why `data` could not be decoded."""
+    # The decoder expects the other half next, and its error is about whatever it finds there.
     if found := _SURROGATE.search(_SOUND_ESCAPE.sub(b"", data)):
         return f"{found[0].decode()} is one half of a surrogate pair, and no character"
     return str(error)
 
 
 def has_huge_integers(data: bytes, value: Any) -> bool:
-    """Whether this JSON has an integer that no other encoding can hold, not even as a float."""
+    """Return True if this JSON has an integer that no other encoding can hold, not even as a float."""
     if len(data) < 300 or _MANY_DIGITS.search(data) is None:
         return False
     level = [value]

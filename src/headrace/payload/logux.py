@@ -1,7 +1,7 @@
-"""How an event of Logux lies in its topic: a JSON object with the event, its time, and where it came from.
+"""Format of a Logux event in its topic: a JSON object with the event, its time and its origin.
 
-Events of the 0.x protocols have a `created`, those of protocol 5 an `id`, a `time` and a `meta`. Every event
-can be shown in both ways: `[1475316540687, "a:1", 0]` and `"1475316540687 a:1 0"` are the same.
+Events of the 0.x protocols have a `created`; events of protocol 5 have an `id`, a `time` and a `meta`. Every
+event can be shown in both forms: `[1475316540687, "a:1", 0]` and `"1475316540687 a:1 0"` are the same time.
 """
 
 import hashlib
@@ -12,31 +12,31 @@ import msgspec
 from msgspec import Raw
 
 from headrace.errors import HeadraceError
-from headrace.json_limits import BadJSONError, decode_json
 from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.payload.json_limits import BadJSONError, decode_json
 
 KEY_BYTES = 16
 
 NUMBER_MAX = 1 << 63
-"""What numbers of times and ids are less than: the table of ids holds no larger ones."""
+"""Exclusive limit of the numbers in times and ids: the table of event ids cannot hold larger ones."""
 
 Number = int | float
 Event = dict[str, Any]
 Created = list[Any]
-"""The time of an event: numbers and strings, as its timer makes them."""
+"""Time of an event: numbers and strings, as the client's timer makes them."""
 
 _STRANGE = "created-"
-"""What node ids begin with in protocol 5 where an event has a time that makes no id."""
+"""Prefix of the node id that protocol 5 shows for an event whose time cannot be written as an id."""
 
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,19})(?:\.\d{1,20})?", re.ASCII)
 
 
-class BadEnvelopeError(HeadraceError):
-    """A payload is no event of Logux, or an event makes none."""
+class BadEnvelopeError(HeadraceError, ValueError):
+    """A payload is not a Logux event, or an event cannot be stored as a payload."""
 
 
 class Envelope(msgspec.Struct, omit_defaults=True):
-    """An event as it is stored. The event itself stays JSON: most who read it only pass it on."""
+    """An event in its stored form. The event itself stays JSON text, because most readers only pass it on."""
 
     event: Raw
     created: Created | None = None
@@ -44,13 +44,13 @@ class Envelope(msgspec.Struct, omit_defaults=True):
     time: Number | None = None
     meta: dict[str, Any] | None = None
     origin: str | Number | None = None
-    """The host that brought it."""
+    """The host that brought the event."""
     batch: bool = False
-    """Whether it came with a batch: what that says of its origin need not be there."""
+    """True if the event came in a batch. Then the host in `origin` has not sent it, and may not have it."""
 
 
 class Stamp(NamedTuple):
-    """A time as the standard timer makes it: it only grows for each host."""
+    """A time as the standard timer makes it. The times of one host only increase."""
 
     ms: Number
     host: str | Number
@@ -85,7 +85,7 @@ def raw_event(event: Event) -> Raw:
     return Raw(_encode(event))
 
 
-# Events that do not come from a client's own session
+# Events from outside a client's own session
 
 
 def check_envelope(payload: bytes) -> None:
@@ -103,7 +103,7 @@ def check_envelope(payload: bytes) -> None:
 
 
 def check_event(data: bytes | Raw) -> None:
-    """Raise BadEnvelopeError unless this is JSON of an object with a string `type`."""
+    """Raise BadEnvelopeError unless `data` is a JSON object with a string `type`."""
     try:
         event = decode_json(data, around=1)
     except BadJSONError as error:
@@ -113,14 +113,14 @@ def check_event(data: bytes | Raw) -> None:
 
 
 def check_created(created: Any) -> Created:
-    """Raise BadEnvelopeError unless this is the time of an event."""
+    """Return `created`, or raise BadEnvelopeError unless it is a valid time of an event."""
     if not isinstance(created, list) or not created or not all(map(_is_of_time, created)):
         raise BadEnvelopeError("its `created` is no array of numbers and strings")
     return created
 
 
 def _is_of_time(value: Any) -> bool:
-    # JSON's true and false are numbers to Python.
+    # `isinstance(…, int)` would accept true and false, because bool is a subclass of int.
     return isinstance(value, str) or (type(value) in (int, float) and abs(value) < NUMBER_MAX)
 
 
@@ -128,7 +128,7 @@ def _is_of_time(value: Any) -> bool:
 
 
 def created_of(envelope: Envelope) -> Created:
-    """The time of any event as the 0.x protocols write it."""
+    """Return the time of an event in the form of the 0.x protocols."""
     if envelope.created is not None:
         return envelope.created
     assert envelope.id is not None
@@ -147,7 +147,7 @@ def created_of_id(text: str) -> Created:
 
 
 def id_of(envelope: Envelope) -> str:
-    """The id of any event as protocol 5 writes it."""
+    """Return the id of an event in the form of protocol 5."""
     if envelope.id is not None:
         return envelope.id
     assert envelope.created is not None
@@ -157,7 +157,7 @@ def id_of(envelope: Envelope) -> str:
         or " " in str(stamp.host)
         or not (is_of_id(stamp.ms) and is_of_id(stamp.number))
     ):
-        # Of another timer: a name of its own, that is the same every time.
+        # Another timer has made this time. The node id is derived from the time, so it is always the same.
         first = envelope.created[0]
         ms = plain(first) if not isinstance(first, str) and is_of_id(first) else 0
         return f"{ms} {_STRANGE}{key_of(envelope.created).hex()} 0"
@@ -165,12 +165,12 @@ def id_of(envelope: Envelope) -> str:
 
 
 def is_of_id(number: Number) -> bool:
-    """Whether ids can hold it: they have no exponents."""
+    """Return True if an id can contain the number; ids cannot contain exponents."""
     return _NUMBER.fullmatch(str(plain(number))) is not None
 
 
 def keys_of_id(text: str) -> list[bytes]:
-    """The keys of the events that protocol 5 may show with this id; raises BadEnvelopeError."""
+    """Return the keys of all events that protocol 5 may show with this id. Raises BadEnvelopeError."""
     ms, node, number = created_of_id(text)
     keys = [key_of([ms, node, number])]
     if _NUMBER.fullmatch(node):
@@ -183,7 +183,7 @@ def keys_of_id(text: str) -> list[bytes]:
 
 
 def stamp_of(created: Created) -> Stamp | None:
-    """The time when the standard timer made it."""
+    """Return the parts of a time that the standard timer made; None for a time of another timer."""
     if len(created) != 3 or isinstance(created[0], str) or isinstance(created[2], str):
         return None
     if not (abs(created[0]) < NUMBER_MAX and abs(created[2]) < NUMBER_MAX):
@@ -192,13 +192,13 @@ def stamp_of(created: Created) -> Stamp | None:
 
 
 def key_of(created: Created) -> bytes:
-    """The same for equal times only: numbers are compared as numbers."""
+    """Return a hash that is the same for equal times only. 1 and 1.0 are equal numbers."""
     told = [one if isinstance(one, str) else plain(one) for one in created]
     return hashlib.blake2b(_encode(told), digest_size=KEY_BYTES).digest()
 
 
 def plain(number: Number) -> Number:
-    """Without a fraction that is none."""
+    """Return a float with a whole value as an int, and any other number unchanged."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 

@@ -1,7 +1,8 @@
-"""How the messages of a channel fold into its last known state. Neither keeps it nor says when.
+"""Reducers fold the messages of a channel into its state. Elsewhere: storing the state, and when to fold.
 
-A reducer remembers nothing between calls: `fold` is given a state and the messages behind it. However these
-are cut into calls, the state is the same to the byte; and what is built in fails at the same message.
+A reducer keeps nothing between calls: `fold` takes a state and the messages after it. The resulting state is
+the same to the byte however the messages are divided into calls. Built-in reducers also fail at the same
+message however the messages are divided.
 """
 
 import importlib
@@ -12,38 +13,39 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from headrace.channel_envelope import Content, Message
 from headrace.errors import HeadraceError
-from headrace.json_limits import BadJSONError, decode_json
+from headrace.payload.channel import Content, StoredMessage
+from headrace.payload.json_limits import BadJSONError, decode_json
+from headrace.printing import quoted
 
 STATE_BYTES_MAX = 1 << 20
-"""The largest state, inclusive."""
+"""Maximum size of a state, inclusive."""
 
 Function = Callable[..., Any]
 
 
 class CannotFoldError(HeadraceError, ValueError):
-    """A message cannot become part of the state: the text says why. The state before it is still good."""
+    """A message cannot be folded into the state: the text says why. The state before it stays valid."""
 
 
 class UnknownReducerError(HeadraceError, ValueError):
-    """The caller named a reducer that is not there: use one that is built in, or `module:function`."""
+    """The caller named a reducer that does not exist: use a built-in one, or `module:function`."""
 
 
 class Reducer(Protocol):
     name: str
     is_uploaded: bool
-    """Whether a processor uploads the state: then nothing is folded here."""
+    """True if a processor uploads the state. Then the server folds nothing."""
 
     def check(self, content: Content) -> None:
-        """Raise CannotFoldError for a message that it could not fold."""
+        """Raise CannotFoldError for a message that this reducer cannot fold."""
 
-    def fold(self, state: Content | None, messages: Iterable[Message]) -> Content | None:
-        """The state after these messages; None while there was none at all. Raises `CannotFoldError`."""
+    def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
+        """Return the state after these messages; None without any message yet. Raises `CannotFoldError`."""
 
 
 def reducer(name: str, load: Callable[[str], Function] | None = None) -> Reducer:
-    """The one of this name; `load` finds the function where it is `module:function`."""
+    """Return the reducer with this name. If the name is `module:function`, `load` finds the function."""
     if ":" in name:
         return _Calling(name, (load or _load)(name))
     for one in _BUILT_IN:
@@ -64,7 +66,7 @@ def _load(name: str) -> Function:
     return found  # type: ignore[no-any-return]
 
 
-# Those that take any message
+# Reducers that take any message
 
 
 class _Last:
@@ -74,7 +76,7 @@ class _Last:
     def check(self, content: Content) -> None:
         pass
 
-    def fold(self, state: Content | None, messages: Iterable[Message]) -> Content | None:
+    def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
         last = deque(messages, maxlen=1)
         return last[0].content if last else state
 
@@ -86,7 +88,7 @@ class _Count:
     def check(self, content: Content) -> None:
         pass
 
-    def fold(self, state: Content | None, messages: Iterable[Message]) -> Content | None:
+    def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
         before = _decoded("the state", state, _decode_count) if state else 0
         counted = deque(enumerate(messages, before + 1), maxlen=1)
         return Content(b"%d" % counted[0][0], is_json=True) if counted else state
@@ -99,15 +101,15 @@ class _Uploaded:
     def check(self, content: Content) -> None:
         pass
 
-    def fold(self, state: Content | None, messages: Iterable[Message]) -> Content | None:
+    def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
         raise CannotFoldError("the state of this channel is uploaded, not folded")
 
 
-# Those that take JSON
+# Reducers that take JSON only
 
 
 class _Merge:
-    """RFC 7386. The first patch is applied to nothing: nulls in it are not kept either."""
+    """JSON merge patch (RFC 7386). The first patch is applied to nothing: its nulls are dropped too."""
 
     name = "merge"
     is_uploaded = False
@@ -115,7 +117,7 @@ class _Merge:
     def check(self, content: Content) -> None:
         _check_is_json("it", content)
 
-    def fold(self, state: Content | None, messages: Iterable[Message]) -> Content | None:
+    def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
         value = _decoded("the state", state, _decode_tree) if state else None
         return _folded(state, value, messages, self._apply, _keep)
 
@@ -137,7 +139,7 @@ def _merged(target: Any, patch: Any) -> Any:
 
 
 class _Map:
-    """The last value of each key; in the order in which keys were written first since they were deleted."""
+    """Last value of each key. Keys are in the order of their first write since their last deletion."""
 
     name = "map"
     is_uploaded = False
@@ -145,7 +147,7 @@ class _Map:
     def check(self, content: Content) -> None:
         self._apply({}, content)
 
-    def fold(self, state: Content | None, messages: Iterable[Message]) -> Content | None:
+    def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
         value = _decoded("the state", state, _decode_map) if state else {}
         return _folded(state, value, messages, self._apply, _keep)
 
@@ -155,7 +157,7 @@ class _Map:
         if change.delete is not (UNSET if is_write else True):
             raise CannotFoldError("it has neither only a `value` nor only a `delete` that is true")
         if is_write:
-            # A copy: the whole message would stay in memory, and may be much larger.
+            # Without the copy the whole message, which may be much larger, would stay in memory.
             value[change.key] = change.value.copy()
         else:
             value.pop(change.key, None)
@@ -175,19 +177,19 @@ _encode = msgspec.json.Encoder().encode
 _decode_count = msgspec.json.Decoder(int).decode
 _decode_map = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_change = msgspec.json.Decoder(_Change).decode
-# Numbers stay as they were written: nothing is lost, and what is encoded is no longer than what was decoded.
+# Numbers stay as they were written. So nothing is lost, and the encoded value is not longer than the input.
 _decode_tree = msgspec.json.Decoder(float_hook=Raw).decode
 
 
 def _folded(
     state: Content | None,
     value: Any,
-    messages: Iterable[Message],
+    messages: Iterable[StoredMessage],
     apply: Callable[[Any, Content], Any],
     keep: Callable[[Any], Content],
 ) -> Content | None:
     number = 0
-    # Never less than the size of the value, where all that a message adds was in the message.
+    # `size` is at least the size of the value, as long as a message adds only bytes that it contains.
     size = len(state.data) if state else 0
     for processor, number, content in messages:
         try:
@@ -197,7 +199,7 @@ def _folded(
                 size = len(keep(value).data)
         except CannotFoldError as error:
             raise CannotFoldError(
-                f"message {number} of {processor!r} cannot be folded: {error}"
+                f"message {number} of {quoted(processor)} cannot be folded: {error}"
             ) from error
     return keep(value) if number else state
 
@@ -231,10 +233,11 @@ def _check_is_json(what: str, content: Content) -> None:
 
 
 class _Calling:
-    """`function(state, message)` gives the next state; `function.check(message)` may refuse a message.
+    """A function of the application. `function(state, message)` returns the next state.
 
-    What it gives is looked at once in a call of `fold`, and for every so many bytes of messages: not each
-    time, which would cost as much as the state is large.
+    `function.check(message)` may refuse a message. `_keep` checks the returned state at the end of `fold`,
+    and earlier only when state and messages together exceed `STATE_BYTES_MAX`. A check after every message
+    would cost time in proportion to the size of the state.
     """
 
     is_uploaded = False
@@ -253,7 +256,7 @@ class _Calling:
         except Exception as error:
             raise CannotFoldError(f"{self.name} refuses it: {_told(error)}") from error
 
-    def fold(self, state: Content | None, messages: Iterable[Message]) -> Content | None:
+    def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
         value = _plain("the state", state) if state else None
         return _folded(state, value, messages, self._apply, self._keep)
 
@@ -274,7 +277,8 @@ class _Calling:
             raise CannotFoldError(f"the state that {self.name} gives {error}") from None
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
             raise CannotFoldError(f"{self.name} gives no JSON and no bytes: {error}") from None
-        # A tuple comes back as a list, a date as a string: the function would not know its state again.
+        # JSON turns a tuple into a list and a date into a string. The function would get a state that differs
+        # from the one it returned.
         if again != value:
             raise CannotFoldError(f"the state that {self.name} gives is another one after JSON")
         return _sized(Content(data, is_json=True))

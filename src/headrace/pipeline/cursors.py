@@ -1,28 +1,28 @@
-"""Tells the server how far a job has come, as cursors of named readers: what its retention waits for."""
+"""Cursors of a job on the server: they tell the server's retention how far the job has come."""
 
 from headrace.lake.format import Positions
 from headrace.model import Position
-from headrace.spark.http_client import HttpClient
-from headrace.spark.options import Place
+from headrace.reader.http_client import HttpClient
+from headrace.reader.selection import LogLocation
 
 LAKE = "lake"
-"""The reader whose cursor is where the lake ends in a topic."""
+"""Reader whose cursor is the end of the lake in each topic."""
 
 LAKE_START = "lake:start"
-"""And where it begins."""
+"""Reader whose cursor is the start of the lake in each topic."""
 
 _POSITIONS_AT_ONCE = 1000
 
 
-class Cursors:
-    """Sends what has changed since it was sent last."""
+class JobCursors:
+    """Client for cursors; sends only positions that have changed since it sent them last."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LogLocation) -> None:
         self._http = HttpClient(place)
         self._told: dict[str, Positions] = {}
 
     def tell(self, reader: str, positions: Positions) -> None:
-        """Durable on the server when this returns."""
+        """Move a reader's cursors. They are durable on the server when this returns."""
         told = self._told.setdefault(reader, {})
         new = [(name, at) for name, at in positions.items() if told.get(name) != at]
         for first in range(0, len(new), _POSITIONS_AT_ONCE):
@@ -32,7 +32,7 @@ class Cursors:
             told.update(some)
 
     def read(self, reader: str) -> Positions:
-        """What the server was told last, by whomever."""
+        """Return a reader's cursors on the server, whoever moved them."""
         found: Positions = {}
         after = ""
         while True:

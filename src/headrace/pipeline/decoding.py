@@ -1,7 +1,7 @@
-"""Columns of a lake that come out of payloads: which ones were asked for, and how a task makes them.
+"""Columns of a lake that are decoded from payloads: the check of requested columns, and the decoding.
 
-What payloads are is known to the same envelopes as in Spark's source. A payload of another kind has none of
-the columns: they are null in its row, which still has the payload itself.
+Payloads are decoded by the envelopes of the Spark source. For a payload of another kind, the decoded columns
+are null. Its row still has the payload itself.
 """
 
 from collections.abc import Mapping
@@ -10,21 +10,21 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
+from headrace.errors import OptionError
 from headrace.lake.columns import parse_columns
 from headrace.lake.format import DATE, SCHEMA, Shape
+from headrace.reader.decode import DecodedRecords
 from headrace.spark.columns import columns_of
-from headrace.spark.decode import Records
-from headrace.spark.envelopes import envelope_of
-from headrace.spark.options import OptionError
+from headrace.spark.envelopes.registry import envelope_of
 
 _RENAMED = {"channel": {"content": "payload"}}
-"""Columns that are called otherwise in a lake, where `payload` is all of a record."""
+"""Columns with another name in a lake, by kind of payload: a lake's `payload` is the whole record."""
 
 _OWN = (*SCHEMA.names, DATE.name)
 
 
 def shape_of(decode: str, schema: str, *, by_topic: bool) -> Shape:
-    """Raises OptionError where the columns make no sense."""
+    """Return the shape of a lake; raise OptionError if the columns are invalid."""
     if not decode:
         if schema:
             raise OptionError("a schema names what is in payloads: say what they are with decode")
@@ -56,7 +56,7 @@ def _all_of(decode: str) -> pa.Schema:
 
 
 class Decoding:
-    """For one task."""
+    """Decoder of payloads, for one task."""
 
     def __init__(self, shape: Shape) -> None:
         self._envelope = envelope_of(shape.decode) if shape.decode else None
@@ -66,7 +66,7 @@ class Decoding:
             for field in shape.decoded
         }
 
-    def columns(self, records: Records) -> Mapping[str, pa.Array]:
+    def columns(self, records: DecodedRecords) -> Mapping[str, pa.Array]:
         if self._envelope is None:
             return {}
         arrays = self._envelope.decode(records.payloads(), list(self._fields.values()))

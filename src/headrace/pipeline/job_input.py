@@ -1,18 +1,19 @@
-"""What all jobs are told: which topics, and a directory to write to. Refuses what makes no sense."""
+"""Checks of arguments that all jobs share: topics, and a directory to write to."""
 
 import re
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
+from headrace.errors import OptionError
+from headrace.lake.files.durable import make_directory
 from headrace.lake.format import LakeError
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.syncing import make_directory
-from headrace.spark.options import OptionError, Topics
+from headrace.reader.selection import TopicSelection
 
 
-def topics_of(topics: Iterable[str], pattern: str) -> Topics:
-    """Those that are named, those of a pattern, or all."""
+def topics_of(topics: Iterable[str], pattern: str) -> TopicSelection:
+    """Return a selection of the named topics, of the topics that match the pattern, or of all topics."""
     names = tuple(dict.fromkeys(topics))
     if names and pattern:
         raise OptionError("topics and a pattern exclude each other: give one of them")
@@ -20,11 +21,11 @@ def topics_of(topics: Iterable[str], pattern: str) -> Topics:
         re.compile(pattern)
     except re.error as error:
         raise OptionError(f"the pattern is no regular expression: {error}") from None
-    return Topics(names) if names else Topics(pattern=pattern or "(?s:.*)")
+    return TopicSelection(names) if names else TopicSelection(pattern=pattern or "(?s:.*)")
 
 
 def make_writable(directory: Path) -> None:
-    """The directory is there, and something can be written to it."""
+    """Make the directory, and check that files can be written to it."""
     try:
         make_directory(directory / HIDDEN)
         made = directory / HIDDEN / f"probe-{uuid.uuid4().hex}"
@@ -35,7 +36,7 @@ def make_writable(directory: Path) -> None:
 
 
 def check_apart(lake: Path, into: Path) -> None:
-    """A table beside a lake is not a part of it: whoever takes all files of one would take those of both."""
+    """Raise LakeError if one directory is in the other: readers of all its files would get both tables."""
     one, other = lake.resolve(), into.resolve()
     if one == other:
         raise LakeError(f"{into} is the lake itself: name another directory")

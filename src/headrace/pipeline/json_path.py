@@ -1,4 +1,4 @@
-"""A place in JSON values, such as `$.order.lines[0]['unit price']`: the singular paths of RFC 9535. Pure."""
+"""Paths into JSON values, such as `$.order.lines[0]['unit price']`: singular paths of RFC 9535. Pure."""
 
 import re
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 Path = tuple[str | int, ...]
-"""Members by name, elements by number."""
+"""Steps of a path: names of members, numbers of elements."""
 
 _STEP = re.compile(
     r"""\.([^\W\d]\w*) | \[(0|[1-9][0-9]{0,8})\] | \[('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""",
@@ -17,7 +17,7 @@ _AS_IN_DOUBLE = {"\\'": "'", '"': '\\"'}
 
 
 def parse_path(text: str) -> Path:
-    """Raises ValueError with a sentence about what is not understood."""
+    """Parse a path; raise ValueError with a sentence about the part that is not understood."""
     if not text.startswith("$"):
         raise ValueError(f"a path begins with $, such as $.id, and not as {text[:40]!r}")
     found: list[str | int] = []
@@ -39,7 +39,7 @@ def parse_path(text: str) -> Path:
 
 
 def find(value: Any, path: Path) -> Any:
-    """What is there; None where there is nothing."""
+    """Return the value at the path, or None if there is none."""
     for step in path:
         if isinstance(step, str):
             value = value.get(step) if isinstance(value, dict) else None

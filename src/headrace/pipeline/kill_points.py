@@ -1,7 +1,7 @@
-"""Named points of a job, where a test can have it wait and kill something; for all others they are nothing.
+"""Named points of a job where a test can make it wait, to kill something. Without a test, they do nothing.
 
-Whoever wants a job to wait makes the file `stop-NAME` in a directory; the job makes `reached-NAME` and goes
-on when the first is gone.
+To make a job wait, a test creates the file `stop-NAME` in a directory. At the point, the job creates
+`reached-NAME` and waits until `stop-NAME` is removed.
 """
 
 import time
@@ -13,7 +13,7 @@ _POLL_S = 0.01
 
 class Points(NamedTuple):
     directory: str = ""
-    """Empty, unless it is for a test."""
+    """Directory for these files; empty outside of tests."""
 
     def here(self, name: str) -> None:
         if not self.directory:

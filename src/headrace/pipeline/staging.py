@@ -1,6 +1,6 @@
-"""What a run keeps between its tasks: files of Arrow batches with a number each, in a directory of its own.
+"""Files that a run keeps between its tasks: Arrow batches with a number each, in a separate directory.
 
-They count for nobody but the run that they are of: what a killed one has left is removed by the next.
+Only the run that wrote the files uses them. The next run removes the files of a killed run.
 """
 
 import uuid
@@ -11,21 +11,21 @@ from typing import Self
 
 import pyarrow as pa
 
+from headrace.lake.errors import writing
+from headrace.lake.files.durable import make_directory
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.syncing import make_directory
-from headrace.lake.trouble import writing
-from headrace.pipeline.export_task import NotTheSameError
+from headrace.pipeline.export.task import NotTheSameError
 
 Batches = dict[int, list[int]]
-"""Which batches of a file have a number, by that number."""
+"""Indexes of a file's batches, by the number of the batch."""
 
 Places = list[tuple[str, list[int]]]
-"""Files, and which of their batches."""
+"""Paths of files, each with the indexes of some batches."""
 
 
 @contextmanager
 def staging(directory: Path) -> Iterator[Path]:
-    """Where a run may keep files, while nobody else runs; empty before and after it."""
+    """Yield a directory for the files of a run, empty before and after; only one run may use it at a time."""
     place = directory / HIDDEN / "staging"
     make_directory(place)
     _empty(place)
@@ -41,7 +41,7 @@ def _empty(place: Path) -> None:
 
 
 def together(sizes: Iterable[tuple[str, int]], bytes_max: int) -> Iterator[list[str]]:
-    """Small files in one task, in their order."""
+    """Yield groups of files for one task each, in their order: small files are read together."""
     some: list[str] = []
     total = 0
     for name, size in sizes:
@@ -54,8 +54,11 @@ def together(sizes: Iterable[tuple[str, int]], bytes_max: int) -> Iterator[list[
         yield some
 
 
-class StagedFile:
-    """Of one task. One that Spark repeats writes its own: only those that the driver is told of count."""
+class WorkFile:
+    """Staged file of one task.
+
+    A task that Spark repeats writes another file. Only files that the driver learns of count.
+    """
 
     def __init__(self, staging: str, name: str, schema: pa.Schema) -> None:
         if not Path(staging).is_dir():
@@ -96,7 +99,7 @@ def by_number(files: Iterable[tuple[str, Batches]]) -> dict[int, Places]:
 def read_staged(
     stack: ExitStack, places: Sequence[tuple[str, list[int]]]
 ) -> Iterator[pa.RecordBatch]:
-    """Mapped into memory until the stack is closed: what is needed is read when its turn comes."""
+    """Yield batches from files that stay mapped until the stack is closed: pages are read when needed."""
     for path, numbers in places:
         reader = pa.ipc.open_file(stack.enter_context(pa.memory_map(path)))
         for number in numbers:

@@ -1,7 +1,7 @@
-"""Work for Spark's executors: the only place that hands it out, and that turns its failures into sentences.
+"""Runs works on Spark's executors. Only this file submits tasks and turns their failures into sentences.
 
-What a job gives to `run` are small descriptions of work, what it gets back are small results: records stay
-where they are read. Works go through `parallelize` and not through frames: less has to be started for them.
+A job passes small descriptions of work to `run` and gets small results back. Records stay where they are
+read. Works are submitted with `parallelize` and not as data frames, because Spark has to start less for them.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from headrace.errors import HeadraceError
-from headrace.spark.http_client import ServerError
+from headrace.reader.http_client import ServerError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,31 +27,31 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.2
 
 _DEATH_S = 5.0
-"""How long a JVM whose connections are broken may take to end."""
+"""Time that a JVM may take to end after its connections broke."""
 
 _LAST_LINES_MAX = 3
 _LINE_CHARACTERS_MAX = 300
-"""How much of Spark's own output an error quotes."""
+"""Limits for Spark's own output in an error: number of lines, and characters per line."""
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 Progress = Callable[[float], None]
-"""Told which part of the works is done, from 0 to 1; in a thread of its own."""
+"""Called with the finished part of the works, from 0 to 1, in a separate thread."""
 
 
 class JobError(HeadraceError):
-    """A job could not do what it was asked: the message says why."""
+    """A job has failed; the message says why."""
 
 
 class ServerAwayError(JobError):
-    """A task could not reach the server; it may be back later."""
+    """A task could not reach the server, which may come back later."""
 
 
-class Runner(Protocol):
-    """Who does the works of a job."""
+class TaskRunner(Protocol):
+    """Runs the works of a job."""
 
     def start(self) -> None:
-        """Start now what `run` would start: a job that cannot run then fails before it writes anything."""
+        """Start what `run` needs, so that a job that cannot run fails before it writes anything."""
 
     def run(
         self,
@@ -59,22 +59,22 @@ class Runner(Protocol):
         function: Callable[[Work], Result],
         progress: Progress | None = None,
     ) -> list[Result]:
-        """The results, in the order of the works."""
+        """Run `function` on each work, and return the results in the order of the works."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Release everything. No more works may follow."""
 
 
 class _Failed(NamedTuple):
-    """What a task could not do, for one sentence; Spark would make a page of it."""
+    """Failure of a task, as one sentence. Spark would make a page of text of it."""
 
     sentence: str
     is_away: bool
-    """Whether it was a server that could not be reached."""
+    """True if a server could not be reached."""
 
 
 class SparkRunner:
-    """Starts Spark when there is the first work, unless a session is running: then it uses that."""
+    """Runs works on Spark. Uses the active Spark session, or starts one for the first work."""
 
     def __init__(self, name: str, master: str) -> None:
         self._name, self._master = name, master
@@ -106,14 +106,14 @@ class SparkRunner:
 
     def close(self) -> None:
         if self._spark is not None and self._is_ours:
-            # A JVM that has died cannot be stopped, and the job has failed with its own error.
+            # A JVM that has died cannot be stopped. The job has already failed with its own error.
             with contextlib.suppress(Exception) if self._has_ended() else contextlib.nullcontext():
                 self._spark.stop()
         if self._said is not None:
             self._said.unlink(missing_ok=True)
 
     def session(self) -> "SparkSession":
-        """For what `run` cannot do: queries that go on, in the manner of `sentences`."""
+        """Return the Spark session, for streaming queries. Use it within `sentences`."""
         if self._spark is None:
             from pyspark.sql import SparkSession
 
@@ -140,14 +140,15 @@ class SparkRunner:
 
     @contextlib.contextmanager
     def sentences(self) -> Iterator[None]:
-        """Failures of Spark and of tasks, as `JobError`."""
+        """Turn failures of Spark and of tasks into `JobError`."""
         from py4j.protocol import Py4JError, Py4JNetworkError
         from pyspark.errors import PySparkException
 
         try:
             yield
         except (Py4JError, PySparkException, OSError, EOFError) as error:
-            # Only the connections to the JVM break in these ways: tasks return their own OSErrors.
+            # Only a broken connection to the JVM raises these errors: tasks return their own OSErrors as
+            # results.
             broken = isinstance(error, Py4JNetworkError | OSError | EOFError)
             broken = broken or "SparkContext was shut down" in str(error)
             if self._has_ended(_DEATH_S if broken else 0.0):
@@ -168,7 +169,7 @@ class SparkRunner:
             raise JobError(f"a task failed: {reason}{where}") from error
 
     def _java(self) -> "subprocess.Popen[bytes] | None":
-        """Spark's Java process; None where someone else has started it."""
+        """Return Spark's Java process, or None if another program started it."""
         gateway = getattr(self._spark and self._spark.sparkContext, "_gateway", None)
         found: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
         return found
@@ -184,7 +185,7 @@ class SparkRunner:
     def _how_it_ended(self) -> str:
         java = self._java()
         code = java.returncode if java is not None else 0
-        # A JVM that handles a signal ends with 128 and its number.
+        # A JVM that handles a signal ends with 128 plus the number of the signal.
         number = -code if code < 0 else code - 128
         if number not in {int(one) for one in signal.Signals}:
             return f"ended with exit code {code}"
@@ -192,7 +193,7 @@ class SparkRunner:
         return f"was killed ({signal.Signals(number).name}{hint})"
 
     def _words(self) -> str:
-        """The end of what Spark has printed, and where all of it is; the file stays then."""
+        """Return the last lines of Spark's output, and the path of all output; that file is then kept."""
         if self._said is None:
             return ""
         where, self._said = self._said, None
@@ -206,24 +207,24 @@ class SparkRunner:
 _NOISE = re.compile(
     r"at \S+[(].*[)]$|[.]{3} \d+ more$|WARNING: |Using Spark's default log4j |\S*spark-class: line |head: "
 )
-"""Stack frames, and what Spark and its scripts say in any case."""
+"""Stack frames, and lines that Spark and its scripts always print."""
 
 
 def last_lines(text: str) -> list[str]:
-    """The last lines of a JVM's standard error that say something, each once."""
+    """Return the last lines of a JVM's standard error that are not noise, each once."""
     lines = [line.strip().removeprefix('Exception in thread "main" ') for line in text.splitlines()]
     told = dict.fromkeys(line for line in lines if line and not _NOISE.match(line))
     return [line[:_LINE_CHARACTERS_MAX] for line in list(told)[-_LAST_LINES_MAX:]]
 
 
 def _reason(text: str) -> str:
-    """The last line of Python's traceback in what Spark says, where there is one."""
+    """Return the last line of a Python traceback in Spark's message, or the first line without one."""
     told = re.findall(r"^(?!org\.|java)[\w.]*(?:Error|Exception|Exit)\b.*$", text, re.MULTILINE)
     return str(told[-1] if told else text.strip().partition("\n")[0])
 
 
 class LocalRunner:
-    """Works one after the other in this process, without Spark: for tests."""
+    """Runs works one after the other in this process, without Spark: for tests."""
 
     def start(self) -> None: ...
 
@@ -244,7 +245,7 @@ class LocalRunner:
 
 
 class _Guarded:
-    """A function in a task, whose expected failures come back as results."""
+    """Function of a task that returns its expected failures as results."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
@@ -273,7 +274,7 @@ def _watched(context: Any, name: str, count: int, progress: Progress | None) -> 
             try:
                 jobs = set(tracker.getJobIdsForGroup(name)) - before
             except (Py4JError, OSError):
-                return  # the JVM has died, and the job is told so by its own call
+                return  # the JVM has died, and the job's own call reports it
             infos = [tracker.getJobInfo(job) for job in jobs]
             stages = [
                 tracker.getStageInfo(stage) for info in infos if info for stage in info.stageIds
@@ -293,7 +294,7 @@ def _watched(context: Any, name: str, count: int, progress: Progress | None) -> 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """Spark takes Ctrl-C for itself when it starts. Whoever had chosen what that does keeps it."""
+    """Restore the handler of Ctrl-C, which Spark replaces at its start, unless it was Python's default."""
     before = signal.getsignal(signal.SIGINT)
     yield
     if before is not signal.default_int_handler and signal.getsignal(signal.SIGINT) is not before:
@@ -302,7 +303,7 @@ def _signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _standard_error(handle: int) -> Iterator[None]:
-    """What is started meanwhile writes its standard error to a file: Java and its workers are talkative."""
+    """Send the standard error of processes started meanwhile to a file: Java and its workers print much."""
     kept = os.dup(2)
     try:
         os.dup2(handle, 2)

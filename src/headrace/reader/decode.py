@@ -1,4 +1,7 @@
-"""Runs of records → Arrow batches: boundaries, checks, columns. Numpy and Arrow do the work per record."""
+"""Decoding of runs of records into Arrow batches: boundaries, checksums, columns.
+
+Numpy and Arrow do the work per record.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,13 +14,13 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 
 from headrace.model import RECORD_HEADER_BYTES
-from headrace.spark.index_rows import Rows
-from headrace.spark.log_view import Block, Damage, Range, SourceError
+from headrace.reader.index_rows import Rows
+from headrace.reader.view import DamagedRange, LogBlock, LogRange, SourceError
 
 logger = logging.getLogger(__name__)
 
 BATCH_RECORDS_MAX = 65_536
-"""Large enough that what a batch costs by itself does not show, small enough for a worker's memory."""
+"""Large enough to make the cost per batch negligible, small enough for a worker's memory."""
 
 BATCH_BYTES_MAX = 32 << 20
 
@@ -26,19 +29,19 @@ _SLICE_STOP = (1 << 31) - 1
 _Positions = npt.NDArray[np.int64]
 
 
-class Records(NamedTuple):
-    """Records that follow each other in a topic."""
+class DecodedRecords(NamedTuple):
+    """Consecutive records of a topic."""
 
     topic: str
     boundaries: _Positions
-    """Where each begins, as offsets of the topic, and where the last ends."""
+    """Topic offset where each record begins, followed by the offset where the last record ends."""
     ordinal: int
     ms: _Positions
     data: pa.Buffer
     data_offset: int
-    """The topic's offset of the buffer's first byte."""
+    """Topic offset of the first byte in `data`."""
     epoch: int
-    """Of the topic's life when it was read."""
+    """Epoch of the topic when the records were read."""
 
     @property
     def record_count(self) -> int:
@@ -53,32 +56,40 @@ class Records(NamedTuple):
 
 
 class DamageError(SourceError):
-    """A checksum fails, or bytes are no records."""
+    """A checksum fails, or bytes cannot be parsed as records."""
 
 
-def decode(part: Range, blocks: Iterator[Block | Damage], *, verify: bool) -> Iterator[Records]:
-    """The records of a part, and only these.
+def decode(
+    part: LogRange, blocks: Iterator[LogBlock | DamagedRange], *, verify: bool
+) -> Iterator[DecodedRecords]:
+    """Yield exactly the records of a part.
 
-    With `verify`, damage is an error that names it; else it is left out and the logger is told.
+    With `verify`, damage raises `DamageError`, which names the damaged range. Without it, damaged ranges are
+    skipped and logged.
     """
     ordinal = part.start.ordinal
     for block in blocks:
-        if isinstance(block, Damage):
+        if isinstance(block, DamagedRange):
             _damage(
-                *(part, block.place, block.offset, block.end, "the index is damaged or too short"),
+                part=part,
+                place=block.place,
+                start=block.offset,
+                end=block.end,
+                reason="the index is damaged or too short",
                 verify=verify,
             )
             continue
         for rows, data in _sound(part, block, verify=verify):
             records = _records(part, block, rows, data, verify=verify)
             if records is not None:
-                # Runs may overlap: what was still in the tail is joined differently when it is applied.
+                # Runs may overlap: records that were still in the tail are grouped into other runs when they
+                # are applied.
                 yield from _portions(_clipped(records, ordinal, part.end.ordinal))
                 ordinal = max(ordinal, records.ordinal + records.record_count)
 
 
-def _sound(part: Range, block: Block, *, verify: bool) -> Iterator[tuple[Rows, memoryview]]:
-    """Stretches of the block whose checksums hold."""
+def _sound(part: LogRange, block: LogBlock, *, verify: bool) -> Iterator[tuple[Rows, memoryview]]:
+    """Yield the consecutive rows of a block whose checksums match, with their bytes."""
     rows, data = block.rows, memoryview(block.data)
     base = int(rows["offset"][0])
     ends = np.cumsum(rows["length"].astype(np.int64))
@@ -86,7 +97,12 @@ def _sound(part: Range, block: Block, *, verify: bool) -> Iterator[tuple[Rows, m
     for number, (end, crc) in enumerate(zip(ends.tolist(), rows["crc"].tolist(), strict=True)):
         if crc32c(data[position:end]) != crc or end > len(data):
             _damage(
-                part, block.place, base + position, base + end, "a checksum fails", verify=verify
+                part=part,
+                place=block.place,
+                start=base + position,
+                end=base + end,
+                reason="a checksum fails",
+                verify=verify,
             )
             if first < number:
                 yield rows[first:number], data[int(ends[first - 1]) if first else 0 : position]
@@ -97,24 +113,36 @@ def _sound(part: Range, block: Block, *, verify: bool) -> Iterator[tuple[Rows, m
 
 
 def _records(
-    part: Range, block: Block, rows: Rows, data: memoryview, *, verify: bool
-) -> Records | None:
+    part: LogRange, block: LogBlock, rows: Rows, data: memoryview, *, verify: bool
+) -> DecodedRecords | None:
     offset = int(rows["offset"][0])
     counts = rows["count"].astype(np.int64)
     found = boundaries(data, rows["length"].astype(np.int64), counts)
     if found is None:
         end = offset + len(data)
-        _damage(part, block.place, offset, end, "bytes are no records", verify=verify)
+        _damage(
+            part=part,
+            place=block.place,
+            start=offset,
+            end=end,
+            reason="bytes are no records",
+            verify=verify,
+        )
         return None
     ms = np.repeat(rows["ms"].astype(np.int64), counts)
-    return Records(
-        *(part.topic, found + offset, int(rows["ordinal"][0]), ms, pa.py_buffer(data), offset),
-        part.end.epoch,
+    return DecodedRecords(
+        topic=part.topic,
+        boundaries=found + offset,
+        ordinal=int(rows["ordinal"][0]),
+        ms=ms,
+        data=pa.py_buffer(data),
+        data_offset=offset,
+        epoch=part.end.epoch,
     )
 
 
 def boundaries(data: memoryview, lengths: _Positions, counts: _Positions) -> _Positions | None:
-    """Where each record of these runs begins, and where the last ends; None when they are none."""
+    """Return where each record of these runs begins and the last one ends; None if these are not records."""
     total = int(counts.sum())
     length = int(lengths.sum())
     if length > len(data):
@@ -122,7 +150,7 @@ def boundaries(data: memoryview, lengths: _Positions, counts: _Positions) -> _Po
     raw = np.frombuffer(data, np.uint8, length)
     stride, rest = divmod(length, total)
     if not rest and stride >= RECORD_HEADER_BYTES and np.array_equal(lengths, counts * stride):
-        # All of one size, very likely: then nothing has to be followed.
+        # All records very likely have the same size. If so, the sizes need not be followed one by one.
         sizes = raw.reshape(total, stride)[:, :RECORD_HEADER_BYTES]
         expected = np.frombuffer((stride - RECORD_HEADER_BYTES).to_bytes(4, "big"), np.uint8)
         if (sizes == expected).all():
@@ -133,10 +161,10 @@ def boundaries(data: memoryview, lengths: _Positions, counts: _Positions) -> _Po
 def _in_lockstep(
     raw: npt.NDArray[np.uint8], lengths: _Positions, counts: _Positions
 ) -> _Positions | None:
-    """Follow the sizes in all runs at once: one step finds the next record of each."""
+    """Follow the record sizes in all runs at once: each step finds the next record of every run."""
     ends = np.cumsum(lengths)
     firsts = np.cumsum(counts) - counts
-    # Runs with most records first: those that still have any are then always the first ones.
+    # Runs with the most records come first, so the runs that still have records are always a prefix.
     order = np.argsort(-counts, kind="stable")
     places = (ends - lengths)[order]
     stops, targets, left = ends[order], firsts[order], counts[order]
@@ -144,7 +172,7 @@ def _in_lockstep(
     found[-1] = ends[-1]
     if len(raw) < RECORD_HEADER_BYTES:
         return None
-    # The size that would stand at each byte: one look finds it, wherever it lies.
+    # The value at each byte position if a size field started there: one lookup reads any record's size.
     limit = len(raw) - RECORD_HEADER_BYTES
     sizes = np.ndarray((limit + 1,), ">u4", raw, strides=(1,))
     running = len(left)
@@ -153,14 +181,15 @@ def _in_lockstep(
             running -= 1
         here = places[:running]
         found[targets[:running] + step] = here
-        # Sizes that lead out of the data end somewhere else than they should, and are found out below.
+        # A wrong size that points outside the data moves the run past its expected end. The final comparison
+        # with `stops` detects that.
         here += sizes[np.minimum(here, limit)]
         here += RECORD_HEADER_BYTES
     return found if np.array_equal(places, stops) else None
 
 
-def _clipped(records: Records, start: int, end: int) -> Records:
-    """Without the records before and behind these ordinals."""
+def _clipped(records: DecodedRecords, start: int, end: int) -> DecodedRecords:
+    """Return the records without those before ordinal `start` and those from ordinal `end` on."""
     first = min(records.record_count, max(0, start - records.ordinal))
     last = min(records.record_count, end - records.ordinal)
     if first == 0 and last == records.record_count:
@@ -168,7 +197,7 @@ def _clipped(records: Records, start: int, end: int) -> Records:
     return _slice(records, first, max(first, last))
 
 
-def _slice(records: Records, first: int, last: int) -> Records:
+def _slice(records: DecodedRecords, first: int, last: int) -> DecodedRecords:
     return records._replace(
         boundaries=records.boundaries[first : last + 1],
         ordinal=records.ordinal + first,
@@ -176,8 +205,8 @@ def _slice(records: Records, first: int, last: int) -> Records:
     )
 
 
-def _portions(records: Records) -> Iterator[Records]:
-    """Pieces that are no larger than a batch may be."""
+def _portions(records: DecodedRecords) -> Iterator[DecodedRecords]:
+    """Yield slices that respect the limits of a batch; a larger record is a slice of its own."""
     first = 0
     while first < records.record_count:
         start = int(records.boundaries[first])
@@ -187,7 +216,7 @@ def _portions(records: Records) -> Iterator[Records]:
         first = last
 
 
-def _damage(part: Range, place: str, start: int, end: int, reason: str, *, verify: bool) -> None:
+def _damage(part: LogRange, place: str, start: int, end: int, reason: str, *, verify: bool) -> None:
     text = f"topic {part.topic!r}, {place}, offsets {start} to {end}: {reason}"
     if verify:
         raise DamageError(
@@ -198,15 +227,18 @@ def _damage(part: Range, place: str, start: int, end: int, reason: str, *, verif
 
 
 def to_batch(
-    records: Records, columns: Sequence[str], decoded: Mapping[str, pa.Array], schema: pa.Schema
+    records: DecodedRecords,
+    columns: Sequence[str],
+    decoded: Mapping[str, pa.Array],
+    schema: pa.Schema,
 ) -> pa.RecordBatch:
-    """The columns of a batch, in the order in which they are wanted."""
+    """Return a batch with these columns, in this order."""
     arrays = [decoded[name] if name in decoded else _COLUMNS[name](records) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _topic(records: Records) -> pa.Array:
-    # One value and as many offsets as there are rows: faster than as many Python strings.
+def _topic(records: DecodedRecords) -> pa.Array:
+    # One buffer with repeated names and computed offsets is faster than creating a Python string per row.
     name = records.topic.encode()
     offsets = np.arange(0, (records.record_count + 1) * len(name), len(name), dtype=np.int32)
     values = pa.py_buffer(name * records.record_count)
@@ -217,7 +249,7 @@ def _numbers(values: _Positions) -> pa.Array:
     return pa.array(values, pa.int64())
 
 
-_COLUMNS: dict[str, Callable[[Records], pa.Array]] = {
+_COLUMNS: dict[str, Callable[[DecodedRecords], pa.Array]] = {
     "topic": _topic,
     "offset": lambda records: _numbers(records.boundaries[:-1]),
     "next_offset": lambda records: _numbers(records.boundaries[1:]),

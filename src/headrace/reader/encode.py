@@ -1,6 +1,7 @@
-"""Arrow batches → blocks of records for an upload. Work per row is done by Arrow and numpy.
+"""Encoding of Arrow batches into blocks of records for an upload. Arrow and numpy do the work per row.
 
-A block is records of one topic, no more than an index run may hold; its format is `log/blocks.py`'s.
+A block holds records of one topic, at most as many as an index run may hold. `log/batch/blocks.py` defines
+the format.
 """
 
 from collections.abc import Iterator
@@ -12,14 +13,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import PayloadTooLargeError
-from headrace.log.blocks import encode_block_header
-from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
-from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES
-from headrace.spark.sink_columns import SinkError, check_written_topic
+from headrace.errors import BadTopicNameError, PayloadTooLargeError, SinkError
+from headrace.log.batch.blocks import encode_block_header
+from headrace.log.read.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
+from headrace.model import (
+    CHANNEL_PREFIX,
+    LOGUX_PREFIX,
+    PAYLOAD_BYTES_MAX,
+    RECORD_HEADER_BYTES,
+    check_publish_topic,
+    check_upload_topic,
+)
 
 _JOINED_ROWS = 8 * RUN_RECORDS_MAX
-"""Rows that are made records at once: however large, they fit into one array of Arrow's."""
+"""Number of rows that are encoded at once. Even rows of maximum size fit into one Arrow array."""
 
 
 class EncodedBlock(NamedTuple):
@@ -30,7 +37,10 @@ class EncodedBlock(NamedTuple):
 def encode_batch(
     topics: pa.Array | str, payloads: pa.Array, prefix: str = ""
 ) -> Iterator[EncodedBlock]:
-    """The rows as blocks, in their order within each topic; all topics are of the name space `prefix`."""
+    """Yield the rows as blocks and keep their order within each topic.
+
+    All topics must belong to the name space `prefix`.
+    """
     if payloads.null_count:
         raise SinkError("a row has no payload: null cannot be written")
     if not len(payloads):
@@ -52,13 +62,13 @@ def encode_batch(
 
 
 def _by_topic(topics: pa.Array, payloads: pa.Array) -> tuple[list[tuple[str, int]], pa.Array]:
-    """Each topic with where its rows end, and the rows in that order."""
+    """Return each topic with the index where its rows end, and the payloads sorted by topic."""
     encoded = topics.dictionary_encode()
     names = encoded.dictionary.to_pylist()
     if len(names) == 1:
         return [(names[0], len(payloads))], payloads
     numbers = encoded.indices.to_numpy(zero_copy_only=False)
-    # Stable: rows of a topic stay in their order.
+    # The sort is stable, so the rows of a topic keep their order.
     order = np.argsort(numbers, kind="stable")
     ends = np.cumsum(np.bincount(numbers))
     return list(zip(names, ends.tolist(), strict=True)), payloads.take(pa.array(order))
@@ -67,14 +77,14 @@ def _by_topic(topics: pa.Array, payloads: pa.Array) -> tuple[list[tuple[str, int
 def _blocks(
     groups: list[tuple[str, int]], payloads: pa.Array, prefix: str
 ) -> Iterator[EncodedBlock]:
-    """All rows made records at once, and cut into blocks."""
+    """Encode all rows as records at once and cut them into blocks."""
     lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False)
     records = pc.binary_join_element_wise(_prefixes(lengths), payloads, b"")
     data = memoryview(records.buffers()[2])
     ends = np.cumsum(lengths.astype(np.int64) + RECORD_HEADER_BYTES)
     first = position = 0
     for topic, until in groups:
-        _check(topic, prefix)
+        _check_once(topic, prefix)
         while first < until:
             last = int(np.searchsorted(ends, position + RUN_BYTES_MAX, "right"))
             last = min(last, first + RUN_RECORDS_MAX, until)
@@ -84,11 +94,34 @@ def _blocks(
             first, position = last, stop
 
 
-_check = lru_cache(maxsize=10_000)(check_written_topic)
+def check_written_topic(topic: str, prefix: str) -> None:
+    """Raise SinkError if rows of the envelope with this prefix (empty: none) cannot be written to `topic`."""
+    try:
+        if prefix and topic.startswith(prefix):
+            check_upload_topic(topic, (prefix,))
+        elif prefix:
+            raise SinkError(
+                f"this encode writes to topics that begin with {prefix!r}, not to {topic!r}"
+            )
+        elif topic.startswith(LOGUX_PREFIX):
+            raise SinkError(
+                f"topic {topic!r} is a log of Logux: give encode = logux to write events to it"
+            )
+        elif topic.startswith(CHANNEL_PREFIX):
+            raise SinkError(
+                f"topic {topic!r} is a channel: give encode = channel to write messages to it"
+            )
+        else:
+            check_publish_topic(topic)
+    except BadTopicNameError as error:
+        raise SinkError(str(error)) from None
+
+
+_check_once = lru_cache(maxsize=10_000)(check_written_topic)
 
 
 def _prefixes(lengths: npt.NDArray[np.int32]) -> pa.Array:
-    """The size of each record as the four bytes before it."""
+    """Return the size field of each record: the four bytes before its payload."""
     packed = pa.py_buffer(lengths.astype(">u4").tobytes())
     offsets = np.arange(0, (len(lengths) + 1) * 4, 4, dtype=np.int32)
     return pa.BinaryArray.from_buffers(

@@ -1,7 +1,7 @@
-"""A log in a data directory, read by its index files alone: also while a server writes, or on shared storage.
+"""A log in a data directory, read through its index files only.
 
-What it sees is what is applied: a few seconds behind the server. It never opens the catalogue, takes no
-lock and changes nothing.
+It works while a server writes to the directory, and on shared storage. It sees the records that are applied
+to segments, a few seconds behind the server. It never opens the catalogue, takes no lock and changes nothing.
 """
 
 import logging
@@ -14,27 +14,37 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from crc32c import crc32c
 
-from headrace.log.index import HEADER_BYTES, ROW_BYTES, decode_header
 from headrace.log.layout import Layout, segment_of
+from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, decode_header
 from headrace.log.records import boundary, nth
 from headrace.model import Position
-from headrace.spark.index_rows import Gap, Index, Rows, parse, stretches
-from headrace.spark.log_view import Block, Damage, DataLossError, Range, SourceError, TopicState
+from headrace.reader.index_rows import Index, RowGap, Rows, parse, stretches
+from headrace.reader.view import (
+    DamagedRange,
+    DataLossError,
+    LogBlock,
+    LogRange,
+    SourceError,
+    TopicState,
+)
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _SCAN_S = 2.0
-"""How often directories are looked at for new files: what is applied comes in steps of about that time."""
+"""Seconds between scans for new files. The server applies records about as often."""
 
 _STAMP_NS = 5_000_000_000
-"""A directory that changed so recently is listed again: two changes may bear the same time."""
+"""A directory that changed more recently than this is listed again.
+
+Two changes within the clock's resolution may have the same modification time.
+"""
 
 _BLOCK_BYTES = 16 << 20
 
 _INDEXES_MAX = 64
-"""Indexes kept in memory: planning asks for the same ones several times."""
+"""Number of indexes kept in memory, because planning reads the same ones several times."""
 
 
 class _Segment(NamedTuple):
@@ -46,7 +56,7 @@ class _Segment(NamedTuple):
 
 
 class FileLog:
-    """Implements `log_view.LogView`."""
+    """Implementation of `view.LogView` for a data directory."""
 
     def __init__(self, root: str) -> None:
         self._layout = Layout(Path(root))
@@ -57,7 +67,7 @@ class FileLog:
         self._directories: dict[str, tuple[int, dict[str, _Segment]]] = {}
         self._topics: dict[str, list[_Segment]] = {}
         self._states: dict[str, tuple[int, TopicState]] = {}
-        """With the size that the last index had then."""
+        """State of each topic, with the size of its last index when the state was computed."""
         self._indexes: dict[tuple[int, int], tuple[int, Index]] = {}
         self._scanned_s = 0.0
         self._buffer = bytearray()
@@ -72,21 +82,21 @@ class FileLog:
             try:
                 states[name] = self._state(name)
             except FileNotFoundError:
-                # Deleted since the last look: the next one sees what has become of the topic.
+                # The index was deleted since the last scan. A new scan shows the topic's present files.
                 self._scanned_s = 0.0
                 self._directories.clear()
                 return self.topics(names)
         return states
 
     def ended(self, names: Iterable[str]) -> dict[str, Position]:
-        return {}  # files of topics that are gone are gone
+        return {}  # a destroyed topic leaves no files
 
     def wait(self, timeout_s: float) -> None:
-        # Nothing tells when files of others grow, and looking at their sizes costs little.
+        # Appends by another process cannot be subscribed to, and checking file sizes is cheap.
         time.sleep(timeout_s)
 
     def _scan(self) -> None:
-        """Find index files that have come or gone, in directories that have changed."""
+        """Find index files that were added or deleted, in directories that have changed."""
         if self._scanned_s and time.monotonic() - self._scanned_s < _SCAN_S:
             return
         self._scanned_s = time.monotonic()
@@ -109,7 +119,7 @@ class FileLog:
         for _, files in self._directories.values():
             names = {one.topic_id: one for one in files.values() if one.name}
             for segment in files.values():
-                # Where the header is damaged, others of the topic know its name.
+                # If the header is damaged, another segment of the topic still has the name.
                 other = names.get(segment.topic_id)
                 if segment.name:
                     topics.setdefault(segment.name, []).append(segment)
@@ -117,7 +127,7 @@ class FileLog:
                     found = segment._replace(name=other.name, epoch=other.epoch)
                     topics.setdefault(found.name, []).append(found)
         for name, segments in topics.items():
-            # Of a topic made anew, files of its earlier life may not be swept yet.
+            # If a topic was destroyed and made again, files of its earlier epoch may still exist.
             life = max(segment.topic_id for segment in segments)
             topics[name] = sorted(s for s in segments if s.topic_id == life)
         self._topics = dict(sorted(topics.items()))
@@ -190,7 +200,7 @@ class FileLog:
     def _run(
         self, topic: TopicState, key: str, width: str, value: int
     ) -> tuple[_Segment, np.void] | None:
-        """The row of the run that contains a value, or of the next one."""
+        """Return the row of the run that contains `value`, or of the next run."""
         for segment, rows in self._kept_rows(topic.name):
             ends = rows[key].astype(np.int64) + rows[width]
             number = int(np.searchsorted(ends, value, "right"))
@@ -203,12 +213,12 @@ class FileLog:
             try:
                 yield segment, self._read_index(segment.topic_id, segment.base).rows
             except FileNotFoundError:
-                continue  # deleted since the last look: what is asked for lies behind it
+                continue  # deleted since the last scan: the requested value lies in a later segment
 
     # Parts
 
-    def split(self, whole: Range, bytes_max: int) -> Sequence[Range]:
-        parts: list[Range] = []
+    def split(self, whole: LogRange, bytes_max: int) -> Sequence[LogRange]:
+        parts: list[LogRange] = []
         start, files = whole.start, list[int]()
         segments = self._holding(whole)
         for number, segment in enumerate(segments):
@@ -217,21 +227,21 @@ class FileLog:
             try:
                 rows = self._read_index(segment.topic_id, segment.base).rows
             except FileNotFoundError:
-                files.append(segment.base)  # whoever reads it finds out, and knows what to do then
+                files.append(segment.base)  # the task that reads it gets and handles the data loss
                 continue
             for row in _rows_apart(rows, start.offset, whole.end.offset, bytes_max):
                 at = Position(whole.end.epoch, int(row["offset"]), int(row["ordinal"]))
                 if at.offset > segment.base:
                     files.append(segment.base)
-                parts.append(Range(whole.topic, start, at, (segment.topic_id, *files)))
+                parts.append(LogRange(whole.topic, start, at, (segment.topic_id, *files)))
                 start, files = at, []
             files.append(segment.base)
         if files:
-            parts.append(Range(whole.topic, start, whole.end, (segments[0].topic_id, *files)))
+            parts.append(LogRange(whole.topic, start, whole.end, (segments[0].topic_id, *files)))
         return parts
 
-    def _holding(self, whole: Range) -> list[_Segment]:
-        """The segments that hold a range; raises `DataLossError`."""
+    def _holding(self, whole: LogRange) -> list[_Segment]:
+        """Return the segments that hold a range; raise `DataLossError` if its beginning is gone."""
         segments = self._topics.get(whole.topic, [])
         found = [one for one in segments if one.base < whole.end.offset]
         if not found:
@@ -246,7 +256,8 @@ class FileLog:
                 f"{oldest.base} are gone",
                 whole._replace(start=start) if start.ordinal < whole.end.ordinal else None,
             )
-        # A last segment whose rows are all damaged lies behind the end that is known: it is looked at too.
+        # A last segment whose rows are all damaged lies after the known end of the topic. Include it too, so
+        # that its damage is reported.
         return found + [one for one in segments[len(found) :] if self._is_all_damage(one)]
 
     def _is_all_damage(self, segment: _Segment) -> bool:
@@ -256,17 +267,17 @@ class FileLog:
             return False
         return not len(index.rows) and bool(index.gaps)
 
-    def expect(self, parts: Iterable[Range]) -> None:
-        """Nothing: files are there."""
+    def expect(self, parts: Iterable[LogRange]) -> None:
+        """Do nothing: local files need no prefetching."""
 
-    def read(self, part: Range) -> Iterator[Block | Damage]:
+    def read(self, part: LogRange) -> Iterator[LogBlock | DamagedRange]:
         return self._each_file(part, self._blocks)
 
-    def rows(self, part: Range) -> Iterator[Rows | Damage]:
+    def rows(self, part: LogRange) -> Iterator[Rows | DamagedRange]:
         return self._each_file(part, self._rows)
 
     def _each_file(
-        self, part: Range, read: Callable[[int, int, Range, int], Iterator[T]]
+        self, part: LogRange, read: Callable[[int, int, LogRange, int], Iterator[T]]
     ) -> Iterator[T]:
         topic_id, *bases = part.files
         for number, base in enumerate(bases):
@@ -281,42 +292,47 @@ class FileLog:
                     part._replace(files=(topic_id, *later)) if later else None,
                 ) from None
 
-    def _blocks(self, topic_id: int, base: int, part: Range, end: int) -> Iterator[Block | Damage]:
+    def _blocks(
+        self, topic_id: int, base: int, part: LogRange, end: int
+    ) -> Iterator[LogBlock | DamagedRange]:
         path = self._layout.segment(topic_id, base)
         place = f"segment {path.name}"
         index = self._read_index(topic_id, base)
         start = max(part.start.offset, base)
         with path.open("rb") as file:
             for piece in stretches(index, start, end, _BLOCK_BYTES):
-                if isinstance(piece, Gap):
-                    yield Damage(piece.offset, piece.end, place)
+                if isinstance(piece, RowGap):
+                    yield DamagedRange(piece.offset, piece.end, place)
                     continue
                 wanted = self._space(piece.end - piece.offset)
                 found = os.preadv(file.fileno(), [wanted], piece.offset - base)
-                yield Block(piece.rows, wanted[:found], place)
-            # A topic ends at its last sound row: no part reaches into damage behind that.
+                yield LogBlock(piece.rows, wanted[:found], place)
+            # A topic ends at its last sound row, so no part includes the damage after it. Report that damage
+            # here.
             known = index.end_offset if len(index.rows) else base
             written = base + os.fstat(file.fileno()).st_size
             if len(index.rows) in index.gaps and end <= known < written:
-                yield Damage(known, written, place)
+                yield DamagedRange(known, written, place)
 
-    def _rows(self, topic_id: int, base: int, part: Range, end: int) -> Iterator[Rows | Damage]:
+    def _rows(
+        self, topic_id: int, base: int, part: LogRange, end: int
+    ) -> Iterator[Rows | DamagedRange]:
         index = self._read_index(topic_id, base)
         for piece in stretches(index, max(part.start.offset, base), end, end - base):
-            if isinstance(piece, Gap):
+            if isinstance(piece, RowGap):
                 place = f"segment {self._layout.segment(topic_id, base).name}"
-                yield Damage(piece.offset, piece.end, place)
+                yield DamagedRange(piece.offset, piece.end, place)
             else:
                 yield piece.rows
 
     def _space(self, length: int) -> memoryview:
-        """Memory that is used again and again: what is new to a process costs it a third of the reading."""
+        """Return a buffer that every block reuses: new memory would cost a third of the read time."""
         if len(self._buffer) < length:
             self._buffer = bytearray(max(length, _BLOCK_BYTES))
         return memoryview(self._buffer)[:length]
 
     def close(self) -> None:
-        """Nothing is open between two questions."""
+        """Do nothing: no file stays open between two calls."""
 
     # Files
 
@@ -334,7 +350,7 @@ class FileLog:
         return known[1]
 
     def _sound_bytes(self, segment: _Segment, row: np.void) -> bytes | None:
-        """The bytes of a run; None when they are damaged or gone."""
+        """Return the bytes of a run; None if they are damaged or deleted."""
         try:
             with self._layout.segment(segment.topic_id, segment.base).open("rb") as file:
                 position = int(row["offset"]) - segment.base
@@ -345,20 +361,20 @@ class FileLog:
 
 
 def _within(topic: TopicState, offset: int, ordinal: int) -> Position:
-    """The position, or the topic's end: files may have grown since it was asked for."""
+    """Return the position, capped at the topic's known end: files may have grown since then."""
     if ordinal >= topic.end.ordinal:
         return topic.end
     return Position(topic.end.epoch, offset, ordinal)
 
 
 def _behind(topic: TopicState, row: np.void) -> Position:
-    """The end of a run that is damaged: inside it there is nowhere to go."""
+    """Return the end of a damaged run: positions inside it cannot be found."""
     end = int(row["offset"]) + int(row["length"])
     return _within(topic, end, int(row["ordinal"]) + int(row["count"]))
 
 
 def _rows_apart(rows: Rows, start: int, end: int, bytes_max: int) -> Iterator[np.void]:
-    """Rows before `end`, each so far behind the one before it, the first so far behind `start`."""
+    """Yield rows before `end` that are at least `bytes_max` apart from each other and from `start`."""
     offsets = rows["offset"].astype(np.int64)
     while True:
         number = int(np.searchsorted(offsets, start + bytes_max, "left"))
@@ -371,7 +387,7 @@ def _rows_apart(rows: Rows, start: int, end: int, bytes_max: int) -> Iterator[np
 def _list(directory: str, known: dict[str, _Segment]) -> dict[str, _Segment]:
     files = {}
     for name in os.listdir(directory):
-        # What has another name is not ours.
+        # Files with other names do not belong to Headrace.
         if name.endswith(".idx") and (named := segment_of(name)) is not None:
             segment = known.get(name) or _read_header(os.path.join(directory, name), *named)
             if segment is not None:
@@ -380,7 +396,10 @@ def _list(directory: str, known: dict[str, _Segment]) -> dict[str, _Segment]:
 
 
 def _read_header(path: str, topic_id: int, base: int) -> _Segment | None:
-    """What an index says of itself; None when it is gone or just being made, no name when it is damaged."""
+    """Read the header of an index file.
+
+    Return None if the file is deleted or just being created. The name is empty if the header is damaged.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read(HEADER_BYTES + ROW_BYTES)

@@ -1,4 +1,4 @@
-"""Requests to the HTTP listener of a running server, from drivers and tasks: one connection, kept open."""
+"""HTTP client for a running server, used by drivers and tasks: one connection, kept open."""
 
 import contextlib
 import http.client
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from headrace.spark.log_view import SourceError
-from headrace.spark.options import Place
+from headrace.reader.selection import LogLocation
+from headrace.reader.view import SourceError
 
 TIMEOUT_S = 60.0
-"""How long a server may be silent in the middle of an answer."""
+"""Longest silence of a server in the middle of an answer, in seconds."""
 
 RETRY_S = 10.0
-"""How long a server that cannot be reached is tried again: one that restarts is back by then."""
+"""Time for which requests to an unreachable server are retried. A server that restarts is back by then."""
 
 _PAUSE_S = 0.2
 _UNAUTHORISED = 401
@@ -23,33 +23,33 @@ _UNAVAILABLE = 503
 
 
 class ServerError(SourceError):
-    """The server cannot be reached, or refuses."""
+    """The server cannot be reached, or refuses the request."""
 
     def __init__(self, message: str, status: int = 0, start: tuple[int, int] | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.start = start
-        """Offset and ordinal from which on a topic is kept, when something before was asked for."""
+        """Offset and ordinal of the oldest record that is kept, if the request asked for older ones."""
 
     @property
     def is_away(self) -> bool:
-        """Whether it may be back later, as nothing else is wrong."""
+        """True if the server is unreachable or unavailable, so that a later retry may succeed."""
         return self.status in (0, _UNAVAILABLE)
 
 
 class HttpClient:
-    """The first of several servers that answers."""
+    """Client that uses the first of several servers that answers."""
 
-    def __init__(self, place: Place, *, retry_s: float = RETRY_S) -> None:
+    def __init__(self, place: LogLocation, *, retry_s: float = RETRY_S) -> None:
         self._urls = list(place.urls)
         self._headers = {"Authorization": f"Bearer {place.token}"} if place.token else {}
         self._retry_s = retry_s
         self._connection: http.client.HTTPConnection | None = None
         self._connected = False
-        """Whether a server was there once."""
+        """True once a connection to a server has succeeded."""
 
     def json(self, method: str, path: str, query: Mapping[str, object], body: object = None) -> Any:
-        """A request that is harmless to repeat, and its answer."""
+        """Send a request that is safe to repeat, and return the decoded answer."""
         data = json.dumps(body).encode() if body is not None else None
         return self._decoded(self.send(method, path, query, data))
 
@@ -61,12 +61,12 @@ class HttpClient:
         body: bytes | None = None,
         kind: str = "",
     ) -> bytes:
-        """`kind` is the body's type, where that makes a difference."""
+        """Send a request and return the answer's body; `kind` is the content type, if the server needs it."""
         target = f"{path}?{urlencode(query, doseq=True)}" if query else path
         return self._answer(method, target, body, kind)
 
     def upload(self, path: str, body: bytes) -> Any:
-        """Send bytes, again when it is not known whether they came: twice must do no harm."""
+        """Send bytes, and repeat if it is unknown whether they arrived: a second copy must be harmless."""
         return self._decoded(self._answer("POST", path, body))
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class HttpClient:
             self._connection = None
 
     def _answer(self, method: str, target: str, body: bytes | None, kind: str = "") -> bytes:
-        """The whole of it: one that breaks off is asked for again."""
+        """Return the complete answer. Retry a request whose answer breaks off."""
         deadline = time.monotonic() + self._retry_s
         while True:
             fresh = self._connection is None
@@ -89,7 +89,7 @@ class HttpClient:
                 self.close()
                 if time.monotonic() > deadline:
                     raise self._unreachable(error) from None
-                # A connection that was kept may simply have been closed: that costs no pause.
+                # The server may simply have closed an idle connection: reconnect at once.
                 if fresh:
                     self._next()
                     time.sleep(_PAUSE_S)
@@ -98,13 +98,13 @@ class HttpClient:
         self._connect()
         assert self._connection is not None
         headers = self._headers | ({"Content-Type": kind} if kind else {})
-        # What it said before it closed on us counts, even if not everything could be sent.
+        # If the server answers and closes before it has read the whole request, its answer still counts.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.request(method, target, body, headers)
         return self._checked(self._connection.getresponse()).read()
 
     def _connect(self) -> None:
-        """To the first that lets us; it is the first of the list then."""
+        """Connect to the first server that accepts, and move it to the front of the list."""
         if self._connection is not None:
             return
         for left in reversed(range(len(self._urls))):

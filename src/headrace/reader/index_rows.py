@@ -1,4 +1,4 @@
-"""Rows of an index as a numpy array: which hold, where a value lies, what follows without a gap."""
+"""Rows of an index as a numpy array: checksums, gaps, and stretches without a gap."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from headrace.log.index import ROW_BYTES
+from headrace.log.read.index import ROW_BYTES
 from headrace.model import JUMP
 
 ROW = np.dtype(
@@ -21,7 +21,7 @@ ROW = np.dtype(
         ("row_crc", ">u4"),
     ]
 )
-"""A row as `log/index.py` packs it."""
+"""Format of a row, as packed by `log/read/index.py`."""
 
 Rows = npt.NDArray[np.void]
 
@@ -29,11 +29,11 @@ _CRC_BYTES = 4
 
 
 class Index(NamedTuple):
-    """The rows whose checksum holds, and before which of them others do not."""
+    """The index rows whose checksum matches, and the places where damaged rows were removed."""
 
     rows: Rows
     gaps: frozenset[int]
-    """Numbers of rows with a damaged one before them; the number of rows for one at the end."""
+    """Row numbers that follow a damaged row. The number equals `len(rows)` if the last row is damaged."""
 
     @property
     def end_offset(self) -> int:
@@ -41,22 +41,22 @@ class Index(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Rows that follow each other without a gap."""
+    """Consecutive rows without a gap."""
 
     rows: Rows
     offset: int
     end: int
 
 
-class Gap(NamedTuple):
-    """Where rows are damaged or missing."""
+class RowGap(NamedTuple):
+    """A range of offsets whose rows are damaged or missing."""
 
     offset: int
     end: int
 
 
 def parse(data: bytes) -> Index:
-    """The rows of a block of an index file."""
+    """Parse consecutive rows of an index file."""
     count = len(data) // ROW_BYTES
     rows = np.frombuffer(data, ROW, count)
     view = memoryview(data)
@@ -72,8 +72,11 @@ def parse(data: bytes) -> Index:
     return Index(np.delete(rows, bad), gaps)
 
 
-def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[Stretch | Gap]:
-    """What covers the offsets from `start` to `end`, in pieces that are not much longer than `bytes_max`."""
+def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[Stretch | RowGap]:
+    """Yield the stretches and gaps that cover `start` to `end`.
+
+    A stretch is about `bytes_max` long; it exceeds that by less than a run.
+    """
     rows = index.rows
     offsets = rows["offset"].astype(np.int64)
     ends = offsets + rows["length"]
@@ -84,7 +87,7 @@ def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[St
     position = start
     for begin, stop in zip([first, *breaks], [*breaks, last], strict=True):
         if begin < stop and is_gap(position, int(offsets[begin])):
-            yield Gap(position, int(offsets[begin]))
+            yield RowGap(position, int(offsets[begin]))
         at = begin
         while at < stop:
             until = int(np.searchsorted(offsets, offsets[at] + bytes_max, "left"))
@@ -94,9 +97,9 @@ def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[St
         if stop > first:
             position = int(ends[stop - 1])
     if is_gap(position, end):
-        yield Gap(position, end)
+        yield RowGap(position, end)
 
 
 def is_gap(offset: int, next_offset: int) -> bool:
-    """Whether records between two offsets are missing: a topic that jumped ahead has none there."""
+    """True if records between the two offsets are missing. A topic that jumped ahead has none there."""
     return offset < next_offset and (next_offset - offset) % JUMP != 0

@@ -1,41 +1,42 @@
-"""Which records are read and by which task: from options, topics and offsets to parts. Knows no Spark."""
+"""Planning of reads: from options, topics and offsets to the parts that each task reads. Knows no Spark."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from headrace.errors import OptionError
 from headrace.model import Position, Span
-from headrace.spark.log_view import DataLossError, LogView, Range, TopicState
-from headrace.spark.options import EARLIEST, LATEST, OptionError, SourceOptions, Topics, Where
+from headrace.reader.selection import EARLIEST, LATEST, SourceOptions, TopicSelection, Where
+from headrace.reader.view import DataLossError, LogRange, LogView, TopicState
 
 logger = logging.getLogger(__name__)
 
 CUT_TOPICS_MAX = 64
-"""How many topics one micro-batch reads in part. Each takes a look-up, so others wait for their turn."""
+"""Number of topics that one micro-batch reads partly. Each needs a look-up, so other topics must wait."""
 
 Positions = dict[str, Position]
 
 _EARLIEST, _LATEST = Where(EARLIEST), Where(LATEST)
 
 
-def find_topics(log: LogView, topics: Topics) -> dict[str, TopicState]:
-    """Those that are to be read and exist, in the order of their names."""
+def find_topics(log: LogView, topics: TopicSelection) -> dict[str, TopicState]:
+    """Return the selected topics that exist, sorted by name."""
     found = log.topics(topics.names)
     return {name: state for name, state in sorted(found.items()) if topics.matches(name)}
 
 
 class Narrows(Protocol):
-    """What filters leave of a topic."""
+    """Filters that exclude topics or narrow the range that is read of a topic."""
 
     def matches(self, topic: str) -> bool: ...
 
-    def narrow(self, log: LogView, state: TopicState, whole: Range) -> Range: ...
+    def narrow(self, log: LogView, state: TopicState, whole: LogRange) -> LogRange: ...
 
 
 def plan_batch(
     log: LogView, options: SourceOptions, narrowing: Narrows | None = None
-) -> list[Range]:
-    """What a batch read is of: every topic, from where it is to begin to where it is to end."""
+) -> list[LogRange]:
+    """Return the range of each topic that a batch read covers, without empty ranges."""
     states = find_topics(log, options.topics)
     missing = [name for name in options.topics.names or () if name not in states]
     if missing:
@@ -46,7 +47,7 @@ def plan_batch(
             continue
         start = locate(log, state, options.starting or _EARLIEST, options, EARLIEST)
         end = locate(log, state, options.ending or _LATEST, options, LATEST)
-        one = Range(state.name, start, end)
+        one = LogRange(state.name, start, end)
         if narrowing is not None:
             one = narrowing.narrow(log, state, one)
         if one.start.ordinal < one.end.ordinal:
@@ -57,7 +58,10 @@ def plan_batch(
 def locate(
     log: LogView, state: TopicState, where: Where, options: SourceOptions, otherwise: int
 ) -> Position:
-    """The position in a topic that the user meant; one that is no longer kept is data loss."""
+    """Return the position that the user asked for; raise `DataLossError` if it is no longer kept.
+
+    With `failOnDataLoss` set to false, return the oldest position that is kept instead.
+    """
     if where.ms is not None:
         return log.at_time(state, where.ms)
     offset = where.topics.get(state.name, where.everywhere)
@@ -75,11 +79,13 @@ def locate(
     return log.at_offset(state, offset)
 
 
-def parts_of(log: LogView, ranges: Sequence[Range], options: SourceOptions) -> list[list[Range]]:
-    """The ranges divided among tasks: large ones in parts, small ones together."""
+def parts_of(
+    log: LogView, ranges: Sequence[LogRange], options: SourceOptions
+) -> list[list[LogRange]]:
+    """Divide the ranges among tasks: large ranges are split, small ones share a task."""
     total = sum(one.bytes for one in ranges)
     bytes_max = min(options.partition_bytes, max(1, -(-total // options.partitions_min)))
-    tasks: list[list[Range]] = []
+    tasks: list[list[LogRange]] = []
     filled = bytes_max
     for one in ranges:
         for part in _split(log, one, bytes_max, options):
@@ -91,8 +97,10 @@ def parts_of(log: LogView, ranges: Sequence[Range], options: SourceOptions) -> l
     return tasks
 
 
-def _split(log: LogView, whole: Range, bytes_max: int, options: SourceOptions) -> Sequence[Range]:
-    rest: Range | None = whole
+def _split(
+    log: LogView, whole: LogRange, bytes_max: int, options: SourceOptions
+) -> Sequence[LogRange]:
+    rest: LogRange | None = whole
     while rest is not None:
         try:
             return log.split(rest, bytes_max)
@@ -107,9 +115,9 @@ def _split(log: LogView, whole: Range, bytes_max: int, options: SourceOptions) -
 def check_positions(
     start: Positions, states: Mapping[str, TopicState], ends: Positions | None
 ) -> None:
-    """Raise `DataLossError` when something is not there, or not any more, that lies behind `start`.
+    """Raise `DataLossError` if records after `start` are missing or no longer kept.
 
-    With `ends`, of a batch that was planned before: up to there everything must be there.
+    `ends` is given for a batch that was planned before: all its records up to `ends` must exist.
     """
     gone: dict[str, int] = {}
     why = "retention has overtaken the query"
@@ -141,7 +149,7 @@ def check_positions(
 
 
 def kept(log: LogView, state: TopicState, at: Position) -> Position:
-    """Where to go on: the position itself, or the oldest that is kept where it does not exist."""
+    """Return where to continue: `at` if that position exists, otherwise the oldest position that is kept."""
     if state.start.ordinal <= at.ordinal <= state.end.ordinal:
         if at.epoch == state.end.epoch or at.ordinal == state.start.ordinal:
             return at
@@ -155,7 +163,7 @@ def gone_error(gone: Mapping[str, int], why: str = "retention has overtaken the 
     records = sum(gone.values())
     name = next(iter(gone))
     more = f" and {len(gone) - 1} other topics" if len(gone) > 1 else ""
-    # A log that jumped ahead may have lost records that nobody can count.
+    # A topic that jumped ahead may have lost an unknown number of records.
     what = f"{records} records" if records else "perhaps records"
     return (
         f"{what} of topic {name!r}{more} are gone that the query has not read: {why}; "
@@ -166,14 +174,14 @@ def gone_error(gone: Mapping[str, int], why: str = "retention has overtaken the 
 def limit_rows(
     log: LogView, start: Positions, states: Mapping[str, TopicState], rows_max: int
 ) -> Positions:
-    """Where a micro-batch of at most so many rows ends, with every topic getting its share."""
+    """Return where a micro-batch of at most `rows_max` rows ends, with a fair share for each topic."""
     return _limit(start, states, rows_max, lambda at: at.ordinal, log.at_ordinal)
 
 
 def limit_bytes(
     log: LogView, start: Positions, states: Mapping[str, TopicState], bytes_max: int
 ) -> Positions:
-    """The same by bytes, to the next record: a batch has at least one."""
+    """Like `limit_rows`, but by bytes, rounded up to the next record: a batch has at least one record."""
     return _limit(start, states, bytes_max, lambda at: at.offset, log.at_offset)
 
 
@@ -198,14 +206,14 @@ def _limit(
 
 
 def _shares(backlog: Mapping[str, int], total_max: int) -> Iterator[tuple[str, int]]:
-    """How much each topic gives: small backlogs whole, large ones alike."""
+    """Yield the share of each topic: small backlogs completely, large ones in equal shares."""
     left = total_max
     waiting = sorted(backlog.items(), key=lambda item: item[1])
     while waiting and waiting[0][1] <= left // len(waiting):
         name, size = waiting.pop(0)
         left -= size
         yield name, size
-    # The largest first: whoever gets nothing now has the largest backlog some day.
+    # The largest backlogs come first. A topic that gets nothing now grows until it is among the largest.
     cut = waiting[-CUT_TOPICS_MAX:][::-1][: max(1, left)]
     for number, (name, size) in enumerate(cut):
         share = min(size, left // (len(cut) - number))
@@ -214,9 +222,9 @@ def _shares(backlog: Mapping[str, int], total_max: int) -> Iterator[tuple[str, i
             left -= share
 
 
-def ranges_between(start: Positions, end: Positions) -> list[Range]:
+def ranges_between(start: Positions, end: Positions) -> list[LogRange]:
     return [
-        Range(name, start[name], position)
+        LogRange(name, start[name], position)
         for name, position in end.items()
         if position.ordinal > start[name].ordinal
     ]

@@ -1,29 +1,125 @@
-"""A log behind the HTTP listener of a running server: rows and raw bytes are fetched, and decoded here."""
+"""A log behind the HTTP listener of a running server: fetches index rows and raw bytes, decodes locally.
+
+Small parts are fetched together, because one request per part would cost more than its bytes.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote_plus
 
 import numpy as np
 
+from headrace.log.read.raw import RANGES_BYTES_MAX, RANGES_MAX, unpack
 from headrace.model import Durability, Position
-from headrace.spark.fetched_parts import Fetched, FetchedParts
-from headrace.spark.http_client import HttpClient, ServerError
-from headrace.spark.index_rows import Gap, Rows, Stretch, parse, stretches
-from headrace.spark.log_view import Block, Damage, DataLossError, Range, TopicState
-from headrace.spark.options import Place
+from headrace.reader.http_client import HttpClient, ServerError
+from headrace.reader.index_rows import Index, RowGap, Rows, Stretch, parse, stretches
+from headrace.reader.selection import LogLocation
+from headrace.reader.view import DamagedRange, DataLossError, LogBlock, LogRange, TopicState
+
+_SMALL_BYTES = 64 << 10
+_TOTAL_BYTES = RANGES_BYTES_MAX // 2
+"""Maximum total size of the parts in a request.
+
+The server's answer is larger than the parts, because it contains whole runs and their rows.
+"""
+_ADDRESS_BYTES = 32 << 10
+"""Maximum length of a request's address. Servers accept addresses of up to 64 KiB."""
+_NUMBERS_BYTES = 64
+"""Upper bound of what the two offsets of a part add to the address."""
+
+
+class Fetched(NamedTuple):
+    """Index rows of a part, and the bytes of their runs."""
+
+    rows: Index
+    data: memoryview
+    offset: int
+
+    def bytes(self, piece: Stretch) -> memoryview | None:
+        """Return the bytes of a stretch; None if some are missing because rows were damaged."""
+        first, last = piece.offset - self.offset, piece.end - self.offset
+        return self.data[first:last] if 0 <= first < last <= len(self.data) else None
+
+
+class FetchedParts:
+    """Parts that were announced with `expect`, fetched together on the first `take`."""
+
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
+        self._expected: dict[LogRange, None] = {}
+        """Announced small parts that are not fetched yet, in reading order."""
+        self._fetched: dict[LogRange, Fetched] = {}
+
+    def expect(self, parts: Iterable[LogRange]) -> None:
+        self._expected |= dict.fromkeys(one for one in parts if 0 < one.bytes <= _SMALL_BYTES)
+
+    def take(self, part: LogRange) -> Fetched | None:
+        """Return an announced part; None for any other part, and if the combined answer lacks it."""
+        if part in self._expected:
+            self._fetch(part)
+        return self._fetched.pop(part, None)
+
+    def clear(self) -> None:
+        self._expected.clear()
+        self._fetched.clear()
+
+    def _fetch(self, first: LogRange) -> None:
+        parts = self._next(first)
+        # Batching a single part gains nothing.
+        if len(parts) == 1:
+            return
+        query = {
+            "topic": [one.topic for one in parts],
+            "from": [one.start.offset for one in parts],
+            "to": [one.end.offset for one in parts],
+        }
+        self._fetched.clear()
+        try:
+            answer = self._http.send("GET", "/v1/ranges", query)
+        except ServerError as error:
+            if error.is_away:
+                raise
+            # A proxy may reject this request. Each part is then requested alone, which also shows its own
+            # error.
+            self._expected.clear()
+            return
+        for one, (rows, data, offset) in zip(parts, unpack(answer), strict=True):
+            if rows:
+                self._fetched[one] = Fetched(parse(bytes(rows)), data, offset)
+
+    def _next(self, first: LogRange) -> list[LogRange]:
+        """Return as many expected parts as fit in a request, beginning with `first`.
+
+        Parts before `first` are forgotten: the caller reads in order, so it has skipped them.
+        """
+        parts: list[LogRange] = []
+        size = length = 0
+        for one in list(self._expected):
+            if not parts and one != first:
+                del self._expected[one]
+                continue
+            size += one.bytes
+            length += len(quote_plus(one.topic)) + _NUMBERS_BYTES
+            if parts and (size > _TOTAL_BYTES or length > _ADDRESS_BYTES):
+                break
+            parts.append(one)
+            del self._expected[one]
+            if len(parts) == RANGES_MAX:
+                break
+        return parts
+
 
 _PAGE = 1000
 _BLOCK_BYTES = 16 << 20
 _NOT_FOUND, _GONE = 404, 410
 _NAMES_BYTES = 16 << 10
-"""How many bytes of names one request holds: servers read addresses of up to 64 KiB."""
+"""Maximum bytes of topic names in one request. Servers accept addresses of up to 64 KiB."""
 
 
 class ServerLog:
-    """Implements `log_view.LogView`."""
+    """Implementation of `view.LogView` for a running server."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LogLocation) -> None:
         self._http = HttpClient(place)
         self._fetched = FetchedParts(self._http)
         self._states: dict[str, TopicState] = {}
@@ -77,7 +173,7 @@ class ServerLog:
             yield page
             if not page["more"]:
                 return
-            # Later pages are asked for whether or not anything has changed meanwhile.
+            # Fetch later pages even if nothing has changed since the first.
             query = {"limit": _PAGE}
             after = page["topics"][-1]["name"]
 
@@ -98,62 +194,62 @@ class ServerLog:
         except ServerError as error:
             if error.status != _NOT_FOUND:
                 raise
-            # The topic has ended since it was listed: whoever reads up to there finds out, and knows what
-            # to do then.
+            # The topic was destroyed after it was listed. The task that reads up to its end gets and handles
+            # the error.
             return topic.end
         at = Position(found["epoch"], found["offset"], found["ordinal"])
-        # The topic may have grown since: what is planned ends where it ended then.
+        # The topic may have grown since it was listed, but a plan never extends past the listed end.
         return at if at.ordinal < topic.end.ordinal else topic.end
 
     # Parts
 
-    def split(self, whole: Range, bytes_max: int) -> Sequence[Range]:
+    def split(self, whole: LogRange, bytes_max: int) -> Sequence[LogRange]:
         if whole.bytes <= bytes_max:
             return [whole]
         query = _query(whole) | {"bytes": bytes_max}
         found = self._kept(whole, "/v1/splits", query)["splits"]
         places = [Position(whole.end.epoch, one["offset"], one["ordinal"]) for one in found]
         return [
-            Range(whole.topic, start, end)
+            LogRange(whole.topic, start, end)
             for start, end in zip([whole.start, *places], [*places, whole.end], strict=True)
         ]
 
-    def _kept(self, part: Range, path: str, query: dict[str, object]) -> Any:
+    def _kept(self, part: LogRange, path: str, query: dict[str, object]) -> Any:
         try:
             return self._http.json("GET", path, query)
         except ServerError as error:
             raise _loss(part, error) from None
 
-    def expect(self, parts: Iterable[Range]) -> None:
+    def expect(self, parts: Iterable[LogRange]) -> None:
         self._fetched.expect(parts)
 
-    def read(self, part: Range) -> Iterator[Block | Damage]:
+    def read(self, part: LogRange) -> Iterator[LogBlock | DamagedRange]:
         place = _place(part)
         try:
             fetched = self._fetched.take(part)
             for piece in self._pieces(part, _BLOCK_BYTES, fetched):
-                if isinstance(piece, Gap):
-                    yield Damage(piece.offset, piece.end, place)
+                if isinstance(piece, RowGap):
+                    yield DamagedRange(piece.offset, piece.end, place)
                 else:
                     data = fetched.bytes(piece) if fetched else None
-                    yield Block(piece.rows, data or self._bytes(part.topic, piece), place)
+                    yield LogBlock(piece.rows, data or self._bytes(part.topic, piece), place)
         except ServerError as error:
             raise _loss(part, error) from None
 
-    def rows(self, part: Range) -> Iterator[Rows | Damage]:
+    def rows(self, part: LogRange) -> Iterator[Rows | DamagedRange]:
         try:
             fetched = self._fetched.take(part)
             for piece in self._pieces(part, max(1, part.bytes), fetched):
-                if isinstance(piece, Gap):
-                    yield Damage(piece.offset, piece.end, _place(part))
+                if isinstance(piece, RowGap):
+                    yield DamagedRange(piece.offset, piece.end, _place(part))
                 else:
                     yield piece.rows
         except ServerError as error:
             raise _loss(part, error) from None
 
     def _pieces(
-        self, part: Range, bytes_max: int, fetched: Fetched | None
-    ) -> Iterator[Stretch | Gap]:
+        self, part: LogRange, bytes_max: int, fetched: Fetched | None
+    ) -> Iterator[Stretch | RowGap]:
         start = part.start.offset
         if fetched is not None:
             yield from stretches(fetched.rows, start, part.end.offset, bytes_max)
@@ -175,7 +271,7 @@ class ServerLog:
             asked = {"topic": topic, "from": at, "to": piece.end}
             data = self._http.send("GET", "/v1/range", asked)
             if not data:
-                # The file was cut. Zeros fail the run's checksum; what lies behind it may be sound.
+                # The file was truncated. Zeros fail the run's checksum; later runs may still be sound.
                 ends = piece.rows["offset"].astype(np.int64) + piece.rows["length"]
                 data = bytes(int(ends[np.searchsorted(ends, at, "right")]) - at)
             found.append(data)
@@ -183,11 +279,11 @@ class ServerLog:
         return b"".join(found)
 
 
-def _place(part: Range) -> str:
+def _place(part: LogRange) -> str:
     return f"topic {part.topic!r} on the server"
 
 
-def _query(part: Range) -> dict[str, object]:
+def _query(part: LogRange) -> dict[str, object]:
     return {"topic": part.topic, "from": part.start.offset, "to": part.end.offset}
 
 
@@ -205,7 +301,7 @@ def _pages_of(names: Sequence[str]) -> Iterator[list[str]]:
         yield page
 
 
-def _loss(part: Range, error: ServerError) -> Exception:
+def _loss(part: LogRange, error: ServerError) -> Exception:
     if error.status == _NOT_FOUND:
         return DataLossError(f"topic {part.topic!r} was destroyed while it was to be read: {error}")
     if error.status != _GONE:

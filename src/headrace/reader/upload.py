@@ -1,36 +1,36 @@
-"""Blocks of records → staged files on the server, and the decision that has them appended once. No Spark."""
+"""Upload of blocks as staged files, and the commit that makes the server append them once. No Spark."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import NamedTuple
 
-from headrace.spark.encode import EncodedBlock
-from headrace.spark.http_client import HttpClient
-from headrace.spark.options import Place
-from headrace.spark.sink_columns import SinkError
+from headrace.errors import SinkError
+from headrace.reader.encode import EncodedBlock
+from headrace.reader.http_client import HttpClient
+from headrace.reader.selection import LogLocation
 
 STAGED_BYTES = 16 << 20
-"""How much is gathered in memory before it is uploaded: rows may come slowly, uploads must not."""
+"""Bytes collected in memory before an upload. Rows may arrive slowly, but uploads must be fast."""
 
 COMMIT_RETRY_S = 120.0
-"""How long a commit is tried again: a server that restarts goes on with it by itself."""
+"""Time for which a commit is retried. A server that restarts continues the commit by itself."""
 
 
-class Decided(NamedTuple):
+class UploadDecision(NamedTuple):
     records: int
-    """That were appended."""
+    """Number of records that were appended."""
     duplicate: bool
-    """Whether the batch was written before, by someone else."""
+    """True if another attempt had already written the batch."""
 
 
-def upload(place: Place, blocks: Iterable[EncodedBlock]) -> list[str]:
-    """In a task: the blocks as staged files, in their order."""
+def upload(place: LogLocation, blocks: Iterable[EncodedBlock]) -> list[str]:
+    """Upload the blocks as staged files, in order, and return their ids. Runs in a task."""
     ids: list[str] = []
     uploading: Future[str] | None = None
     with (
         closing(HttpClient(place)) as client,
-        # One at a time, while the next is gathered.
+        # One upload runs at a time, while the next body is collected.
         ThreadPoolExecutor(1, "upload") as thread,
     ):
         for body in _bodies(blocks):
@@ -42,14 +42,14 @@ def upload(place: Place, blocks: Iterable[EncodedBlock]) -> list[str]:
     return ids
 
 
-def decide(place: Place, producer: str, number: int, ids: Sequence[str]) -> Decided:
-    """In the driver: have staged files appended, in their order and once for this number."""
+def decide(place: LogLocation, producer: str, number: int, ids: Sequence[str]) -> UploadDecision:
+    """Make the server append staged files, in order and once for this batch number. Runs in the driver."""
     body = {"producer": producer, "number": number, "staged": list(ids)}
     with closing(HttpClient(place, retry_s=COMMIT_RETRY_S)) as client:
         answer = client.json("POST", "/v1/batches", {}, body)
         asked_again = False
         while answer.get("pending"):
-            # It is decided, and goes on whether or not anyone asks.
+            # The batch is decided. The server continues even if no client asks.
             answer = client.json("POST", "/v1/batches", {}, body)
             asked_again = True
     if answer.get("damaged"):
@@ -57,11 +57,11 @@ def decide(place: Place, producer: str, number: int, ids: Sequence[str]) -> Deci
             f"batch {number} of producer {producer!r} is written, but {answer['damaged']} parts of it "
             "were damaged on the server's disk and are lost: the server's log names them"
         )
-    return Decided(answer["records"], answer["duplicate"] and not asked_again)
+    return UploadDecision(answer["records"], answer["duplicate"] and not asked_again)
 
 
 def _bodies(blocks: Iterable[EncodedBlock]) -> Iterator[bytes]:
-    """What is sent at once."""
+    """Join blocks into request bodies of about STAGED_BYTES."""
     gathered: list[bytes | memoryview] = []
     size = 0
     for block in blocks:

@@ -1,1 +1,1 @@
-"""The only place with sockets, timers and signals. Joins sessions to the broker."""
+"""The only part of the server with sockets, timers and signals. Connects sessions to the broker."""

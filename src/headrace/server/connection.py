@@ -1,8 +1,8 @@
-"""A connection of any protocol: a transport, a session, its subscriptions. Decides how much goes out when.
+"""A connection of any protocol: a transport, a session, subscriptions. Decides how much is written when.
 
-Answers (ACK, PONG, ATTACHED) are written at once; records wait in this connection's own queue until the
-transport has room, so that an answer has at most a bounded amount of them ahead of it. How bytes become
-commands is left to `tcp.py` and `websocket.py`.
+Answers (ACK, PONG, ATTACHED) are written at once. Records wait in the connection's own queue until the
+transport has room, so that only a bounded amount of records is ahead of an answer. Elsewhere: `tcp.py` and
+`websocket.py` turn bytes into commands.
 """
 
 import asyncio
@@ -13,13 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from headrace.broker.broker import Broker
+from headrace.broker.broker import Broker, BrokerSubscription, Slice, SubscriptionState
 from headrace.broker.readers import Claim, Readers
-from headrace.broker.subscription import Slice, State, Subscription
-from headrace.config import Limits
+from headrace.config.settings import Limits
 from headrace.model import Refusal
-from headrace.server.health import Health
-from headrace.server.metrics import Metrics
+from headrace.server.metrics import Health, Metrics
 from headrace.server.refusals import Refusals
 from headrace.server.turns import Turns
 from headrace.session.server import Close, ServerSession
@@ -29,38 +27,41 @@ from headrace.wire import websocket
 logger = logging.getLogger(__name__)
 
 UNSENT_BYTES_MAX = 1 << 18
-"""What may lie in the transport ahead of an answer."""
+"""High-water mark of the transport's write buffer, which bounds the data ahead of an answer."""
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 _KERNEL_UNSENT_BYTES_MAX = 1 << 17
 
 UNACKNOWLEDGED_BYTES_MAX = 4 << 20
-"""Publishes of one connection under way before it is no longer read: the next commit is milliseconds away."""
+"""Unacknowledged bytes above which a connection is not read. The next commit is milliseconds away."""
 HELD_BACK_BYTES_MAX = 72 << 20
-"""The same while commits are held back: the largest window a client has, 256 of the largest payloads, so
-that a PING behind them is still read and answered."""
+"""The same limit while commits are held back.
+
+It is the largest window of a client, 256 of the largest payloads, so that a PING behind them is still read
+and answered.
+"""
 CROWDED_BYTES_MAX = 1 << 16
-"""The same while all connections together have reached `publish_bytes_max`."""
+"""The same limit while all connections together exceed `publish_bytes_max`."""
 
 ANSWERS_BYTES_MAX = 1 << 20
-"""A peer that lets so much lie unread is not read from either."""
+"""Unread answers of a peer, in bytes, above which the peer is not read either."""
 
 COMMANDS_AT_ONCE_MAX = 20
-"""Commands of one read that are carried out at once; others take turns with those of other connections."""
+"""Commands of one read that are executed at once. The rest take turns with other connections' commands."""
 _PUMP_BYTES = 1 << 20
 _PUMP_ITEMS = 500
-"""What is done for one connection before the others have their turn."""
+"""Bytes and items that are written for one connection before the others have their turn."""
 _TURN_S = 0.005
 _CLOSE_TIMEOUT_S = 5.0
 DISCARDED_BYTES_MAX = 16 << 20
-"""Read and thrown away of a peer that goes on sending after the server has hung up."""
+"""Limit of the bytes read and discarded from a peer that keeps sending after the server has hung up."""
 GOODBYE_TIMEOUT_S = 30.0
-"""How long a peer that says no more, or is not listened to any more, may wait for its acknowledgements."""
+"""Longest wait for the last acknowledgements after the peer stopped sending or the server stopped reading."""
 _STOP_TIMEOUT_S = 1.0
 _REFUSALS_LOGGED_EVERY_S = 1.0
 
 
 class Connections:
-    """What the connections of one server share, whatever their protocol."""
+    """State that the connections of one server share, whatever their protocol."""
 
     def __init__(self, broker: Broker, limits: Limits, metrics: Metrics, health: Health) -> None:
         self.broker = broker
@@ -69,7 +70,7 @@ class Connections:
         self.limits = limits
         self.metrics = metrics
         self.listeners: dict[str, str] = {}
-        """The address of each listener, for peers that have come to the wrong one."""
+        """Address of each listener, for the answer to peers that connected to the wrong one."""
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop)
         self.open: set[Connection] = set()
@@ -81,11 +82,11 @@ class Connections:
 
     @property
     def full(self) -> bool:
-        """Whether a further connection is turned away."""
+        """True if a further connection is refused."""
         return self.draining or len(self.open) >= self.limits.connections_max
 
     def may_read(self, unacknowledged_bytes: int) -> bool:
-        """Whether a connection with so much under way is read from."""
+        """True if a connection with this many unacknowledged bytes is read."""
         store = self.broker.store
         if store.pending_bytes > self.limits.publish_bytes_max:
             return unacknowledged_bytes <= CROWDED_BYTES_MAX
@@ -95,17 +96,17 @@ class Connections:
         )
 
     def tick(self) -> None:
-        """Read again from those that are no longer over a limit which has changed meanwhile."""
+        """Read again from paused connections that are below their limit, because the limit has changed."""
         for connection in list(self.paused):
             connection.read_again()
         self.refusals.tick()
 
     def refused(self, peer: str, why: str = "connections_max is reached") -> None:
-        """Count a connection that was turned away; a flood of them is one line a second."""
+        """Count a refused connection. At most one line per second is logged."""
         self._count_refusal("connections_refused_total", f"{peer}: refused, {why}")
 
     def request_refused(self, peer: str, why: str) -> None:
-        """The same for an HTTP request that breaks a limit."""
+        """Count an HTTP request that breaks a limit. At most one line per second is logged."""
         self._count_refusal("http_requests_refused_total", f"{peer}: request refused, {why}")
 
     def _count_refusal(self, counter: str, message: str) -> None:
@@ -116,13 +117,13 @@ class Connections:
             logger.warning("%s", message)
 
     def drain(self) -> None:
-        """Read no more from anyone."""
+        """Stop reading from all connections, and refuse new ones."""
         self.draining = True
         for connection in self.open:
             connection.pause(Pause.CLOSING)
 
     async def close(self) -> None:
-        """Hang up on everyone, and wait a moment for them to hear it."""
+        """Hang up on all peers, and wait a moment until the connections have ended."""
         if self.open:
             self._all_gone.clear()
             for connection in list(self.open):
@@ -139,7 +140,7 @@ class Connections:
 
 
 class Pause:
-    """Why a connection is not read from: flags, as plain numbers, since they are asked for very often."""
+    """Reasons not to read from a connection. The flags are plain integers: they are checked very often."""
 
     PUBLISHES = 1
     ANSWERS = 2
@@ -180,34 +181,34 @@ class Connection:
     def __init__(self, shared: Connections, session: ServerSession) -> None:
         self._shared = shared
         self._session = session
-        self._subscriptions: dict[str, Subscription] | None = None
+        self._subscriptions: dict[str, BrokerSubscription] | None = None
         self._claims: dict[str, Claim] | None = None
-        """Topics that are read, or waited for, under a name."""
+        """By topic: the claim of a named reader, which reads or waits for its turn."""
         self._heard_s = shared.loop.time()
-        """When the peer was last heard of, where its protocol has named readers."""
-        self._queue: deque[tuple[Subscription, bytes]] | None = None
-        self._pulling: dict[Subscription, None] | None = None
+        """Time when the peer was last heard, in protocols with named readers."""
+        self._queue: deque[tuple[BrokerSubscription, bytes]] | None = None
+        self._pulling: dict[BrokerSubscription, None] | None = None
         self._queued_bytes = 0
         self._unacknowledged_bytes = 0
         self._writable = True
         self._paused = 0
         self._pumping = False
         self._turn_s = 0.0
-        """When the first of several reads in a row was done; 0 in between."""
+        """Time of the first of several large reads in a row; 0 outside such a series."""
         self._answering = False
         self._closed = False
         self._commands: deque[tuple[object, int]] | None = None
-        """What is still to be done, each with the size of the read that brought it."""
+        """Pending commands, each with the size of the read that brought it."""
         self._goodbye: Close | None = None
-        """Why this peer is being closed, as soon as what it published is acknowledged."""
+        """Reason for closing this peer, which happens once its publishes are acknowledged."""
         self._goodbye_timer: asyncio.TimerHandle | None = None
         self._hold_timer: asyncio.TimerHandle | None = None
-        """While this peer is held for a publish that would be refused again: until when."""
+        """Timer that ends the hold after a publish that would be refused again; None while not held."""
 
-    # The transport
+    # Transport
 
     def opened(self, transport: asyncio.Transport) -> bool:
-        """The peer is there; False when it was turned away."""
+        """Register the connected peer. Return False if it was refused."""
         self._transport = transport
         self.peer = peer_name(transport)
         shared = self._shared
@@ -232,7 +233,7 @@ class Connection:
             self._goodbye_timer.cancel()
 
     def handle(self, commands: Sequence[object], size: int) -> None:
-        """Carry out what one read of `size` bytes brought, behind what earlier ones did."""
+        """Execute the commands of one read of `size` bytes, after those of earlier reads."""
         waiting = self._commands is not None
         if self._commands is None:
             self._commands = deque()
@@ -241,7 +242,7 @@ class Connection:
             self._carry_out()
 
     def _carry_out(self) -> None:
-        """A part at a time when it is much."""
+        """Execute pending commands, at most `COMMANDS_AT_ONCE_MAX` in one turn."""
         commands = self._commands
         assert commands is not None
         is_over = self._goodbye is not None or self._closed or self._transport.is_closing()
@@ -270,23 +271,24 @@ class Connection:
 
     @property
     def _has_undecoded(self) -> bool:
-        """Whether there is more in what was read: a read may bring ten thousand commands."""
+        """True if received bytes are not decoded yet: one read may contain ten thousand commands."""
         return False
 
     def _decode_more(self) -> Sequence[tuple[object, int]]:
-        """The next of these, each as in `_commands`."""
+        """Return the next commands from received bytes, in the form of `_commands`."""
         return ()
 
     def _discard(self, commands: deque[tuple[object, int]]) -> None:
-        """Nothing behind a refusal counts."""
+        """Discard the commands that follow a refusal."""
         for command, _ in commands:
             self._session.discard(command)
         commands.clear()
 
     def more_to_read(self) -> None:
-        """A read brought all it could: there is more, which others must not have to wait for.
+        """Pause reading if large reads in a row take longer than `_TURN_S`, so that others need not wait.
 
-        The loop goes on to read from this one, megabytes in one go; here that ends when it takes long.
+        Called after a large read, which means that more data waits. Without a pause, the loop would read
+        megabytes in a row from this connection.
         """
         now = time.monotonic()
         if not self._turn_s:
@@ -311,14 +313,14 @@ class Connection:
     # Commands
 
     def _do(self, command: object, size: int) -> None:
-        """Carry out what a read of `size` bytes brought: a command of this connection's protocol."""
+        """Execute a command of this connection's protocol, which a read of `size` bytes brought."""
         raise NotImplementedError
 
     def _under_way(self, size: int) -> None:
-        """So much was taken of the peer that is not stored yet."""
+        """Count `size` received bytes that are not stored yet, and pause reading above the limit."""
         self._unacknowledged_bytes += size
         if self._unacknowledged_bytes <= CROWDED_BYTES_MAX:
-            return  # which is always little enough
+            return  # every limit allows this much
         if not self._shared.may_read(self._unacknowledged_bytes):
             self.pause(Pause.PUBLISHES)
             self._shared.paused.add(self)
@@ -326,19 +328,19 @@ class Connection:
     def _stored(self, unit: Unit, size: int) -> None:
         self._unacknowledged_bytes -= size
         self._session.stored(unit)
-        # One ACK for everything that one commit made durable.
+        # One ACK covers everything that one commit made durable.
         self._answer_soon()
         if self._paused & Pause.PUBLISHES:
             self.read_again()
 
     def read_again(self) -> None:
-        """After a pause for publishes, with some room, so that not every commit pauses it anew."""
+        """End a pause for publishes once there is some room, so that not every commit causes a new pause."""
         if self._shared.may_read(2 * self._unacknowledged_bytes):
             self._shared.paused.discard(self)
             self._resume(Pause.PUBLISHES)
 
     def _drop(self, name: str) -> None:
-        """End a subscription; what of it still waits here is passed over when its turn comes."""
+        """End a subscription. Its queued data is skipped when its turn comes."""
         assert self._subscriptions is not None
         subscription = self._subscriptions.pop(name)
         self._shared.broker.unsubscribe(subscription)
@@ -353,13 +355,13 @@ class Connection:
             self.count_refusal(command.reason)
         self._goodbye = command
         self.pause(Pause.CLOSING)
-        # Commits may be held back for hours: nobody keeps a socket for so long who cannot use it.
+        # Commits may be held back for hours. A socket that the peer cannot use is not kept open until then.
         self._goodbye_timer = self._shared.loop.call_later(
             held_s + GOODBYE_TIMEOUT_S, self._transport.abort
         )
 
     def _hold(self, reason: str, why: Refusal) -> float:
-        """Keep a peer that would send the same again from doing so at once; returns for how long."""
+        """Hold a peer that would send the same publish again at once. Return the duration in seconds."""
         shared = self._shared
         shared.metrics.count("connections_closed_for_bad_input_total")
         held_s = shared.refusals.hold(self, reason, why)
@@ -368,7 +370,7 @@ class Connection:
         return held_s
 
     def end_hold(self) -> None:
-        """It was held long enough, or has left: close when what it published is acknowledged."""
+        """End the hold: its time is over, or the peer left. Close once its publishes are acknowledged."""
         self._release()
         self._answer()
 
@@ -384,7 +386,7 @@ class Connection:
 
     @property
     def fd(self) -> int:
-        """The socket's; -1 without one."""
+        """File descriptor of the socket; -1 without a socket."""
         sock = self._transport.get_extra_info("socket")
         return -1 if sock is None else int(sock.fileno())
 
@@ -411,12 +413,12 @@ class Connection:
             self.pause(Pause.ANSWERS)
 
     def _write(self, data: bytes) -> None:
-        # A peer may be gone before its publishes are durable, and uvloop raises on a closed transport.
+        # A peer may leave before its publishes are durable, and uvloop raises on a closed transport.
         if data and not self._closed and not self._transport.is_closing():
             self._transport.write(data)
 
     def pause(self, why: int) -> None:
-        """Read nothing until every reason not to is gone."""
+        """Stop reading until every reason for a pause is gone."""
         if not self._paused and not self._closed and not self._transport.is_closing():
             self._transport.pause_reading()
         self._paused |= why
@@ -429,10 +431,10 @@ class Connection:
                 self._reads_again(why)
 
     def _reads_again(self, why: int) -> None:
-        """The pause is over: what the peer has sent meanwhile comes now."""
+        """Called when a pause is over: data that the peer has sent meanwhile arrives now."""
 
     def close(self, reason: str, code: int) -> None:
-        """Say what is still to be said, and hang up."""
+        """Send pending answers and the reason, then hang up."""
         if not self._closed and not self._transport.is_closing():
             self._write(self._session.data_to_send())
             self._say_goodbye(reason, code)
@@ -444,11 +446,11 @@ class Connection:
         hang_up(self._transport, self.lost)
 
     def _say_goodbye(self, reason: str, code: int) -> None:
-        """Tell the peer why, where the protocol has words for it."""
+        """Send the reason to the peer, if the protocol has a message for it."""
 
-    # The broker's sink
+    # Sink for the broker
 
-    def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
+    def deliver(self, subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:
         for piece in slices:
             if self._writable and not self._queue:
                 self._write(piece.data)
@@ -462,27 +464,27 @@ class Connection:
             subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
         return True
 
-    def live(self, subscription: Subscription) -> None:
-        """Most protocols do not say so."""
+    def live(self, subscription: BrokerSubscription) -> None:
+        """Do nothing: most protocols do not announce it."""
 
-    def broken(self, subscription: Subscription) -> None:
+    def broken(self, subscription: BrokerSubscription) -> None:
         self.close("a fault of the server", websocket.INTERNAL_ERROR)
 
-    def overtaken(self, subscription: Subscription) -> None:
-        """Frames say where they lie: whoever reads them sees what is missing."""
+    def overtaken(self, subscription: BrokerSubscription) -> None:
+        """Do nothing: frames carry their offset, so the peer sees which records are missing."""
 
-    def ready(self, subscription: Subscription) -> None:
+    def ready(self, subscription: BrokerSubscription) -> None:
         if self._pulling is None:
             self._pulling = {}
         self._pulling[subscription] = None
         self._pump_soon()
 
-    def _wants_more(self, subscription: Subscription) -> bool:
-        """False for a subscription that `ready` is called for when it may go on."""
+    def _wants_more(self, subscription: BrokerSubscription) -> bool:
+        """False if the subscription has to wait until `ready` is called for it."""
         return True
 
-    def _pulled(self, subscription: Subscription) -> None:
-        """What a subscription has passed is being written."""
+    def _pulled(self, subscription: BrokerSubscription) -> None:
+        """Called when the data up to the subscription's position was pulled and is about to be written."""
 
     def _pump_soon(self) -> None:
         if not self._pumping:
@@ -494,7 +496,7 @@ class Connection:
         self._pump()
 
     def _pump(self) -> None:
-        """Write what waits while there is room; live records first, they were first."""
+        """Write waiting data while there is room: queued live records first, because they came first."""
         written = 0
         until = time.monotonic() + _TURN_S
         for _ in range(_PUMP_ITEMS):
@@ -503,14 +505,18 @@ class Connection:
             if self._queue:
                 subscription, data = self._queue.popleft()
                 self._queued_bytes -= len(data)
-                if subscription.state is State.CLOSED:
+                if subscription.state is SubscriptionState.CLOSED:
                     continue
             elif self._pulling:
                 subscription = next(iter(self._pulling))
                 del self._pulling[subscription]
                 data = self._shared.broker.pull(subscription)
                 self._pulled(subscription)
-                if data and subscription.state is State.RESUMING and self._wants_more(subscription):
+                if (
+                    data
+                    and subscription.state is SubscriptionState.RESUMING
+                    and self._wants_more(subscription)
+                ):
                     self._pulling[subscription] = None
             else:
                 return
@@ -522,17 +528,17 @@ class Connection:
 
 
 def hang_up(transport: asyncio.Transport, lost: Callable[[], None]) -> None:
-    """Send what is written, then end; `lost` is called when it has ended.
+    """Send buffered data, then end the connection. `lost` is called when it has ended.
 
-    Until the peer hangs up too, what it still sends is read and thrown away: a socket that is closed with
-    unread data is reset by the kernel, and the peer loses what was said to it last.
+    Until the peer hangs up too, its data is read and discarded: the kernel resets a socket that is closed
+    with unread data, and the peer would lose the last answers.
     """
-    # Reading is stopped and started so that the loop reads for the new protocol.
+    # Pausing and resuming makes the loop read for the new protocol.
     transport.pause_reading()
     transport.set_protocol(_Ending(transport, lost))
     transport.resume_reading()
     transport.write_eof()
-    # But nobody waits for a peer that never reads.
+    # A peer that never reads must not keep the connection open.
     asyncio.get_running_loop().call_later(_CLOSE_TIMEOUT_S, transport.abort)
 
 

@@ -1,28 +1,54 @@
-"""Who is let in: tokens of the configuration, a function of the application, or everyone on this machine."""
+"""Access checks: tokens of the configuration, a function of the application, or everyone on this machine.
+
+The configuration names functions of the application as `module:function`.
+"""
 
 import hashlib
 import hmac
+import importlib
 import inspect
 import ipaddress
 import logging
+import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.config import Config
-from headrace.config_protocols import AccessToken
+from headrace.config.protocols import AccessToken
+from headrace.config.settings import Config
+from headrace.errors import ConfigError
 from headrace.model import ENVELOPE_PREFIXES, legacy_name
+from headrace.printing import quoted
+
+
+def load_hook(key: str, name: str) -> Callable[..., Any] | None:
+    """Return the function that `name` names; None if `name` is empty. Raises `ConfigError`."""
+    if not name:
+        return None
+    module, _, function = name.partition(":")
+    # As with `python -m`, the application's modules are in the directory where the server was started.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{key} = {quoted(name)} cannot be loaded: {error}") from None
+    if not callable(found):
+        raise ConfigError(f"{key} = {quoted(name)} is not a function")
+    return found  # type: ignore[no-any-return]
+
 
 logger = logging.getLogger(__name__)
 
 Verify = Callable[[str | int | float, Any], bool | Awaitable[bool]]
-"""Given the peer's node id and what it showed: whether it is let in."""
+"""Function of a peer's node id and credentials that returns True if the peer is accepted."""
 
 HTTP = "http"
 """The grant for the HTTP API."""
 
 
 def warn_of_open_listeners(config: Config, listeners: Mapping[str, str]) -> None:
-    """Say what tokens do not close: whoever sets one may believe that all is closed."""
+    """Warn of listeners that tokens do not protect: an operator who sets a token may think that all are."""
     if config.access.token:
         logger.warning(
             "tokens ([[access.token]]) close the HTTP API, Logux and channels only: Figg at %s and Wombat at "
@@ -43,7 +69,7 @@ class Credentials:
         self._warning = of, " and no logux.verify" if of == "Logux logs" else ""
 
     async def allow(self, topic: str, node: str | int | float, shown: Any, address: str) -> bool:
-        """Whether a peer at this address may use a topic."""
+        """Return True if a peer at this address may use a topic."""
         if self._verify is not None:
             found = self._verify(node, shown)
             return bool(await found if inspect.isawaitable(found) else found)
@@ -56,7 +82,7 @@ class Credentials:
         return known.user is None or known.user == user_of(node)
 
     def grant(self, node: str, shown: Any, address: str) -> "Grant | None":
-        """What a peer at this address may use, by tokens alone; None when it is not let in."""
+        """Return the grant of a peer at this address, by tokens alone; None if the peer is not accepted."""
         if not self._tokens:
             return Grant(None) if self._is_near(address) else None
         token = shown.get("token") if isinstance(shown, dict) else shown
@@ -78,7 +104,7 @@ class Credentials:
 
 
 class Grant:
-    """What someone may use who was let in."""
+    """Topics that an accepted peer may use."""
 
     __slots__ = ("_token",)
 
@@ -90,7 +116,7 @@ class Grant:
 
 
 def find_token(tokens: Sequence[AccessToken], token: str) -> AccessToken | None:
-    # All are compared, in constant time: how long it takes says nothing about any of them.
+    # All tokens are compared in constant time, so that the duration says nothing about any of them.
     digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
     found = None
     for one in tokens:
@@ -109,5 +135,5 @@ def is_granted(token: AccessToken, what: str) -> bool:
 
 
 def user_of(node: str | int | float) -> str:
-    """The user in a node id, `user:client:tab`."""
+    """Return the user in a node id, `user:client:tab`."""
     return str(node).partition(":")[0]

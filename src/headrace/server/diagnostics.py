@@ -1,11 +1,11 @@
-"""Diagnostics on standard error: for people, or one JSON object a line."""
+"""Diagnostics on standard error: text for people, or one JSON object per line."""
 
 import json
 import logging
 import sys
 import time
 
-from headrace.config import Config, LogFormat
+from headrace.config.settings import Config, LogFormat
 from headrace.printing import masked, one_line
 
 

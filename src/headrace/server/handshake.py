@@ -1,7 +1,7 @@
-"""The HTTP side of the WebSocket listener: who is let in, and plain answers to everyone else.
+"""The HTTP side of the WebSocket listener: accepts handshakes, and answers other requests in plain HTTP.
 
-A request is read and judged here, and only a WebSocket handshake that we accept gets as far as picows, in a
-form of our own: browsers write some headers in ways it does not take.
+Requests are read and checked here. Only an accepted WebSocket handshake reaches picows, and the server
+rewrites it first: picows does not accept some headers in the form in which browsers send them.
 """
 
 import asyncio
@@ -14,38 +14,38 @@ from typing import NamedTuple, cast
 
 import httptools
 
-from headrace.config_values import Origins
+from headrace.config.values import Origins
 from headrace.printing import quoted
 from headrace.server.connection import Connections, hang_up, peer_name
-from headrace.server.request_limits import RequestMeter, RequestRefusedError
+from headrace.server.http.limits import RequestMeter, RequestRefusedError
 from headrace.server.strangers import TLS_HELLO, TLS_ON_PLAIN_PORT
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0
-"""How long a request may take to arrive."""
+"""Time in which a request must arrive."""
 HANDSHAKES_MAX = 1024
-"""Connections without a complete request; further ones are closed at once: so their memory is bounded."""
+"""Connections without a complete request. Further ones are closed at once, which bounds their memory."""
 URL_BYTES_MAX = 8 * 1024
-"""The longest URL here."""
+"""Longest URL on this listener."""
 ORIGIN_MAX = 300
-"""The longest origin, in characters, that a log line has in full."""
+"""Longest origin, in characters, that a log line contains in full."""
 BODY_BYTES_MAX = 64 * 1024
-"""The longest body that is announced by a request which needs none."""
+"""Longest body that a request may announce, although no request here needs a body."""
 
 _VERSION = "13"
 
 
 class Route(NamedTuple):
-    """Where clients of a protocol connect."""
+    """Paths at which the clients of one protocol connect."""
 
     name: str
-    """Its path, for people."""
+    """Path in the form that people read in answers."""
     find: Callable[[str], Callable[[], WebSocketConnection] | None]
-    """What a WebSocket to a path becomes; None when it is not this one's."""
+    """Function of a path that returns a factory of connections; None if the path is not of this route."""
 
 
 class Door:
-    """What the connections of the WebSocket listener share until they are let in."""
+    """State that the connections of the WebSocket listener share until their handshake is accepted."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Door:
 
 
 class _Answer(Exception):  # noqa: N818
-    """This request is answered in plain HTTP."""
+    """Raised to answer the request in plain HTTP."""
 
     def __init__(self, status: int, text: str, **headers: str) -> None:
         super().__init__(text)
@@ -72,7 +72,7 @@ class _Answer(Exception):  # noqa: N818
 
 
 class Handshake(asyncio.Protocol):
-    """One request: either it becomes a WebSocket, or it is answered and the connection ends."""
+    """One request: it becomes a WebSocket, or it gets a plain answer and the connection ends."""
 
     __slots__ = (
         "_answered",
@@ -125,7 +125,7 @@ class Handshake(asyncio.Protocol):
             self._answer(answer)
 
     def _feed(self, data: bytes) -> bytes:
-        """Give the parser what has come of the request; returns what lies behind it."""
+        """Feed received data to the parser. Return the data that follows the handshake."""
         at = 0
         for piece in self._meter.pieces(memoryview(data)):
             try:
@@ -137,7 +137,7 @@ class Handshake(asyncio.Protocol):
                     self._refused(TLS_ON_PLAIN_PORT)
                 raise _refusal_for(error) from None
             if self._complete:
-                break  # whatever comes behind it
+                break  # data after the request is ignored
             at += len(piece)
         return b""
 
@@ -147,7 +147,7 @@ class Handshake(asyncio.Protocol):
 
     def _give_up(self) -> None:
         if self._answered:
-            return  # it ends by itself
+            return  # `hang_up` ends the connection
         if self._method or self._url:
             self._refuse_request(
                 RequestRefusedError(408, f"a request must come within {HANDSHAKE_TIMEOUT_S:g} s")
@@ -155,7 +155,7 @@ class Handshake(asyncio.Protocol):
         else:
             self._transport.abort()
 
-    # What the parser finds; only the first request counts
+    # Callbacks of the parser; only the first request counts
 
     def on_url(self, url: bytes) -> None:
         if not self._complete:
@@ -174,10 +174,10 @@ class Handshake(asyncio.Protocol):
             self._method = self._parser.get_method().decode("latin-1")
             self._version = self._parser.get_http_version()
 
-    # What becomes of it
+    # Outcome of the request
 
     def _judge(self) -> WebSocketConnection:
-        """The connection that this request opens; raises the answer when it opens none."""
+        """Return the connection that this request opens. Raise the answer if it opens none."""
         if int(self._header("content-length") or 0) > BODY_BYTES_MAX:
             raise RequestRefusedError(
                 413, f"a body may have {BODY_BYTES_MAX} bytes, and needs none"
@@ -208,7 +208,7 @@ class Handshake(asyncio.Protocol):
         if not _is_key(self._header("sec-websocket-key")):
             raise _Answer(400, "Sec-WebSocket-Key must be 16 bytes in base64")
         if not self._comes_from_an_allowed_page():
-            # A browser does not show the answer to anyone: whoever runs the server must find it here.
+            # Browsers show this answer to nobody, so the operator must find the reason in the server's log.
             self._refused(self._why_page_is_refused())
             raise _Answer(403, "pages of this origin may not connect (see listen.origins)")
         if self._door.shared.full:
@@ -225,7 +225,7 @@ class Handshake(asyncio.Protocol):
         self._door.shared.refused(peer_name(self._transport), why)
 
     def _asks_for_websocket(self) -> bool:
-        # A proxy that speaks HTTP/1.0 does not pass frames on, RFC 6455 section 4.2.1.
+        # A proxy that speaks HTTP/1.0 does not forward frames (RFC 6455 section 4.2.1).
         return (
             self._version != "1.0"
             and "websocket" in self._tokens("upgrade")
@@ -234,13 +234,13 @@ class Handshake(asyncio.Protocol):
 
     def _comes_from_an_allowed_page(self) -> bool:
         origins = self._headers.get("origin")
-        # Only browsers send it, and they always do: others could send anything.
+        # Only browsers send an Origin, and they always do. Other clients could send any value.
         return origins is None or (
             len(origins) == 1 and self._door.origins.allow(origins[0], self._header("host"))
         )
 
     def _why_page_is_refused(self) -> str:
-        """The page, and the exact setting that would let it in."""
+        """Return the reason, with the page's origin and the exact setting that would allow it."""
         origin = self._header("origin")
         known = self._door.origins
         why = f"a page of origin {quoted(origin)} may not connect"
@@ -260,7 +260,7 @@ class Handshake(asyncio.Protocol):
 
     def _answer(self, answer: _Answer) -> None:
         self._answered = True
-        self._headers = {}  # nothing of the request is kept while the peer takes its time
+        self._headers = {}  # a slow peer must not keep the request in memory
         body = f"{answer}\n".encode()
         headers = {
             "Content-Type": "text/plain; charset=utf-8",

@@ -1,22 +1,26 @@
 """Listening sockets of the server: inherited from a service manager, or opened as configured.
 
 Inheriting follows sd_listen_fds(3): `LISTEN_FDS` sockets from descriptor 3 on, for the process `LISTEN_PID`,
-with the names `LISTEN_FDNAMES`. What answers on a socket is decided in `server.py`.
+with the names `LISTEN_FDNAMES`. Elsewhere: the protocol that answers on each socket (`server.py`).
+
+A service manager is notified by datagrams to `NOTIFY_SOCKET`, if it is set, as in sd_notify(3).
 """
 
+import logging
 import os
 import socket
+import time
 from collections.abc import Iterable, MutableMapping
 from typing import NamedTuple
 
-from headrace.config import Listen
-from headrace.config_values import Address
+from headrace.config.settings import Listen
+from headrace.config.values import Address
 from headrace.errors import ListenError
 from headrace.printing import quoted
 
 BACKLOG = 1024
 NAMES = ("figg", "ws", "http")
-"""The listeners, as the settings and `LISTEN_FDNAMES` call them."""
+"""Names of the listeners in the settings and in `LISTEN_FDNAMES`."""
 
 _EITHER = "figg, ws or http"
 _FIRST_DESCRIPTOR = 3
@@ -42,13 +46,13 @@ class Listeners(NamedTuple):
 
 
 def open_listeners(configured: Listen, environ: MutableMapping[str, str]) -> Listeners:
-    """Return a listening socket for each listener, and remove the variables for inheriting.
+    """Return a listening socket for each listener, and remove the variables for inheriting from `environ`.
 
     An inherited socket takes the place of the listener's setting.
     """
     given = inherited_names(environ, os.getpid())
     for variable in _VARIABLES:
-        environ.pop(variable, None)  # they are not for child processes
+        environ.pop(variable, None)  # child processes must not use them
     found: list[socket.socket] = []
     try:
         for number, name in enumerate(given):
@@ -91,7 +95,7 @@ def inherited_names(environ: MutableMapping[str, str], pid: int) -> list[str]:
 
 
 def assign(inherited: Iterable[Inherited], configured: Listen) -> list[str]:
-    """Return for each inherited socket its listener: by its name, or else by the port in the settings."""
+    """Return the listener of each inherited socket: by its name, or else by the port in the settings."""
     taken: dict[str, Inherited] = {}
     for one in inherited:
         name = one.name if one.name in NAMES else _listener_of(one.address, configured)
@@ -109,12 +113,15 @@ def assign(inherited: Iterable[Inherited], configured: Listen) -> list[str]:
 
 
 def address_text(sock: socket.socket) -> str:
-    """The socket's address as `HOST:PORT`."""
+    """Return the socket's address as `HOST:PORT`."""
     return str(_address(sock))
 
 
 def _listener_of(address: Address, configured: Listen) -> str | None:
-    """The port decides, since a service manager may listen on more hosts; the host where ports are equal."""
+    """Return the listener with this port. If several have this port, the host decides.
+
+    The host does not decide alone, because a service manager may listen on more hosts.
+    """
     settings: dict[str, Address] = {name: getattr(configured, name) for name in NAMES}
     of_port = [name for name in NAMES if settings[name].port == address.port]
     exact = [name for name in of_port if settings[name] == address]
@@ -169,3 +176,33 @@ def _listen(address: Address, name: str) -> socket.socket:
 
 def _address(sock: socket.socket) -> Address:
     return Address(*sock.getsockname()[:2])
+
+
+logger = logging.getLogger(__name__)
+
+READY = "READY=1"
+STOPPING = "STOPPING=1"
+
+
+def reloading() -> str:
+    """Return the message that the server is about to read its settings again. READY follows in any case."""
+    return f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}"
+
+
+class ServiceManager:
+    """The service manager that started the server, if there is one."""
+
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
+        """Remove the address from `environ`: child processes have nothing to send to the service manager."""
+        path = environ.pop("NOTIFY_SOCKET", "")
+        self._address = f"\0{path[1:]}" if path.startswith("@") else path
+
+    def tell(self, state: str) -> None:
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.setblocking(False)
+                sock.sendto(state.encode(), self._address)
+        except OSError as error:
+            logger.warning("the service manager was not told %s: %s", state, error.strerror)

@@ -1,8 +1,10 @@
-"""Counters of one server, and their text for Prometheus. What counts is decided where it happens."""
+"""Counters of one server as text for Prometheus, and the health check for load balancers."""
 
 from itertools import product
 
+from headrace.log.store import Store
 from headrace.model import Refusal
+from headrace.server.clock import SteadyClock
 
 COUNTERS = {
     "connections_total": "Connections of Figg and Wombat clients accepted.",
@@ -65,3 +67,17 @@ def _described(name: str, kind: str, help_text: str, value: int) -> list[str]:
 
 def _head(name: str, kind: str, help_text: str) -> list[str]:
     return [f"# HELP headrace_{name} {help_text}", f"# TYPE headrace_{name} {kind}"]
+
+
+class Health:
+    def __init__(self, store: Store, clock: SteadyClock) -> None:
+        self._store = store
+        self._clock = clock
+
+    def answer(self) -> tuple[int, dict[str, str]]:
+        """Return the status and body of an answer to `/healthz`."""
+        reason = self._store.held_back
+        body = {"status": reason or "ok"}
+        if self._clock.trouble:
+            body["clock"] = self._clock.trouble  # publishes are still accepted
+        return 503 if reason else 200, body

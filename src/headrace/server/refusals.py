@@ -1,8 +1,9 @@
-"""Peers whose publish would be refused again: how long each is held, and how refusals are logged and counted.
+"""Peers whose publish would be refused again: holds them for a while, and logs and counts refusals.
 
-Such a peer would reconnect and send the same again, as fast as it can. Held, with a socket that is not read
-from, it does not. The delay grows with each refusal of an address. Held sockets are bounded, in total and per
-address; beyond that a peer is closed at once. Closing itself is the connection's (`connection.py`).
+Such a peer would reconnect and send the same publish again, as fast as it can. A held peer does not: its
+socket stays open, but is not read. The delay grows with each refusal of an address. The number of held
+sockets is limited, in total and per address; beyond a limit, a peer is closed at once. Elsewhere: closing a
+connection (`connection.py`).
 """
 
 import asyncio
@@ -11,22 +12,22 @@ import logging
 import select
 from typing import Protocol
 
-from headrace.config import Limits
+from headrace.config.settings import Limits
 from headrace.model import Refusal
 from headrace.server.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
 FORGOTTEN_AFTER_S = 60.0
-"""An address without refusals for so long begins anew. Its refusals are summed up in the log as often."""
+"""Time without refusals until an address is forgotten; also the interval between its log summaries."""
 ADDRESSES_MAX = 4096
-"""Addresses remembered; the one whose first refusal is the oldest is forgotten first."""
+"""Remembered addresses. The address with the oldest first refusal is forgotten first."""
 _CONNECTIONS_SHARE = 4
-"""Held sockets count as open connections: at most one in so many."""
+"""At most one in this many connections is held. Held sockets count as open connections."""
 
 
 class Peer(Protocol):
-    """A connection, as far as it is known here."""
+    """The part of a connection that is known here."""
 
     protocol: str
     peer: str
@@ -38,7 +39,7 @@ class Peer(Protocol):
     def fd(self) -> int: ...
 
     def end_hold(self) -> None:
-        """The peer has left."""
+        """Called when the peer has left."""
 
 
 class Refusals:
@@ -46,14 +47,15 @@ class Refusals:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, metrics: Metrics) -> None:
         self._loop = loop
-        self._limits = limits
+        self.limits = limits
+        """Replaced when settings are reloaded, with effect from the next refusal on."""
         self._metrics = metrics
         self._addresses: dict[str, _Address] = {}
         self._departures = _Departures(loop)
         self.held: dict[Peer, _Address] = {}
 
     def hold(self, peer: Peer, reason: str, why: Refusal) -> float:
-        """Count a refusal. Returns for how many seconds the peer is held: 0.0 closes it at once."""
+        """Count a refusal. Return the seconds for which the peer is held: 0.0 closes it at once."""
         now_s = self._loop.time()
         self._metrics.count_refusal(peer.protocol, why)
         address = self._address(peer.address, now_s)
@@ -68,14 +70,14 @@ class Refusals:
         return held_s
 
     def release(self, peer: Peer) -> None:
-        """A peer is no longer held: it was for long enough, it has left, or the server stops."""
+        """Stop holding a peer: its time is over, it has left, or the server stops."""
         address = self.held.pop(peer, None)
         if address is not None:
             address.held -= 1
             self._departures.forget(peer)
 
     def tick(self) -> None:
-        """Sum up, and forget addresses that are quiet."""
+        """Log summaries, and forget addresses without recent refusals."""
         now_s = self._loop.time()
         for name, address in list(self._addresses.items()):
             if now_s >= address.logged_s + FORGOTTEN_AFTER_S:
@@ -84,7 +86,7 @@ class Refusals:
                     del self._addresses[name]
 
     def close(self) -> None:
-        """The server stops: nothing is held any more."""
+        """Log the last summaries and forget all held peers: the server stops."""
         for name, address in self._addresses.items():
             address.sum_up(name, self._loop.time())
         self._addresses.clear()
@@ -101,7 +103,7 @@ class Refusals:
         return address
 
     def _delay_s(self, address: "_Address") -> float:
-        limits = self._limits
+        limits = self.limits
         held_max = min(limits.refused_connections_max, limits.connections_max // _CONNECTIONS_SHARE)
         if len(self.held) >= held_max or address.held >= limits.refused_connections_per_address_max:
             return 0.0
@@ -110,7 +112,7 @@ class Refusals:
 
 
 class _Address:
-    """One address: what it was refused lately, and what was said of it in the log."""
+    """One address: its recent refusals, and the state of their logging."""
 
     __slots__ = ("held", "last_reason", "logged_s", "refusals", "refused_s", "unlogged")
 
@@ -120,11 +122,11 @@ class _Address:
         self.held = 0
         self.logged_s = 0.0
         self.unlogged = 0
-        """Refusals since the last line."""
+        """Refusals since the last log line."""
         self.last_reason = ""
 
     def log(self, peer: Peer, reason: str, held_s: float, now_s: float) -> None:
-        """Write one line for the first refusal. Later ones are summed up."""
+        """Log one line for the first refusal. Later refusals are summed up."""
         self.last_reason = reason
         if self.refusals > 1:
             self.unlogged += 1
@@ -137,14 +139,17 @@ class _Address:
         if self.unlogged:
             logger.warning(
                 "%s: %d more publishes refused in %.0f s, the last: %s",
-                *(name, self.unlogged, now_s - self.logged_s, self.last_reason),
+                name,
+                self.unlogged,
+                now_s - self.logged_s,
+                self.last_reason,
             )
             self.unlogged = 0
         self.logged_s = now_s
 
 
 class _Departures:
-    """Tells of held peers that hang up, although nothing is read from them."""
+    """Detects held peers that hang up, although their sockets are not read."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -154,7 +159,7 @@ class _Departures:
     def watch(self, peer: Peer) -> None:
         fd = peer.fd
         if fd < 0 or not hasattr(select, "epoll"):
-            return  # then the delay alone ends the hold
+            return  # only the delay ends this hold
         if self._epoll is None:
             self._epoll = select.epoll()
             self._loop.add_reader(self._epoll.fileno(), self._hung_up)

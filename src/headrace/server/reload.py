@@ -1,6 +1,6 @@
-"""Settings that change while the server runs: which of them, and what has to wait for a restart. No I/O.
+"""Settings that change while the server runs: separates them from those that need a restart. No I/O.
 
-A setting reloads where its annotation in `config.py` says so. All others keep the value that the server was
+A setting reloads if its annotation in `config/` says so. All others keep the value that the server was
 started with, whatever the file says now.
 """
 
@@ -8,27 +8,27 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.config import Config, PrefixRule
-from headrace.settings import RULE_SETTINGS, SETTINGS, Setting
+from headrace.config.load import RULE_SETTINGS, SETTINGS, Setting
+from headrace.config.settings import Config, PrefixRule
 
 TOKENS = "access.token"
 RULES = "topics"
 
 _NOT_OF_THE_SERVER = "pipeline."
-"""Settings of jobs, which the server does not read."""
+"""Prefix of the settings of jobs, which the server does not read."""
 
 
 class Reload(NamedTuple):
     config: Config
-    """The settings to go on with."""
+    """Settings in force from now on."""
     changed: list[str]
-    """Settings that have another value from now on."""
+    """Names of the settings that have another value from now on."""
     waiting: list[str]
-    """Settings that were changed and take effect with the next start."""
+    """Names of the changed settings that take effect at the next start."""
 
 
 def merge(current: Config, wanted: Config) -> Reload:
-    """Put what may change of `wanted` into `current`."""
+    """Copy the settings that may change at runtime from `wanted` into `current`."""
     changed: list[str] = []
     waiting: list[str] = []
     config = current
@@ -54,7 +54,7 @@ def merge(current: Config, wanted: Config) -> Reload:
 def _merged_rules(
     current: tuple[PrefixRule, ...], wanted: tuple[PrefixRule, ...]
 ) -> tuple[tuple[PrefixRule, ...], list[str]]:
-    """The rules to go on with, and the settings of rules that wait for a restart."""
+    """Return the rules in force from now on, and the settings of rules that wait for a restart."""
     before = {rule.prefix: rule for rule in current}
     after = {rule.prefix: rule for rule in wanted}
     kept = [key for key, setting in RULE_SETTINGS.items() if not _rule_reloads(setting)]
@@ -65,7 +65,7 @@ def _merged_rules(
         new = after.get(prefix, PrefixRule(prefix=prefix))
         waiting |= dict.fromkeys(key for key in kept if getattr(old, key) != getattr(new, key))
         merged = msgspec.structs.replace(new, **{key: getattr(old, key) for key in kept})
-        # A rule that is in the file no more stays for as long as it decides something.
+        # A rule that is no longer in the file stays if it sets something that cannot reload.
         if prefix in after or any(getattr(merged, key) is not None for key in kept):
             rules.append(merged)
     return tuple(rules), list(waiting)

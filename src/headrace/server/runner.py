@@ -1,4 +1,4 @@
-"""The store's runner on a real event loop: one thread for commits, a few for everything else."""
+"""The store's runner on a real event loop: one thread for commits, a few for other work."""
 
 import asyncio
 import queue
@@ -41,7 +41,7 @@ class LoopRunner:
         self._pool.submit(run)
 
     def close(self) -> None:
-        """Wait for what the threads are at. Nobody is told of it: the store is closed next."""
+        """Wait until the threads are done. Results are not reported any more: the store is closed next."""
         self._writes.put(None)
         self._writer.join()
         self._pool.shutdown()

@@ -1,4 +1,4 @@
-"""The server process: opens the log, the listeners and the timers, and takes them down again in order."""
+"""The server process: opens the log, the listeners and the timers, and closes them again in order."""
 
 import asyncio
 import contextlib
@@ -14,70 +14,71 @@ from pathlib import Path
 
 import uvloop
 
-from headrace.broker.batch_events import BatchEvents
-from headrace.broker.batch_messages import BatchMessages
 from headrace.broker.broker import Broker
-from headrace.broker.snapshots import NotedSnapshots
-from headrace.config import Config, old_names
+from headrace.broker.channel.batch_messages import BatchMessages
+from headrace.broker.channel.snapshots import NotedSnapshots
+from headrace.broker.logux.batch_events import BatchEvents
+from headrace.broker.logux.event_ids import EventIds
+from headrace.config.settings import Config, old_names
 from headrace.errors import ConfigError, HeadraceError
-from headrace.log import journal
-from headrace.log.applier_process import ApplierProcess
+from headrace.log.apply.process import ApplierProcess
+from headrace.log.batch.staging import STAGED_FILE_BYTES_MAX
+from headrace.log.commit import journal
 from headrace.log.disk import Disk
 from headrace.log.embedded import EmbeddedStore
-from headrace.log.event_ids import EventIds
 from headrace.log.layout import Layout
-from headrace.log.recovery import mark_clean, recover
-from headrace.log.retention import Retention
-from headrace.log.staging import STAGED_FILE_BYTES_MAX
+from headrace.log.recovery.recovery import mark_clean, recover
+from headrace.log.retention import RetentionSweep
+from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX
+from headrace.payload.checks import UPLOAD_CHECKS
 from headrace.printing import described
-from headrace.server import diagnostics, notify
-from headrace.server.api import ServerFacts, make_app
-from headrace.server.channel_rules import make_channels, make_postgres
-from headrace.server.channels import ChannelConnections
-from headrace.server.clock import SteadyClock
-from headrace.server.clock_file import ClockFile
+from headrace.server import diagnostics
+from headrace.server import listeners as notify
+from headrace.server.channel.connection import ChannelConnections
+from headrace.server.channel.rules import make_channels, make_postgres
+from headrace.server.clock import ClockFile, SteadyClock
 from headrace.server.connection import Connections
-from headrace.server.credentials import Credentials, warn_of_open_listeners
+from headrace.server.credentials import Credentials, load_hook, warn_of_open_listeners
 from headrace.server.handshake import Door, Route
-from headrace.server.health import Health
-from headrace.server.hooks import load_hook
-from headrace.server.http import HttpListener
-from headrace.server.http_protocol import HttpShared
+from headrace.server.http.api import ServerFacts, make_app
+from headrace.server.http.limits import RequestMemory
+from headrace.server.http.listener import HttpListener, HttpShared
+from headrace.server.http.waiting import LongPolls
 from headrace.server.listeners import BACKLOG, address_text, open_listeners
-from headrace.server.logux import Logux
-from headrace.server.metrics import Metrics
+from headrace.server.logux.connection import Logux
+from headrace.server.metrics import Health, Metrics
 from headrace.server.reload import TOKENS, merge
-from headrace.server.request_limits import RequestMemory
 from headrace.server.runner import LoopRunner
 from headrace.server.tcp import FiggConnection
-from headrace.server.waiting import Waiting
 from headrace.server.wombat import Wombats
-from headrace.wire import channel, logux, wombat
+from headrace.wire.channel import messages as channel
+from headrace.wire.logux import messages as logux
+from headrace.wire.wombat import messages as wombat
 
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25
 _DRAIN_TIMEOUT_S = 30.0
 _DRAIN_FULL_TIMEOUT_S = 2.0
-"""How long a stop waits for room on a full disk: what waits for it was never acknowledged."""
+"""Time that a stop waits for room on a full disk. Commits that wait for room were never acknowledged."""
 
 _SWITCH_INTERVAL_S = 0.0002
-"""How long the loop keeps the interpreter from the thread that waits to start a commit's write."""
+"""Longest time that the loop keeps the interpreter while the commit thread waits to start a write."""
 
 
 _COLLECT_THRESHOLDS = (20_000, 20, 20)
-"""Batches make many short-lived containers and no cycles: looking for those less often costs nothing."""
+"""Thresholds for rare collections: batches create many short-lived containers, but no cycles to find."""
 
 
 LoadConfig = Callable[[], Config]
-"""Reads the settings again, from where they came; raises `ConfigError`."""
+"""Function that reads the settings again from their sources. Raises `ConfigError`."""
 
 
 def run(config: Config, load: LoadConfig | None = None) -> int:
-    """Serve until told to stop; returns the process's exit code. With `load`, SIGHUP reads settings again."""
+    """Serve until stopped, and return the process's exit code. With `load`, SIGHUP reads settings again."""
     diagnostics.set_up(config)
     _raise_file_limit()
-    # Until everything is open there is nothing to drain, and recovery may be left at any point.
+    # Before everything is open there is nothing to drain, and recovery can be interrupted at any point.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     hangup = Hangup()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -102,12 +103,12 @@ async def _serve(config: Config, load: LoadConfig | None, hangup: "Hangup") -> i
 
 
 class Hangup:
-    """What SIGHUP means: someone wants the settings read again, or the server's terminal was closed."""
+    """Interpretation of SIGHUP: a request to read the settings again, or the end of the server's terminal."""
 
     def __init__(self) -> None:
-        """Made at the start: until the server is ready, a SIGHUP changes nothing."""
+        """Ignore SIGHUP from the start of the process until the server is ready."""
         self._has_terminal = _has_terminal()
-        self._is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup has it
+        self._is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup does this
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     @property
@@ -116,7 +117,7 @@ class Hangup:
 
     @property
     def stops(self) -> bool:
-        """True where a closed terminal ends the server that was started in it."""
+        """True if the server stops when the terminal it was started in is closed. False under nohup."""
         return not self._is_ignored
 
 
@@ -136,7 +137,7 @@ class Server:
         self._load = load
         self._hangup = hangup
         self._tokens = list(config.access.token)
-        """Shared by all who check them, and changed in place."""
+        """Shared with everything that checks tokens, so a reload changes the list in place."""
         self._loop = asyncio.get_running_loop()
         self._stopped: asyncio.Future[int] = self._loop.create_future()
         self._metrics = Metrics()
@@ -152,7 +153,7 @@ class Server:
         layout.make()
         self._lock = layout.lock()
         self._started_s = time.monotonic()
-        # Listeners first: a taken port must not cost a recovery.
+        # Open the listeners first: a port that is in use must not cost a recovery.
         figg, ws, http = open_listeners(config.listen, os.environ)
         for sentence in old_names(config):
             logger.warning("%s", sentence)
@@ -162,6 +163,8 @@ class Server:
         recovered = recover(layout, disk, config.rule, boot_id=boot_id)
         for report in recovered.reports:
             logger.error("%s", report)
+        for text in recovered.notes:
+            logger.info("%s", text)
         logger.info("log opened in %.3f s", time.monotonic() - started_s)
         self._runner = LoopRunner(self._loop)
         self._applier = ApplierProcess(
@@ -190,6 +193,7 @@ class Server:
             generation=recovered.generation,
             boot_id=boot_id,
             clock_ms=clock.now_ms,
+            upload_checks=UPLOAD_CHECKS,
             wait_for_disk=False,
         )
         self._prepare_journal()
@@ -199,7 +203,7 @@ class Server:
         )
         self._wombats = Wombats(connections)
         self._logux = self._make_logux(connections)
-        self._store.batches.take_events(BatchEvents(self._logux.log, self._runner))
+        self._store.batches.take_over(LOGUX_PREFIX, BatchEvents(self._logux.log, self._runner))
         self._postgres = make_postgres(config, self._store)
         snapshots = self._postgres or NotedSnapshots(self._store)
         channels = self._channels = make_channels(
@@ -208,7 +212,7 @@ class Server:
         clock.went_back = channels.went_back
         self._broker.channels = channels.committed
         connections.readers.moved = channels.readers_moved
-        self._store.batches.take_messages(BatchMessages(channels, self._runner))
+        self._store.batches.take_over(CHANNEL_PREFIX, BatchMessages(channels, self._runner))
         self._channel_connections = ChannelConnections(
             connections,
             channels,
@@ -225,7 +229,7 @@ class Server:
         connections.listeners = {name: address_text(sock) for name, sock in addresses.items()}
         for sock, make in ((figg, lambda: FiggConnection(connections)), (ws, door)):
             self._listeners.append(await self._loop.create_server(make, sock=sock, backlog=BACKLOG))
-        self._waiting = Waiting(self._store)
+        self._waiting = LongPolls(self._store)
         requests = self._requests = RequestMemory(config.limits.requests_bytes_max)
         app = make_app(
             connections,
@@ -248,7 +252,7 @@ class Server:
         )
         self._http = HttpListener(app, shared, http)
         await self._http.start()
-        self._retention = Retention(config, layout, self._store, self._runner)
+        self._retention = RetentionSweep(config, layout, self._store, self._runner)
         timer = self._loop.create_task(self._tick(self._retention))
         timer.add_done_callback(self._timer_ended)
         self._timers.append(timer)
@@ -257,9 +261,9 @@ class Server:
         if self._hangup is not None:
             self._loop.add_signal_handler(signal.SIGHUP, self._hung_up, self._hangup)
             if self._hangup.is_end_of_terminal:
-                self._hung_up(self._hangup)  # while nobody listened
+                self._hung_up(self._hangup)  # SIGHUP was ignored when the terminal closed
         warn_of_open_listeners(config, connections.listeners)
-        # What start-up made stays: the collector need not look at it again and again.
+        # Objects from the start stay alive, so the collector need not examine them again and again.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_COLLECT_THRESHOLDS)
@@ -274,7 +278,7 @@ class Server:
         return await self._stopped
 
     async def stop(self) -> None:
-        """Stop accepting, finish and acknowledge what was taken, apply everything, let go."""
+        """Stop accepting, finish and acknowledge accepted publishes, apply all commits, close everything."""
         self._manager.tell(notify.STOPPING)
         for timer in self._timers:
             timer.cancel()
@@ -285,7 +289,7 @@ class Server:
         self._connections.drain()
         self._store.batches.stop()
         if self._postgres is not None:
-            await self._postgres.close()  # what comes of it is for the store to settle
+            await self._postgres.close()  # its answers may change the store, which settles below
         if not failed:
             failed = not await self._drain()
         await self._connections.close()
@@ -303,7 +307,7 @@ class Server:
             os.close(self._lock)
 
     async def _drain(self) -> bool:
-        """Write and apply everything; False when that is not possible in time."""
+        """Write and apply everything. Return False if that is not possible in time."""
         settled = asyncio.Event()
         self._store.settle(settled.set)
         started_s = time.monotonic()
@@ -346,7 +350,7 @@ class Server:
             self._stop(signal.SIGHUP)
 
     def _reload(self) -> None:
-        """Read the settings again, and take those over that may change; a wrong file changes nothing."""
+        """Read the settings again and apply those that may change at runtime. A bad file changes nothing."""
         if self._load is None or self._stopped.done():
             return
         self._manager.tell(notify.reloading())
@@ -371,7 +375,7 @@ class Server:
         diagnostics.set_level(config)
         self._tokens[:] = config.access.token
         self._door.origins = config.listen.origins
-        self._connections.limits = config.limits
+        self._connections.limits = self._connections.refusals.limits = config.limits
         self._http_shared.connections_max = config.limits.connections_max
         self._requests.bytes_max = config.limits.requests_bytes_max
         self._store.reload(config)
@@ -390,7 +394,7 @@ class Server:
             self._fail(f"internal error in the work by the clock: {why}")
 
     def _prepare_journal(self) -> None:
-        """Name the journal files that are ready; the applier makes the others, and waits for room."""
+        """Pass ready journal files to the store. The applier creates the others, and waits for room."""
         size = self._config.journal.file_bytes
         for number in range(self._config.journal.files):
             path = self._layout.journal_file(number)
@@ -399,8 +403,8 @@ class Server:
             else:
                 self._applier.prepare(path)
 
-    async def _tick(self, retention: Retention) -> None:
-        """Everything that happens by the clock: nothing in it is done per topic."""
+    async def _tick(self, retention: RetentionSweep) -> None:
+        """Run all periodic work. None of it is done per topic."""
         synced_s = time.monotonic()
         while True:
             await asyncio.sleep(_TICK_S)
@@ -421,7 +425,7 @@ class Server:
 
 
 def _raise_file_limit() -> None:
-    """As many connections as the system allows, not as many as a login shell is given."""
+    """Raise the limit of open files, and so of connections, from a login shell's to the system's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

@@ -1,10 +1,10 @@
-"""Peers of another protocol that have come to the wrong port: how they are told apart. No I/O."""
+"""Peers of another protocol that connected to the wrong port: recognises their first bytes. No I/O."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 TLS_HELLO = b"\x16\x03"
-"""The first bytes of a TLS connection: a handshake record of any version."""
+"""First bytes of a TLS connection: a handshake record of any version."""
 
 TLS_ON_PLAIN_PORT = (
     "this is TLS, and the port is plain: connect without TLS, or put a proxy that ends TLS in front"
@@ -18,11 +18,11 @@ class Stranger(NamedTuple):
 
     reason: str
     answer: bytes
-    """In its own protocol, where that is cheap."""
+    """Answer in the peer's own protocol, where that is cheap; else empty."""
 
 
 def recognise(data: bytes, listeners: Mapping[str, str]) -> Stranger | None:
-    """Tell from the first bytes of a Figg connection who else it is; no message of Figg begins like these."""
+    """Recognise another protocol by its first bytes, with which no Figg message begins. None for Figg."""
     if data.startswith(TLS_HELLO):
         return Stranger(TLS_ON_PLAIN_PORT, b"")
     if not data.startswith(_METHODS):

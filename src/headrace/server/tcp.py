@@ -1,4 +1,4 @@
-"""Figg over TCP: what a socket brings goes to its session, all else is any connection's (`connection.py`)."""
+"""Figg over TCP: passes received bytes to the session. Elsewhere: all other work (`connection.py`)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from headrace.model import Position
 from headrace.server.connection import Connections
 from headrace.server.strangers import recognise
 from headrace.server.topics import RecordsEncoding, TopicConnection
-from headrace.session.figg_server import FiggServerSession
-from headrace.wire import figg
+from headrace.session.figg.server import FiggServerSession
+from headrace.wire.figg import messages as figg
 
 _LARGE_READ_BYTES = 1 << 17
-"""A read like this has more behind it; uvloop brings 250 KiB at most."""
+"""Size from which a read means that more data waits. uvloop reads at most 250 KiB at once."""
 
 
 def encode(topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
@@ -58,9 +58,9 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
         return [(command, size) for command in commands]
 
     def eof_received(self) -> bool:
-        """The peer sends no more. It may still read: it gets its acknowledgements, and then the close."""
+        """Close after the last acknowledgements: a peer that has stopped sending may still read."""
         self.handle([self._figg.refuse("")._replace(is_peers_fault=False)], 0)
-        # True keeps the transport open, for as long as there is something to wait for.
+        # True keeps the transport open while acknowledgements are pending.
         return not self._closed
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -1,18 +1,18 @@
-"""What connections of Figg and Wombat do with topics: publish, attach, read under a name. Knows no bytes."""
+"""Topics on Figg and Wombat connections: publish, attach, named readers. Elsewhere: the wire formats."""
 
 from collections.abc import Callable, Sequence
 
+from headrace.broker.broker import BrokerSubscription, Encode, Slice
 from headrace.broker.readers import Claim
-from headrace.broker.subscription import Encode, Slice, Subscription
 from headrace.errors import BadCursorError, BadReaderNameError, StoreFailedError
 from headrace.model import Position
 from headrace.server.connection import Connection, Pause
-from headrace.session.server import Attach, Detach, Publish, TopicSession
+from headrace.session.server import AttachCommand, DetachCommand, Publish, TopicSession
 from headrace.wire import readers
 
 
 class RecordsEncoding:
-    """How records go out to named readers: as they lie in the log, with their time."""
+    """Encoding of records for named readers: the log's bytes, with their time."""
 
     def __init__(self, encode: Callable[[readers.Records], bytes]) -> None:
         self._encode = encode
@@ -30,9 +30,9 @@ class TopicConnection(Connection):
     __slots__ = ()
     _session: TopicSession
     encode: Encode
-    """How records go out in this protocol."""
+    """Encoding of records in this protocol."""
     encode_records: RecordsEncoding
-    """The same for named readers."""
+    """Encoding of records for named readers in this protocol."""
 
     def lost(self) -> None:
         claims, self._claims = self._claims, None
@@ -45,11 +45,11 @@ class TopicConnection(Connection):
             self._publish(command, size)
         elif isinstance(command, readers.Handled):
             self._handled(command)
-        elif isinstance(command, Attach):
+        elif isinstance(command, AttachCommand):
             self._attach(command)
         elif isinstance(command, readers.Read):
             self._read(command)
-        elif isinstance(command, Detach):
+        elif isinstance(command, DetachCommand):
             self._detach(command.topic)
 
     def _publish(self, command: Publish, size: int) -> None:
@@ -58,12 +58,12 @@ class TopicConnection(Connection):
         try:
             self._shared.broker.publish(records, lambda: self._stored(unit, size))
         except StoreFailedError:
-            # Nothing is stored any more: without an acknowledgement the peer sends it again elsewhere.
+            # The store has failed. Without an acknowledgement, the peer sends the records again elsewhere.
             self._transport.abort()
             return
         self._under_way(size)
 
-    def _attach(self, command: Attach) -> None:
+    def _attach(self, command: AttachCommand) -> None:
         if not self._has_room(command.topic):
             return
         if self._subscriptions is None:
@@ -71,13 +71,13 @@ class TopicConnection(Connection):
         broker = self._shared.broker
         self._shared.metrics.count("subscriptions_total")
         self._session.attaching(command)
-        # The broker answers through `attached`, which needs to know whose answer it is.
+        # The broker answers through `attached`. By then the session knows which command is answered.
         self._subscriptions[command.topic] = broker.subscribe(
             self, command.topic, command.offset, type(self).encode, command.epoch
         )
 
     def _has_room(self, topic: str) -> bool:
-        """End what there is of a topic, or see whether one more is allowed."""
+        """End the topic's subscription or claim, or check that one more is allowed. False after a refusal."""
         if self._ends(topic):
             return True
         if len(self._subscriptions or ()) + len(self._claims or ()) < (
@@ -88,7 +88,7 @@ class TopicConnection(Connection):
         return False
 
     def _ends(self, topic: str) -> bool:
-        """End the subscription or the claim of a topic; False when there is none."""
+        """End the subscription or the claim of a topic. Return False if there is none."""
         if self._subscriptions and topic in self._subscriptions:
             self._drop(topic)
             return True
@@ -101,7 +101,7 @@ class TopicConnection(Connection):
         self._ends(topic)
         self._session.detached(topic)
 
-    def attached(self, subscription: Subscription, offset: int, exact: bool) -> None:
+    def attached(self, subscription: BrokerSubscription, offset: int, exact: bool) -> None:
         topic = subscription.topic
         claim = self._claims.get(topic.name) if self._claims else None
         if claim is not None:
@@ -136,7 +136,7 @@ class TopicConnection(Connection):
     def _handled(self, command: readers.Handled) -> None:
         claim = self._claims.get(command.topic) if self._claims else None
         if claim is None:
-            return  # LOST has been sent
+            return  # LOST was sent before
         try:
             self._shared.readers.handled(claim, command.grant, command.offset, command.ordinal)
         except BadCursorError as error:
@@ -156,7 +156,7 @@ class TopicConnection(Connection):
         self._session.tell_reader(readers.Stored(claim.topic, claim.grant, offset))
         self._answer_soon()
 
-    def reader_ends(self, claim: Claim, subscription: Subscription) -> None:
+    def reader_ends(self, claim: Claim, subscription: BrokerSubscription) -> None:
         if self._pulling:
             self._pulling.pop(subscription, None)
 
@@ -169,23 +169,23 @@ class TopicConnection(Connection):
 
     def is_silent(self, now: float) -> bool:
         if self._paused & ~Pause.ANSWERS:
-            self._heard_s = now  # we do not read, so we cannot hear it
+            self._heard_s = now  # the server does not read, so it cannot hear the peer
         return now >= self._heard_s + self._shared.limits.silence_s
 
-    def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
+    def deliver(self, subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:
         if self._claims and self._is_full(subscription):
             return False
         return super().deliver(subscription, slices)
 
-    def ready(self, subscription: Subscription) -> None:
+    def ready(self, subscription: BrokerSubscription) -> None:
         if not (self._claims and self._is_full(subscription)):
             super().ready(subscription)
 
-    def _wants_more(self, subscription: Subscription) -> bool:
+    def _wants_more(self, subscription: BrokerSubscription) -> bool:
         return not (self._claims and self._is_full(subscription))
 
-    def _is_full(self, subscription: Subscription) -> bool:
-        """True for a reader whose window is full: it goes on when the client has handled some."""
+    def _is_full(self, subscription: BrokerSubscription) -> bool:
+        """True if the reader's window is full. The reader continues when the client has handled records."""
         claim = self._claims.get(subscription.topic.name) if self._claims else None
         if claim is None or not claim.is_full:
             return False

@@ -1,9 +1,9 @@
-"""Turns: shares each iteration of the event loop among busy connections. Knows nothing of what they do.
+"""Turns: shares each iteration of the event loop among busy connections. Knows nothing of their work.
 
 Every callback that a connection schedules for itself runs once per iteration. With 40 busy connections an
 iteration would take 40 times as long, and a publish, which takes a few iterations, would wait for all of
 them. So busy connections queue here: one after the other does a small piece of work, until the turn is over.
-The queue holds a connection at most twice, for its commands and for its deliveries.
+The queue holds a connection at most twice: for its commands and for its deliveries.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 TURN_S_MAX = 0.005
-"""Work of all busy connections in one iteration of the loop."""
+"""Time for the work of all busy connections in one iteration of the loop."""
 TURN_PIECES_MAX = 10
 """Pieces of work in one iteration, however short they are."""
 
@@ -30,7 +30,7 @@ class Turns:
         self._schedule()
 
     def end(self) -> None:
-        """Let the loop go on after the present piece: it has caused work outside, such as a large read."""
+        """End the turn after the current piece, which has caused work outside turns, such as a large read."""
         self._ended = True
 
     def _schedule(self) -> None:
@@ -49,5 +49,5 @@ class Turns:
                 if time.monotonic() > until_s:
                     break
         finally:
-            # Also after an internal error of one connection, which the loop reports: the others go on.
+            # The others continue also after an internal error of one connection, which the loop reports.
             self._schedule()

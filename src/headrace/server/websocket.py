@@ -1,7 +1,7 @@
-"""WebSocket connections: picows' frames become whole messages, and close codes go out. Knows no protocol.
+"""WebSocket connections: assembles picows' frames into messages and sends close codes. Knows no protocol.
 
-What a WebSocket carries is a `WebSocketConnection` of some protocol. Frames that came in one read are handed
-on together, so that batches cross layers here too.
+Each protocol has its own subclass of `WebSocketConnection`. The messages of one read are passed on together,
+so that batches cross layers here too.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from headrace.wire import websocket
 logger = logging.getLogger(__name__)
 
 _READ_BUFFER_BYTES = 1024
-"""What an idle connection has; it grows with what comes."""
+"""Read buffer of an idle connection. It grows with the data that arrives."""
 
 _READ_BYTES_MAX = 1 << 17
-"""What one read may bring: without it the buffer, which never shrinks, would grow to all the kernel holds."""
+"""Largest read. Otherwise the buffer, which never shrinks, would grow to all that the kernel holds."""
 
 _CONTROL_BYTES_MAX = 125
-"""The largest ping, pong or close, RFC 6455 section 5.5."""
+"""Largest payload of a ping, pong or close (RFC 6455 section 5.5)."""
 
 _CLOSE_FRAME = b"\x88"
-"""How a whole CLOSE begins."""
+"""First byte of a CLOSE that is not fragmented."""
 
 _BINARY = picows.WSMsgType.BINARY
 _TEXT = picows.WSMsgType.TEXT
@@ -40,45 +40,45 @@ _PONG = picows.WSMsgType.PONG
 
 
 class WebSocketConnection(Connection):
-    """A connection whose peer sends messages and is told why it is closed."""
+    """A connection whose peer sends messages and learns the reason when it is closed."""
 
     __slots__ = ("_kept_close", "_says_goodbye", "_websocket")
     message_bytes_max: int
-    """Larger messages are refused, from the header of the frame that goes beyond it."""
+    """Largest message. A larger frame is refused at its header, fragments when their sum is larger."""
     takes_text = False
-    """Whether text is part of the protocol."""
+    """True if text messages are part of the protocol."""
     large_refusal: Refusal | None = None
-    """Set where a message over that size is a publish that would come again."""
+    """Set in protocols where a message above that size is a publish that the peer would send again."""
 
     def websocket_opened(self, transport: asyncio.Transport, ws: picows.WSTransport) -> None:
         self._websocket = ws
         self._kept_close = b""
-        """Picows' CLOSE for a frame that is too large, while this peer is held."""
+        """Picows' CLOSE for a frame that is too large, kept while this peer is held."""
         self._says_goodbye = False
         self.opened(transport)
 
     def messages_received(self, messages: Sequence[Any]) -> None:
-        """All that one read brought: bytes, and strings where the protocol takes text."""
+        """Handle all messages of one read: bytes, and strings if the protocol takes text."""
         raise NotImplementedError
 
     def answer(self, data: bytes) -> None:
         self._write_answer(data)
 
     def ponged(self) -> None:
-        """The peer has answered a ping."""
+        """Called when the peer has answered a ping."""
 
     def refuse(self, reason: str, code: int) -> None:
         refused = self.large_refusal if code == websocket.TOO_BIG else None
         self.handle([self._session.refuse(reason, code)._replace(refused=refused)], 0)
 
     def peer_closes(self, code: int) -> None:
-        """The peer has said goodbye: it is answered when what it published is acknowledged."""
+        """Handle the peer's CLOSE. It is answered once the peer's publishes are acknowledged."""
         if self._hold_timer is not None:
             self.end_hold()
         self.handle([self._session.refuse("", code)._replace(is_peers_fault=False)], 0)
 
     def keeps(self, data: bytes) -> bool:
-        """Whether this is picows' own CLOSE for a frame that is too large: it is sent later, if at all."""
+        """True if `data` is picows' own CLOSE for a frame that is too large. It is sent later, if at all."""
         if self.large_refusal is None or data[:1] != _CLOSE_FRAME or self._says_goodbye:
             return False
         if int.from_bytes(data[2:4]) == websocket.TOO_BIG:
@@ -86,7 +86,7 @@ class WebSocketConnection(Connection):
         return bool(self._kept_close)
 
     def frames_refused(self) -> None:
-        """Picows has told the peer what is wrong with its frames, or would have."""
+        """End the connection after picows has refused the peer's frames. Its CLOSE was sent or is kept."""
         if self._closed or self._goodbye is not None or self._transport.is_closing():
             return
         said = self._websocket.close_handshake.sent
@@ -99,29 +99,38 @@ class WebSocketConnection(Connection):
 
     def _say_goodbye(self, reason: str, code: int) -> None:
         if self._kept_close:
-            self._write(self._kept_close)  # picows takes it for sent, and would send no other
+            self._write(self._kept_close)  # picows counts it as sent, and sends no other
             return
         self._says_goodbye = True
         self._websocket.send_close(picows.WSCloseCode(code), websocket.close_reason(reason))
 
 
 def upgrade(connection: WebSocketConnection, transport: asyncio.Transport, data: bytes) -> None:
-    """Give a transport whose handshake is `data` (and perhaps first frames) to picows."""
+    """Hand a transport over to picows. `data` is the handshake, and perhaps the first frames."""
     frames = _Frames(connection, transport)
     protocol = _Protocol(
-        *(None, None, False),  # host and path are a client's; this is the server's side
+        None,
+        None,
+        False,  # only clients have a host and a path; this is the server
         lambda _: frames,
         _Silent(logger, None),
-        *(True, None),  # a fault of our own ends the connection; the handshake is here already
-        *(False, 10, 10, picows.WSAutoPingStrategy.PING_WHEN_IDLE),  # no pings of picows' own
-        # Nor pongs: what a peer lets lie unread must be counted.
-        *(False, connection.message_bytes_max, None, _READ_BUFFER_BYTES),
+        True,
+        None,  # an internal error ends the connection; the handshake has arrived
+        False,
+        10,
+        10,
+        picows.WSAutoPingStrategy.PING_WHEN_IDLE,  # picows sends no pings
+        # Picows sends no pongs either: pongs that a peer does not read must be counted.
+        False,
+        connection.message_bytes_max,
+        None,
+        _READ_BUFFER_BYTES,
     )
     transport.pause_reading()
     transport.set_protocol(protocol)
     protocol.frames = frames
     protocol.connection_made(_Transport(transport, connection))
-    # Reading was stopped so that the loop starts it anew for a protocol of another kind.
+    # Pausing and resuming makes the loop read for the new protocol, which is of another kind.
     transport.resume_reading()
     while data:
         room = protocol.get_buffer(-1)
@@ -132,7 +141,7 @@ def upgrade(connection: WebSocketConnection, transport: asyncio.Transport, data:
 
 
 class _Frames(picows.WSListener):
-    """Puts messages together and hands on what one read brought."""
+    """Assembles messages, and passes on those of one read together."""
 
     __slots__ = ("_add", "_is_text", "_messages", "_parts", "_pongs", "_transport", "connection")
 
@@ -149,9 +158,9 @@ class _Frames(picows.WSListener):
         self.connection.websocket_opened(self._transport, ws)
 
     def on_ws_frame(self, ws: picows.WSTransport, frame: picows.WSFrame) -> None:
-        # The one place where something is done for each message that comes: it stays short. To ask a
-        # frame for its type costs as much as all the rest, and most need not be asked: what is longer than
-        # a control frame may be, and begins as no text does but MessagePack's maps do, is binary.
+        # Only this method runs for every incoming message, so it is short. Asking a frame for its type costs
+        # as much as all the rest, and most frames need not be asked: a frame is binary if it is longer than a
+        # control frame may be, and begins like a MessagePack map, as no text does.
         payload = frame.get_payload_as_bytes()
         if len(payload) > _CONTROL_BYTES_MAX and payload[0] & 0xF0 == 0x80:
             if frame.fin and self._parts is None:
@@ -171,7 +180,7 @@ class _Frames(picows.WSListener):
         self.connection.resume_writing()
 
     def hand_on(self) -> None:
-        """Give the connection what has come so far."""
+        """Pass the pongs and messages so far to the connection."""
         if self._pongs:
             pongs = bytes(self._pongs)
             self._pongs.clear()
@@ -195,7 +204,7 @@ class _Frames(picows.WSListener):
             self._fragment(frame, payload)
         elif kind is _CLOSE:
             self.hand_on()
-            # Picows knows codes of the standard only; applications have codes of their own.
+            # Picows knows only the standard's codes, and applications have codes of their own.
             code = int.from_bytes(payload[:2]) or websocket.OK
             if websocket.may_be_sent(code):
                 self.connection.peer_closes(code)
@@ -207,7 +216,7 @@ class _Frames(picows.WSListener):
             self._pongs += websocket.frame(payload, websocket.PONG)
 
     def _fragment(self, frame: picows.WSFrame, payload: bytes) -> None:
-        """A part of a message; RFC 6455 section 5.4."""
+        """Add a fragment to its message (RFC 6455 section 5.4)."""
         begins = frame.msg_type is not _CONTINUATION
         if begins is not (self._parts is None):
             self._refuse("fragments out of order", websocket.PROTOCOL_ERROR)
@@ -234,13 +243,13 @@ class _Frames(picows.WSListener):
             self._refuse("a text message is not UTF-8", websocket.INVALID_DATA)
 
     def _refuse(self, reason: str, code: int) -> None:
-        """Behind what has come before."""
+        """Refuse the peer, after passing on the messages that came before."""
         self.hand_on()
         self.connection.refuse(reason, code)
 
 
 class _Protocol(WSProtocol):  # type: ignore[misc]
-    """Picows' protocol, which also knows when a read is over."""
+    """Picows' protocol, extended to notice the end of a read."""
 
     __slots__ = ("frames", "room")
 
@@ -256,7 +265,7 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
         except Exception:
             logger.exception("internal error in a WebSocket connection")
             self.frames.connection.close("a fault of the server", websocket.INTERNAL_ERROR)
-        # Having refused a frame, picows would go on to read it for a moment, however large it is.
+        # After refusing a frame, picows would still read it for a moment, however large it is.
         if self.transport.is_close_frame_sent:
             self.frames.connection.frames_refused()
         elif size == self.room:
@@ -264,7 +273,7 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
 
 
 class _Transport:
-    """What picows takes for its transport: the real one, but writing and hanging up are done our way."""
+    """Transport for picows: the real one, except that the connection controls writing and hanging up."""
 
     __slots__ = ("_connection", "_transport")
 
@@ -276,20 +285,23 @@ class _Transport:
         self._connection.frames_refused()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send the answer to the handshake, or a CLOSE; all else goes past picows."""
-        copied = bytes(data)  # the memory is picows'
+        """Send the answer to the handshake, or a CLOSE. All other data bypasses picows."""
+        copied = bytes(data)  # picows owns the memory
         if not self._connection.keeps(copied) and not self._transport.is_closing():
             self._transport.write(copied)
 
     def get_write_buffer_size(self) -> int:
-        return 1  # with nothing buffered picows would write to the socket itself
+        return 1  # at 0, picows would write to the socket itself
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
 
 class _Silent(logging.LoggerAdapter[logging.Logger]):
-    """Picows' log: of what it says about peers we say what matters ourselves, its faults are ours."""
+    """Logger for picows: drops messages about peers, and logs exceptions as internal errors.
+
+    The server itself logs what matters about peers.
+    """
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802
         return level >= logging.CRITICAL

@@ -1,15 +1,17 @@
-"""Wombat over WebSocket: messages go to the session, and silent clients are given up."""
+"""Wombat over WebSocket: passes messages to the session, and closes silent clients."""
 
 import logging
 from collections.abc import Sequence
 
-from headrace.broker.subscription import Subscription
+from headrace.broker.broker import BrokerSubscription
 from headrace.model import Position, Refusal
+from headrace.printing import quoted
 from headrace.server.connection import Connections, Pause
 from headrace.server.topics import RecordsEncoding, TopicConnection
 from headrace.server.websocket import WebSocketConnection
-from headrace.session.wombat_server import WombatServerSession
-from headrace.wire import websocket, wombat
+from headrace.session.wombat.server import WombatServerSession
+from headrace.wire import websocket
+from headrace.wire.wombat import messages as wombat
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +21,7 @@ def encode(topic: str, at: Position, records: Sequence[bytes], _ms: int) -> byte
 
 
 class Wombats:
-    """The Wombat connections of one server, in the order in which they were last heard of."""
+    """The Wombat connections of one server, in the order in which they were last heard."""
 
     def __init__(self, shared: Connections) -> None:
         self.shared = shared
@@ -29,7 +31,7 @@ class Wombats:
         return WombatConnection(self)
 
     def tick(self, now: float) -> None:
-        """Close those that have been silent for too long. Costs nothing for the others."""
+        """Close connections that have been silent for too long. The others cost nothing."""
         while self.heard:
             connection = next(iter(self.heard))
             if now < connection.silent_at:
@@ -68,9 +70,10 @@ class WombatConnection(TopicConnection, WebSocketConnection):
         return self._wombat.silent_at
 
     def time_is_up(self, now: float) -> None:
-        """No PING has come: close, unless we could not have heard it."""
+        """Close the connection, because no PING came, unless the server could not have received a PING."""
         if self._paused & ~Pause.ANSWERS:
-            # We do not read, so we cannot have heard it. (It is the peer's doing if answers pile up.)
+            # The server does not read, so it could not receive a PING. A pause for unread answers does not
+            # count: the peer itself causes it.
             self._wombat.heard(now)
             self._move_to_end()
         else:
@@ -84,18 +87,18 @@ class WombatConnection(TopicConnection, WebSocketConnection):
         self._wombats.heard.pop(self, None)
         super().lost()
 
-    def overtaken(self, subscription: Subscription) -> None:
+    def overtaken(self, subscription: BrokerSubscription) -> None:
         name = subscription.topic.name
         if self._claims and name in self._claims:
-            return  # RECORDS say where they lie
-        # A client need not look into serials: it learns what it missed from the next ATTACHED.
-        reason = f"messages of {name!r} are gone: attach again"
+            return  # RECORDS carry their offset
+        # A client need not interpret serials: the next ATTACHED tells the client what it missed.
+        reason = f"messages of {quoted(name)} are gone: attach again"
         logger.warning("%s: closing: %s", self.peer, reason)
         self._drop(name)
         self.handle([self._session.refuse(reason)._replace(is_peers_fault=False)], 0)
 
     def _reads_again(self, why: int) -> None:
-        # Its PING may lie behind everything that was not read.
+        # The peer's PING may be behind all the data that was not read.
         if why & (Pause.PUBLISHES | Pause.COMMANDS):
             self._wombat.heard(self._shared.loop.time())
             self._move_to_end()

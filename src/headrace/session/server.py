@@ -1,6 +1,6 @@
-"""What every server session offers, whatever its protocol: its commands, and what they share.
+"""Interface of every server session, regardless of its protocol: the commands and the shared state.
 
-A connection (`headrace.server`) drives any session through this, so that a further protocol is a further
+A connection (`headrace.server`) drives any session through this interface, so a new protocol needs only a new
 session and a way to receive.
 
     open ──bad input──▶ refused ──every accepted publish acknowledged──▶ finished
@@ -16,47 +16,47 @@ from headrace.wire import readers, websocket
 
 
 class Publish(NamedTuple):
-    """Store these; call `stored` with the unit when all of them are durable."""
+    """Store these records, and call `stored` with the unit when all of them are durable."""
 
     records: dict[str, list[bytes]]
     unit: Unit
 
 
-class Attach(NamedTuple):
+class AttachCommand(NamedTuple):
     topic: str
     offset: int | None
     """None: from the end of the topic."""
     epoch: int | None = None
-    """The life of the topic that the offset belongs to, where the peer named one."""
+    """Epoch that the offset belongs to, if the peer named one."""
     serial: str | None = None
-    """How the peer wrote both, where it is to be answered in its own words."""
+    """Epoch and offset as the peer wrote them, if the answer may repeat this text."""
 
 
-class Detach(NamedTuple):
+class DetachCommand(NamedTuple):
     topic: str
 
 
 class Close(NamedTuple):
-    """The peer broke the protocol: read no more, close when `finished`."""
+    """The peer broke the protocol: read no more, and close the connection when `finished`."""
 
     reason: str
     code: int = websocket.POLICY_VIOLATION
-    """For protocols that can say why."""
+    """Close code, for protocols that can tell the peer a reason."""
     is_peers_fault: bool = True
     refused: Refusal | None = None
-    """Why a publish of this peer is refused however often it comes; None: it is closed for another reason."""
+    """Reason why a publish of the peer is refused every time; None if it is closed for another reason."""
 
 
-Command = Publish | Attach | Detach | readers.ToServer | Close
+Command = Publish | AttachCommand | DetachCommand | readers.ToServer | Close
 
 
 class Decoder(Protocol):
     closed: bool
-    """Whether everything that still comes is ignored."""
+    """True if all further input is ignored."""
 
 
 class BadPublish(Protocol):
-    """What a decoder says of a message that it cannot take."""
+    """A decoder's report of a message that it does not accept."""
 
     @property
     def reason(self) -> str: ...
@@ -77,15 +77,15 @@ class ServerSession(ABC):
 
     @abstractmethod
     def _acknowledge(self, ready: Sequence[Unit]) -> None:
-        """Answer for units that may be acknowledged by now."""
+        """Answer for units that may be acknowledged now."""
 
     def refuse(self, reason: str, code: int = websocket.POLICY_VIOLATION) -> Close:
-        """Take nothing more from this peer."""
+        """Accept nothing more from this peer."""
         self._decoder.closed = True
         return Close(reason, code)
 
     def refuse_publish(self, bad: BadPublish, number: int | None, code: int) -> Close:
-        """The same for what cannot be read; a refused publish is never acknowledged, nor what is above it."""
+        """Refuse a bad message. A refused publish and all publishes above it are never acknowledged."""
         if bad.refused is None:
             return self.refuse(bad.reason, code)
         if number is not None and self._units is not None:
@@ -93,16 +93,16 @@ class ServerSession(ABC):
         return self.refuse(bad.reason, code)._replace(refused=bad.refused.why)
 
     def stored(self, unit: Unit) -> None:
-        """All publishes of the unit are durable."""
+        """Note that all publishes of the unit are durable."""
         self._publishes_under_way().stored(unit)
 
     def discard(self, command: object) -> None:
-        """This is not carried out, and never acknowledged: its connection is being closed."""
+        """Drop a command that is not carried out and never acknowledged: its connection is being closed."""
         if isinstance(command, Publish):
             self._publishes_under_way().discard(command.unit)
 
     def data_to_send(self) -> bytes:
-        """Answers; they go out ahead of any records that still wait."""
+        """Return the answers to send. They go out before any records that still wait."""
         if self._units is not None and (ready := self._units.take()):
             self._acknowledge(ready)
         out = self._out
@@ -114,16 +114,16 @@ class ServerSession(ABC):
 
     @property
     def closing(self) -> bool:
-        """Whether nothing more is taken from this peer."""
+        """True if nothing more is accepted from this peer."""
         return self._decoder.closed
 
     @property
     def finished(self) -> bool:
-        """Whether every publish that was accepted is acknowledged."""
+        """True if every accepted publish is acknowledged."""
         return not self._units
 
     def _publishes_under_way(self) -> Units:
-        # Made when the first publish comes: most connections never send one.
+        # Created for the first publish: most connections never publish.
         if self._units is None:
             self._units = Units()
         return self._units
@@ -135,16 +135,16 @@ class TopicSession(ServerSession):
     __slots__ = ()
 
     @abstractmethod
-    def attaching(self, command: Attach) -> None:
-        """This is being done now: the next `attached` of its topic answers it, and none before."""
+    def attaching(self, command: AttachCommand) -> None:
+        """Note that this is carried out now: the next `attached` of its topic answers it, and none before."""
 
     @abstractmethod
     def attached(self, topic: str, epoch: int, offset: int, exact: bool) -> None:
-        """Delivery begins here. `exact`: nothing lies between this and what was asked for."""
+        """Answer that delivery begins here. `exact`: nothing lies between this and the place asked for."""
 
     @abstractmethod
     def detached(self, topic: str) -> None: ...
 
     @abstractmethod
     def tell_reader(self, message: readers.ToClient) -> None:
-        """Say something about a named reader; records go out on their own."""
+        """Send a message about a named reader. Records are sent separately."""

@@ -1,14 +1,14 @@
-"""Which publishes of a connection are not acknowledged yet, and which may be now.
+"""Unacknowledged publishes of a connection, and the decision which of them may be acknowledged now.
 
-A *unit* is the publishes of one read. Units that finish out of turn (topics may differ in durability) wait
-for the others, until an ACK is true whichever way the client takes it:
+A *unit* is the publishes of one read. Units may become durable out of order, because topics may differ in
+durability. A durable unit waits for other units until its ACK is true for both kinds of clients:
 
-- A client with one counter for all topics takes ACK n for everything up to n. So no unit under way may hold a
-  number at or below n. Where topics are acknowledged one by one, a unit that came when this one was durable
-  already does not count: with one counter its numbers are higher, and with a counter for each topic it
-  must not keep the other topics waiting for ever.
-- A client with a counter for each topic takes ACK n of a topic for everything up to n in that topic. So no
-  unit under way may hold a number at or below n in the same topic.
+- A client with one counter for all topics takes ACK n as everything up to n. So no pending unit may hold a
+  number at or below n. Where topics are acknowledged one by one, units that came after this unit was durable
+  do not count: with one counter their numbers are higher, and with a counter for each topic they must not
+  keep the other topics waiting forever.
+- A client with a counter for each topic takes ACK n of a topic as everything up to n in that topic. So no
+  pending unit may hold a number at or below n in the same topic.
 """
 
 from bisect import bisect_left
@@ -19,15 +19,15 @@ from typing import NamedTuple
 from headrace.errors import LocalProtocolError
 
 
-class Range(NamedTuple):
-    """Numbers as they are: never wrapped."""
+class NumberRange(NamedTuple):
+    """A range of numbers. The numbers never wrap around."""
 
     lowest: int
     highest: int
 
 
 class Unit:
-    """Publishes that came in one read. Numbers are compared as they are: never wrapped."""
+    """Publishes that came in one read. Their numbers never wrap around, so they can be compared."""
 
     __slots__ = ("came", "done", "highest", "lowest", "size", "topics")
 
@@ -35,23 +35,23 @@ class Unit:
         self,
         lowest: int,
         highest: int,
-        topics: Mapping[str, Range] | None = None,
+        topics: Mapping[str, NumberRange] | None = None,
         size: int = 0,
     ) -> None:
         self.lowest = lowest
         self.highest = highest
         self.topics = topics
-        """The same for each topic by its own numbers, where a protocol acknowledges by topic."""
+        """By topic: the range of the topic's own numbers, if the protocol acknowledges by topic."""
         self.size = size
-        """What it takes to remember its publishes, where a protocol does."""
+        """Memory for the publishes in bytes, if the protocol remembers them."""
         self.came = 0
-        """How many units came before it."""
+        """Number of units that came before this one."""
         self.done: int | None = None
-        """When it became durable: how many units had come until then."""
+        """Number of units that had come when this one became durable; None before."""
 
 
 REPEATS_MAX = 1024
-"""Topics of publishes that came again which are remembered until they may be acknowledged again."""
+"""Limit of topics whose repeated publishes are remembered until they may be acknowledged again."""
 
 
 class Units:
@@ -61,14 +61,14 @@ class Units:
 
     def __init__(self) -> None:
         self._units: list[Unit] = []
-        """In the order in which they came."""
+        """Units in the order of arrival."""
         self._came = 0
         self._repeats: dict[str, Unit] = {}
-        """For each topic the highest number that came again, stored before or being stored."""
+        """By topic: the highest number that was repeated. Its first copy is stored or being stored."""
         self._news = False
-        """Whether a unit has become durable since the last answer."""
+        """True if a unit has become durable, or a publish was repeated, since the last `take`."""
         self.size = 0
-        """What it takes to remember them."""
+        """Memory for the publishes of all units in bytes."""
 
     def __len__(self) -> int:
         return len(self._units)
@@ -80,14 +80,14 @@ class Units:
         self.size += unit.size
 
     def repeat(self, topic: str, number: int, number_of_topic: int) -> None:
-        """A publish has come again: it is acknowledged again, like a unit that is durable."""
+        """Note a repeated publish. It is acknowledged again, like a durable unit."""
         known = self._repeats.get(topic)
         if known is None and len(self._repeats) >= REPEATS_MAX:
             return
         if known is not None and known.topics is not None:
             number = max(number, known.highest)
             number_of_topic = max(number_of_topic, known.topics[topic].highest)
-        again = Unit(number, number, {topic: Range(number_of_topic, number_of_topic)})
+        again = Unit(number, number, {topic: NumberRange(number_of_topic, number_of_topic)})
         again.done = self._came
         self._repeats[topic] = again
         self._news = True
@@ -99,17 +99,17 @@ class Units:
         self._news = True
 
     def discard(self, unit: Unit) -> None:
-        if unit in self._units:  # not if something below it was refused
+        if unit in self._units:  # it is gone if a publish below it was refused
             self._units.remove(unit)
             self.size -= unit.size
-        # What came again may be of this unit, which is never stored.
+        # Repeated publishes may belong to this unit, which is never stored.
         self._repeats.clear()
 
     def refuse(self, number: int) -> None:
-        """A publish with this number is refused: acknowledge nothing at or above it, now or later.
+        """Acknowledge nothing at or above this number, now or later: the publish with this number is refused.
 
-        A client takes an acknowledgement of a higher number for this one too. Units are not cut: one that
-        holds higher numbers as well, of a client that sends out of order, is sent again.
+        A client takes the acknowledgement of a higher number as one of this number too. Units are not split:
+        if a client sends out of order and a unit also holds higher numbers, the client sends the unit again.
         """
         kept = [one for one in self._units if one.highest < number]
         self.size -= sum(one.size for one in self._units) - sum(one.size for one in kept)
@@ -117,7 +117,7 @@ class Units:
         self._repeats = {topic: one for topic, one in self._repeats.items() if one.highest < number}
 
     def take(self) -> list[Unit]:
-        """The units that may be acknowledged by now; they are forgotten here."""
+        """Remove and return the units that may be acknowledged now."""
         if not self._news:
             return []
         self._news = False
@@ -138,12 +138,12 @@ class Units:
 
 
 class _Obstacles:
-    """Units under way, in the order in which they came."""
+    """Pending units, in the order of arrival."""
 
     def __init__(self, waiting: list[Unit]) -> None:
         self._came = [one.came for one in waiting]
         self._lowest = list(accumulate((one.lowest for one in waiting), min))
-        """The lowest number of each and those before it."""
+        """Parallel to `_came`: the lowest number of this unit and all units before it."""
         self._by_topic: dict[str, int] = {}
         for one in waiting:
             for topic, numbers in (one.topics or {}).items():

@@ -1,4 +1,4 @@
-"""The columns of the source: which there are, of which types, and which a user's schema asks for."""
+"""Columns of the source: their names and types, and the columns that a user's schema selects."""
 
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from headrace.spark.envelopes import envelope_of
-from headrace.spark.options import OptionError
+from headrace.errors import OptionError
+from headrace.spark.envelopes.registry import envelope_of
 
 SCHEMA = StructType(
     [
@@ -32,10 +32,13 @@ SCHEMA = StructType(
         StructField("payload", BinaryType(), False),
     ]
 )
-"""What is read of raw payloads when the user says nothing else."""
+"""Default schema for raw payloads, if the user gives none."""
 
 TYPES = {field.name: field.dataType for field in SCHEMA.fields} | {"epoch": LongType()}
-"""All there are. Few need the epoch, and many rely on the default ones: only a schema asks for it."""
+"""All columns of the source.
+
+`epoch` is read only if a schema asks for it: few users need it, and many rely on the default columns.
+"""
 
 
 _IN_PAYLOADS = (
@@ -51,7 +54,7 @@ _IN_PAYLOADS = (
 
 
 def check_type(name: str, kind: DataType) -> None:
-    """Raise `OptionError` for a column that payloads cannot hold."""
+    """Raise `OptionError` if payloads cannot hold a column of this type."""
     if isinstance(kind, ArrayType):
         check_type(name, kind.elementType)
     elif isinstance(kind, StructType):
@@ -68,7 +71,10 @@ def check_type(name: str, kind: DataType) -> None:
 
 
 def default_schema(decode: str) -> StructType:
-    """What is read when the user says nothing else: the envelope's own columns take the payload's place."""
+    """Return the schema that is used if the user gives none.
+
+    The envelope's own columns replace the payload column.
+    """
     own = envelope_of(decode).own if decode else {}
     if not own:
         return SCHEMA
@@ -77,16 +83,16 @@ def default_schema(decode: str) -> StructType:
 
 
 class Columns(NamedTuple):
-    """What a read has to build."""
+    """The columns that a read has to build."""
 
     names: tuple[str, ...]
-    """All of them, in their order."""
+    """All columns, in the order of the schema."""
     decoded: tuple[StructField, ...]
-    """Those that come out of payloads."""
+    """Columns that are decoded from payloads."""
 
 
 def columns_of(schema: StructType, *, decode: str) -> Columns:
-    """What a schema asks for. Without `decode` it can only be a choice of the source's own columns."""
+    """Return the columns of a schema. Without `decode`, it may only name columns of the source."""
     if not schema.fields:
         raise OptionError("the schema has no columns")
     names = [field.name.lower() for field in schema.fields]
@@ -94,7 +100,7 @@ def columns_of(schema: StructType, *, decode: str) -> Columns:
         if name in names[:number]:
             raise OptionError(f"the schema has the column {name!r} twice")
     own = envelope_of(decode).own if decode else {}
-    # An envelope's own columns go before those of the source that have the same name.
+    # An envelope's own column takes precedence over a column of the source with the same name.
     places = {name: kind for name, kind in TYPES.items() if name not in own}
     decoded = tuple(field for field in schema.fields if field.name not in places)
     if decoded and not decode:

@@ -1,7 +1,7 @@
-"""Filters of a batch read that narrow what is read: on topic, offset, ordinal and timestamp.
+"""Filters of a batch read that reduce what is read: on topic, offset, ordinal and timestamp.
 
-They only spare work. Spark applies every filter itself once more, so one that is not understood here costs
-time and nothing else.
+They only save work. Spark applies every filter again, so a filter that is not understood here costs time and
+nothing else.
 """
 
 import datetime
@@ -20,14 +20,14 @@ from pyspark.sql.datasource import (
 )
 
 from headrace.model import Position
-from headrace.spark.log_view import LogView, Range, TopicState
+from headrace.reader.view import LogRange, LogView, TopicState
 
 _NUMBERS = ("offset", "ordinal", "timestamp")
 
 
 @dataclass
 class Narrowing:
-    """What filters leave. Bounds are half open: from the first on, up to and without the second."""
+    """Topics and ranges that pass the filters. `least` bounds are inclusive, `below` bounds exclusive."""
 
     topics: set[str] | None = None
     prefixes: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Narrowing:
             return False
         return all(topic.startswith(prefix) for prefix in self.prefixes)
 
-    def narrow(self, log: LogView, state: TopicState, whole: Range) -> Range:
+    def narrow(self, log: LogView, state: TopicState, whole: LogRange) -> LogRange:
         start, end = whole.start, whole.end
         for column, value in self.least.items():
             start = max(start, _at(log, state, column, value), key=_ordinal)
@@ -77,7 +77,8 @@ def _narrow_topic(found: Narrowing, one: Filter) -> None:
 def _narrow_number(found: Narrowing, column: str, one: Filter) -> None:
     if isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
         value = one.value
-        # Times are kept to the millisecond: a bound between two of them belongs to the later one.
+        # Times have a resolution of one millisecond. A bound between two milliseconds is rounded up to the
+        # later one.
         number, exact = _milliseconds(value) if column == "timestamp" else (value, True)
         if not isinstance(number, int) or isinstance(number, bool) or number is None:
             return

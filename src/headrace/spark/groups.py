@@ -1,38 +1,51 @@
-"""A stream's `groupId` belongs to one query at a time: finds another one that uses it, here or elsewhere.
+"""Detection of a second query that uses the same `groupId`, on this machine or on another.
 
-On one machine a file is locked while a query runs; the lock ends with its process, however that ends. Queries
-on other machines show by the cursor of the group, which `track` moves: it never lies ahead of what its own
-query has read.
+A stream's `groupId` belongs to one query at a time. On one machine, a file is locked while a query runs; the
+system releases the lock when the process ends in any way. A query on another machine is detected by the
+cursor of the group, which `track` moves: the cursor is never ahead of what its own query has read.
+
+`track` reports the progress of streaming queries to the server, as cursors of named readers.
 """
 
+import atexit
 import contextlib
 import fcntl
 import hashlib
+import json
+import logging
 import os
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from headrace.errors import HeadraceError
 from headrace.model import Position
-from headrace.spark.http_client import HttpClient, ServerError
-from headrace.spark.log_view import SourceError
-from headrace.spark.options import SourceOptions
+from headrace.reader.http_client import HttpClient, ServerError
+from headrace.reader.selection import SourceOptions, parse_place
+from headrace.reader.view import SourceError
+from headrace.spark.offsets import decode_offset, group_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 LOCK_WAIT_S = 10.0
-"""How long the lock of a query is waited for that was stopped or killed just now."""
+"""Time to wait for the lock of a query that was stopped or killed just now."""
 
 CHECK_S = 5.0
-"""Time between looks at the cursor."""
+"""Seconds between checks of the cursors."""
 
 _POLL_S = 0.1
 _CURSORS_MAX = 100
-"""Cursors that are looked at: one in the wrong place is enough."""
+"""Number of cursors that are checked: one in the wrong place is enough to detect another query."""
 
 
 class GroupInUseError(SourceError):
-    """Another query has the same groupId: give each query one of its own."""
+    """Another query has the same groupId: give each query its own."""
 
 
 class _Moved(NamedTuple):
@@ -41,7 +54,7 @@ class _Moved(NamedTuple):
 
 
 class Group:
-    """The group of one query, while it runs."""
+    """The group of one running query."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._name = options.group
@@ -51,9 +64,10 @@ class Group:
         self._checked_s = time.monotonic()
 
     def check(self, read: Mapping[str, Position]) -> None:
-        """Raise `GroupInUseError` if somebody has moved the cursor past what this query has read.
+        """Raise `GroupInUseError` if another query has moved a cursor past what this query has read.
 
-        A cursor that lay there when the query started is none of its business: it may begin anew.
+        A cursor that was already ahead when the query started is ignored: the query may have been restarted
+        from the beginning.
         """
         now_s = time.monotonic()
         if now_s < self._checked_s + CHECK_S:
@@ -73,14 +87,14 @@ class Group:
                 )
 
     def _cursors(self) -> dict[str, _Moved] | None:
-        """None where nobody can say."""
+        """Return the group's cursor in each topic; None if the server cannot be asked."""
         if self._http is None:
             return None
         asked = {"reader": f"group:{self._name}", "limit": _CURSORS_MAX}
         try:
             page = self._http.json("GET", "/v1/cursors", asked)
         except ServerError:
-            return None  # the query itself says what is wrong with the server
+            return None  # the query itself reports what is wrong with the server
         return {one["topic"]: _Moved(one["ordinal"], one["ms"]) for one in page["cursors"]}
 
     def close(self) -> None:
@@ -90,7 +104,10 @@ class Group:
 
 
 def _lock(options: SourceOptions) -> int:
-    """The open file of a group that reads these topics of this log. Another that reads others is no harm."""
+    """Lock the file of this group, log and topics, and return its descriptor.
+
+    Queries of the same group that read other topics do not conflict.
+    """
     key = repr((options.place.path, sorted(options.place.urls), options.topics, options.group))
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     path = Path(tempfile.gettempdir(), f"headrace-group-{os.getuid()}-{name}.lock")
@@ -111,3 +128,63 @@ def _lock(options: SourceOptions) -> int:
                 f"(process {owner}): give each query a groupId of its own"
             )
         time.sleep(_POLL_S)
+
+
+logger = logging.getLogger(__name__)
+
+_POSITIONS_AT_ONCE = 1000
+_LAST_WORDS_MS = 10_000
+_RETRY_S = 2.0
+"""Short, because the next batch is another attempt and other listeners have to wait."""
+
+
+def track(spark: "SparkSession", url: str, token: str = "") -> StreamingQueryListener:
+    """From now on, store the progress of every query with a `groupId` on the server at `url`.
+
+    The cursor of group NAME is called `group:NAME`. Return the listener, for `spark.streams.removeListener`.
+    """
+    listener = _Tracker(url, token)
+    spark.streams.addListener(listener)
+    atexit.register(_wait_for_listeners, spark)
+    return listener
+
+
+def _wait_for_listeners(spark: "SparkSession") -> None:
+    """Wait for the events of the last batch, because a script may end together with its query."""
+    # A stopped session has delivered its events, and a client of Spark Connect has no listener bus.
+    with contextlib.suppress(Exception):
+        bus = spark.sparkContext._jsc.sc().listenerBus()
+        bus.waitUntilEmpty(_LAST_WORDS_MS)
+
+
+class _Tracker(StreamingQueryListener):
+    def __init__(self, url: str, token: str) -> None:
+        self._place = parse_place(url, token)
+        self._sent: dict[str, object] = {}
+
+    def onQueryStarted(self, event: Any) -> None: ...
+
+    def onQueryTerminated(self, event: Any) -> None: ...
+
+    def onQueryIdle(self, event: Any) -> None: ...
+
+    def onQueryProgress(self, event: Any) -> None:
+        for source in event.progress.sources:
+            try:
+                offset = json.loads(source.endOffset)
+                group = group_of(offset) if isinstance(offset, dict) else ""
+                if group and self._sent.get(group) != offset:
+                    self._send(f"group:{group}", offset)
+                    self._sent[group] = offset
+            except (HeadraceError, ValueError, TypeError) as error:
+                logger.warning("the progress of a query could not be kept: %s", error)
+
+    def _send(self, reader: str, offset: dict[str, Any]) -> None:
+        positions = [{"topic": name, **at._asdict()} for name, at in decode_offset(offset).items()]
+        client = HttpClient(self._place, retry_s=_RETRY_S)
+        try:
+            for first in range(0, len(positions), _POSITIONS_AT_ONCE):
+                some = positions[first : first + _POSITIONS_AT_ONCE]
+                client.json("POST", "/v1/cursors", {}, {"reader": reader, "positions": some})
+        finally:
+            client.close()

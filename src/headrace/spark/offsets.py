@@ -1,19 +1,20 @@
-"""The offset of a streaming query, as its checkpoint keeps it: a position per topic, and its group.
+"""The offset of a streaming query, as stored in its checkpoint: a position per topic, and the group.
 
-Spark keeps only where a batch ends, which is where the next begins. So a topic that a batch is the first to
-read has its beginning there too, under `joined`: a batch that is repeated reads what it read before, whatever
-the options and the log have become.
+Spark stores only the end of each batch, which is the start of the next. Therefore the offset also contains,
+under `joined`, the start of each topic that the batch is the first to read. A repeated batch then reads the
+same records again, even if the options or the log have changed.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.model import Position, present_name
-from headrace.spark.log_view import SourceError
-from headrace.spark.planning import Positions
+from headrace.reader.planning import Positions
+from headrace.reader.view import SourceError
 
 FORMAT = 2
-"""With 1, reserved topics are named `channel/…` and `logux/…`, as earlier versions did."""
+"""Current format. In format 1, reserved topics have the names `channel/…` and `logux/…` of earlier versions.
+"""
 _FORMATS = (1, 2)
 
 Offset = dict[str, Any]
@@ -22,7 +23,7 @@ Offset = dict[str, Any]
 def encode_offset(
     positions: Positions, group: str, joined: Positions | None = None, *, initial: bool = False
 ) -> Offset:
-    """Keys are in the order of their names: Spark compares offsets as text."""
+    """Encode an offset with its topics sorted by name: Spark compares offsets as text."""
     offset: Offset = {"format": FORMAT, "group": group, "topics": _encode(positions)}
     if joined:
         offset["joined"] = _encode(joined)
@@ -45,12 +46,15 @@ def decode_offset(offset: Mapping[str, Any]) -> Positions:
 
 
 def joined_in(offset: Mapping[str, Any]) -> Positions:
-    """Topics that the batch is the first to read, and where they begin."""
+    """Return the topics that the batch is the first to read, with their start positions."""
     return _decode(offset, "joined")
 
 
 def is_initial(offset: Mapping[str, Any]) -> bool:
-    """Whether it is where a query begins: no checkpoint has it, and Spark may ask for it again."""
+    """True if the offset is the start of a query.
+
+    No checkpoint contains such an offset, and Spark may ask for it again.
+    """
     return bool(offset.get("initial"))
 
 
@@ -62,5 +66,5 @@ def _decode(offset: Mapping[str, Any], key: str) -> Positions:
 
 
 def group_of(offset: Mapping[str, Any]) -> str:
-    """The query's name as a reader; empty when it has none."""
+    """Return the query's name as a reader; empty if it has none."""
     return str(offset.get("group", "")) if offset.get("format") in _FORMATS else ""

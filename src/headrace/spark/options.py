@@ -1,4 +1,4 @@
-"""The options of source and sink: names, meanings, checks. Knows no Spark and opens nothing."""
+"""Options of source and sink: names, meanings, checks. Knows no Spark and opens nothing."""
 
 import datetime
 import json
@@ -6,78 +6,31 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from headrace.channel_envelope import BadMessageError, check_processor
-from headrace.errors import BadTopicNameError, HeadraceError
+from headrace.errors import BadTopicNameError, OptionError
 from headrace.model import check_topic_name
-
-PARTITION_BYTES = 64 << 20
-"""How much a task reads unless `maxBytesPerPartition` says otherwise."""
+from headrace.payload.channel import BadMessageError, check_processor
+from headrace.reader.selection import (
+    EARLIEST,
+    LATEST,
+    PARTITION_BYTES,
+    LogLocation,
+    SourceOptions,
+    TopicSelection,
+    Where,
+    parse_place,
+    without_secret,
+)
 
 _NUMBER_MAX = (1 << 63) - 1
 _1970 = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-class OptionError(HeadraceError, ValueError):
-    """An option is unknown, contradicts another or makes no sense: correct it."""
-
-
-EARLIEST, LATEST = -2, -1
-"""As Kafka writes them where a number is expected."""
-
-
 _OTHERS = ""
-"""What stands for the topics that are not named: no topic has this name."""
-
-
-class Where(NamedTuple):
-    """Where to begin or to end, as the user said it."""
-
-    everywhere: int | None = None
-    """An offset or EARLIEST or LATEST, for topics that are not named."""
-    topics: Mapping[str, int] = {}
-    ms: int | None = None
-
-
-class Place(NamedTuple):
-    """Where the log is."""
-
-    path: str = ""
-    urls: tuple[str, ...] = ()
-    token: str = ""
-
-    def __repr__(self) -> str:
-        return f"Place(path={self.path!r}, urls={self.urls!r})"  # the token is for nobody to see
-
-
-class Topics(NamedTuple):
-    """Which topics are read."""
-
-    names: tuple[str, ...] | None = None
-    pattern: str = ""
-
-    def matches(self, name: str) -> bool:
-        if self.names is not None:
-            return name in self.names
-        return re.fullmatch(self.pattern, name) is not None
-
-
-class SourceOptions(NamedTuple):
-    place: Place
-    topics: Topics
-    starting: Where | None
-    ending: Where | None
-    rows_max: int | None
-    bytes_max: int | None
-    partitions_min: int
-    partition_bytes: int
-    fail_on_data_loss: bool
-    verify: bool
-    group: str
-    decode: str
+"""Key for all topics that are not named. A topic cannot have this name."""
 
 
 class SinkOptions(NamedTuple):
-    place: Place
+    place: LogLocation
     topic: str
     producer: str
     batch: int | None
@@ -114,7 +67,7 @@ _SINK = {
     "encode": "what payloads become: json, logux or channel",
     "processor": "who sends rows without a column `processor`, with encode = channel",
 }
-# Spark adds these by itself.
+# Spark adds these options by itself.
 _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
 
 
@@ -132,7 +85,11 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         if not streaming and key.lower() in given:
             raise OptionError(f"{key} is for streams: a batch read has no triggers")
     rows_key = "maxRowsPerTrigger" if "maxrowspertrigger" in given else "maxOffsetsPerTrigger"
-    topics = Topics(_names(names), "") if names is not None else Topics(None, _pattern(pattern))
+    topics = (
+        TopicSelection(_names(names), "")
+        if names is not None
+        else TopicSelection(None, _pattern(pattern))
+    )
     starting = _where(given, "starting", topics)
     ending = _where(given, "ending", topics)
     if not streaming and starting is not None and LATEST in _values(starting):
@@ -199,7 +156,7 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 
 
 def _known(options: Mapping[str, str], valid: Mapping[str, str], verb: str) -> dict[str, str]:
-    """The options by their names in lower case, as Spark gives them; every one must be known."""
+    """Return the options by lower-case name, as Spark passes them; raise `OptionError` for an unknown one."""
     names = {name.lower() for name in valid} | _OF_SPARK
     unknown = [key for key in options if key.lower() not in names]
     if unknown:
@@ -210,7 +167,7 @@ def _known(options: Mapping[str, str], valid: Mapping[str, str], verb: str) -> d
     return {key.lower(): value for key, value in options.items()}
 
 
-def _place(given: Mapping[str, str], *, path_allowed: bool) -> Place:
+def _place(given: Mapping[str, str], *, path_allowed: bool) -> LogLocation:
     path, url = given.get("path", ""), given.get("url", "")
     if path_allowed and bool(path) == bool(url):
         raise OptionError("say where the log is: give one of path and url")
@@ -219,29 +176,10 @@ def _place(given: Mapping[str, str], *, path_allowed: bool) -> Place:
     if path and "token" in given:
         raise OptionError("token goes with url: files ask for none")
     if re.match(r"(?!file:)\w+://", path):
-        raise OptionError(f"path is a directory: give {_without_secret(path)!r} as the option url")
+        raise OptionError(f"path is a directory: give {without_secret(path)!r} as the option url")
     if path:
-        return Place(path=path.removeprefix("file://"))
+        return LogLocation(path=path.removeprefix("file://"))
     return parse_place(url, given.get("token", ""))
-
-
-def parse_place(url: str, token: str) -> Place:
-    """One server, or several with commas."""
-    urls = tuple(one.strip().rstrip("/") for one in url.split(","))
-    for one in urls:
-        if not re.fullmatch(r"https?://([^/?#@:\s\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?", one):
-            raise OptionError(
-                f"url must be http://host:port of a server's --http listener (port 8121 by default), not "
-                f"{_without_secret(one)!r}"
-            )
-    if not re.fullmatch(r"[!-~]*", token):
-        raise OptionError("token must be one word of ASCII, as the server's configuration has it")
-    return Place(urls=urls, token=token)
-
-
-def _without_secret(url: str) -> str:
-    """The address without what stands before an @, which may be a password."""
-    return re.sub(r"//[^/]*@", "//…@", url)
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -277,7 +215,7 @@ def _pattern(text: str | None) -> str:
     return text or ""
 
 
-def _where(given: Mapping[str, str], side: str, topics: Topics) -> Where | None:
+def _where(given: Mapping[str, str], side: str, topics: TopicSelection) -> Where | None:
     offsets, when = given.get(f"{side}offsets"), given.get(f"{side}timestamp")
     if offsets is not None and when is not None:
         raise OptionError(f"{side}Offsets and {side}Timestamp contradict each other: give one")
@@ -322,7 +260,7 @@ def _time_ms(text: str, key: str) -> int:
     try:
         moment = datetime.datetime.fromisoformat(text)
         passed = (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)) - _1970
-        # Times are kept to the millisecond: one between two of them belongs to the later one.
+        # Times have a resolution of one millisecond. A time between two milliseconds is rounded up.
         return max(0, -(-passed // datetime.timedelta(milliseconds=1)))
     except (ValueError, OverflowError):
         raise OptionError(

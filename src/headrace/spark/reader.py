@@ -1,4 +1,4 @@
-"""Batch reads and what tasks of batch and stream share: a part of the log → Arrow batches."""
+"""Batch reads, and the reading of parts as Arrow batches in tasks, which batch and stream share."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -10,31 +10,31 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from headrace.reader.decode import BATCH_RECORDS_MAX, DecodedRecords, decode, to_batch
+from headrace.reader.open_log import open_log
+from headrace.reader.planning import parts_of, plan_batch
+from headrace.reader.selection import SourceOptions
+from headrace.reader.view import DataLossError, LogRange, LogView
 from headrace.spark.columns import Columns, columns_of
-from headrace.spark.decode import BATCH_RECORDS_MAX, Records, decode, to_batch
-from headrace.spark.envelopes import envelope_of
+from headrace.spark.envelopes.registry import envelope_of
 from headrace.spark.filters import Narrowing, narrowing_of
-from headrace.spark.log_view import DataLossError, LogView, Range
-from headrace.spark.open_log import open_log
-from headrace.spark.options import SourceOptions
-from headrace.spark.planning import parts_of, plan_batch
 
 logger = logging.getLogger(__name__)
 
 _GATHERED_ROWS = 8192
-"""Batches smaller than this are joined: many small topics must not make many small batches."""
+"""Batches with fewer rows are joined, so that many small topics do not make many small batches."""
 
 
-class Part(InputPartition):
-    """What one task reads."""
+class ReadPartition(InputPartition):
+    """The ranges that one task reads."""
 
-    def __init__(self, ranges: list[Range]) -> None:
+    def __init__(self, ranges: list[LogRange]) -> None:
         super().__init__(None)
         self.ranges = ranges
 
 
 class PartReader:
-    """Reads parts in a task."""
+    """Reader of parts in a task."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
@@ -42,8 +42,8 @@ class PartReader:
         self.columns = columns_of(schema, decode=options.decode)
 
     def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(part, Part):
-            return  # what Spark makes of an empty list of partitions
+        if not isinstance(part, ReadPartition):
+            return  # Spark passes another kind if the list of partitions is empty
         build = _Builder(self.options, self.schema, self.columns)
         with closing(open_log(self.options.place)) as log:
             log.expect(part.ranges)
@@ -52,8 +52,8 @@ class PartReader:
                     yield from build.add(records)
         yield from build.rest()
 
-    def _records(self, log: LogView, wanted: Range) -> Iterator[Records]:
-        rest: Range | None = wanted
+    def _records(self, log: LogView, wanted: LogRange) -> Iterator[DecodedRecords]:
+        rest: LogRange | None = wanted
         while rest is not None:
             try:
                 yield from decode(rest, log.read(rest), verify=self.options.verify)
@@ -66,7 +66,7 @@ class PartReader:
 
 
 class _Builder:
-    """Makes batches of records, none of them small for no reason."""
+    """Builder of batches that joins small ones."""
 
     def __init__(self, options: SourceOptions, schema: StructType, columns: Columns) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
@@ -75,7 +75,7 @@ class _Builder:
         self._gathered: list[pa.RecordBatch] = []
         self._rows = 0
 
-    def add(self, records: Records) -> Iterator[pa.RecordBatch]:
+    def add(self, records: DecodedRecords) -> Iterator[pa.RecordBatch]:
         batch = self._batch(records)
         if not self._gathered and batch.num_rows >= _GATHERED_ROWS:
             yield batch
@@ -91,7 +91,7 @@ class _Builder:
             self._gathered, self._rows = [], 0
             yield from table.combine_chunks().to_batches(max_chunksize=BATCH_RECORDS_MAX)
 
-    def _batch(self, records: Records) -> pa.RecordBatch:
+    def _batch(self, records: DecodedRecords) -> pa.RecordBatch:
         decoded: dict[str, Any] = {}
         if self._envelope is not None:
             fields = [self._schema.field(field.name) for field in self._columns.decoded]
@@ -111,14 +111,14 @@ class BatchReader(DataSourceReader):
         options = self._parts.options
         with closing(open_log(options.place)) as log:
             ranges = plan_batch(log, options, self._narrowing)
-            return [Part(task) for task in parts_of(log, ranges, options)]
+            return [ReadPartition(task) for task in parts_of(log, ranges, options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._parts.read(partition)
 
 
 class NarrowingReader(BatchReader):
-    """The same where the session pushes filters down: elsewhere Spark refuses a reader that could."""
+    """Batch reader for sessions with filter push-down. Other sessions reject a reader with `pushFilters`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._narrowing = narrowing_of(filters)

@@ -1,4 +1,4 @@
-"""A local Spark session that is set up well for the format `headrace`, and registration in any other."""
+"""A local Spark session with good settings for the format `headrace`, and registration in other sessions."""
 
 import os
 import re
@@ -18,7 +18,8 @@ from headrace.spark.workers import check_workers
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Spark prints that it sets the level of its gateway's logger, unless that and the root are at `warn`.
+# Spark prints a message when it sets the level of its gateway's logger, unless that logger and the root
+# logger are at `warn`.
 _LOGGING = """\
 status = error
 rootLogger.level = warn
@@ -35,10 +36,10 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 """
 
 SETTINGS: Mapping[str, str] = {
-    # A socket file instead of TCP between the JVM and Python: half as fast again for large reads.
+    # A Unix socket instead of TCP between the JVM and Python makes large reads 50 % faster.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # The default makes temporary files twice: a micro-batch takes twice as long with it.
+    # The default creates each temporary file twice, so a micro-batch takes twice as long.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -46,9 +47,9 @@ SETTINGS: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""What `session` sets, before what the user gives.
+"""Settings of `session`; the user's settings take precedence.
 
-Not the push-down of filters: Spark 4.3 keeps what they left of a frame, and takes it for all of it later.
+Filter push-down is off: Spark 4.3 caches the filtered part of a frame and later uses it as the whole frame.
 """
 
 
@@ -57,7 +58,7 @@ _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 JAVA_LEAST = 17
 
 _JAVA_VERSION_S = 10.0
-"""How long `java -version` may take."""
+"""Timeout of `java -version`."""
 
 
 class NoJavaError(HeadraceError):
@@ -75,27 +76,32 @@ def session(
     settings: Mapping[str, str] | None = None,
     quiet: bool = True,
 ) -> "SparkSession":
-    """A new session on `master`, with `settings` over our own; or the one that is running, as it is."""
+    """Return a new Spark session on `master`, or the one that is running.
+
+    `settings` take precedence over `SETTINGS`. A running session keeps its own settings, apart from those in
+    `settings`.
+    """
     from pyspark.sql import SparkSession
 
     check_master(master)
     check_java()
     running = SparkSession.getActiveSession()
     if running is not None:
-        # It has settings of its own, which others may rely on.
+        # Other code may rely on the running session's own settings.
         for key, value in (settings or {}).items():
             running.conf.set(key, value)
         register(running)
         return running
     if master.startswith("local"):
-        # Without a network Spark looks for its own name, and waits long for it.
+        # Without a network, Spark tries to resolve its host name and waits long for an answer.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        # Or tasks would run in whatever Python comes first on the PATH, without what is installed here.
+        # Otherwise tasks would run in the first Python on the PATH, without the packages installed here.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     chosen = {**SETTINGS, **(settings or {})}
     java = [chosen.get("spark.driver.extraJavaOptions", "")]
     if master.startswith("local") and not _has_collector(java[0]):
-        # Rows are read and let go: that is done soonest by the collector that does nothing else meanwhile.
+        # Rows are short-lived. The parallel collector, which does not run concurrently with the program,
+        # frees them fastest.
         java.append("-XX:+UseParallelGC")
     if quiet:
         java.append(f"-Dlog4j2.configurationFile={_logging_file()}")
@@ -113,15 +119,16 @@ def session(
 
 
 def _shuffle_partitions(configured: Mapping[str, str], parallelism: int) -> int | None:
-    """Partitions of a shuffle: as many as cores. None: as configured, or Spark's own default.
+    """Return the number of shuffle partitions: the number of cores, or None to keep the configured value.
 
-    That default is 200. A streaming query starts a task for each of them, however little there is.
+    None also keeps Spark's default if the number of cores is unknown. That default is 200, and a streaming
+    query starts a task for each partition, even for a few rows.
     """
     if _SHUFFLE_PARTITIONS in configured:
         return None
     if configured.get("spark.master", "").startswith("local"):
         return parallelism
-    # A cluster may have given us no executor yet: what was asked for counts.
+    # A cluster may have assigned no executor yet, so use the number that was requested.
     if "spark.cores.max" in configured:
         return int(configured["spark.cores.max"])
     if "spark.executor.instances" in configured:
@@ -131,7 +138,7 @@ def _shuffle_partitions(configured: Mapping[str, str], parallelism: int) -> int 
 
 
 def check_master(master: str) -> None:
-    """Raise `SparkStartError` for a Spark Connect address: such a server has no `SparkContext` for us."""
+    """Raise `SparkStartError` for a Spark Connect address: its client has no `SparkContext`."""
     if master.startswith("sc://"):
         raise SparkStartError(
             f"{master!r} is the address of a Spark Connect server, and this needs a Spark of its own: give "
@@ -140,7 +147,7 @@ def check_master(master: str) -> None:
 
 
 def _started(name: str, master: str, settings: Mapping[str, str]) -> "SparkSession":
-    """Make the session; a JVM that ends at once, or cannot reach its master, is one clear error."""
+    """Start the session; raise `SparkStartError` if the JVM exits at once or cannot reach its master."""
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -159,16 +166,16 @@ def _started(name: str, master: str, settings: Mapping[str, str]) -> "SparkSessi
 
 
 def _has_collector(options: str) -> bool:
-    """Whether somebody has chosen a garbage collector: Java does not start with two."""
+    """True if a garbage collector is already chosen: Java does not start with two."""
     variables = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
     given = [options, *(os.environ.get(name, "") for name in variables)]
     return any(re.search(r"-XX:[+]Use\w+GC\b", one) for one in given)
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("headrace")` known in a session; others made by its `newSession` need it too.
+    """Register `format("headrace")` in a Spark session. Sessions made with its `newSession` need it too.
 
-    Raises `WorkerPythonError` where Spark's workers run a Python without Headrace.
+    Raise `WorkerPythonError` if Spark's workers run a Python without Headrace.
     """
     if hasattr(
         spark, "_jsparkSession"
@@ -180,7 +187,10 @@ def register(spark: "SparkSession") -> None:
 
 @contextmanager
 def _active(spark: "SparkSession") -> Iterator[None]:
-    """Spark 4.3 looks in the active session whether a name is taken, whichever is asked."""
+    """Make `spark` the active session meanwhile.
+
+    Spark 4.3 checks in the active session whether a name is taken, even if another session registers it.
+    """
     java = getattr(spark, "_jsparkSession", None)
     if java is None:  # a client of Spark Connect
         yield
@@ -199,15 +209,15 @@ def _active(spark: "SparkSession") -> Iterator[None]:
 
 
 def check_java() -> None:
-    """Raise `NoJavaError` where Spark could not start."""
-    # Where Spark looks too.
+    """Raise `NoJavaError` if Java is missing or too old for Spark."""
+    # Spark looks in the same places.
     home = os.environ.get("JAVA_HOME")
     found = shutil.which(str(Path(home, "bin", "java")) if home else "java")
     if found is None:
         what = f"JAVA_HOME ({home}) has none" if home else "none was found"
     else:
         version = _java_version(found)
-        # A Java that does not say which it is: Spark finds out.
+        # If Java does not tell its version, let Spark find out.
         if version is None or version >= JAVA_LEAST:
             return
         what = f"{found} is older"
@@ -218,13 +228,13 @@ def check_java() -> None:
 
 
 def _java_version(java: str) -> int | None:
-    """The major version of a Java (1 for Java 8); None if it does not tell."""
+    """Return the major version of a Java (1 for Java 8); None if it is unknown."""
     release = Path(java).resolve().parent.parent / "release"
     if release.is_file():
         text = release.read_text("utf-8", "replace")
         found = re.search(r'^JAVA_VERSION="(\d+)', text, re.MULTILINE)
     else:
-        # A wrapper script, as version managers install it, has no such file beside it.
+        # A wrapper script, as installed by version managers, has no such file beside it.
         try:
             done = subprocess.run(
                 [java, "-version"],
@@ -240,7 +250,10 @@ def _java_version(java: str) -> int | None:
 
 
 def _logging_file() -> str:
-    """The file that keeps Spark quiet from its first line on; the JVM reads it once, at its start."""
+    """Write the logging configuration that keeps Spark quiet, and return its path.
+
+    The JVM reads the file once, when it starts, so it covers Spark's first line too.
+    """
     path = Path(tempfile.gettempdir()) / f"headrace-spark-log4j2-{os.getuid()}.properties"
     made = path.with_suffix(f".{os.getpid()}")
     made.write_text(_LOGGING)

@@ -1,7 +1,7 @@
-"""Writes: tasks upload to staged files on the server, the driver's commit has them appended once.
+"""Writes: tasks upload staged files to the server, and the driver's commit makes it append them once.
 
-What a task uploads is durable and seen by nobody until the commit names it. A batch is known by its producer
-and number: one that was committed before is skipped, however it was split the second time.
+Uploaded files are durable, but invisible until the commit names them. A batch is identified by its producer
+and number. A batch that was committed before is skipped, even if the second attempt splits it differently.
 """
 
 import logging
@@ -18,23 +18,24 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from headrace.errors import OptionError, SinkError
 from headrace.printing import quoted
-from headrace.spark.encode import EncodedBlock, encode_batch
-from headrace.spark.envelopes import Stamps
-from headrace.spark.options import OptionError, SinkOptions
-from headrace.spark.sink_columns import SinkError, Written, written_columns
-from headrace.spark.uploading import decide, upload
+from headrace.reader.encode import EncodedBlock, encode_batch
+from headrace.reader.upload import decide, upload
+from headrace.spark.envelopes.registry import Stamps
+from headrace.spark.options import SinkOptions
+from headrace.spark.sink_columns import WrittenColumns, written_columns
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Staged(WriterCommitMessage):
-    """What a task has uploaded, in order."""
+class TaskUpload(WriterCommitMessage):
+    """The staged files that a task has uploaded, in order."""
 
     ids: list[str]
     query: str = ""
-    """The streaming query it was for: only tasks know it, the driver's commit does not."""
+    """Id of the streaming query. Only tasks know it; the driver's commit does not."""
 
 
 class _Writer:
@@ -42,11 +43,11 @@ class _Writer:
         if overwrite:
             raise OptionError("format headrace only appends: use mode append")
         self.options = options
-        self.written: Written = written_columns(schema, options)
+        self.written: WrittenColumns = written_columns(schema, options)
         self._node = f"spark-{uuid.uuid4()}"
 
     def upload(self, batches: Iterator[pa.RecordBatch]) -> list[str]:
-        """In a task: the rows as staged files."""
+        """Upload the rows as staged files. Runs in a task."""
         context = TaskContext.get()
         assert context is not None
         stamps = Stamps(self._node, context.taskAttemptId())
@@ -59,8 +60,10 @@ class _Writer:
     def decide(
         self, producer: str, number: int, messages: Sequence[WriterCommitMessage | None]
     ) -> None:
-        """In the driver: have everything appended, in the order of the tasks."""
-        ids = [one for message in messages if isinstance(message, Staged) for one in message.ids]
+        """Make the server append all uploads, in the order of the tasks. Runs in the driver."""
+        ids = [
+            one for message in messages if isinstance(message, TaskUpload) for one in message.ids
+        ]
         if decide(self.options.place, producer, number, ids).duplicate:
             logger.warning(
                 "batch %d of producer %s was written before: its rows are skipped",
@@ -74,18 +77,18 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         self._writer = _Writer(options, schema, overwrite)
-        # Without a name of its own each write is a new one.
+        # Without a producer name, each write counts as a new one.
         self._producer = options.producer or f"spark-{uuid.uuid4()}"
         self._number = options.batch if options.batch is not None else 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return Staged(self._writer.upload(iterator))
+        return TaskUpload(self._writer.upload(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._writer.decide(self._producer, self._number, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing: what nobody claims is swept by the server."""
+        """Do nothing: the server sweeps staged files that no batch claims."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -100,14 +103,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty("sql.streaming.queryId")
         if not query:
             raise SinkError("Spark does not say which query this is: give it a name with producer")
-        return Staged(self._writer.upload(iterator), query)
+        return TaskUpload(self._writer.upload(iterator), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        queries = {message.query for message in messages if isinstance(message, Staged)}
+        queries = {message.query for message in messages if isinstance(message, TaskUpload)}
         if not queries:
             return  # no tasks, no rows
         producer = self._writer.options.producer or f"spark-query-{queries.pop()}"
         self._writer.decide(producer, batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: what nobody claims is swept by the server."""
+        """Do nothing: the server sweeps staged files that no batch claims."""

@@ -1,43 +1,39 @@
-"""What a frame must have to be written, and what its rows become: topics and payloads."""
+"""Conversion of a frame's rows into topics and payloads, and the columns that the frame must have."""
 
 from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from headrace.errors import BadTopicNameError, HeadraceError
-from headrace.log.blocks import check_block_topic
-from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, check_publish_topic
+from headrace.errors import OptionError, SinkError
+from headrace.reader.encode import check_written_topic
 from headrace.spark.columns import TYPES, check_type
-from headrace.spark.envelopes import Stamps, envelope_of
-from headrace.spark.options import OptionError, SinkOptions
+from headrace.spark.envelopes.registry import Stamps, envelope_of
+from headrace.spark.options import SinkOptions
 
 POSITIONS = frozenset(TYPES) - {"topic", "payload"}
-"""Columns of the source that say where a record was: what is written gets places of its own."""
+"""Columns of the source that hold a record's old position. They are not written: a new record gets a new one.
+"""
 
 
-class SinkError(HeadraceError, ValueError):
-    """A row cannot be written: the message says why."""
-
-
-class Written(NamedTuple):
-    """Which columns are written."""
+class WrittenColumns(NamedTuple):
+    """The columns of a frame that are written."""
 
     topic: str
-    """The topic of all rows; empty when each names its own."""
+    """Topic of all rows; empty if each row names its own."""
     encode: str
     members: tuple[str, ...]
-    """The columns that go into an envelope."""
+    """Columns that are encoded in the envelope."""
     processor: str = ""
-    """Who sends all rows; empty when each says it, or none has such."""
+    """Sender of all rows; empty if each row names its own, or if the envelope has no sender."""
 
     @property
     def prefix(self) -> str:
-        """The name space of all topics that are written to; empty for ordinary ones."""
+        """Name space of all topics that are written to; empty for ordinary topics."""
         return envelope_of(self.encode).prefix if self.encode else ""
 
     def rows(self, batch: pa.RecordBatch, stamps: Stamps) -> tuple[pa.Array | str, pa.Array]:
-        """Topics and payloads of a batch."""
+        """Return the topics and payloads of a batch."""
         if self.encode:
             if self.processor:
                 names = pa.repeat(pa.scalar(self.processor), batch.num_rows)
@@ -48,30 +44,7 @@ class Written(NamedTuple):
         return self.topic or batch.column("topic").cast(pa.string()), payloads
 
 
-def check_written_topic(topic: str, prefix: str) -> None:
-    """Raise SinkError for a topic that rows of this envelope, or of none, cannot be written to."""
-    try:
-        if prefix and topic.startswith(prefix):
-            check_block_topic(topic)
-        elif prefix:
-            raise SinkError(
-                f"this encode writes to topics that begin with {prefix!r}, not to {topic!r}"
-            )
-        elif topic.startswith(LOGUX_PREFIX):
-            raise SinkError(
-                f"topic {topic!r} is a log of Logux: give encode = logux to write events to it"
-            )
-        elif topic.startswith(CHANNEL_PREFIX):
-            raise SinkError(
-                f"topic {topic!r} is a channel: give encode = channel to write messages to it"
-            )
-        else:
-            check_publish_topic(topic)
-    except BadTopicNameError as error:
-        raise SinkError(str(error)) from None
-
-
-def written_columns(schema: StructType, options: SinkOptions) -> Written:
+def written_columns(schema: StructType, options: SinkOptions) -> WrittenColumns:
     fields = {field.name: field.dataType for field in schema.fields}
     if "topic" in fields and options.topic:
         raise OptionError(
@@ -99,7 +72,7 @@ def written_columns(schema: StructType, options: SinkOptions) -> Written:
         if options.processor:
             others["processor"] = StringType()
         members = envelope.members(others)
-        return Written(options.topic, options.encode, members, options.processor)
+        return WrittenColumns(options.topic, options.encode, members, options.processor)
     if "payload" not in fields:
         raise OptionError(
             "there is no column payload to write; with encode = json all columns become one"
@@ -114,7 +87,7 @@ def written_columns(schema: StructType, options: SinkOptions) -> Written:
             f"the column {unwritten[0]!r} would not be written: select topic and payload, or give "
             "encode = json to make payloads of all columns"
         )
-    return Written(options.topic, "", ())
+    return WrittenColumns(options.topic, "", ())
 
 
 def _check_option(options: SinkOptions) -> None:

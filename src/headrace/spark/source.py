@@ -1,4 +1,4 @@
-"""The format `headrace` as Spark knows it: which reader and writer it has. Decides nothing else."""
+"""Entry point of the format `headrace` for Spark: selects the reader or writer. Decides nothing else."""
 
 import sys
 
@@ -32,7 +32,7 @@ class HeadraceSource(DataSource):
         return default_schema(options.get("decode", ""))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        # Spark asks a reader for filters in a worker of its own, and only where the session allows it.
+        # Spark asks a reader for filters in a separate worker process, and only if the session allows it.
         kind = NarrowingReader if _PUSH_DOWN_WORKER in sys.modules else BatchReader
         return kind(parse_source(self.options, streaming=False), schema)
 

@@ -1,8 +1,8 @@
-"""Streaming reads: where a query begins, how far the next micro-batch goes, and what it would miss.
+"""Streaming reads: where a query begins, where each micro-batch ends, and which records are lost.
 
-The checkpoint holds a position per topic with its epoch. Topics that come later join at their beginning. A
-topic made anew goes on where the old one ended, so what lay between is counted by ordinals: no record is
-missed without the query hearing of it, unless the user chose so.
+The checkpoint holds a position with epoch for each topic. Topics that are created later join at their
+beginning. A topic that is destroyed and made again continues at the old end, so lost records are counted by
+ordinals. The query is told of every lost record, unless the user has chosen to ignore data loss.
 """
 
 import logging
@@ -22,12 +22,8 @@ from pyspark.sql.types import StructType
 
 from headrace.model import Span
 from headrace.printing import quoted
-from headrace.spark.groups import Group
-from headrace.spark.log_view import DataLossError, LogView, TopicState
-from headrace.spark.offsets import Offset, decode_offset, encode_offset, is_initial, joined_in
-from headrace.spark.open_log import open_log
-from headrace.spark.options import LATEST, SourceOptions, Where
-from headrace.spark.planning import (
+from headrace.reader.open_log import open_log
+from headrace.reader.planning import (
     Positions,
     check_positions,
     earlier,
@@ -40,16 +36,20 @@ from headrace.spark.planning import (
     parts_of,
     ranges_between,
 )
-from headrace.spark.reader import Part, PartReader
+from headrace.reader.selection import LATEST, SourceOptions, Where
+from headrace.reader.view import DataLossError, LogView, TopicState
+from headrace.spark.groups import Group
+from headrace.spark.offsets import Offset, decode_offset, encode_offset, is_initial, joined_in
+from headrace.spark.reader import PartReader, ReadPartition
 
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 0.5
-"""How long Spark's question for news is held when there is none: it asks again at once."""
+"""Time to wait in `latestOffset` before reporting nothing new: Spark asks again at once."""
 
 
 BEHIND_S = 10.0
-"""How long a batch waits for files that do not reach its end yet: they are some seconds behind the server."""
+"""Time that a batch waits for files to reach its end: they are a few seconds behind the server."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -60,19 +60,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._parts = PartReader(options, schema)
         self._log: LogView | None = None
         self._group: Group | None = None
-        """From the first question on: readers that tasks are given ask none."""
+        """Set by the first access to the log. Readers in tasks do not set it."""
         self._initial: Offset | None = None
         self._states: dict[str, TopicState] = {}
         self._idle: tuple[Offset, dict[str, TopicState]] | None = None
-        """The last start that had nothing after it, and the topics then: Spark asks it again and again."""
+        """The last start offset without new records, and the topics then. Spark asks for it repeatedly."""
         self._unknown: set[str] = set()
-        """Topics that are gone, nobody knows how far they reached, and the user was told so."""
+        """Destroyed topics whose end is unknown. The user was already warned about them."""
         self._until: dict[str, TopicState] | None = None
 
-    # What Spark asks in the driver
+    # Calls from Spark in the driver
 
     def initialOffset(self) -> Offset:
-        # Asked twice for the first batch: both answers must be the same.
+        # Spark asks twice for the first batch, and both answers must be equal.
         if self._initial is None:
             where = self._options.starting or Where(LATEST)
             states = find_topics(self._open(), self._options.topics)
@@ -82,7 +82,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "there is no topic %s yet: the query waits for it", quoted(missing[0])
                 )
             found = {
-                name: locate(self._open(), state, where, self._options, LATEST)
+                name: locate(
+                    log=self._open(),
+                    state=state,
+                    where=where,
+                    options=self._options,
+                    otherwise=LATEST,
+                )
                 for name, state in states.items()
             }
             self._states = states
@@ -126,7 +132,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         ends = decode_offset(end)
-        # Where a query began is what its first batch says, not what would be its beginning now.
+        # The first batch records where the query began. The options may give another start now.
         begun = {} if is_initial(start) else decode_offset(start)
         begun |= joined_in(end)
         wanted = {
@@ -139,13 +145,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = ranges_between(
             begun, {name: earlier(ends[name], states[name].end) for name in begun}
         )
-        return [Part(task) for task in parts_of(self._open(), ranges, self._options)]
+        return [ReadPartition(task) for task in parts_of(self._open(), ranges, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._parts.read(partition)
 
     def commit(self, end: Offset) -> None:
-        """Nothing: the checkpoint holds the progress, and `track` tells the server of it."""
+        """Do nothing: the checkpoint holds the progress, and `track` reports it to the server."""
 
     def stop(self) -> None:
         if self._log is not None:
@@ -154,7 +160,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._group.close()
             self._group = None
 
-    # How far
+    # Ends of micro-batches
 
     def _ends(self, start: Positions, states: dict[str, TopicState], limit: ReadLimit) -> Positions:
         missing = {name: at for name, at in start.items() if name not in states}
@@ -174,26 +180,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             by_bytes = limit_bytes(self._open(), begun, states, bytes_max)
             ends = {name: earlier(ends[name], by_bytes.get(name, ends[name])) for name in ends}
         if all(ends[name].ordinal == start[name].ordinal for name in ends):
-            ends = {}  # another epoch alone is no reason for a batch
+            ends = {}  # a new epoch without new records needs no batch
         return {name: at for name, at in start.items() if name not in over} | ends
 
     def _states_at(self, wanted: Positions, ends: Positions) -> dict[str, TopicState]:
-        """The topics, when they reach as far as a batch that was planned before, or when they do not."""
+        """Wait until the topics reach the end of a planned batch, or for BEHIND_S, and return them."""
         log = self._open()
         until_s = time.monotonic() + BEHIND_S
         while True:
             states = find_topics(log, self._options.topics)
             behind = [n for n in wanted if n in states and states[n].end.ordinal < ends[n].ordinal]
+            if self._options.place.path:
+                # Files are behind the server: a new topic appears in them when the journal is applied.
+                behind += [n for n in wanted if n not in states]
             if not behind or time.monotonic() > until_s:
                 return states
             log.wait(IDLE_WAIT_S)
 
-    # What is missing
+    # Lost records
 
     def _checked(
         self, start: Positions, states: Mapping[str, TopicState], ends: Positions | None = None
     ) -> Positions:
-        """The same positions, or where to go on instead; raises `DataLossError` unless the user chose so."""
+        """Return the positions, moved to the oldest kept record if they are lost.
+
+        Raise `DataLossError` for lost records if `failOnDataLoss` is set.
+        """
         try:
             check_positions(start, states, ends)
         except DataLossError as loss:
@@ -204,9 +216,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {name: kept(log, states[name], at) for name, at in start.items() if name in states}
 
     def _check_missing(self, missing: Positions) -> Collection[str]:
-        """A topic that was destroyed takes with it what the query has not read.
+        """Report records that were lost because their topic was destroyed before the query read them.
 
-        Returns those that are over for certain: a new life of them begins behind everything that was read.
+        Return the topics that have certainly ended. If such a topic is made again, it begins after everything
+        that was read.
         """
         ended = self._open().ended(missing)
         gone: dict[str, int] = {}
@@ -216,7 +229,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._unknown.add(name)
                 logger.warning(
                     "topic %s is no longer there: what came after ordinal %d, if anything, is gone",
-                    *(quoted(name), position.ordinal),
+                    quoted(name),
+                    position.ordinal,
                 )
             elif last is not None and last.ordinal > position.ordinal:
                 gone[name] = Span.between(position, last).records
@@ -237,7 +251,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _until(
     states: Mapping[str, TopicState], until: Mapping[str, TopicState]
 ) -> dict[str, TopicState]:
-    """The topics as far as they reached when the query began."""
+    """Return the topics, cut at the ends that they had when the query began."""
     return {
         name: state._replace(end=earlier(state.end, until[name].end))
         for name, state in states.items()

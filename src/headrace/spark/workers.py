@@ -1,4 +1,4 @@
-"""The Python that Spark's workers run: checks, without starting one, that it has what the format needs."""
+"""Check that the Python of Spark's workers has the needed modules, without starting a worker."""
 
 import json
 import os
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 NEEDED = ("headrace", "crc32c", "msgspec", "numpy", "pyarrow")
-"""Modules that workers import. Spark itself gives them `pyspark`."""
+"""Modules that workers import. Spark itself provides `pyspark`."""
 
 _PROBE = (
     "import json, sys\n"
@@ -24,10 +24,10 @@ _PROBE = (
     "print(json.dumps([missing, list(sys.version_info[:2])]))\n"
 )
 _PROBE_S = 30.0
-"""How long the probe may take; a Python that takes longer is given the benefit of the doubt."""
+"""Timeout of the probe. A Python that takes longer is accepted."""
 
 _good: set[tuple[str, ...]] = set()
-"""Pythons that were found to be good: each new session registers the format again."""
+"""Interpreters that passed the check, because each new Spark session registers the format again."""
 
 
 class WorkerPythonError(HeadraceError):
@@ -35,10 +35,10 @@ class WorkerPythonError(HeadraceError):
 
 
 def check_workers(context: "SparkContext") -> None:
-    """Raise `WorkerPythonError` where every use of the format would fail.
+    """Raise `WorkerPythonError` if every use of the format would fail.
 
-    Spark plans reads of the format in a worker beside the driver, on clusters too, so that Python is the one
-    to look at. Executors on other machines are not started for this.
+    Spark plans reads of the format in a worker on the driver's machine, on clusters too, so this checks the
+    Python there. It does not start executors on other machines.
     """
     from pyspark import SparkFiles
 
@@ -56,11 +56,11 @@ def check_workers(context: "SparkContext") -> None:
 def check_python(
     name: str, includes: Sequence[str], environment: Mapping[str, str], *, is_local: bool
 ) -> None:
-    """Check one interpreter; `includes` is what `addPyFile` adds to its path."""
+    """Check one interpreter; `includes` are the entries that `addPyFile` adds to its path."""
     found = shutil.which(name)
     if found is None:
         if not is_local:
-            return  # in an archive, perhaps, that only executors unpack
+            return  # the program may be in an archive that only executors unpack
         raise WorkerPythonError(
             f"Spark's workers are to run {name!r}, and there is no such program: {_advice()}"
         )
@@ -88,7 +88,7 @@ def _advice() -> str:
 
 
 def _is_ours(found: str) -> bool:
-    """Whether it is this very Python. A link from another directory may belong to another environment."""
+    """True if `found` is this Python. A link from another directory may belong to another environment."""
     here = Path(sys.executable)
     there = Path(found).absolute()
     return there.parent == here.parent and there.samefile(here)
@@ -97,7 +97,7 @@ def _is_ours(found: str) -> bool:
 def _probe(
     python: str, includes: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[list[str], list[int]] | None:
-    """What is missing there, and its version; None where it does not say."""
+    """Return the missing modules and the version; None if the interpreter does not answer."""
     environ = {**os.environ, **environment}
     path = [*includes, *filter(None, [environ.get("PYTHONPATH")])]
     try:

@@ -1,16 +1,17 @@
-"""The log checker: is told what publishers sent and subscribers received, and names what a log
-must not do. It opens no connection and reads no file; whoever drives the clients feeds it.
+"""The log checker: records what publishers sent and subscribers received, and reports errors of the log.
 
-Theory of operation. Every payload is reduced to an 8-byte digest. Per topic the checker keeps
-how often each digest was sent and acknowledged, and one *reference log*: the union of what all
-subscribers received, as stretches of records that follow each other without a hole. A subscriber
-is a position in that log. What it receives must begin exactly there; a record that the reference
-already has must be the same bytes, one that it does not have yet is added. Thus subscribers that
-disagree are found as soon as the second one speaks, and memory is about 200 bytes per distinct
-record sent and 16 per record in the log, however many subscribers there are.
+It opens no connection and reads no file: the test that drives the clients calls it.
 
-`verdict()` adds what only the whole history can show: acknowledged records that nobody received,
-so at least one subscriber must have read each topic from its start to its end by then.
+Theory of operation. Every payload is reduced to an 8-byte digest. For each topic the checker keeps how often
+each digest was sent and acknowledged, and one *reference log*: the union of the records that all subscribers
+received, as stretches of consecutive records without a gap. A subscriber is a position in that log. Its next
+record must begin exactly there. A record that the reference already has must have the same bytes; a record
+that it does not have yet is added. So a disagreement between subscribers is found as soon as the second one
+receives the record. Memory is about 200 bytes per distinct record sent and 16 per record in the log, however
+many subscribers there are.
+
+`verdict()` adds the errors that only the whole history can show: acknowledged records that no subscriber
+received. So at least one subscriber must have read each topic from its start to its end by then.
 
 All methods may be called from any thread.
 """
@@ -22,7 +23,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from threading import Lock
 
-from headrace.testing.reference_log import Reader, ReferenceLog
+from headrace.testing.reference_log import ReferenceLog, ReferenceReader
 
 SIZE_PREFIX_BYTES = 4
 VIOLATIONS_PER_KIND_MAX = 20
@@ -30,12 +31,12 @@ NO_PUBLISHER = 0
 
 
 class Kind(StrEnum):
-    """What a log can do wrong."""
+    """The kinds of errors of a log."""
 
-    LOST = "lost"  # acknowledged, and received by nobody
-    PHANTOM = "phantom"  # received, and sent by nobody
+    LOST = "lost"  # acknowledged, and received by no subscriber
+    PHANTOM = "phantom"  # received, and sent by no publisher
     DUPLICATED = "duplicated"  # in the log more often than it was sent
-    ORDER = "order"  # two subscribers were told different orders
+    ORDER = "order"  # two subscribers received different orders
     BYTES = "bytes"  # one offset, two contents
     BOUNDARY = "boundary"  # a record or an attachment begins inside another record
     OFFSET_ORDER = "offset-order"  # an offset not above the one before it
@@ -47,7 +48,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing the log did wrong, with the facts to find it again."""
+    """One error of the log, with the facts to find it again."""
 
     kind: Kind
     topic: str
@@ -62,12 +63,12 @@ class Violation:
 
 
 class LogChecker:
-    """Records a history while it happens and judges it."""
+    """Records the history of a test run and judges it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._topics: dict[str, _Topic] = {}
-        self._subscribers: dict[tuple[str, str], Reader] = {}
+        self._subscribers: dict[tuple[str, str], ReferenceReader] = {}
         self._publishers: dict[str, int] = {}
         self._violations: list[Violation] = []
         self._counts: Counter[Kind] = Counter()
@@ -75,10 +76,10 @@ class LogChecker:
     def sent(
         self, topic: str, payload: bytes, publisher: str | None = None, repeats: bool = False
     ) -> int:
-        """A publish is about to be sent, or sent again. Returns the ticket for `acked`.
+        """Record a publish just before it is sent, or sent again; return the ticket for `acked`.
 
         With a publisher's name, first occurrences must be in the order of these calls.
-        `repeats` is for clients that resend unseen: then any number of copies is allowed.
+        `repeats` is for clients that resend without telling: then any number of copies is allowed.
         """
         with self._lock:
             number = NO_PUBLISHER
@@ -87,17 +88,17 @@ class LogChecker:
             return self._topic(topic).sent(_digest(payload), number, repeats)
 
     def acked(self, topic: str, ticket: int) -> None:
-        """The publish with this ticket was acknowledged (once per publish, not per resend)."""
+        """Record that the publish with this ticket was acknowledged (once per publish, not per resend)."""
         with self._lock:
             self._topic(topic).acked[ticket] += 1
 
     def attached(self, subscriber: str, topic: str, asked: int | None, got: int) -> None:
-        """A subscriber asked to begin at an offset (None: at the end) and was given another."""
+        """Record the offset that a subscriber asked for (None for the end) and the offset that it got."""
         with self._lock:
             state = self._topic(topic)
             reader = self._subscribers.get((subscriber, topic))
             if reader is None:
-                self._subscribers[subscriber, topic] = Reader(got)
+                self._subscribers[subscriber, topic] = ReferenceReader(got)
             else:
                 if asked is not None and got != asked:
                     kind = Kind.RESUME_GAP if got > asked else Kind.RESUME_DOUBLE
@@ -107,12 +108,12 @@ class LogChecker:
             state.attachments.add(got)
 
     def received(self, subscriber: str, topic: str, offset: int, payload: bytes) -> None:
-        """A subscriber received a record; the offset is the one on the wire, just past it."""
+        """Record that a subscriber received a record; `offset` is that on the wire, just past the record."""
         with self._lock:
             state = self._topic(topic)
             digest = _digest(payload)
             begin = offset - SIZE_PREFIX_BYTES - len(payload)
-            reader = self._subscribers.setdefault((subscriber, topic), Reader(begin))
+            reader = self._subscribers.setdefault((subscriber, topic), ReferenceReader(begin))
             if begin != reader.position:
                 self._misplaced(topic, subscriber, reader, begin, offset)
             reader.position = offset
@@ -126,27 +127,27 @@ class LogChecker:
                 self._disagrees(state, _Disagreement(subscriber, offset, digest, known))
 
     def position(self, subscriber: str, topic: str) -> int | None:
-        """The offset this subscriber has reached, or None before it attached."""
+        """Return the offset that this subscriber has reached, or None before it attached."""
         with self._lock:
             reader = self._subscribers.get((subscriber, topic))
             return None if reader is None else reader.position
 
     def records(self, topic: str) -> int:
-        """How many records of the topic were received by anyone."""
+        """Return the number of the topic's records that any subscriber received."""
         with self._lock:
             return sum(len(stretch) for stretch in self._topic(topic).log.stretches())
 
     def verdict(self) -> list[Violation]:
-        """Every violation so far; empty means that the history is one a sound log can have.
+        """Return every violation so far; an empty list means that a correct log can have this history.
 
-        Of each kind the first VIOLATIONS_PER_KIND_MAX are kept.
+        Only the first VIOLATIONS_PER_KIND_MAX of each kind are kept.
         """
         with self._lock:
             kept, counts = list(self._violations), Counter(self._counts)
             for name, topic in self._topics.items():
                 self._judge(name, topic)
             verdict = self._violations
-            # What only the whole history shows may change as it goes on: judged anew each time.
+            # Errors that only the whole history shows may change with more history: they are judged anew.
             self._violations, self._counts = kept, counts
             return verdict
 
@@ -166,12 +167,12 @@ class LogChecker:
             self._violations.append(Violation(kind, topic, detail, subscriber, offset))
 
     def _disagrees(self, topic: "_Topic", one: "_Disagreement") -> None:
-        # Judged at the end, when it is known what else is in the log.
+        # It is judged at the end, when the rest of the log is known.
         if len(topic.disagreements) < VIOLATIONS_PER_KIND_MAX:
             topic.disagreements.append(one)
 
     def _misplaced(
-        self, topic: str, subscriber: str, reader: Reader, begin: int, offset: int
+        self, topic: str, subscriber: str, reader: ReferenceReader, begin: int, offset: int
     ) -> None:
         if reader.resumed:
             kind = Kind.RESUME_GAP if begin > reader.position else Kind.RESUME_DOUBLE
@@ -199,7 +200,7 @@ class LogChecker:
         self._judge_publishers(name, topic)
 
     def _disagreement(self, name: str, topic: "_Topic", one: "_Disagreement") -> None:
-        """The content is the other subscribers' too, at another place: then it is the order."""
+        """Report a disagreement: ORDER if others received these bytes at another place, else BYTES."""
         elsewhere = topic.log.find(one.digest)
         kind = Kind.BYTES if elsewhere is None else Kind.ORDER
         detail = f"others received other bytes there ({one.digest:016x}, not {one.known:016x})"
@@ -244,7 +245,7 @@ def _numbers() -> "array[int]":
 
 @dataclass(slots=True)
 class _Topic:
-    """What was sent to one topic, by ticket, and what came back."""
+    """The records sent to one topic, by ticket, and the records received from it."""
 
     tickets: dict[int, int] = field(default_factory=dict)  # digest -> ticket
     sent_times: "array[int]" = field(default_factory=_numbers)
@@ -262,7 +263,7 @@ class _Topic:
             self.acked.append(0)
             self.publishers.append(publisher)
         elif self.publishers[ticket] != publisher:
-            # Two publishers sent the same bytes: whose it is cannot be told, nor its order.
+            # Two publishers sent the same bytes: the record's publisher is unknown, and so is its order.
             self.publishers[ticket] = NO_PUBLISHER
         self.sent_times[ticket] += 1
         if repeats:

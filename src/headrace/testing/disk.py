@@ -1,12 +1,13 @@
-"""A model of the disk under the log: records every change to it, and builds what a crash may leave of them.
+"""A model of the log's disk: records every change, and builds the directories that a crash may leave.
 
-Theory of operation. A `RecordingDisk` does what the real one does and keeps a list of it. A `DiskModel` is
-fed that list from its beginning to any place, and knows of every file what is surely on disk and what was
-only handed to the operating system. From there `killed` gives the directory as the system has it, and
-`crashed` one of the many that a machine may wake up with: writes since the last fsync are missing, torn or
-zeros, names since the last fsync of their directory are the old ones.
+Theory of operation. A `RecordingDisk` does the same as the real disk and keeps a list of its operations. A
+`DiskModel` gets that list from its beginning to any place. For every file it knows which bytes are surely on
+disk and which were only handed to the operating system. From there, `killed` builds the directory as the
+system has it, and `crashed` builds one of the many directories that a machine may have after a crash: writes
+since the last fsync are missing, torn or zeros, and names since the last fsync of their directory are the old
+ones.
 
-A commit of SQLite is taken as atomic and durable: `record_catalogue` keeps the whole file after each.
+The model treats a commit of SQLite as atomic and durable: `record_catalogue` keeps the whole file after each.
 """
 
 import random
@@ -19,21 +20,21 @@ from types import TracebackType
 from typing import NamedTuple
 from unittest import mock
 
-from headrace.log.catalogue import FILE_NAME, Catalogue
+from headrace.log.catalogue.catalogue import FILE_NAME, Catalogue
 from headrace.log.disk import Disk
 
 SECTOR_BYTES = 512
 
 
-class Found(NamedTuple):
-    """A file that was there before the recording began: all of it counts as safe."""
+class ExistingFile(NamedTuple):
+    """A file that existed before the recording began: all of its content counts as safe."""
 
     path: Path
     file: int
     data: bytes
 
 
-class Create(NamedTuple):
+class CreateOp(NamedTuple):
     path: Path
     file: int
 
@@ -45,12 +46,12 @@ class Write(NamedTuple):
     synced: bool
 
 
-class Cut(NamedTuple):
+class CutOp(NamedTuple):
     file: int
     size: int
 
 
-class Sync(NamedTuple):
+class SyncOp(NamedTuple):
     file: int
 
 
@@ -75,18 +76,28 @@ class CatalogueCommit(NamedTuple):
     data: bytes
 
 
-class Mark(NamedTuple):
-    """Something the test wants to know happened between two operations."""
+class MarkOp(NamedTuple):
+    """A mark that a test puts between two operations."""
 
     what: object
 
 
-Naming = Create | Rename | Unlink
-Operation = Found | Naming | Write | Cut | Sync | SyncAll | SyncDirectory | CatalogueCommit | Mark
+Naming = CreateOp | Rename | Unlink
+Operation = (
+    ExistingFile
+    | Naming
+    | Write
+    | CutOp
+    | SyncOp
+    | SyncAll
+    | SyncDirectory
+    | CatalogueCommit
+    | MarkOp
+)
 
 
 class RecordingDisk(Disk):
-    """The real file system, with a list of everything that was done to it."""
+    """The real file system, with a list of all operations on it."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -99,14 +110,14 @@ class RecordingDisk(Disk):
         return len(self._by_fd)
 
     def mark(self, what: object) -> None:
-        self.operations.append(Mark(what))
+        self.operations.append(MarkOp(what))
 
     def open(self, path: Path, *, create: bool = False) -> int:
         if path not in self._by_path:
             if path.exists():
-                self.operations.append(Found(path, self._files + 1, path.read_bytes()))
+                self.operations.append(ExistingFile(path, self._files + 1, path.read_bytes()))
             elif create:
-                self._note(Create(path, self._files + 1))
+                self._note(CreateOp(path, self._files + 1))
             self._files += 1
             self._by_path[path] = self._files
         fd = super().open(path, create=create)
@@ -125,8 +136,8 @@ class RecordingDisk(Disk):
         super().write(fd, [data], position)
 
     def sync(self, fd: int) -> None:
-        # Nothing is really synced: a test that crashes only in the model need not wait for a disk.
-        self._note(Sync(self._by_fd[fd]))
+        # The real file is not synced: a test that crashes only in the model need not wait for a disk.
+        self._note(SyncOp(self._by_fd[fd]))
 
     def sync_file_system(self, fd: int) -> None:
         self._note(SyncAll())
@@ -135,7 +146,7 @@ class RecordingDisk(Disk):
         self._note(SyncDirectory(path))
 
     def cut(self, fd: int, size: int) -> None:
-        self._note(Cut(self._by_fd[fd], size))
+        self._note(CutOp(self._by_fd[fd], size))
         super().cut(fd, size)
 
     def rename(self, old: Path, new: Path) -> None:
@@ -152,7 +163,7 @@ class RecordingDisk(Disk):
 
     @contextmanager
     def record_catalogue(self) -> Iterator[None]:
-        """Note commits of every catalogue that is used meanwhile."""
+        """Record the commits of every catalogue that is used meanwhile."""
         begin = Catalogue.transaction
 
         def transaction(catalogue: Catalogue) -> "_Transaction":
@@ -170,7 +181,7 @@ class RecordingDisk(Disk):
 
 
 class FailingDisk(RecordingDisk):
-    """A disk on which one operation fails, after half of it was done."""
+    """A disk on which operations chosen by `fail` fail, writes after half of their bytes."""
 
     def __init__(self, fail: Callable[[Operation], OSError | None]) -> None:
         super().__init__()
@@ -192,7 +203,7 @@ class FailingDisk(RecordingDisk):
 
 
 class _Transaction:
-    """A transaction of the catalogue that says when it is committed."""
+    """A transaction of the catalogue that calls `committed` after its commit."""
 
     def __init__(
         self, inner: AbstractContextManager[None, None], committed: Callable[[], None]
@@ -217,11 +228,11 @@ class _Transaction:
 @dataclass(slots=True)
 class _File:
     safe: bytes = b""
-    pending: list[Write | Cut] = field(default_factory=list)
-    """Since the last fsync; a write that was synced by itself stays among them for their order."""
+    pending: list[Write | CutOp] = field(default_factory=list)
+    """Changes since the last fsync. A write that was synced by itself is included to keep the order."""
 
     def now(self) -> bytes:
-        """As the operating system has it."""
+        """Return the content as the operating system has it."""
         data = self.safe
         for change in self.pending:
             data = _changed(data, change)
@@ -229,9 +240,9 @@ class _File:
 
 
 class DiskModel:
-    """What is surely on disk, and what is not, after some of the recorded operations.
+    """The state of the disk after some of the recorded operations: the safe part and the pending part.
 
-    `root` is where they were recorded. `before` is a copy of the directory as it was when that began.
+    `root` is the recorded directory. `before` is a copy of it from the beginning of the recording.
     """
 
     def __init__(self, root: Path, before: Path | None = None) -> None:
@@ -250,16 +261,16 @@ class DiskModel:
                 self._files[number].safe = path.read_bytes()
 
     def do(self, operation: Operation) -> None:
-        """One more operation is done."""
+        """Add one more operation to the model."""
         match operation:
-            case Found():
+            case ExistingFile():
                 self._names[operation.path] = operation.file
                 self._files[operation.file].safe = operation.data
-            case Create() | Rename() | Unlink():
+            case CreateOp() | Rename() | Unlink():
                 self._pending_names.append(operation)
-            case Write() | Cut():
+            case Write() | CutOp():
                 self._files[operation.file].pending.append(operation)
-            case Sync():
+            case SyncOp():
                 self._sync(self._files[operation.file])
             case SyncAll():
                 for file in self._files.values():
@@ -275,11 +286,11 @@ class DiskModel:
 
     @property
     def is_safe(self) -> bool:
-        """Whether a crash of the machine would change nothing."""
+        """True if a crash of the machine would change nothing."""
         return not self._pending_names and not any(file.pending for file in self._files.values())
 
     def killed(self, target: Path, running: Operation | None, chance: random.Random) -> None:
-        """The directory after the process was killed in the middle of an operation."""
+        """Build the directory as it is after the process was killed in the middle of an operation."""
         names = self._names.copy()
         for name in self._pending_names:
             _rename(names, name)
@@ -290,7 +301,7 @@ class DiskModel:
         self._write(target, names, files)
 
     def crashed(self, target: Path, running: Operation | None, chance: random.Random) -> None:
-        """A directory the machine may have after a crash in the middle of an operation."""
+        """Build a directory that the machine may have after a crash in the middle of an operation."""
         names = self._names.copy()
         for name in self._pending_names:
             if chance.random() < 0.5:
@@ -303,7 +314,7 @@ class DiskModel:
             files[number] = data
         if isinstance(running, Write):
             running = running._replace(synced=False)
-        if isinstance(running, Write | Cut):
+        if isinstance(running, Write | CutOp):
             files[running.file] = _survived(files.get(running.file, b""), running, chance)
         elif isinstance(running, Naming) and chance.random() < 0.5:
             _rename(names, running)
@@ -333,7 +344,7 @@ def _directory(name: Naming) -> Path:
 
 def _rename(names: dict[Path, int], name: Naming) -> None:
     match name:
-        case Create():
+        case CreateOp():
             names[name.path] = name.file
         case Rename():
             if name.old in names:
@@ -342,16 +353,16 @@ def _rename(names: dict[Path, int], name: Naming) -> None:
             names.pop(name.path, None)
 
 
-def _changed(data: bytes, change: Write | Cut) -> bytes:
-    if isinstance(change, Cut):
+def _changed(data: bytes, change: Write | CutOp) -> bytes:
+    if isinstance(change, CutOp):
         return data[: change.size]
     before = data[: change.position].ljust(change.position, b"\0")
     return before + change.data + data[change.position + len(change.data) :]
 
 
-def _survived(data: bytes, change: Write | Cut, chance: random.Random) -> bytes:
-    """What a crash leaves of a change that was not synced."""
-    if isinstance(change, Cut):
+def _survived(data: bytes, change: Write | CutOp, chance: random.Random) -> bytes:
+    """Apply the part of an unsynced change that survives a crash."""
+    if isinstance(change, CutOp):
         return _changed(data, change) if chance.random() < 0.5 else data
     if change.synced:
         return _changed(data, change)
@@ -368,7 +379,7 @@ def _survived(data: bytes, change: Write | Cut, chance: random.Random) -> bytes:
 
 
 def _some_sectors(data: bytes, change: Write, chance: random.Random) -> bytes:
-    """The disk writes sectors whole, but in any order."""
+    """Apply some sectors of a write: a disk writes whole sectors, but in any order."""
     first = change.position
     end = first + len(change.data)
     while first < end:

@@ -1,6 +1,6 @@
-"""The reference log: what all subscribers of one topic received, put together. It judges nothing.
+"""The reference log: the union of the records that all subscribers of one topic received. Judges nothing.
 
-It is kept as stretches of records that follow each other without a hole, 16 bytes per record.
+It consists of stretches of consecutive records without a gap, with 16 bytes per record.
 """
 
 from array import array
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Reader:
-    """One subscriber's place in one topic: its next offset, and where that is in the reference."""
+class ReferenceReader:
+    """One subscriber's place in one topic: its next offset, and the place of that offset in the reference."""
 
     position: int
     resumed: bool = False
-    stretch: "Stretch | None" = None
+    stretch: "ReferenceStretch | None" = None
     row: int = 0
 
     def walk(self, log: "ReferenceLog", begin: int, end: int, digest: int) -> int | None:
-        """Compare a record with the reference or add it; the known digest where they differ."""
+        """Compare a record with the reference or add it; return the known digest if they differ."""
         if self.stretch is None or self.stretch.begin_of(self.row) != begin:
             self.stretch, self.row = log.locate(begin)
         if self.row == len(self.stretch):
-            # This stretch ends here: another may go on.
+            # This stretch ends here: another one may continue.
             following = log.at(begin)
             if following is not None and following is not self.stretch:
                 self.stretch, self.row = following, 0
@@ -33,7 +33,7 @@ class Reader:
             return None
         known = self.stretch.digests[self.row]
         agrees = known == digest and self.stretch.ends[self.row] == end
-        # After a disagreement the reader's own offset decides where it goes on.
+        # After a disagreement, the reader's own offset decides where it continues.
         self.row += 1
         if agrees:
             return None
@@ -41,8 +41,8 @@ class Reader:
         return known
 
 
-class Stretch:
-    """Records that follow each other without a hole."""
+class ReferenceStretch:
+    """Consecutive records without a gap."""
 
     __slots__ = ("begin", "digests", "ends")
 
@@ -67,20 +67,20 @@ class Stretch:
 
 
 class ReferenceLog:
-    """The stretches of one topic, by their first offset."""
+    """The stretches of one topic, by first offset."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []
-        self._by_begin: dict[int, Stretch] = {}
+        self._by_begin: dict[int, ReferenceStretch] = {}
 
-    def stretches(self) -> Iterator[Stretch]:
+    def stretches(self) -> Iterator[ReferenceStretch]:
         return (self._by_begin[begin] for begin in self._begins)
 
-    def at(self, begin: int) -> Stretch | None:
+    def at(self, begin: int) -> ReferenceStretch | None:
         return self._by_begin.get(begin)
 
-    def locate(self, begin: int) -> tuple[Stretch, int]:
-        """The stretch and row of the record that begins here, making an empty stretch if none."""
+    def locate(self, begin: int) -> tuple[ReferenceStretch, int]:
+        """Return the stretch and row of the record that begins here; make an empty stretch if none does."""
         index = bisect_right(self._begins, begin) - 1
         if index >= 0:
             stretch = self._by_begin[self._begins[index]]
@@ -89,7 +89,7 @@ class ReferenceLog:
             row = bisect_right(stretch.ends, begin)
             if row and stretch.ends[row - 1] == begin:
                 return stretch, row
-        stretch = self._by_begin[begin] = Stretch(begin)
+        stretch = self._by_begin[begin] = ReferenceStretch(begin)
         insort(self._begins, begin)
         return stretch, 0
 
@@ -100,7 +100,7 @@ class ReferenceLog:
         return None
 
     def occurrences(self, tickets: dict[int, int]) -> "array[int]":
-        """How often each ticket's bytes are in the log."""
+        """Return the number of times that each ticket's bytes are in the log."""
         seen = array("I", bytes(4 * len(tickets)))
         for stretch in self.stretches():
             for digest in stretch.digests:
@@ -110,7 +110,7 @@ class ReferenceLog:
         return seen
 
     def overlaps(self, attachments: set[int]) -> Iterator[tuple[int, int]]:
-        """Beginnings of records, and attachments, that lie inside another record."""
+        """Yield each beginning of a record, or attachment, inside another record, and where that begins."""
         suspects = sorted(attachments.union(self._begins))
         for stretch in self.stretches():
             low = bisect_right(suspects, stretch.begin)

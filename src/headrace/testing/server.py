@@ -1,6 +1,6 @@
-"""A real server process for tests: started, killed and restarted on one data directory and its addresses.
+"""A real server process for tests: started, killed and restarted on one data directory with its addresses.
 
-It knows the command line, the ready line and how sockets are inherited, and nothing of the server's inside.
+It knows the command line, the ready line and the inheritance of sockets, and nothing of the server's inside.
 """
 
 import os
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-# Ends of waits that never end so where all is well: late enough for a machine that is busy with other things.
+# Timeouts that only a failure reaches: long enough for a machine that is busy with other work.
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 WAIT_TIMEOUT_S = 30.0
@@ -34,13 +34,13 @@ for number, one in enumerate([fcntl.fcntl(int(one), fcntl.F_DUPFD, 64) for one i
 os.environ["LISTEN_PID"] = str(os.getpid())
 os.execv(command[0], command)
 """
-"""A program that moves descriptors to 3 and on, sets its own `LISTEN_PID`, and becomes another program."""
+"""A program that moves descriptors to 3 and up, sets its own `LISTEN_PID`, and executes another program."""
 
 READY = re.compile(r"headrace ready(?: (?:figg|ws|http|data)=.*)+\n")
 
 
 class ServerFailedError(Exception):
-    """The server ended, or said nothing in time, instead of becoming ready."""
+    """The server ended, or wrote no ready line in time."""
 
     def __init__(self, reason: str, returncode: int | None, stderr: str) -> None:
         super().__init__(f"{reason} (exit code {returncode})\n{stderr}")
@@ -51,16 +51,16 @@ class ServerFailedError(Exception):
 class ServerProcess:
     """`headrace serve` on a data directory, with free ports that stay the same over restarts.
 
-    Starts at once and waits for the ready line, unless made with `start=False`. Leaving the
-    context kills what still runs. Extra flags are passed on as they are.
+    Starts at once and waits for the ready line, unless made with `start=False`. Leaving the context kills a
+    server that still runs. Extra flags are passed to the server unchanged.
 
-    The ports are held here from the first start on: no other program, and no outgoing connection, can be
-    given one between two lives. Connections are refused while no server runs. With `inherit=True` each
-    life inherits listening sockets instead, as from systemd, and connections wait for the next life.
+    This object holds the ports from the first start on: no other program, and no outgoing connection, can get
+    one of them between two runs. Connections are refused while no server runs. With `inherit=True`, each run
+    inherits listening sockets instead, as from systemd, and connections wait for the next run.
     """
 
     environment: ClassVar[Mapping[str, str]] = {}
-    """Of every server, unless its own `env` says otherwise."""
+    """Environment variables of every server; a server's own `env` overrides them."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class ServerProcess:
 
     @property
     def stderr(self) -> str:
-        """What all lives of the server wrote to standard error so far."""
+        """Standard error output of all runs of the server so far."""
         return self.stderr_path.read_text("utf-8", "replace") if self.stderr_path.exists() else ""
 
     @property
@@ -137,13 +137,13 @@ class ServerProcess:
         ]
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> Self:
-        """Start and wait for the ready line; raises ServerFailedError when it does not come."""
+        """Start and wait for the ready line; raise ServerFailedError if it does not come."""
         self.spawn()
         self.wait_ready(timeout_s)
         return self
 
     def spawn(self) -> None:
-        """Start without waiting: for tests that want the server dead before it is ready."""
+        """Start without waiting, for tests that kill the server before it is ready."""
         assert not self.running, "the server is already running"
         self.ready_line = self.stdout = ""
         self._hold_ports()
@@ -179,7 +179,7 @@ class ServerProcess:
                 self._addresses[name] = found[1]
 
     def kill(self) -> None:
-        """SIGKILL to the server process alone, its children find out for themselves."""
+        """Send SIGKILL to the server process only; its children must notice that by themselves."""
         if self._process is not None:
             self._process.kill()
             self._finish(STOP_TIMEOUT_S)
@@ -188,7 +188,7 @@ class ServerProcess:
         self._running().send_signal(number)
 
     def terminate(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """SIGTERM, wait, and return the exit code."""
+        """Send SIGTERM, wait, and return the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(timeout_s)
 
@@ -198,7 +198,7 @@ class ServerProcess:
         return self._finish(timeout_s)
 
     def restart(self) -> Self:
-        """Start again on the same directory and ports, stopping it first where it still runs."""
+        """Start again on the same directory and ports; stop the server first if it still runs."""
         if self.running:
             self.terminate()
         return self.start()
@@ -222,7 +222,7 @@ class ServerProcess:
         self._held.clear()
 
     def _hold_ports(self) -> None:
-        """Choose the free ports that were asked for, once, and keep them bound."""
+        """Choose the requested free ports, once, and keep them bound."""
         for name, address in self._addresses.items():
             host, port = _split(address)
             if name not in self._held and (port == 0 or self._inherit):
@@ -264,7 +264,7 @@ class ServerProcess:
         process = self._running()
         code = process.wait(timeout_s)
         if process.stdout is not None and not process.stdout.closed:
-            # A child that outlives the server may hold the pipe open: never wait for its end.
+            # A child that outlives the server may hold the pipe open: never wait for the pipe's end.
             os.set_blocking(process.stdout.fileno(), False)
             self.stdout += (process.stdout.read() or b"").decode("utf-8", "replace")
             process.stdout.close()
@@ -272,10 +272,10 @@ class ServerProcess:
 
 
 def hold_port(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """Return a socket that keeps a port, a free one unless it is given, until the socket is closed.
+    """Return a socket that holds `port`, or a free port if it is 0, until the socket is closed.
 
-    The socket does not listen: connections are refused. Linux gives the port to no outgoing connection and
-    to nobody who asks for a free one, but a server with SO_REUSEADDR may listen on it.
+    The socket does not listen: connections are refused. Linux gives the port neither to an outgoing
+    connection nor to a program that asks for a free port, but a server with SO_REUSEADDR may listen on it.
     """
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -286,7 +286,7 @@ def hold_port(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
 def wait_until(
     condition: Callable[[], object], timeout_s: float = WAIT_TIMEOUT_S, what: str = ""
 ) -> None:
-    """Poll until the condition holds; TimeoutError says what was waited for in vain."""
+    """Poll until the condition is true; raise TimeoutError with `what` if that takes too long."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -295,7 +295,7 @@ def wait_until(
 
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    # What is left in the tester's environment must not change what is tested.
+    # Variables in the tester's environment must not change the tested server.
     left_out = ("HEADRACE_", "LISTEN_", "NOTIFY_SOCKET")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return {**clean, **extra}

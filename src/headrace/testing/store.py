@@ -1,30 +1,31 @@
-"""An embedded store driven by hand: real files, no threads, no processes, no clock but the one given."""
+"""An embedded store driven step by step: real files, no threads, no processes, and only the given clock."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.config import Config
+from headrace.config.settings import Config
 from headrace.errors import StoreFailedError
-from headrace.log.applier import Applier
-from headrace.log.applier_child import apply_file
-from headrace.log.batch_parts import BatchAnswer, BatchRefusedError
-from headrace.log.blocks import encode_block
-from headrace.log.catalogue import Catalogue
+from headrace.log.apply.applier import Applier
+from headrace.log.apply.child import apply_file
+from headrace.log.batch.batches import BatchAnswer, BatchRefusedError
+from headrace.log.batch.blocks import encode_block
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.commit.ring import ClosedFile
 from headrace.log.disk import Disk, is_full
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
-from headrace.log.recovery import mark_clean, recover
-from headrace.log.ring import ClosedFile
+from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.runner import StepRunner
-from headrace.log.store import Appended, Note, Stored
+from headrace.log.store import Appended, Note, StoredAppend
 from headrace.model import Position
+from headrace.payload.checks import UPLOAD_CHECKS
 
 BOOT_ID = b"the first boot.."
 
 
 class StepClock:
-    """Milliseconds that pass when told to."""
+    """A clock in milliseconds that changes only when a test sets it."""
 
     def __init__(self, ms: int = 1_700_000_000_000) -> None:
         self.ms = ms
@@ -34,7 +35,7 @@ class StepClock:
 
 
 class RecordingListener:
-    """Remembers what a store said."""
+    """Listener that keeps the appends and the failure that a store reported."""
 
     def __init__(self) -> None:
         self.appended: list[Appended] = []
@@ -50,7 +51,7 @@ class RecordingListener:
 
 
 class StepStore:
-    """A store, its applier and everything it needs, on one directory."""
+    """A store, its applier and everything else it needs, on one directory."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class StepStore:
         self.layout = Layout(Path(config.data_dir))
         self.layout.make()
         recovered = recover(self.layout, disk, config.rule, boot_id=boot_id)
-        self.reports += recovered.reports
+        self.reports += recovered.reports + recovered.notes
         self._catalogue = Catalogue.open(self.layout.root)
         self._applier = Applier(disk, self.layout, self._catalogue, config.rule)
         self.applying = True
@@ -86,6 +87,7 @@ class StepStore:
             generation=recovered.generation,
             boot_id=boot_id,
             clock_ms=self.clock,
+            upload_checks=UPLOAD_CHECKS,
         )
         self.store.listener = self.listener
         for number in range(config.journal.files):
@@ -96,24 +98,24 @@ class StepStore:
         self.runner.run()
 
     def apply(self, closed: ClosedFile) -> None:
-        """The store's line to its applier."""
+        """Take a closed journal file from the store, as its applier."""
         self._waiting.append(closed)
         if self.applying:
             self.runner.soon(self._apply_waiting)
 
     def append(self, topic: str, *payloads: bytes) -> None:
-        """Append and commit."""
+        """Append payloads and commit them."""
         self.store.append({self.store.topic(topic): _records(payloads)}, lambda: None)
         self.runner.run()
 
     def payloads(self, topic: str, offset: int = 0) -> list[bytes]:
-        """Everything that can be read from `offset` on."""
+        """Return all payloads that can be read from `offset` on."""
         return [payload for _, payload in self.read(topic, offset)]
 
     def read(
         self, topic: str, offset: int = 0, bytes_max: int = 1 << 18
     ) -> list[tuple[int, bytes]]:
-        """(offset just past it, payload) of every record from `offset` on."""
+        """Return (offset just past the record, payload) for every record from `offset` on."""
         handle = self.store.topic(topic)
         reader = self.store.reader(handle)
         found: list[tuple[int, bytes]] = []
@@ -131,9 +133,9 @@ class StepStore:
                 return found
             at = chunk.next_offset
 
-    def append_once(self, topic: str, producer: str, number: int, *payloads: bytes) -> Stored:
-        """Append under a number, and commit."""
-        answers: list[Stored] = []
+    def append_once(self, topic: str, producer: str, number: int, *payloads: bytes) -> StoredAppend:
+        """Append payloads with a producer's number, and commit them."""
+        answers: list[StoredAppend] = []
         self.store.append_once(
             self.store.topic(topic), _records(payloads), producer, number, answers.append
         )
@@ -141,7 +143,7 @@ class StepStore:
         return answers[0]
 
     def stage(self, *blocks: tuple[str, Sequence[bytes]]) -> str:
-        """Upload blocks, each of a topic and payloads; returns the staged file's id."""
+        """Upload blocks, each a topic and its payloads; return the staged file's id."""
         body = b"".join(block(topic, payloads) for topic, payloads in blocks)
         staging = self.store.staging
         upload = staging.begin()
@@ -184,13 +186,13 @@ class StepStore:
         self.runner.run()
 
     def rotate(self) -> None:
-        """Go on in the next journal file; the one before is applied while `applying`."""
+        """Continue in the next journal file; the old one is applied while `applying`."""
         if self.store._ring.used and self.store._ring.has_free:
             self.store._close_file()
         self.runner.run()
 
     def apply_waiting(self) -> None:
-        """Apply the closed journal files, also while not `applying`."""
+        """Apply the closed journal files, even while not `applying`."""
         self._apply_waiting()
         self.runner.run()
 
@@ -204,7 +206,7 @@ class StepStore:
         self.runner.run()
 
     def close(self) -> None:
-        """A clean stop."""
+        """Stop cleanly."""
         self.applying = True
         settled: list[bool] = []
         self.store.settle(lambda: settled.append(True))
@@ -216,7 +218,7 @@ class StepStore:
         mark_clean(self.layout, self._disk)
 
     def crash(self) -> None:
-        """Let go of every file, as a killed process does."""
+        """Close every file, like a killed process."""
         self.store.close()
         self._catalogue.close()
 
@@ -235,7 +237,7 @@ class StepStore:
 
 
 def block(topic: str, payloads: Sequence[bytes]) -> bytes:
-    """A block as an upload brings it."""
+    """Return a block in the format of an upload."""
     return encode_block(topic, b"".join(_records(payloads)), len(payloads))
 
 

@@ -1,1 +1,1 @@
-"""Bytes to messages and back, one module per protocol. Pure: knows no topics and no time."""
+"""Codecs: bytes to messages and back, one folder per protocol. Pure: no I/O, no log, no clock."""

@@ -1,9 +1,10 @@
-"""Messages of named readers, an extension that Figg and Wombat share. Bytes are in each protocol's codec.
+"""Messages of named readers, an extension of Figg and Wombat. Elsewhere: their bytes (each protocol's codec).
 
-A client sends READ instead of ATTACH. The server answers at once, with WAITING while another connection reads
-under the same name, and with READING once this one may. RECORDS follow. HANDLED names the position behind the
-last of a contiguous prefix of handled records, STORED confirms that the cursor is there, durably. LOST ends
-the reading: another connection has taken over, or the server refuses it.
+A client sends READ instead of ATTACH. The server answers at once: with WAITING while another connection reads
+under the same name, and with READING when this connection may read. RECORDS follow. HANDLED names the
+position behind the last of a contiguous prefix of handled records. STORED confirms that the cursor at this
+position is durable. LOST ends the reading: another connection has taken over, or the server refuses the
+reader.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES
 
 READ, WAITING, READING, RECORDS, HANDLED, STORED, LOST = range(64, 71)
-"""Types of messages. Both protocols count their own from 1; these leave room for theirs."""
+"""Types of messages. Both protocols count their own types from 1; these numbers leave room for them."""
 NAMES = {
     READ: "read",
     WAITING: "waiting",
@@ -24,62 +25,62 @@ NAMES = {
 }
 
 RECORDS_BYTES_MAX = RECORD_HEADER_BYTES + PAYLOAD_BYTES_MAX
-"""Records in one RECORDS message: the largest record just fits."""
+"""Size limit of the records in one RECORDS message: the largest record just fits."""
 
 RECORD_OVERHEAD_BYTES = 128
-"""What each record counts for in a reader's window, besides its bytes: what it costs a client to keep."""
+"""Bytes that a record counts in a reader's window besides its own: the cost of keeping it in a client."""
 
 REASON_BYTES_MAX = 1024
 
 SUPERSEDED = 1
-"""Another connection reads now: ask again to wait for the next turn."""
+"""Another connection reads now. A client asks again to wait for its next turn."""
 REFUSED = 2
-"""The server will not let this reader read: asking again changes nothing."""
+"""The server does not let this reader read. Asking again changes nothing."""
 
 
 class Read(NamedTuple):
     topic: str
     reader: str
     newest: bool
-    """Where a reader without a cursor starts: at the end, or with the oldest record kept."""
+    """True if a reader without a cursor starts at the end of the topic, False for the oldest record kept."""
     instance: int
-    """A random number of the client's: its new connection replaces its old one at once."""
+    """Random number of the client: its new connection replaces its old connection at once."""
     window: int
-    """Delivered and not handled: so many bytes, each record counting RECORD_OVERHEAD_BYTES more."""
+    """Limit in bytes of records delivered and not handled; each record counts RECORD_OVERHEAD_BYTES more."""
 
 
 class Waiting(NamedTuple):
-    """The answer to every READ that is not answered with READING at once."""
+    """Answer to every READ that is not answered with READING at once."""
 
     topic: str
     ahead: int
-    """How many other connections come first; 0: reading starts in a moment."""
+    """Number of other connections that come first; 0 if reading starts in a moment."""
 
 
 class Reading(NamedTuple):
     topic: str
     grant: int
-    """The number to acknowledge with: every grant has another."""
+    """Number to acknowledge with; it is different for every grant."""
     asked: int
-    """The offset of the cursor."""
+    """Offset of the cursor."""
     exact: bool
-    """False when records behind the cursor are gone."""
+    """False if records behind the cursor are gone."""
     epoch: int
     offset: int
     ordinal: int
-    """Where delivery starts."""
+    """`epoch`, `offset` and `ordinal` are the position where delivery starts."""
 
 
 class Records(NamedTuple):
-    """Consecutive records with one time."""
+    """Consecutive records with the same time."""
 
     topic: str
     epoch: int
     offset: int
-    """Where the first of them begins."""
+    """Offset of the first record."""
     ordinal: int
     ms: int
-    """When they were stored, in Unix milliseconds."""
+    """Time when the records were stored, in Unix milliseconds."""
     data: bytes
     """The records: each a big-endian `uint32` size and the payload."""
 

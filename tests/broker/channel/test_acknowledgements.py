@@ -1,4 +1,4 @@
-"""Channels: no processor is told that something is stored which a crash would take, however it behaves."""
+"""Channels never confirm something that a crash could still lose, whatever a processor does."""
 
 import json
 from typing import Any
@@ -6,19 +6,19 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.broker.channel_errors import ChannelError
-from headrace.broker.channel_joining import Joined
-from headrace.broker.channel_member import Batch, Receive
-from headrace.broker.channel_notes import Snapshot, read_members, read_snapshot
-from headrace.broker.channel_sending import Accepted
-from headrace.broker.channel_uploads import upload
-from headrace.channel_envelope import Content, decode_message
-from tests.broker.channel_world import NAME, Id, ModelStore, World, rule
+from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.joining import Joined
+from headrace.broker.channel.member import Batch, Receive
+from headrace.broker.channel.notes import StoredSnapshot, read_members, read_snapshot
+from headrace.broker.channel.sending import Accepted
+from headrace.broker.channel.uploads import upload
+from headrace.payload.channel import Content, decode_message
+from tests.broker.channel.world import NAME, Id, ModelStore, World, rule
 from tests.tools import EXAMPLES
 
 
 class Peer:
-    """A processor that sends and acknowledges what it likes. Implements `Subscriber`."""
+    """A processor that sends and acknowledges anything. Implements `Subscriber`."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -26,9 +26,9 @@ class Peer:
         self.instance, self.attempt = "", 0
         self.is_joined = False
         self.offsets: list[int] = []
-        """Ends of the messages that came on this connection."""
+        """Next offsets of the messages that arrived on this connection."""
 
-    # What is done
+    # Actions of the processor
 
     def connect(self) -> None:
         self.cut()
@@ -41,7 +41,7 @@ class Peer:
             self.world.channel.gone(self.name, self)
 
     def send(self, back: int) -> None:
-        """The next number, or one that came before, or one that leaves a gap."""
+        """Send the next number, an earlier one, or one that leaves a gap."""
         member = self.world.channel.members[self.name]
         number = max(1, member.number + 1 - back)
         text = json.dumps([self.name, number]).encode()
@@ -59,7 +59,7 @@ class Peer:
             self.world.expect(error, "gap")
 
     def ack(self, places: list[int]) -> None:
-        """Any messages that came, in any order, again and again, without waiting for an answer."""
+        """Acknowledge any received messages in any order, repeatedly, without waiting for an answer."""
         for place in places if self.offsets else ():
             offset = self.offsets[place % len(self.offsets)]
             member = self.world.channel.members[self.name]
@@ -74,7 +74,7 @@ class Peer:
     def look(self) -> None:
         self.world.channels.load_snapshot(NAME, self.shown, lambda _: None)
 
-    # What it is told
+    # Answers to the processor
 
     def joined(self, joined: Joined) -> None:
         self.is_joined = True
@@ -87,14 +87,14 @@ class Peer:
         own = {self.name}
         between = zip(self.world.ends, self.world.truth, strict=True)
         passed = [one for end, one in between if member.offset < end <= offset]
-        # It may be told that it has passed its own messages, which are never sent to it.
+        # The answer may also cover the processor's own messages, which are never sent to it.
         assert {processor for processor, _ in passed} <= own, (offset, member.offset)
 
     def uploaded(self, offset: int) -> None:
         snapshot = read_snapshot(ModelStore(self.world.disk), NAME)  # type: ignore[arg-type]
         assert snapshot is not None and snapshot.offset >= offset
 
-    def shown(self, found: Snapshot | None) -> None:
+    def shown(self, found: StoredSnapshot | None) -> None:
         if found is not None:
             durable = read_snapshot(ModelStore(self.world.disk), NAME)  # type: ignore[arg-type]
             assert durable is not None and durable.offset >= found.offset
@@ -114,7 +114,7 @@ class Peer:
 
     @property
     def noted(self) -> list[Any]:
-        """The members that are on disk."""
+        """The members as stored on disk."""
         return list(read_members(ModelStore(self.world.disk), NAME))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Batches with messages for channels, over a real store driven by hand: each is stored once, and numbered."""
+"""Batches with channel messages, on a real store driven step by step: each is stored once, and numbered."""
 
 import json
 import shutil
@@ -9,23 +9,22 @@ from typing import Any
 
 import pytest
 
-from headrace.broker import batch_messages
-from headrace.broker.batch_messages import BatchMessages
-from headrace.broker.channel_errors import ChannelError
-from headrace.broker.channel_joining import Joined
-from headrace.broker.channel_member import Batch, Receive, Standing
-from headrace.broker.channel_sending import Accepted
-from headrace.broker.channels import ChannelRule, Channels
-from headrace.broker.snapshots import NotedSnapshots
-from headrace.channel_envelope import Content, Message, decode_message
-from headrace.config import Config, Journal, Segment
+from headrace.broker.channel import batch_messages
+from headrace.broker.channel.batch_messages import BatchMessages
+from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.hub import ChannelRule, Channels
+from headrace.broker.channel.joining import Joined
+from headrace.broker.channel.member import Batch, Receive, Standing
+from headrace.broker.channel.sending import Accepted
+from headrace.broker.channel.snapshots import NotedSnapshots
+from headrace.config.settings import Config, Journal, Segment
 from headrace.errors import BadBlockError
 from headrace.log import layout
-from headrace.log.batch_parts import BatchAnswer, BatchRefusedError
-from headrace.log.message_rows import decode_row, encode_row
+from headrace.log.batch.batches import BatchAnswer, BatchRefusedError
 from headrace.log.store import Appended
-from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.reducers import reducer
+from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX
+from headrace.payload.channel import Content, StoredMessage, decode_message, decode_row, encode_row
+from headrace.payload.reducers import reducer
 from headrace.testing.store import RecordingListener, StepClock, StepStore
 from tests.log.conftest import QUICK
 
@@ -35,9 +34,9 @@ DUPLICATE = BatchAnswer(duplicate=True, records=0)
 
 
 def row(processor: str, number: int = 0, value: Any = 0, size: int = 0) -> bytes:
-    """One for a block; without a number it gets the next."""
+    """Return a row of a block. A row without a number gets the next one."""
     data = json.dumps([value, "x" * size]).encode()
-    return encode_row(Message(processor, number, Content(data, is_json=True)))
+    return encode_row(StoredMessage(processor, number, Content(data, is_json=True)))
 
 
 class Listener(RecordingListener):
@@ -53,7 +52,7 @@ class Listener(RecordingListener):
 
 
 class Watcher:
-    """A connection that remembers what it was sent."""
+    """A connection that remembers what was sent to it."""
 
     is_gone = False
     instance, attempt = "", 0
@@ -72,7 +71,7 @@ class Watcher:
 
 
 class Bench:
-    """A store with channels, that can be killed and restarted."""
+    """A store with channels that can be killed and restarted."""
 
     def __init__(self, path: Path, reducer_name: str = "last") -> None:
         self._reducer = reducer(reducer_name)
@@ -103,7 +102,7 @@ class Bench:
             self.make_ready()
 
     def make_ready(self) -> None:
-        self.batches.take_messages(BatchMessages(self.hub, self.steps.runner))
+        self.batches.take_over(CHANNEL_PREFIX, BatchMessages(self.hub, self.steps.runner))
         self.run()
 
     @property
@@ -140,7 +139,7 @@ class Bench:
         self.start(ready=ready)
 
     def stored(self, name: str) -> list[tuple[str, int, Any]]:
-        """Processor, number and value of what is kept, in order."""
+        """Return processor, number and value of the stored messages, in order."""
         found = map(decode_message, self.steps.payloads(f"$channel/{name}"))
         return [(one.processor, one.number, json.loads(one.content.data)[0]) for one in found]
 
@@ -178,7 +177,7 @@ def tmp_path() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_directories() -> Iterator[None]:
-    """Many starts are quicker with four directories to look into than with 256."""
+    """Use four segment directories instead of 256, which makes many starts quicker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "SEGMENT_DIRECTORIES", 4)
         yield
@@ -271,7 +270,7 @@ def test_what_was_refused_can_be_asked_for_again(bench: Bench, is_killed: bool) 
 
 def test_what_the_reducer_cannot_fold_refuses_the_batch(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "map")
-    good = encode_row(Message("x", 0, Content(b'{"key": "k", "value": 1}', is_json=True)))
+    good = encode_row(StoredMessage("x", 0, Content(b'{"key": "k", "value": 1}', is_json=True)))
     said = bench.refused(0, ("$channel/a", [good, row("x")]))
     assert said.startswith("channel 'a' cannot take a message of 'x': it is not what this reducer")
     assert bench.write(0, ("$channel/a", [good])) == BatchAnswer(duplicate=False, records=1)
@@ -289,17 +288,19 @@ def test_what_is_no_message_cannot_be_staged(bench: Bench) -> None:
 @pytest.mark.parametrize("number", [0, 1, 300, (1 << 53) - 1])
 def test_a_row_is_read_as_it_was_written(processor: str, number: int) -> None:
     for content in (Content(b"[1]", True), Content(b"\x00", False)):
-        message = Message(processor, number, content)
+        message = StoredMessage(processor, number, content)
         assert decode_row(encode_row(message)) == message
 
 
 def test_a_message_without_a_number_leaves_room_for_the_largest(bench: Bench) -> None:
-    largest = PAYLOAD_BYTES_MAX - len(encode_row(Message("x", 0, Content(bytes(1 << 17), False))))
+    largest = PAYLOAD_BYTES_MAX - len(
+        encode_row(StoredMessage("x", 0, Content(bytes(1 << 17), False)))
+    )
     content = Content(bytes((1 << 17) + largest - 8), is_json=False)
-    payload = encode_row(Message("x", 0, content))
+    payload = encode_row(StoredMessage("x", 0, content))
     assert len(payload) == PAYLOAD_BYTES_MAX - 8
     with pytest.raises(ValueError, match="may have 262144 bytes, this one has 262145"):
-        encode_row(Message("x", 0, content._replace(data=content.data + b"0")))
+        encode_row(StoredMessage("x", 0, content._replace(data=content.data + b"0")))
     with pytest.raises(ValueError, match="may have 262144 bytes"):
         decode_row(payload[:-1] + b"00" * 4)
 
@@ -335,13 +336,13 @@ def test_a_batch_does_not_renew_the_lease_of_a_member(bench: Bench) -> None:
     bench.pass_time(LEASE_MS // 2)
     bench.write(0, ("$channel/a", [row("away")]))
     away = bench.hub.get("a").members["away"]
-    assert away.offset == bench.hub.get("a").end_offset > 0  # its own are not pending
+    assert away.offset == bench.hub.get("a").end_offset > 0  # its own messages are not pending
     assert bench.hub.get("a").holds(away, bench.steps.clock.ms)
     bench.pass_time(LEASE_MS // 2)
     assert not bench.hub.get("a").holds(away, bench.steps.clock.ms)
     bench.write(1, ("$channel/a", [row("away")]))
     assert not bench.hub.get("a").holds(away, bench.steps.clock.ms)
-    # It is forgotten only so long after the last message in its name.
+    # The member is forgotten only when this time has passed since the last message in its name.
     bench.pass_time(REMEMBER_MS - 1)
     assert bench.hub.get("a").members["away"].number == 2
     bench.pass_time(2)
@@ -352,7 +353,7 @@ def test_a_batch_does_not_renew_the_lease_of_a_member(bench: Bench) -> None:
 def test_a_channel_that_nobody_has_joined_is_destroyed_after_its_grace(
     bench: Bench, is_killed: bool
 ) -> None:
-    bench.pass_time(1)  # what is done once after a start is done
+    bench.pass_time(1)  # completes the work that is done once after a start
     bench.write(0, ("$channel/a", [row("x", value="last")]))
     if is_killed:
         bench.restart()
@@ -376,7 +377,7 @@ def test_more_batches_do_not_put_off_the_destruction(bench: Bench) -> None:
 
 
 def test_a_gap_behind_the_decision_is_passed_over(bench: Bench) -> None:
-    """The numbers before it are forgotten: nothing that was decided is left out."""
+    """The numbers before the gap are forgotten, but nothing that was decided is left out."""
     bench.write(0, ("$channel/a", [row("x", 1)]))
     answers = bench.decide(1, bench.steps.stage(("$channel/a", [row("x", 2), row("x", 3)])))
     while not bench.batches._batches[0].decided:
@@ -387,7 +388,7 @@ def test_a_gap_behind_the_decision_is_passed_over(bench: Bench) -> None:
 
 
 def mixed(bench: Bench) -> str:
-    """A batch of several pieces: messages with and without numbers for two channels, and another topic."""
+    """Stage a batch of several pieces: numbered and unnumbered messages for two channels, and records."""
     blocks: list[tuple[str, list[bytes]]] = []
     for n in range(24):
         numbered = [row("numbered", n * 2 + m + 1, f"{n}.{m}", size=300) for m in range(2)]
@@ -417,7 +418,7 @@ def check_mixed(bench: Bench) -> None:
 def test_a_kill_at_any_step_leaves_each_message_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_messages, "SENT_BYTES_MAX", 700)  # blocks are cut too
+    monkeypatch.setattr(batch_messages, "SENT_BYTES_MAX", 700)  # so that blocks are cut too
     done = False
     kills = 0
     while not done:
@@ -430,7 +431,7 @@ def test_a_kill_at_any_step_leaves_each_message_once(
         done = bool(answers)
         bench.restart()
         assert bench.batches.pending == 0
-        if not bench.stored("a"):  # not decided: nothing is there, and it can be asked for
+        if not bench.stored("a"):  # not decided: nothing is stored, and the batch can be sent again
             assert bench.steps.payloads("plain") == []
             assert bench.steps.batch("p", 0, staged).records == 144
         check_mixed(bench)
@@ -448,7 +449,7 @@ def test_a_kill_while_messages_are_given_again_leaves_each_once(tmp_path: Path) 
         while bench.steps.store.topic("$channel/a").end_ordinal < 9:
             bench.steps.runner.step()
         bench.restart(ready=False)
-        bench.batches.take_messages(BatchMessages(bench.hub, bench.steps.runner))
+        bench.batches.take_over(CHANNEL_PREFIX, BatchMessages(bench.hub, bench.steps.runner))
         for _ in range(kills):
             bench.steps.runner.step()
         bench.restart()
@@ -515,7 +516,7 @@ def test_a_batch_that_cannot_be_looked_through_is_so_later(
 
     staged = bench.steps.stage(("$channel/a", [row("x")]))
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.log.batches.read_staged", no_memory)
+        patch.setattr("headrace.log.batch.batches.read_staged", no_memory)
         answers = bench.decide(0, staged)
         bench.run()
     assert answers == []

@@ -1,21 +1,21 @@
-"""Channels by the sections of their protocol, over a store in memory; and every race that was thought of."""
+"""Channels by the sections of their protocol, on a store in memory, and all races that we know of."""
 
 import json
 from typing import Any
 
 import pytest
 
-from headrace.broker.channel_errors import ChannelError
-from headrace.broker.channel_joining import Joined, Missed
-from headrace.broker.channel_member import Batch, Origin, Receive
-from headrace.broker.channel_notes import read_members
-from headrace.broker.channel_sending import Accepted
-from headrace.broker.channel_uploads import upload
-from headrace.channel_envelope import Content, decode_message
+from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.joining import Joined, MissedByMember
+from headrace.broker.channel.member import Batch, Origin, Receive
+from headrace.broker.channel.notes import read_members
+from headrace.broker.channel.sending import Accepted
+from headrace.broker.channel.uploads import upload
 from headrace.log.records import split_records
 from headrace.log.store import Chunk, Run
 from headrace.model import Position
-from tests.broker.channel_world import (
+from headrace.payload.channel import Content, decode_message
+from tests.broker.channel.world import (
     GRACE_MS,
     LEASE_MS,
     NAME,
@@ -28,7 +28,7 @@ from tests.broker.channel_world import (
 
 
 class Client:
-    """A connection that writes down what it is told. Implements `Subscriber`."""
+    """A connection that records what it is told. Implements `Subscriber`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Client:
         return one
 
     def texts(self) -> list[str]:
-        """The payloads of the messages that have come."""
+        """Return the payloads of the messages that have arrived."""
         batches = [one for one in self.take() if isinstance(one, Batch)]
         return [text for batch in batches for text in texts(batch)]
 
@@ -151,7 +151,7 @@ def test_a_number_is_stored_once_also_after_a_crash(world: World) -> None:
 def test_a_number_that_comes_again_is_looked_up_a_block_at_a_time_and_answered_in_turn(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.broker.channel_sending._OFFSETS_MAX", 3)
+    monkeypatch.setattr("headrace.broker.channel.sending._OFFSETS_MAX", 3)
     a = Client(world, "a")
     places = [a.send(f"{number}").offset for number in range(1, 10)]
     read, reads = ModelStore.read, 0
@@ -208,7 +208,7 @@ def test_what_cannot_be_folded_is_refused_for_good(world: World) -> None:
         a.send("x")
     assert (error.value.code, error.value.retry) == ("cannot-fold", False)
     assert not world.truth
-    # Its number is free.
+    # The refused message's number is still free.
     a.channel.send(a.member, 1, Content(b'{"key":"k","value":1}', True), lambda _: None)
 
 
@@ -308,7 +308,7 @@ def test_what_was_not_acknowledged_comes_again(world: World) -> None:
 def test_a_member_that_does_not_acknowledge_is_sent_a_window(
     world: World, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("headrace.broker.channel_member.WINDOW_MESSAGES_MAX", 2)
+    monkeypatch.setattr("headrace.broker.channel.member.WINDOW_MESSAGES_MAX", 2)
     a, b = Client(world, "a"), Client(world, "b")
     offsets = [a.send(str(n)).offset for n in range(5)]
     assert b.texts() == ["0", "1"]
@@ -318,7 +318,7 @@ def test_a_member_that_does_not_acknowledge_is_sent_a_window(
 
 
 def test_an_ack_that_comes_again_is_answered_with_what_is_durable(world: World) -> None:
-    """And not with one that came later and is not committed."""
+    """The answer does not contain a later acknowledgement that is not committed."""
     a, b = Client(world, "a"), Client(world, "b")
     first, second, third = (a.send(str(n)).offset or 0 for n in range(3))
     answers: list[int] = []
@@ -485,7 +485,7 @@ def test_a_member_that_is_away_holds_the_log_while_its_lease_lasts(world: World)
     world.settle_broker()
     assert world.disk.start.ordinal == 2
     joined = Client(world, "b").joined()
-    assert joined.missed == Missed(1, "trimmed")
+    assert joined.missed == MissedByMember(1, "trimmed")
     assert joined.snapshot is not None and joined.snapshot.content.data == b'"y"'
     assert joined.cursor == joined.start == world.disk.end.offset
 
@@ -574,7 +574,7 @@ def test_an_empty_channel_is_destroyed_after_its_grace(world: World) -> None:
     world.settle_broker()
     assert not world.disk.exists
     joined = Client(world, "b").joined()
-    assert joined.missed == Missed(1, "destroyed")
+    assert joined.missed == MissedByMember(1, "destroyed")
     assert joined.snapshot is not None and joined.snapshot.content.data == b'"x"'
 
 
@@ -605,7 +605,7 @@ def test_who_has_never_acknowledged_is_told_what_it_missed_until_it_does(world: 
     world.settle_broker()
     for _ in range(2):
         again = Client(world, "b")
-        assert again.joined().missed == Missed(2, "destroyed")
+        assert again.joined().missed == MissedByMember(2, "destroyed")
         again.close()
     again = Client(world, "b")
     again.ack(again.joined().cursor)
@@ -624,11 +624,11 @@ def test_what_was_not_read_when_the_log_was_destroyed_is_counted(world: World) -
     world.pass_time(GRACE_MS + 1)
     world.settle_broker()
     again = Client(world, "b")
-    assert again.told[0].missed == Missed(2, "destroyed")
+    assert again.told[0].missed == MissedByMember(2, "destroyed")
     assert again.told[0].snapshot.content.data == b'"z"'
-    # Until it has acknowledged that, it is told again.
+    # The server repeats this until it is acknowledged.
     again.close()
-    assert Client(world, "b").joined().missed == Missed(2, "destroyed")
+    assert Client(world, "b").joined().missed == MissedByMember(2, "destroyed")
 
 
 def test_someone_who_comes_in_time_cancels_the_destruction(world: World) -> None:
@@ -654,7 +654,7 @@ def test_an_operator_keeps_a_channel(world: World) -> None:
     world.pass_time(GRACE_MS + 1)
     world.settle_broker()
     assert world.disk.exists
-    # Until someone comes and goes.
+    # This holds until a member joins and leaves again.
     Client(world, "a").close()
     world.pass_time(GRACE_MS + 1)
     world.settle_broker()
@@ -732,7 +732,7 @@ def test_members_have_a_limit(world: World) -> None:
     assert isinstance(refused, ChannelError) and refused.code == "too-many"
 
 
-# Snapshots that are uploaded
+# Uploaded snapshots
 
 
 def test_an_uploaded_state_is_kept_and_an_older_one_never_replaces_it(world: World) -> None:
@@ -778,7 +778,7 @@ def test_what_an_uploaded_state_stands_for_is_missed_by_who_was_away(world: Worl
     assert world.disk.start.ordinal == 3
     again = Client(world, "b")
     [joined, batch] = again.take()
-    assert joined.missed == Missed(4, "trimmed") and joined.cursor == ends[4]
+    assert joined.missed == MissedByMember(4, "trimmed") and joined.cursor == ends[4]
     assert texts(batch) == ["6"]
 
 
@@ -809,7 +809,7 @@ def test_uploads_are_for_channels_that_want_them_and_for_places_in_the_log(world
     assert answers[0].code == "bad-offset"
 
 
-# When the reducer fails
+# Failures of the reducer
 
 
 def test_nothing_is_forgotten_while_the_reducer_fails(world: World, caplog: Any) -> None:
@@ -885,7 +885,7 @@ def test_race_a_crash_between_snapshot_and_destruction(slow: bool) -> None:
     while slow and world.slow is not None and world.slow.asked:
         world.database_answers()
     assert world.store.pending[0].destroy
-    world.crash()  # before the log is destroyed; with a database, behind the snapshot
+    world.crash()  # before the log is destroyed; with a database, after the snapshot is saved
     assert (world.snapshot is not None) is slow
     assert world.disk.exists
     world.tick()
@@ -907,7 +907,7 @@ def test_race_an_ack_that_arrives_after_the_lease_ended(world: World) -> None:
         world.channel.request("b")
     assert error.value.code == "not-joined"
     b = Client(world, "b")
-    assert b.joined().missed == Missed(1, "trimmed")
+    assert b.joined().missed == MissedByMember(1, "trimmed")
     assert b.ack(second) == second
 
 
@@ -937,7 +937,7 @@ def test_race_a_retry_of_a_message_that_was_trimmed_meanwhile(world: World) -> N
     assert world.truth == [("a", 1)]
 
 
-# Acknowledgements that make no sense
+# Invalid acknowledgements
 
 
 def test_only_the_end_of_a_message_can_be_acknowledged(world: World) -> None:

@@ -1,10 +1,10 @@
-"""Channels when the clock is set: what lasts a while still does, and no log is held by the future."""
+"""Channels when the clock is set: durations stay the same, and no time in the future holds a log."""
 
 import pytest
 
-from headrace.broker.channel_member import Receive
-from tests.broker.channel_world import GRACE_MS, LEASE_MS, PRESENCE_MS, World
-from tests.broker.test_channel import Client, texts
+from headrace.broker.channel.member import Receive
+from tests.broker.channel.test_channel import Client, texts
+from tests.broker.channel.world import GRACE_MS, LEASE_MS, PRESENCE_MS, World
 
 DAYS_MS = 3 * 24 * 3_600_000
 
@@ -42,7 +42,7 @@ def test_a_poller_from_before_the_clock_was_set_back_holds_up_no_other(world: Wo
 
 
 def noted_with_a_clock_that_was_ahead(world: World) -> None:
-    """A member that is away with a message to get, as of days in the future."""
+    """Add a member that is away with a pending message, dated days in the future."""
     world.clock_ms += DAYS_MS
     a, b = Client(world, "a"), Client(world, "b", Receive.POLL)
     a.send("x")

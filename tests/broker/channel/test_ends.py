@@ -1,16 +1,16 @@
-"""Ends of channels that operators choose: destroyed by hand, states that expire or are not kept."""
+"""Ends of channels that operators choose: destruction by hand, states that expire or are not kept."""
 
 import json
 from typing import Any
 
 import pytest
 
-from headrace.broker import channel_jobs as jobs
-from headrace.broker.channel_member import Standing
-from headrace.broker.channel_notes import read_members, read_snapshot
-from headrace.channel_envelope import Content
-from tests.broker.channel_world import GRACE_MS, NAME, ModelStore, World
-from tests.broker.test_channel import Client
+from headrace.broker.channel import trimming as jobs
+from headrace.broker.channel.member import Standing
+from headrace.broker.channel.notes import read_members, read_snapshot
+from headrace.payload.channel import Content
+from tests.broker.channel.test_channel import Client
+from tests.broker.channel.world import GRACE_MS, NAME, ModelStore, World
 
 AGE_MS = 1_000_000
 
@@ -24,7 +24,7 @@ def come(world: World, name: str, origin: Any = "state") -> Client:
 
 
 def settle(world: World) -> None:
-    """Until nothing happens any more, also in a database that answers when it is told to."""
+    """Run until nothing more happens, including in a database that answers on demand."""
     for _ in range(3):
         world.settle_broker()
         world.rest_all()
@@ -42,7 +42,7 @@ def end_session(world: World, *clients: Client) -> None:
     settle(world)
 
 
-# By hand
+# Destruction by hand
 
 
 @both
@@ -63,7 +63,7 @@ def test_a_channel_that_is_destroyed_by_hand_begins_empty(slow: bool) -> None:
     assert a.take()[-1] == b.take()[-1] == "destroyed"
     assert not world.disk.exists
     assert world.snapshot is None
-    # Numbers are remembered, and offsets go on.
+    # Numbers are remembered, and offsets continue.
     [member] = read_members(ModelStore(world.disk), NAME)  # type: ignore[arg-type]
     assert (member.name, member.number, member.standing) == ("a", 2, Standing.LEFT)
     again = come(world, "a")
@@ -113,7 +113,7 @@ def test_a_state_expires_when_its_log_was_destroyed_long_ago(slow: bool) -> None
     a.send("one")
     a.ack_all()
     settle(world)
-    # As long as there is a log, its state stays however old it is.
+    # While there is a log, its state stays, however old it is.
     world.pass_time(3 * AGE_MS)
     settle(world)
     assert world.snapshot is not None

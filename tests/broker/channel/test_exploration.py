@@ -1,7 +1,7 @@
-"""Every interleaving, up to a depth, of what can happen to a channel: nothing is lost in silence or doubled.
+"""Every interleaving, up to a depth, of a channel's possible steps: no silent loss and no duplicates.
 
-The broker's own code, over a store in memory that may crash between any two commits. Worlds that cannot be
-told apart are explored once. HEADRACE_TORTURE=N goes N / 20 steps deeper.
+The tests run the broker's own code on a store in memory that may crash between any two commits. Worlds that
+cannot be distinguished are explored once. HEADRACE_TORTURE=N goes N / 20 steps deeper.
 """
 
 import os
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headrace.broker.channel import Channel
-from headrace.broker.channel_notes import MEMBER, read_members
-from tests.broker.channel_world import GRACE_MS, LEASE_MS, NAME, ModelStore, PageConnection, World
+from headrace.broker.channel.channel import Channel
+from headrace.broker.channel.notes import MEMBER, read_members
+from tests.broker.channel.world import GRACE_MS, LEASE_MS, NAME, ModelStore, PageConnection, World
 
 DEEPER = int(os.environ.get("HEADRACE_TORTURE", "0")) // 20
 
@@ -19,7 +19,7 @@ Step = tuple[str, Callable[[World], None]]
 
 
 def steps(world: World, pages: str = "") -> Iterator[Step]:
-    """What can happen now. `pages`: processors that may show a state and what comes behind it."""
+    """Yield the possible next steps. Processors in `pages` may show a state and the messages after it."""
     for name, one in world.processors.items():
         connection = one.connection
         yield f"{name} connects", lambda w, n=name: w.processors[n].connect()  # type: ignore[misc]
@@ -84,13 +84,14 @@ def _leave(world: World, name: str) -> None:
     assert connection is not None
     connection.abandon()
     one.connection = None
-    # Should it come back, it is a new one: what it had may come again. It keeps it until it is answered.
+    # A processor that comes back is a new one, and may get its messages again. It keeps what it has until the
+    # answer.
     one.confirmed = set()
     connection.channel.leave(name, one.kept.clear)
 
 
 def fingerprint(world: World) -> object:
-    """The same for worlds from which the same can happen."""
+    """Return a value that is equal for worlds with the same possible futures."""
     disk, now = world.disk, world.clock_ms
     known: Channel | None = world.channels._known.get(NAME)
     channel = None
@@ -118,7 +119,7 @@ def fingerprint(world: World) -> object:
         for one in world.processors.values()
     )
     notes = tuple(
-        # Values of members have times in them.
+        # Values of members contain times.
         (key, note.value if key[:2] != MEMBER else None, note.due_ms and note.due_ms - now)
         for key, note in sorted(disk.notes.items())
     )
@@ -174,7 +175,7 @@ DEPTHS = dict.fromkeys(STARTS, 4) | {"nothing": 6, "destroyed": 5, "about to be 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("names", ["ab", "abc"])
 def test_every_interleaving(names: str, start: str, slow: bool) -> None:
-    """Each step is settled before the next in what comes before the start, and none behind it."""
+    """Steps before the start are settled one by one; steps after it are not."""
     if len(names) > 2 and slow and not DEEPER:
         pytest.skip("takes long: see `make torture`")
     depth = DEPTHS[start] + DEEPER - 2 * (len(names) - 2)
@@ -198,7 +199,7 @@ PAGES = {
     [(start, slow) for start in PAGES for slow in (False, True) if not (slow and "hand" in start)],
 )
 def test_every_interleaving_of_pages_that_begin_with_the_state(start: str, slow: bool) -> None:
-    """A page shows a state, then every message behind it once and in order, and its cursor stays."""
+    """A page shows a state and then every later message once and in order, and its cursor stays."""
     depth = {"nothing": 4, "a page is there": 2}.get(start, 3) + DEEPER
     explore(PAGES[start], "ab", depth, slow=slow, pages="a")
 

@@ -1,19 +1,19 @@
-"""Joins that begin with the state as of now, and leases that members choose, over a store in memory."""
+"""Joins that begin with the current state, and leases that members choose, on a store in memory."""
 
 import json
 from typing import Any
 
 import pytest
 
-from headrace.broker.channel_errors import ChannelError
-from headrace.broker.channel_joining import Joined
-from headrace.broker.channel_member import Batch, Receive
-from headrace.broker.channel_notes import read_members
-from headrace.broker.channel_uploads import upload
-from headrace.broker.state import RecentStates
-from headrace.channel_envelope import Content
-from tests.broker.channel_world import GRACE_MS, LEASE_MS, NAME, ModelStore, World
-from tests.broker.test_channel import Client, texts
+from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.joining import Joined
+from headrace.broker.channel.member import Batch, Receive
+from headrace.broker.channel.notes import read_members
+from headrace.broker.channel.state import RecentStates
+from headrace.broker.channel.uploads import upload
+from headrace.payload.channel import Content
+from tests.broker.channel.test_channel import Client, texts
+from tests.broker.channel.world import GRACE_MS, LEASE_MS, NAME, ModelStore, World
 
 TAB_MS = 60_000
 
@@ -116,7 +116,7 @@ def test_with_uploads_it_is_the_last_one_and_every_message_behind_it(world: Worl
     assert (joined.snapshot.offset, state(joined)) == (first, ["one"])
     assert texts(tail) == ["two"]
     assert again.member.confirmed == cursor
-    # What it acknowledges below its cursor does not move that back.
+    # An acknowledgement below the cursor does not move the cursor back.
     again.ack(tail.messages[0].offset)
     assert again.member.confirmed == cursor
 
@@ -134,7 +134,7 @@ def test_a_signalled_page_fetches_its_own_messages_too(world: World) -> None:
 def test_a_page_with_a_full_window_gets_the_rest_when_it_acknowledges(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.broker.channel_member.WINDOW_MESSAGES_MAX", 2)
+    monkeypatch.setattr("headrace.broker.channel.member.WINDOW_MESSAGES_MAX", 2)
     a = Client(world, "a", origin="state")
     for number in range(5):
         a.send(str(number))
@@ -212,7 +212,7 @@ def test_a_membership_ends_with_the_lease_that_was_chosen(world: World) -> None:
     world.settle_broker()
     assert not world.channel.members["tab"].is_member
     assert world.disk.start.offset == world.disk.end.offset
-    # Its number is remembered: nothing it sends again is stored twice.
+    # The number is remembered, so nothing that is sent again is stored twice.
     assert Client(world, "tab", origin="state").joined().number == 1
 
 

@@ -1,4 +1,4 @@
-"""Channels over a store in memory that can crash, with processors that know what they must have got."""
+"""Channels on an in-memory store that can crash, with processors that check what they receive."""
 
 import json
 from collections import deque
@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.broker import channel_jobs as jobs
-from headrace.broker.channel import Channel
-from headrace.broker.channel_errors import ChannelError
-from headrace.broker.channel_joining import Joined
-from headrace.broker.channel_member import Batch, Origin, Receive
-from headrace.broker.channel_notes import Snapshot, no_snapshot, read_members, read_snapshot
-from headrace.broker.channel_sending import Accepted
-from headrace.broker.channels import ChannelRule, Channels
-from headrace.broker.snapshots import NotedSnapshots, Older
-from headrace.channel_envelope import Content, decode_message
+from headrace.broker.channel import trimming as jobs
+from headrace.broker.channel.channel import Channel
+from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.hub import ChannelRule, Channels
+from headrace.broker.channel.joining import Joined
+from headrace.broker.channel.member import Batch, Origin, Receive
+from headrace.broker.channel.notes import StoredSnapshot, no_snapshot, read_members, read_snapshot
+from headrace.broker.channel.sending import Accepted
+from headrace.broker.channel.snapshots import NotedSnapshots, Older
 from headrace.log.runner import StepRunner
 from headrace.log.store import Appended, Chunk, Cursor, Note, Run, Topic
 from headrace.model import Durability, Position
-from headrace.reducers import reducer
+from headrace.payload.channel import Content, decode_message
+from headrace.payload.reducers import reducer
 
 NAME = "c"
 TOPIC = "$channel/c"
@@ -33,7 +33,7 @@ Id = tuple[str, int]
 
 
 def collect(state: Any, message: Any) -> Any:
-    """A reducer whose state is every message: so it can be seen what a snapshot covers."""
+    """Reducer whose state is the list of all messages, so that a test can see what a snapshot covers."""
     return [*(state or []), message]
 
 
@@ -44,17 +44,17 @@ def rule(reducer_name: str = "world:collect", wait_for: Sequence[str] = ()) -> C
 
 @dataclass
 class Disk:
-    """What survives a crash."""
+    """State that survives a crash."""
 
     notes: dict[bytes, Note] = field(default_factory=dict)
     records: list[tuple[int, bytes]] = field(default_factory=list)
-    """All that were ever committed to the topic, each with its beginning."""
+    """Start offset and bytes of every record that was ever committed to the topic."""
     ids: list[Id] = field(default_factory=list)
     start: Position = NOWHERE
     end: Position = NOWHERE
     exists: bool = False
     base: int = 0
-    """The ordinal before which everything was destroyed by hand, and is in no state."""
+    """Ordinal before which everything was destroyed by hand and is in no state."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Change:
 
 
 class ModelStore:
-    """One topic, and notes; a change is committed when it is told to."""
+    """Store with one topic and notes. A change is committed only when a test calls `commit`."""
 
     note_bytes_max = 1 << 20
 
@@ -145,7 +145,7 @@ class ModelStore:
         return sum(at < offset for at, _ in self.disk.records)
 
     def commit(self, *, silently: bool = False) -> None:
-        """The oldest change is durable; `silently`: and the process ends before it knows."""
+        """Make the oldest change durable. With `silently`, the process ends before it learns of that."""
         change = self.pending.popleft()
         disk = self.disk
         begin = disk.end
@@ -189,30 +189,30 @@ class ModelStore:
 
 
 class Processor:
-    """A client that keeps what it has acknowledged, and checks that it gets everything once."""
+    """Client that stores what it has acknowledged, and checks that it receives every message exactly once."""
 
     def __init__(self, world: "World", name: str) -> None:
         self.world = world
         self.name = name
         self.accepted = 0
-        """Numbers up to here it knows to be stored."""
+        """Highest message number that the processor knows to be stored."""
         self.kept: list[Id] = []
-        """What it has on its own disk: acknowledged, or from a snapshot it has acknowledged."""
+        """Messages on the processor's own disk: acknowledged, or part of a snapshot that it acknowledged."""
         self.confirmed: set[Id] = set()
-        """What it was told that the server knows it has."""
+        """Messages whose acknowledgement the server has confirmed."""
         self.connection: Connection | None = None
         self.is_member = False
         self.was_away_ms = 0
-        """How long it has not been there since it last acknowledged something."""
+        """Time without a connection since the processor last acknowledged something, in milliseconds."""
         self.page: list[Id] | None = None
-        """What it shows: a state, and every message behind it."""
+        """Content of the page: a state and every message after it."""
         self.page_offset = self.page_base = 0
 
     def connect(self) -> None:
         self._connect(Connection(self))
 
     def open_page(self, *, is_reloaded: bool = False) -> None:
-        """Join from the state; or, with a page that is still there, behind what it shows."""
+        """Join from the state. If the page still exists, join after what the page shows."""
         if is_reloaded:
             self.page = None
         self._connect(PageConnection(self))
@@ -230,7 +230,7 @@ class Processor:
         self.connection = None
 
     def poll(self) -> None:
-        """Without a connection: get what is pending, and acknowledge it."""
+        """Receive what is pending without a connection, and acknowledge it."""
         self.world.someone_comes()
         channel = self.world.channels.get(NAME)
         try:
@@ -263,7 +263,7 @@ class Processor:
             channel.ack(member, came[-1][0], acked, self.world.refused)
 
     def post(self) -> None:
-        """Without a connection: send something."""
+        """Send a message without a connection."""
         self.world.someone_comes()
         channel = self.world.channels.get(NAME)
         try:
@@ -276,25 +276,25 @@ class Processor:
 
 
 class Connection:
-    """Implements `Subscriber`."""
+    """Connection of a processor; implements `Subscriber`."""
 
     def __init__(self, processor: Processor) -> None:
         self.processor = processor
         self.world = processor.world
         self.is_open = True
         self.is_gone = False
-        """What the server knows."""
+        """True once the server knows that the connection is closed."""
         self.instance, self.attempt = "", 0
         self.is_joined = False
         self.got: list[tuple[int, Id]] = []
-        """What came and is not acknowledged, with offsets."""
+        """Offset and id of each message that arrived and is not acknowledged."""
         self.state: list[Id] | None = None
-        """A snapshot that came and is not acknowledged."""
+        """Snapshot that arrived and is not acknowledged."""
         self.state_offset = 0
         self.channel = self.world.channels.get(NAME)
 
     def abandon(self) -> None:
-        """The client forgets it, and the server does not know yet."""
+        """Drop the connection on the client's side. The server does not know about it yet."""
         self.is_open = False
         self.world.half_open.append(self)
 
@@ -328,14 +328,14 @@ class Connection:
             unseen = {one for one in gone if one[0] != processor.name}
             assert len(unseen) <= joined.missed.messages
         elif joined.snapshot is None:
-            # Nothing is said to be missing: so nothing is.
+            # The server reports no missing messages, so none may be missing.
             gone = world.forgotten - set(processor.kept)
             assert not {one for one in gone if one[0] != processor.name}, "missing, and not told"
         assert joined.number >= processor.accepted
 
     def messages(self, channel: str, batch: Batch) -> bool:
         if not self.is_open:
-            return True  # on its way to a client that is there no more
+            return True  # the message is on its way to a client that is gone
         assert self.is_joined, "messages behind `joined`"
         assert batch.lost == 0
         last = self.got[-1][0] if self.got else 0
@@ -376,7 +376,7 @@ class Connection:
             self.world.expect(error, "gap")
 
     def ack(self, count: int) -> None:
-        """The snapshot if there is one, and so many messages."""
+        """Acknowledge the snapshot, if there is one, and the next `count` messages."""
         some = self.got[:count]
         offset = some[-1][0] if some else self.state_offset
         state, processor = self.state, self.processor
@@ -397,7 +397,7 @@ class Connection:
 
 
 class PageConnection(Connection):
-    """A connection that begins with the state as of now, or behind what its page shows."""
+    """Connection that begins with the current state, or after what its page shows."""
 
     def join(self) -> None:
         one = self.processor
@@ -462,18 +462,18 @@ class PageConnection(Connection):
 
 
 class SlowSnapshots:
-    """Snapshots in a database of their own, which answers when it is told to."""
+    """Snapshots in a separate database that answers only when a test tells it to."""
 
     are_notes = False
 
-    def __init__(self, kept: dict[str, Snapshot]) -> None:
+    def __init__(self, kept: dict[str, StoredSnapshot]) -> None:
         self._kept = kept
         self.asked: deque[Callable[[], None]] = deque()
 
     def load(
         self,
         channel: str,
-        done: Callable[[Snapshot | None], None],
+        done: Callable[[StoredSnapshot | None], None],
         failed: Callable[[str], None],
     ) -> None:
         self.asked.append(lambda: done(self._kept.get(channel)))
@@ -481,7 +481,7 @@ class SlowSnapshots:
     def save(
         self,
         channel: str,
-        snapshot: Snapshot,
+        snapshot: StoredSnapshot,
         done: Callable[[], None],
         failed: Callable[[str], None],
     ) -> None:
@@ -523,13 +523,13 @@ class World:
     ) -> None:
         self.clock_ms = self.elapsed_ms = 1_000_000
         self.disk = Disk()
-        self.database: dict[str, Snapshot] | None = {} if slow else None
+        self.database: dict[str, StoredSnapshot] | None = {} if slow else None
         self.rule = rule(reducer_name)._replace(persist=persist)
         self._snapshot_age_ms = snapshot_age_ms
         self.processors = {name: Processor(self, name) for name in names}
         self.refusals: list[ChannelError] = []
         self.is_kept = False
-        """Whether an operator was told that the log is kept, and nobody has come since he asked for it."""
+        """True if an operator was told that the log is kept, and nobody has come since they asked."""
         self._came = 0
         self._start()
 
@@ -557,13 +557,13 @@ class World:
         """Every message that was ever committed, in order."""
         return self.disk.ids
 
-    def kept_before(self, snapshot: Snapshot) -> list[Id]:
-        """What a state must have."""
+    def kept_before(self, snapshot: StoredSnapshot) -> list[Id]:
+        """Return the messages that the state of `snapshot` must contain."""
         return self.truth[self.disk.base : snapshot.ordinal]
 
     @property
     def forgotten(self) -> set[Id]:
-        """What is in no log any more, and was not destroyed by hand."""
+        """Messages that the log no longer has and that were not destroyed by hand."""
         return set(self.truth[self.disk.base : self.store.handle.start_ordinal])
 
     @property
@@ -578,8 +578,8 @@ class World:
         assert error.code == code, error
 
     @property
-    def snapshot(self) -> Snapshot | None:
-        """The one that is durable."""
+    def snapshot(self) -> StoredSnapshot | None:
+        """The durable snapshot."""
         if self.database is not None:
             return self.database.get(NAME)
         return read_snapshot(ModelStore(self.disk), NAME)  # type: ignore[arg-type]
@@ -610,7 +610,7 @@ class World:
         self._came += 1
 
     def keep(self) -> None:
-        """An operator cancels the destruction."""
+        """Cancel the destruction, as an operator does."""
         existed, came = self.disk.exists, self._came
 
         def answered(was_planned: bool) -> None:
@@ -621,7 +621,7 @@ class World:
         self.channel.keep(answered)
 
     def destroy(self) -> None:
-        """An operator destroys the channel by hand."""
+        """Destroy the channel by hand, as an operator does."""
         self.someone_comes()
 
         def answered() -> None:
@@ -638,7 +638,7 @@ class World:
             self.commit()
 
     def crash(self, durable: int = 0) -> None:
-        """So many of the changes that were under way reached the disk, and nobody knows."""
+        """Crash after `durable` of the pending changes reached the disk; the server does not know that."""
         for _ in range(min(durable, len(self.store.pending))):
             self.store.commit(silently=True)
         noted = {one.name: one for one in read_members(ModelStore(self.disk), NAME)}  # type: ignore[arg-type]
@@ -647,13 +647,13 @@ class World:
                 one.connection.is_open = False
             one.connection = None
             if one.name in noted:
-                # Its lease counts from when it was last noted that it is there.
+                # The lease counts from the last note that the processor was present.
                 not_noted_ms = self.clock_ms - noted[one.name].seen_ms
                 one.was_away_ms = max(one.was_away_ms, not_noted_ms)
         self._start()
 
     def check(self) -> None:
-        """What must hold at any time."""
+        """Check the invariants that hold at any time."""
         truth, disk = self.truth, self.disk
         assert len(truth) == len(set(truth)), "a message is stored once"
         for name in self.processors:
@@ -669,14 +669,14 @@ class World:
             assert disk.start.ordinal == disk.base, "nothing is forgotten without a snapshot"
 
     def rest_all(self) -> None:
-        """Until nothing is under way."""
+        """Commit and answer until nothing is pending."""
         while self.store.pending or (self.slow is not None and self.slow.asked):
             self.commit_all()
             if self.slow is not None and self.slow.asked:
                 self.database_answers()
 
     def settle_broker(self) -> None:
-        """Until nothing happens any more."""
+        """Run the broker until nothing more happens."""
         for _ in range(30):
             self.rest_all()
             self.tick()
@@ -685,7 +685,7 @@ class World:
         raise AssertionError("it never comes to rest")
 
     def settle(self) -> None:
-        """Until nothing happens any more: then everyone who is there must have everything."""
+        """Run until nothing more happens, then check that every connected processor has everything."""
         for abandoned in self.half_open:
             abandoned.close()
         self.settle_broker()

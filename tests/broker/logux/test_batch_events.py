@@ -1,4 +1,4 @@
-"""Batches with events of Logux, over a real store and a real table, driven by hand: each is stored once."""
+"""Batches with Logux events, on a real store and a real table, driven step by step: each is stored once."""
 
 import json
 import shutil
@@ -12,19 +12,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.broker import batch_events
-from headrace.broker.batch_events import BatchEvents
-from headrace.broker.logux_log import LoguxLog, NewEvent
-from headrace.config import Config, Journal, Limits, PrefixRule, Segment
+from headrace.broker.logux import batch_events
+from headrace.broker.logux.batch_events import BatchEvents
+from headrace.broker.logux.event_ids import FILE_NAME, EventIds
+from headrace.broker.logux.log import LoguxLog, NewEvent
+from headrace.config.settings import Config, Journal, Limits, PrefixRule, Segment
 from headrace.errors import BadBlockError
 from headrace.log import layout
-from headrace.log.batch_parts import BatchAnswer
-from headrace.log.blocks import Block
-from headrace.log.catalogue import Catalogue
-from headrace.log.event_ids import FILE_NAME, EventIds
+from headrace.log.batch.batches import BatchAnswer, BatchPart
+from headrace.log.batch.blocks import Block
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.commit.journal import Progress
 from headrace.log.records import pack_record
-from headrace.logux_envelope import created_of, decode_envelope
-from headrace.model import PAYLOAD_BYTES_MAX, Durability
+from headrace.model import LOGUX_PREFIX, PAYLOAD_BYTES_MAX, Durability
+from headrace.payload.logux import created_of, decode_envelope
 from headrace.testing.disk import DiskModel, RecordingDisk
 from headrace.testing.store import StepStore
 from tests.log.conftest import QUICK
@@ -40,7 +41,7 @@ def event(*created: Any, size: int = 0) -> bytes:
 
 
 class Bench:
-    """A store with logs of Logux, that can be killed and restarted."""
+    """A store with Logux logs that can be killed and restarted."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.path = path
@@ -65,7 +66,7 @@ class Bench:
             self.make_ready()
 
     def make_ready(self) -> None:
-        self.batches.take_events(BatchEvents(self.log, self.steps.runner))
+        self.batches.take_over(LOGUX_PREFIX, BatchEvents(self.log, self.steps.runner))
         self.run()
 
     @property
@@ -96,7 +97,7 @@ class Bench:
         self.start(ready=ready)
 
     def stored(self, topic: str) -> list[list[Any]]:
-        """The times of what is kept, in order."""
+        """Return the times of the stored events, in order."""
         return [created_of(decode_envelope(one)) for one in self.steps.payloads(topic)]
 
 
@@ -108,7 +109,7 @@ def tmp_path() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_directories() -> Iterator[None]:
-    """Hundreds of starts are quicker with four directories to look into than with 256."""
+    """Use four segment directories instead of 256, which makes hundreds of starts quicker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "SEGMENT_DIRECTORIES", 4)
         yield
@@ -206,7 +207,7 @@ def test_events_found_at_a_start_wait_for_whoever_stores_them(bench: Bench) -> N
 
 
 def mixed(bench: Bench) -> str:
-    """A batch of several pieces: events of two logs, some twice, and records of another topic."""
+    """Stage a batch of several pieces: events of two logs, some twice, and records of another topic."""
     blocks: list[tuple[str, list[bytes]]] = []
     for n in range(24):
         times = [(n - n % 2 * 3, "x", m) for m in range(3)]
@@ -253,7 +254,7 @@ def test_a_kill_while_events_are_given_again_leaves_each_once(tmp_path: Path) ->
         while bench.steps.store.topic("$logux/a").end_ordinal < 9:
             bench.steps.runner.step()
         bench.restart(ready=False)
-        bench.batches.take_events(BatchEvents(bench.log, bench.steps.runner))
+        bench.batches.take_over(LOGUX_PREFIX, BatchEvents(bench.log, bench.steps.runner))
         for _ in range(kills):
             bench.steps.runner.step()
         bench.restart()
@@ -272,9 +273,9 @@ def test_what_a_batch_has_stored_before_is_not_given_again(
     given: list[int] = []
     add = BatchEvents.add
 
-    def counted(events: BatchEvents, blocks: Any, done: Any) -> None:
-        given.append(len(blocks))
-        add(events, blocks, done)
+    def counted(events: BatchEvents, batch: bytes, parts: Any, done: Any) -> None:
+        given.append(len(parts))
+        add(events, batch, parts, done)
 
     monkeypatch.setattr(BatchEvents, "add", counted)
     bench.restart()
@@ -316,7 +317,7 @@ def test_a_log_in_memory_gets_its_events_and_the_batch_its_end(bench: Bench) -> 
 
 
 class Unlucky:
-    """Nothing that was not synced is left."""
+    """Random choices with which a crash loses everything that was not synced."""
 
     def random(self) -> float:
         return 1.0
@@ -345,7 +346,7 @@ def test_what_a_crash_of_the_machine_takes_from_a_written_log_is_stored_again(
     for operation in disk.operations:
         model.do(operation)
     model.crashed(tmp_path / "after", None, Unlucky())
-    # The table of ids is not written through the same disk, and knows more than is left.
+    # The table of ids is not written through the same disk, and knows more events than are left.
     for file in (tmp_path / "data").glob(f"{FILE_NAME}*"):
         shutil.copy(file, tmp_path / "after")
     bench = Bench(tmp_path / "after", boot_id=b"the second boot.")
@@ -388,7 +389,7 @@ def test_a_store_that_fails_answers_nobody_and_the_next_goes_on(tmp_path: Path) 
 
 
 def test_an_event_of_a_client_and_of_a_batch_is_one(bench: Bench) -> None:
-    """They come at the same time, to a log that nobody has used before."""
+    """Both arrive at the same time, in a log that nobody has used before."""
     staged = bench.steps.stage(("$logux/a", [event(n, "x", 0) for n in range(5)]))
     answers = bench.decide(0, staged)
     mine = [NewEvent.of(event(n, "x", 0), [n, "x", 0]) for n in range(3, 8)]
@@ -419,7 +420,9 @@ def test_a_record_that_is_no_event_after_all_is_told_and_left_out(
     payloads = [event(1, "x", 0), b"no event", event(2, "x", 0)]
     block = Block("$logux/a", 3, b"".join(map(pack_record, payloads)))
     told: list[BaseException | None] = []
-    BatchEvents(bench.log, bench.steps.runner).add([block], told.append)
+    BatchEvents(bench.log, bench.steps.runner).add(
+        b"", [BatchPart(block, "p", 0, Progress())], told.append
+    )
     bench.run()
     assert told == [None]
     assert bench.stored("$logux/a") == [[1, "x", 0], [2, "x", 0]]
@@ -503,7 +506,7 @@ def test_whatever_comes_and_whenever_it_is_killed(
             for _ in range(steps):
                 bench.steps.runner.step()
             bench.restart(ready=False)
-            bench.batches.take_events(BatchEvents(bench.log, bench.steps.runner))
+            bench.batches.take_over(LOGUX_PREFIX, BatchEvents(bench.log, bench.steps.runner))
         bench.run()
         assert kills or answers
         assert bench.batches.pending == 0

@@ -1,4 +1,4 @@
-"""What a 0.x client sends back of what it got is found out, and nothing else is taken for it."""
+"""Echoes of received events by 0.x clients are recognised, and nothing else is taken for an echo."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,21 +8,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.broker import logux_echoes
-from headrace.broker.logux_echoes import Echoes, Sent
-from headrace.config import Config, Journal, Segment
-from headrace.logux_envelope import Created, Envelope, encode_envelope, raw_event
+from headrace.broker.logux import echoes as logux_echoes
+from headrace.broker.logux.echoes import Echoes, SentEvent
+from headrace.config.settings import Config, Journal, Segment
+from headrace.payload.logux import Created, Envelope, encode_envelope, raw_event
 from headrace.testing.store import StepStore
 
 TOPIC = "$logux/main"
 
 
-def sent(ms: float, content: Any = "x", host: str = "c", number: int = 0) -> Sent:
-    return Sent({"type": "t", "content": content}, [ms, host, number])
+def sent(ms: float, content: Any = "x", host: str = "c", number: int = 0) -> SentEvent:
+    return SentEvent({"type": "t", "content": content}, [ms, host, number])
 
 
-def echoed(event: Sent, shift: float) -> Sent:
-    return Sent(event.event, [event.created[0] + shift, *event.created[1:]])
+def echoed(event: SentEvent, shift: float) -> SentEvent:
+    return SentEvent(event.event, [event.created[0] + shift, *event.created[1:]])
 
 
 class Bench:
@@ -33,7 +33,7 @@ class Bench:
         self.steps = StepStore(config)
         self.topic = TOPIC
 
-    def store(self, events: Sequence[Sent], origin: str = "b", *, batch: bool = False) -> None:
+    def store(self, events: Sequence[SentEvent], origin: str = "b", *, batch: bool = False) -> None:
         self.steps.append(
             self.topic,
             *(
@@ -55,7 +55,7 @@ class Bench:
             may_see=lambda event, created, origin: created not in hidden,
         )
 
-    def echoes(self, echoes: Echoes, *events: Sent) -> list[bool]:
+    def echoes(self, echoes: Echoes, *events: SentEvent) -> list[bool]:
         answers: list[list[bool]] = []
         echoes.sift(events, answers.append)
         self.steps.runner.run()
@@ -83,7 +83,7 @@ def test_what_comes_back_with_one_difference_in_time_is_an_echo(bench: Bench) ->
 
 
 def test_one_event_alone_proves_nothing(bench: Bench) -> None:
-    """Two equal events of a third host, 3 ms apart: one was delivered, the other is new."""
+    """Two events of a third host are equal and 3 ms apart: one was delivered, the other is new."""
     bench.store([sent(1000.0), sent(5000.0, "other")])
     echoes = bench.connect(2)
     assert bench.echoes(echoes, sent(1003.0)) == [False]
@@ -195,8 +195,8 @@ def test_new_events_beside_echoes_are_stored(
     shift: float,
     data: st.DataObject,
 ) -> None:
-    """However alike they are: contents repeat, and so do differences between times."""
-    bench.topic += "x"  # another log
+    """New events are stored however similar they are: contents and time differences repeat."""
+    bench.topic += "x"  # a log that no other example uses
     delivered = [sent(float(ms), place % contents) for place, ms in enumerate(times)]
     bench.store(delivered)
     fresh = data.draw(st.lists(st.integers(1000, 1400), max_size=1))

@@ -1,4 +1,4 @@
-"""A log of Logux over a real store and a real table, driven by hand: every event is stored once."""
+"""A Logux log on a real store and a real table, driven step by step: every event is stored once."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.broker import logux_log
-from headrace.broker.logux_log import LoguxLog, NewEvent
-from headrace.config import Config, Journal, Segment
-from headrace.log.event_ids import FILE_NAME, EventIds, EventIdsError
-from headrace.logux_envelope import Envelope, decode_envelope, encode_envelope, key_of, raw_event
+from headrace.broker.logux import log as logux_log
+from headrace.broker.logux.event_ids import FILE_NAME, EventIds, EventIdsError
+from headrace.broker.logux.log import LoguxLog, NewEvent
+from headrace.config.settings import Config, Journal, Segment
 from headrace.model import Durability, Position
+from headrace.payload.logux import Envelope, decode_envelope, encode_envelope, key_of, raw_event
 from headrace.testing.store import StepStore
 
 TOPIC = "$logux/main"
@@ -55,7 +55,7 @@ class Bench:
         self.log.add(events, lambda: answers.append(1))
         self.run()
         if not answers:
-            # A table that cannot be used is made anew with the next tick.
+            # The next tick rebuilds a table that cannot be used.
             self.log.tick()
             self.run()
         assert answers == [1]
@@ -71,7 +71,7 @@ class Bench:
         return found
 
     def index(self) -> None:
-        """Until the table has everything."""
+        """Run until the table has every event."""
         while not self.log.idle:
             self.log.tick()
             self.run()
@@ -86,7 +86,7 @@ class Bench:
 
     @property
     def stored(self) -> list[list[Any]]:
-        """The times of what is kept, in order."""
+        """Times of the stored events, in order."""
         payloads = self.steps.payloads(TOPIC)
         return [decode_envelope(payload).created or [] for payload in payloads]
 
@@ -321,7 +321,7 @@ def test_a_topic_that_jumped_ahead_is_read_once(tmp_path: Path) -> None:
     bench.add(event(1, "a", 0))
     bench.index()
     bench.kill()
-    # Another boot: what was written and not synced may be lost.
+    # After another boot, records that were written and not synced may be lost.
     bench.steps = StepStore(bench.config, boot_id=b"the second boot.")
     bench.ids = EventIds(tmp_path)
     store = bench.steps.store

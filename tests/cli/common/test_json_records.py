@@ -1,10 +1,10 @@
-"""Lines of JSON as records: what `publish --json` takes, and what it says of anything else."""
+"""Lines of JSON as records: the lines that `publish --json` accepts, and the errors for all others."""
 
 import json
 
 import pytest
 
-from headrace.cli.json_records import JSON_LINE_BYTES_MAX, parse_record
+from headrace.cli.common.json_records import JSON_LINE_BYTES_MAX, parse_record
 from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX
 
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from headrace.cli.moment import parse_moment
+from headrace.cli.common.options import parse_moment
 
 NOW = datetime(2025, 3, 1, 12, 0, tzinfo=UTC)
 

@@ -1,4 +1,4 @@
-"""Channels in Python against a real server, which is also killed, stopped and started under them."""
+"""Channels in Python against a real server, which is killed, stopped and started meanwhile."""
 
 import asyncio
 import hashlib
@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 import headrace
-from headrace.channel_envelope import BadMessageError
 from headrace.channels import BlockingChannel, Channel, Message, Missed, Snapshot
 from headrace.client import ConnectionState
 from headrace.errors import (
@@ -29,8 +28,9 @@ from headrace.errors import (
     ReplacedError,
     UnacknowledgedError,
 )
+from headrace.payload.channel import BadMessageError
 from headrace.testing import ServerProcess
-from tests.client.tls import Certificate, TlsProxy
+from tests.client.transport.tls import Certificate, TlsProxy
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 
@@ -81,7 +81,7 @@ _numbers = count()
 
 
 def url_of(server: ServerProcess, name: str = "") -> str:
-    """Of a channel that no other test uses."""
+    """Return the URL of a channel that no other test uses."""
     address = server.wombat_url.replace("wombat://", "channel://")
     return f"{address}/{name}{next(_numbers)}"
 
@@ -97,7 +97,7 @@ async def take(channel: Channel, count: int) -> list[Any]:
 
 
 async def nothing_comes(channel: Channel) -> None:
-    """Until something does that is sent now."""
+    """Check that nothing arrives before a message that is sent now."""
     async with join(channel.url, "herald") as herald:
         await herald.send("nothing before this")
         assert await take(channel, 1) == ["nothing before this"]
@@ -115,7 +115,7 @@ async def test_messages_go_to_all_others_in_one_order(shared: ServerProcess, rec
         one, two = [await anext(b) for _ in range(2)]
         assert (one.payload, one.bytes, one.content) == ({"insert": "x"}, None, {"insert": "x"})
         assert (two.payload, two.bytes, two.content) == (None, b"\x00bytes", b"\x00bytes")
-        assert [(m.processor, m.number, m.offset) for m in (one, two)] == [
+        assert [(m.processor, m.number, m.next_offset) for m in (one, two)] == [
             ("a", 1, first),
             ("a", 2, second),
         ]
@@ -167,7 +167,7 @@ async def test_a_message_is_done_with_when_the_next_is_asked_for(
             async with join(url, "b", receive=receive) as b:
                 async for message in b:
                     if message.content == "y":
-                        await b.snapshot()  # answered behind the acknowledgement of "x"
+                        await b.snapshot()  # the answer comes after the acknowledgement of "x"
                         raise ZeroDivisionError
         async with join(url, "b", receive=receive) as b:
             assert await take(b, 2) == ["y", "z"]
@@ -406,7 +406,7 @@ async def test_tls(shared: ServerProcess, tmp_path: Path) -> None:
 
 
 async def destroyed(server: ServerProcess, url: str) -> None:
-    """Wait until the log of a channel is."""
+    """Wait until the log of a channel is destroyed."""
     name = url.split("/", 3)[3]
     async with httpx.AsyncClient(base_url=server.http_url) as http, asyncio.timeout(WAIT_S):
         while True:
@@ -471,7 +471,7 @@ async def test_without_a_function_the_state_can_be_looked_at(shared: ServerProce
     for _ in range(2):
         b = await join(url, "b")
         assert b.restored is not None and b.restored.payload == {"x": 1}
-        await b.close()  # not acknowledged: it comes again
+        await b.close()  # not acknowledged, so it comes again
     async with join(url, "b") as b:
         assert b.restored is not None
     async with join(url, "b") as b:
@@ -525,7 +525,7 @@ async def test_snapshots_are_asked_for_and_uploaded(shared: ServerProcess) -> No
         assert refused.value.code == "not-uploaded"
 
 
-# The end
+# Ends
 
 
 async def test_leaving_ends_the_membership(shared: ServerProcess) -> None:
@@ -598,7 +598,7 @@ async def test_names_may_have_anything_in_them(shared: ServerProcess) -> None:
         await a.send("x")
 
 
-# The blocking twin
+# The blocking client
 
 
 def join_blocking(url: str, processor: str, **options: Any) -> BlockingChannel:
@@ -681,7 +681,7 @@ def test_blocking_tells_what_is_wrong(shared: ServerProcess, tmp_path: Path) -> 
 
 
 class Proxy:
-    """Something between a client and a server that can be stopped."""
+    """A proxy between client and server that can be stopped."""
 
     def __init__(self, host: str, port: int) -> None:
         self._to = host, port
@@ -700,7 +700,7 @@ class Proxy:
         return f"channel://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/{name}"
 
     def stop(self) -> None:
-        """Hang up, and let nobody through."""
+        """Close all connections, and accept no new ones."""
         self._is_stopped = True
         for writer in self._writers:
             writer.close()

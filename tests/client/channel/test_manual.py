@@ -1,4 +1,4 @@
-"""What docs/protocols/channel.md says of the Python client is true."""
+"""The statements of docs/protocols/channel.md about the Python client are true."""
 
 import ast
 import asyncio
@@ -17,7 +17,7 @@ import headrace
 from headrace.channels import ChannelOptions
 from headrace.testing import ServerProcess
 
-PAGE = (Path(__file__).parents[2] / "docs" / "protocols" / "channel.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "protocols" / "channel.md").read_text("utf-8")
 SECTION = PAGE.partition("## From Python\n")[2].partition("\n## ")[0]
 PROGRAM, *FRAGMENTS = re.findall(r"^```python\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)
 
@@ -43,7 +43,7 @@ def test_the_examples_run_one_after_the_other(
 
 
 async def run(url: str) -> None:
-    """Fragments use a `channel` that another member sends to, and may await at the top."""
+    """Run the page's fragments. They use a `channel` that another member sends to, and may await."""
     async with (
         headrace.channels.join(f"{url}/doc/1", processor="reader") as channel,
         headrace.channels.join(f"{url}/doc/1", processor="other") as other,

@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def name() -> str:
-    """A channel that no other test uses."""
+    """Name of a channel that no other test uses."""
     return f"map/{next(_numbers)}"
 
 

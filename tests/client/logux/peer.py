@@ -1,7 +1,6 @@
-"""A Logux server on loopback that says what it is told to say.
+"""A Logux server on loopback that sends exactly what a test tells it to send.
 
-The WebSocket is that of `websockets`, the MessagePack that of `msgpack`: so the client is tested against
-other hands than ours.
+It uses `websockets` and `msgpack`, so that the client is tested against code that is not ours.
 """
 
 import asyncio
@@ -34,23 +33,23 @@ class LoguxPeer:
 
     @property
     def waiting(self) -> int:
-        """How many connections nobody has taken."""
+        """Number of connections that no test has accepted yet."""
         return self._accepted.qsize()
 
     async def accept(self) -> "LoguxConnection":
-        """The next connection."""
+        """Wait for the next connection and return it."""
         async with asyncio.timeout(WAIT_S):
             return await self._accepted.get()
 
     async def greet(self, *answer: Any) -> "LoguxConnection":
-        """The next connection, let in."""
+        """Wait for the next connection, answer its `connect`, and return it."""
         connection = await self.accept()
         await connection.hear()
         await connection.greet(*answer)
         return connection
 
     async def start(self) -> None:
-        # No pings of its own, and no waiting for the other side to close.
+        # The server sends no pings, and hardly waits for the other side to close.
         self._server = await serve(
             self._handle, "127.0.0.1", self.port, ping_interval=None, close_timeout=0.1
         )
@@ -84,7 +83,7 @@ class LoguxConnection:
         self.socket = socket
 
     async def hear(self, *types: str) -> Any:
-        """The next message; with types, the next of one of those."""
+        """Return the next message; if `types` are given, the next message of one of these types."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 data = await self.socket.recv()
@@ -101,12 +100,12 @@ class LoguxConnection:
         await self.say(*(answer or ("connected", [0, 0], "server", [now, now])))
 
     async def cut(self) -> None:
-        """As a network does it."""
+        """Cut the connection as a network failure does."""
         self.socket.transport.abort()
         await self.socket.wait_closed()
 
     async def closed(self) -> None:
-        """Hear until it is over."""
+        """Receive until the connection is closed."""
         async with asyncio.timeout(WAIT_S):
             try:
                 while True:

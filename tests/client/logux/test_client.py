@@ -15,8 +15,8 @@ import pytest_asyncio
 
 import headrace
 from headrace.client import ConnectionState, LogEvents, LoguxClient, LoguxOptions
-from headrace.client.logux_options import LoguxOptionsDict
-from headrace.client.logux_store import LogEvent
+from headrace.client.logux.options import LoguxOptionsDict
+from headrace.client.logux.store import LogEvent
 from headrace.errors import (
     BadEventError,
     ClientClosedError,
@@ -28,7 +28,7 @@ from headrace.errors import (
     RefusedError,
     UnacknowledgedError,
 )
-from tests.client.logux_peer import LoguxPeer
+from tests.client.logux.peer import LoguxPeer
 
 HOUR_MS = 3_600_000
 NOWHERE = "logux://127.0.0.1:1"
@@ -166,7 +166,7 @@ async def test_the_loop_does_not_wait_for_the_store(store: Path) -> None:
         await added
 
 
-# With one
+# With a server
 
 
 async def test_events_go_both_ways(peer: LoguxPeer, store: Path) -> None:
@@ -242,7 +242,7 @@ async def test_duplicate_deliveries_are_stored_once_and_answered(
         await server.say("sync", 2, *pair, {"type": "b"}, [6, "you", 0])
         assert await server.hear() == ["synced", 2]
         assert [one.event["type"] for one in await take(log.events(), 2)] == ["a", "b"]
-        # One of our own comes back, with the time that it was sent with.
+        # One of our own events comes back, with the time with which it was sent.
         await log.add({"type": "c"})
         _, _, event, created = await server.hear("sync")
         await server.say("sync", 3, event, created)
@@ -301,7 +301,7 @@ async def test_what_is_no_message_is_told_and_it_connects_again(peer: LoguxPeer)
 
 
 async def test_a_server_that_speaks_nonsense_is_backed_off_from(peer: LoguxPeer) -> None:
-    """Also when it lets us in first; one that only went away is not."""
+    """It backs off even if the server accepts the connection first; a lost connection resets the count."""
     attempts: list[int] = []
 
     def backoff(attempt: int) -> float:
@@ -361,7 +361,7 @@ async def test_a_server_that_comes_later_gets_everything(peer: LoguxPeer, store:
 
 
 async def is_refused(log: LoguxClient, peer: LoguxPeer, kind: str, match: str) -> None:
-    """It stays so, and the log can be used all the same."""
+    """Check that the client stays refused, and that its log can still be used."""
     await reaches(log, ConnectionState.REFUSED)
     for waiting in (log.synced(), log.connected(), anext(log.events(after=1))):
         with pytest.raises(RefusedError, match=match) as error:
@@ -471,7 +471,7 @@ async def test_an_answer_about_a_connection_that_is_gone_is_none(peer: LoguxPeer
     async with connect(peer.url, verify=verify) as log:
         server = await peer.greet()
         first = await answers.get()
-        # Nothing is read meanwhile: only the end of pings could tell.
+        # The client reads nothing meanwhile, so only missing pings could reveal the loss.
         assert log._open is not None
         log._open.link._connection.drop("lost")  # type: ignore[union-attr]
         server = await peer.greet()
@@ -520,7 +520,7 @@ async def test_a_store_of_another_log_is_told(store: Path) -> None:
 async def test_entering_waits_for_a_connection_if_it_is_told_to(store: Path) -> None:
     with pytest.raises(ConnectTimeoutError, match=r"within 0\.05 s: "):
         await connect(NOWHERE, store, connect_timeout_s=0.05)
-    async with connect(NOWHERE, store):  # it was closed
+    async with connect(NOWHERE, store):  # the failed client has closed the store
         pass
 
 

@@ -1,4 +1,4 @@
-"""What docs/protocols/logux.md says of the Python client is true."""
+"""The statements of docs/protocols/logux.md about the Python client are true."""
 
 import ast
 import asyncio
@@ -16,7 +16,7 @@ import headrace
 from headrace.client import LoguxOptions
 from headrace.testing import ServerProcess
 
-PAGE = (Path(__file__).parents[2] / "docs" / "protocols" / "logux.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "protocols" / "logux.md").read_text("utf-8")
 SECTION = PAGE.partition("## From Python\n")[2].partition("\n## ")[0]
 PROGRAM, *FRAGMENTS = re.findall(r"^```python\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)
 
@@ -42,7 +42,7 @@ def test_the_examples_run_one_after_the_other(server: ServerProcess, tmp_path: P
 
 
 async def run(url: str, store: Path) -> None:
-    """Fragments use an open `log`, and may await at the top."""
+    """Run the page's fragments. They use an open `log`, and may await at top level."""
     async with headrace.connect(url, store=store) as log:
         names = {"headrace": headrace, "log": log, "asyncio": asyncio}
         for fragment in FRAGMENTS:

@@ -1,4 +1,4 @@
-"""The local log of a Logux client: once, in order, durable, and of one client at a time."""
+"""The local log of a Logux client: each event once, in order, durable, and for one client at a time."""
 
 import json
 import signal
@@ -10,16 +10,20 @@ from typing import Any
 
 import pytest
 
-from headrace.client.logux_store import (
+from headrace.client.logux.store import (
+    NEVER,
     PAGE_EVENTS_MAX,
     SYNC_BYTES_MAX,
     SYNC_EVENTS_MAX,
     LogEvent,
     LoguxStore,
-    Place,
+    ReceptionPlace,
+    Tick,
     Unsent,
+    after,
+    following,
+    text_of,
 )
-from headrace.client.logux_times import NEVER, Tick, after, following, text_of
 from headrace.errors import LocalStoreError
 
 NOW = 1_475_316_540_000
@@ -32,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class Log:
-    """An open store, one job at a time."""
+    """An open store that runs one job at a time."""
 
     def __init__(self, path: Path | None = None, host: str | None = HOST) -> None:
         self.store = LoguxStore(path)
@@ -48,7 +52,7 @@ class Log:
         self, number: int, *created: list[Any], difference: int = 0
     ) -> int | LocalStoreError:
         self._receptions += 1
-        place = Place(0, self._receptions)
+        place = ReceptionPlace(0, self._receptions)
         pairs = [({"type": str(time)}, time) for time in created]
         [last] = self.store.run([lambda store: store.receive(number, pairs, difference, place)])
         return last
@@ -69,7 +73,7 @@ class Log:
         return Log(self.store.path)
 
     def crash(self) -> "Log":
-        """As if the process had ended here."""
+        """Reopen the store as if the process had ended here."""
         self.store._file.close()
         return Log(self.store.path)
 
@@ -98,7 +102,7 @@ def test_events_are_told_in_the_servers_time() -> None:
     log = Log()
     log.add()
     log.add(difference=5000)
-    # The first had none when it was added; the second is not told before it.
+    # The first event had no difference when it was added. The second is not reported before it.
     assert [wire for *_, wire in log.unsent(difference=5000).events] == [
         [NOW - 5000, "me", 0], [NOW - 5000, "me", 1],
     ]  # fmt: skip
@@ -144,7 +148,7 @@ def test_two_events_that_would_have_one_local_time_are_both_kept() -> None:
     ]  # fmt: skip
 
 
-# Once
+# Duplicates
 
 
 @pytest.mark.parametrize("again", [[NOW, "you", 0], [float(NOW), "you", 0.0]])
@@ -195,7 +199,7 @@ def test_reading_goes_on_page_by_page() -> None:
     assert log.read(PAGE_EVENTS_MAX + 5) == []
 
 
-# Durable
+# Durability
 
 
 def test_what_was_stored_is_there_after_a_crash(path: Path) -> None:
@@ -204,7 +208,7 @@ def test_what_was_stored_is_there_after_a_crash(path: Path) -> None:
     log.receive(7, [NOW, "you", 0])
     log.store.run([lambda store: store.note(sent=1)])
     log = log.crash()
-    # Positions that were only noted are as they were: more is exchanged than need be.
+    # Positions that were only noted are lost, so more is exchanged than necessary.
     assert log.facts[1:] == (2, 1, 1, 7)
     assert len(log.read()) == 2
 
@@ -222,7 +226,7 @@ def test_noted_positions_are_written_with_the_next_event_and_when_closing(path: 
 
 CRASHING = """
 import os, signal, sys
-from headrace.client.logux_store import LoguxStore
+from headrace.client.logux.store import LoguxStore
 store = LoguxStore(sys.argv[1])
 print(store.open("main", None).host)
 for number in range(5):
@@ -259,11 +263,11 @@ def test_of_what_belongs_together_all_is_stored_or_nothing(path: Path) -> None:
 def test_what_is_behind_something_that_could_not_be_stored_is_not_stored_either() -> None:
     log = Log()
     log.receive(1, [1, "you", 0])
-    log._receptions += 1  # one that has failed
+    log._receptions += 1  # a reception that has failed
     for number in (3, 4):
         assert isinstance(log.receive(number, [number, "you", 0]), LocalStoreError)
     pairs = [({"type": "a"}, [2, "you", 0])]
-    log.store.run([lambda store: store.receive(2, pairs, 0, Place(1, 0))])
+    log.store.run([lambda store: store.receive(2, pairs, 0, ReceptionPlace(1, 0))])
     assert log.created() == [[1, "you", 0], [2, "you", 0]]
 
 
@@ -271,7 +275,9 @@ def test_what_comes_with_it_is_stored_all_the_same() -> None:
     log = Log()
     refused, added = log.store.run(
         [
-            lambda store: store.receive(3, [({"type": "a"}, [3, "you", 0])], 0, Place(0, 7)),
+            lambda store: store.receive(
+                3, [({"type": "a"}, [3, "you", 0])], 0, ReceptionPlace(0, 7)
+            ),
             lambda store: store.add(b'{"type":"b"}', NOW, 0),
         ]
     )
@@ -279,7 +285,7 @@ def test_what_comes_with_it_is_stored_all_the_same() -> None:
     assert log.created() == [added.created]
 
 
-# Whose it is
+# Ownership
 
 
 def test_a_host_is_made_once_and_kept(path: Path) -> None:
@@ -305,7 +311,7 @@ def test_a_store_is_used_by_one_client_at_a_time(path: Path) -> None:
     log = Log(path)
     with pytest.raises(LocalStoreError, match="in use by another client"):
         Log(path)
-    script = "import sys; from tests.client.test_logux_store import Log; Log(sys.argv[1])"
+    script = "import sys; from tests.client.logux.test_store import Log; Log(sys.argv[1])"
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
     assert "in use by another client" in done.stderr
     log.add()

@@ -1,6 +1,6 @@
-"""Clients with their stores and sessions of a server, in one thread and by hand.
+"""Clients with their stores, and server sessions, in one thread and driven step by step.
 
-Whatever is lost when, in the end every log has every event once.
+Whatever is lost at any time, in the end every log has every event once.
 """
 
 import sqlite3
@@ -15,34 +15,34 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.client.logux_store import Job, LogEvent, LoguxStore
-from headrace.client.logux_sync import UNSTORED_EVENTS_MAX, Add, LoguxSync
+from headrace.client.logux.store import Job, LogEvent, LoguxStore
+from headrace.client.logux.sync import UNSTORED_EVENTS_MAX, LocalAdd, LoguxSync
 from headrace.errors import LocalStoreError
-from headrace.logux_envelope import created_of, decode_envelope, key_of
-from headrace.session.client import Broken, ConnectionState, Finished
-from headrace.session.logux_client import LoguxClientSession, LoguxEvent, Refused, Verify
-from headrace.session.logux_server import Follow, LoguxServerSession
-from headrace.session.logux_session import Add as ServerAdd
-from headrace.session.logux_session import Authenticate, Incoming
-from headrace.wire import logux
+from headrace.payload.logux import created_of, decode_envelope, key_of
+from headrace.session.logux.client import LogRefused, LoguxClientSession, LoguxEvent, Verify
+from headrace.session.logux.server import Follow, LoguxServerSession
+from headrace.session.logux.shared import AddEvents as ServerAdd
+from headrace.session.logux.shared import AuthenticatePeer, Incoming
+from headrace.session.topics.client import Broken, ConnectionState, Finished
+from headrace.wire.logux import messages as logux
 
 MS = 1000
 
 SHARED_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""Where files are written to without waiting for a disk: what a machine forgets is not tested here."""
+"""Directory for files that need no disk: these tests do not cover crashes of the machine."""
 
 
 class Server:
-    """A log in a list, and what a connection gets of it."""
+    """A server with a log in a list, and its connections."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, list[Any], Any]] = []
-        """Event, time and origin of each."""
+        """Event, time and origin of each entry."""
         self.keys: set[bytes] = set()
         self.uncommitted: deque[tuple[Connection, ServerAdd]] = deque()
         self.connections: list[Connection] = []
         self.numbers = 0
-        """Of the events that clients were given to add."""
+        """Number of events that clients were asked to add."""
 
     def commit(self) -> None:
         if self.uncommitted:
@@ -63,7 +63,7 @@ class Server:
 
 
 class Connection:
-    """Both directions of one, and the server's session at its end."""
+    """Both directions of a connection, and the server's session at its end."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -75,11 +75,11 @@ class Connection:
         server.connections.append(self)
 
     def hear(self, now_ms: int) -> None:
-        """One message of the client."""
+        """Receive one message of the client."""
         commands = deque(self.session.receive_messages([self.to_server.popleft()], now_ms))
         while commands:
             command = commands.popleft()
-            if isinstance(command, Authenticate):
+            if isinstance(command, AuthenticatePeer):
                 commands.extend(self.session.let_in(now_ms))
             elif isinstance(command, Follow):
                 self.born = len(self.server.log)
@@ -112,20 +112,20 @@ class Connection:
 
 
 class Client:
-    """A client without thread and socket: implements `Shell`."""
+    """A client without thread and socket; implements `Shell`."""
 
     def __init__(self, server: Server, path: Path | None, host: str) -> None:
         self.server = server
         self.path = path
         self.host = host
         self.now = 1000.0
-        """Its monotonic clock; the server has the same."""
+        """The client's monotonic clock; the server has the same one."""
         self.skew_ms = 0
-        """How wrong the clock on its wall is."""
+        """Error of the client's wall clock, in milliseconds."""
         self.reading = True
-        self.refusal: Refused | None = None
+        self.refusal: LogRefused | None = None
         self.added: list[int] = []
-        """What was told to be stored."""
+        """Events that were reported as stored."""
         self.start()
 
     def start(self) -> None:
@@ -149,10 +149,10 @@ class Client:
                 self.added.append(number)
 
         event = b'{"type":"n","n":%d}' % number
-        self.sync.add(Add(event, int(self.now * MS) + self.skew_ms, done))
+        self.sync.add(LocalAdd(event, int(self.now * MS) + self.skew_ms, done))
 
     def work(self, jobs: int, *, failing: bool = False) -> None:
-        """Let the store do what it was asked for, together."""
+        """Let the store run up to `jobs` requested jobs together."""
         asked = [self.asked.popleft() for _ in range(min(jobs, len(self.asked)))]
 
         def fail(store: LoguxStore) -> None:
@@ -181,13 +181,13 @@ class Client:
             self.sync.disconnected()
 
     def hear(self) -> None:
-        """One message of the server."""
+        """Receive one message of the server."""
         if self.connection is not None and self.connection.to_client and self.reading:
             message = self.connection.to_client.popleft()
             self.take(self.session.receive_data([message], self.now))
 
     def tell(self) -> None:
-        """One message to the server."""
+        """Deliver one message to the server."""
         if self.connection is not None and self.connection.to_server:
             self.connection.hear(int(self.now * MS))
 
@@ -216,10 +216,10 @@ class Client:
     def verify(self, question: Verify) -> None:
         raise AssertionError(question)
 
-    def refused(self, refusal: Refused) -> None:
+    def refused(self, refusal: LogRefused) -> None:
         self.refusal = refusal
 
-    # What there is
+    # State
 
     @property
     def is_quiet(self) -> bool:
@@ -242,7 +242,7 @@ class Client:
 
 
 def settle(server: Server, clients: list[Client]) -> None:
-    """Let everything that is under way come to its end, without further mishap."""
+    """Complete everything that is pending, without further failures."""
     for _ in range(10_000):
         for client in clients:
             client.dial()
@@ -299,7 +299,7 @@ def test_in_the_end_every_log_has_every_event_once(
     mishaps: list[tuple[int, str]], seed: int
 ) -> None:
     chance = Random(seed)
-    # Whoever is slow this time, something piles up before it.
+    # Steps have random rates, so that work piles up before a slow one.
     paces = [0.1 + chance.random() for _ in PROGRESS]
     with TemporaryDirectory(dir=SHARED_MEMORY) as directory:
         server = Server()
@@ -318,7 +318,8 @@ def check(server: Server, clients: list[Client]) -> None:
     stored = [event["n"] for event, _, _ in server.log]
     assert len(set(stored)) == len(stored)
     for client in clients:
-        # What was told to be stored is. A crash may have stored one that it could not tell of.
+        # Every event that was reported as stored is stored. A crash may have stored another one without
+        # reporting it.
         assert set(client.added) <= set(stored)
         own = [event["n"] for event, _, origin in server.log if origin == client.host]
         assert own == sorted(own), "in the order in which they were added"

@@ -1,9 +1,9 @@
-"""What a peer says in Figg. It shares the codec with the client, which has its own tests."""
+"""The peer's side of Figg. It shares the codec with the client; the codec has its own tests."""
 
 from collections.abc import Iterator
 
-from headrace.wire import figg
-from headrace.wire.figg_decoder import ServerDecoder
+from headrace.wire.figg import messages as figg
+from headrace.wire.figg.decoder import ServerDecoder
 from tests.client.peer import Attach, Connection, Detach, Heard, Peer, Ping, Publish
 
 

@@ -1,4 +1,4 @@
-"""The blocking twin over real connections, from one thread and from several."""
+"""The blocking client over real connections, from one thread and from several."""
 
 import threading
 import time
@@ -95,14 +95,14 @@ def test_a_subscription_is_a_plain_iterator_and_can_end_by_timeout(
         assert list(map(plain, subscription)) == [Message("t", 7, b"foo")]
         client.publish("t", b"bar")
         assert list(map(plain, subscription)) == [Message("t", 14, b"bar")]
-        assert subscription.offset == 14
+        assert subscription.next_offset == 14
 
 
 def test_a_subscription_from_now_on_knows_where_it_began(peer_thread: PeerThread) -> None:
     with connect(peer_thread) as client:
         client.publish("t", b"foo")
         with client.subscribe("t") as subscription:
-            assert subscription.attached() == subscription.offset == 7
+            assert subscription.attached() == subscription.next_offset == 7
             client.publish("t", b"bar")
             assert plain(next(iter(subscription))) == Message("t", 14, b"bar")
             with pytest.raises(LocalProtocolError):
@@ -124,7 +124,7 @@ def test_a_handler_is_called_in_the_clients_thread(peer_thread: PeerThread) -> N
             next(subscription)
         client.publish("t", b"foo")
         wait_until(lambda: peer_thread.peer.payloads("answers") == [b"foo"])
-        assert subscription.offset == 7
+        assert subscription.next_offset == 7
     assert taken == [(b"foo", f"headrace {peer_thread.peer.url}")]
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import headrace
 from headrace.client import Client, ConnectionState, Message, Missed, Options
-from headrace.client.options import OptionsDict
-from headrace.client.websocket_connection import WebSocketConnection
+from headrace.client.topics.options import OptionsDict
+from headrace.client.transport.websocket import WebSocketTransport
 from headrace.errors import (
     BadTopicNameError,
     ClientClosedError,
@@ -28,7 +28,7 @@ from headrace.errors import (
 from headrace.testing import hold_port
 from tests.client.peer import Detach, Peer, plain
 from tests.client.refusals import refused
-from tests.client.wombat_peer import WombatPeer
+from tests.client.topics.wombat_peer import WombatPeer
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 
@@ -159,7 +159,7 @@ async def test_a_subscription_gives_what_was_and_then_what_comes(peer: Peer) -> 
         assert await take(subscription, 2) == [Message("t", 7, b"foo"), Message("t", 14, b"bar")]
         peer.append("t", b"car")
         assert await take(subscription, 1) == [Message("t", 21, b"car")]
-        assert subscription.offset == 21
+        assert subscription.next_offset == 21
 
 
 async def test_without_an_offset_it_starts_at_the_end_and_says_where(peer: Peer) -> None:
@@ -167,7 +167,7 @@ async def test_without_an_offset_it_starts_at_the_end_and_says_where(peer: Peer)
     async with connect(peer) as client:
         subscription = client.subscribe("t")
         assert await subscription.attached() == 7
-        assert subscription.offset == 7
+        assert subscription.next_offset == 7
         await client.publish("t", b"bar")
         assert await take(subscription, 1) == [Message("t", 14, b"bar")]
 
@@ -183,7 +183,7 @@ async def test_batches_give_what_came_together(peer: Peer) -> None:
             if len(rest) == 7:
                 break
         assert [message.payload for message in first + rest] == [b"%d" % i for i in range(10)]
-        assert subscription.offset == rest[-1].offset
+        assert subscription.next_offset == rest[-1].next_offset
 
 
 async def test_a_cancelled_wait_loses_no_message(peer: Peer) -> None:
@@ -242,7 +242,7 @@ async def test_a_subscription_that_ends_before_it_began_says_so(peer: Peer) -> N
             await waiting
 
 
-# Handlers of messages
+# Message handlers
 
 
 async def test_a_handler_is_called_with_each_message_in_order(peer: Peer, until: Until) -> None:
@@ -258,7 +258,7 @@ async def test_a_handler_is_called_with_each_message_in_order(peer: Peer, until:
             Message("t", 14, b"bar"),
             Message("t", 21, b"car"),
         ]
-        assert subscription.offset == 21
+        assert subscription.next_offset == 21
 
 
 async def test_an_asynchronous_handler_is_awaited_before_it_gets_the_next(
@@ -271,7 +271,7 @@ async def test_an_asynchronous_handler_is_awaited_before_it_gets_the_next(
         async def take(message: Message) -> None:
             steps.append(("begin", message.payload))
             await client.publish("answers", message.payload)
-            assert subscription.offset == message.offset
+            assert subscription.next_offset == message.next_offset
             steps.append(("end", message.payload))
 
         subscription = client.subscribe("t", take, offset=0)
@@ -453,7 +453,7 @@ async def test_a_slow_subscriber_does_not_keep_acknowledgements_from_a_publisher
         await until(lambda: client._link is not None and not client._link.reading)
         await asyncio.wait_for(client.publish("other", b"foo"), 30)
         received = 0
-        async for _ in subscription:  # and answers every message, while more come than it can hold
+        async for _ in subscription:  # answers every message while more arrive than it can hold
             await asyncio.wait_for(client.publish("other", b"foo"), 30)
             received += 1
             if received == 100:
@@ -627,7 +627,7 @@ async def test_a_port_that_speaks_something_else_is_backed_off_from_and_named(
 
 async def test_an_attempt_that_takes_too_long_is_given_up(idle_peer: Peer) -> None:
     with hold_port(port=idle_peer.port) as full, socket.socket() as first:
-        full.listen(0)  # a full backlog lets nobody in and says nothing
+        full.listen(0)  # a full backlog accepts nobody and sends nothing
         first.connect(full.getsockname())
         await refused(
             lambda timeout_s: connect(
@@ -844,7 +844,7 @@ def test_a_port_may_be_left_out_and_ipv6_has_brackets(url: str) -> None:
 async def test_where_a_wombat_url_leads(url: str, dialled: tuple[str, int, str]) -> None:
     client = headrace.connect(url)
     connection = client._make_connection(None)  # type: ignore[arg-type]
-    assert isinstance(connection, WebSocketConnection)
+    assert isinstance(connection, WebSocketTransport)
     assert (connection._host, connection._port, connection._url) == dialled
 
 
@@ -903,7 +903,7 @@ def test_figg_does_without_the_websocket() -> None:
 
 
 def test_every_option_is_a_keyword_argument_and_documented() -> None:
-    hints = get_type_hints(Options) | {"ping_interval_s": float | None}  # and what is not given
+    hints = get_type_hints(Options) | {"ping_interval_s": float | None}  # without its default
     assert {field.name: hints[field.name] for field in fields(Options)} == get_type_hints(
         OptionsDict
     )

@@ -1,4 +1,4 @@
-"""Reading through to a lake: what the log has no more comes from there, in its place, once."""
+"""Reading through to a lake: records that the log no longer has come from there, in their place, once."""
 
 import asyncio
 import threading
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.client.lake import Gap, Rows, open_lake
-from headrace.client.subscription import Subscription
+from headrace.client.topics.lake import LakeGap, Rows, open_lake
+from headrace.client.topics.subscription import Subscription
 from headrace.errors import ConfigError
-from headrace.session.client import Missed
+from headrace.session.topics.client import Missed
 
 
 class Lake:
-    """Batches of records, each given when it is let."""
+    """A lake with batches of records; each is delivered when a test lets it."""
 
     def __init__(self, *batches: Rows, fails: bool = False) -> None:
         self._batches, self._fails = batches, fails
@@ -30,7 +30,7 @@ class Lake:
 
 
 def records(*ends: int) -> Rows:
-    """Of 10 bytes each."""
+    """Return records of 10 bytes each."""
     return [(end, b"x%05d" % end) for end in ends]
 
 
@@ -46,13 +46,13 @@ class Client:
         self, lake: Lake, asked: int, got: int, has_serials: bool = False
     ) -> Subscription:
         subscription = Subscription(self, "t", asked, 1 << 20)
-        gap = Gap(lake, "t", asked, got, has_serials=has_serials, tell=self.missed.append)
+        gap = LakeGap(lake, "t", asked, got, has_serials=has_serials, tell=self.missed.append)
         subscription.deliver_from_lake(gap)
         return subscription
 
 
 async def take(subscription: Subscription, count: int) -> list[int | None]:
-    return [(await anext(subscription)).offset for _ in range(count)]
+    return [(await anext(subscription)).next_offset for _ in range(count)]
 
 
 async def test_what_the_log_has_no_more_comes_first_and_once() -> None:
@@ -61,7 +61,7 @@ async def test_what_the_log_has_no_more_comes_first_and_once() -> None:
     subscription = client.subscribe(lake, 10, 40)
     subscription.deliver(records(50, 60))
     assert await take(subscription, 5) == [20, 30, 40, 50, 60]
-    assert subscription.offset == 60
+    assert subscription.next_offset == 60
     assert client.missed == []
 
 
@@ -77,8 +77,8 @@ async def test_over_wombat_a_record_of_the_lake_has_a_serial_to_resume_from() ->
     client = Client()
     subscription = client.subscribe(Lake(records(10)), 0, 30, has_serials=True)
     message = await anext(subscription)
-    assert (message.offset, message.serial) == (10, "@10")
-    assert (subscription.offset, subscription.serial) == (10, "@10")
+    assert (message.next_offset, message.serial) == (10, "@10")
+    assert (subscription.next_offset, subscription.serial) == (10, "@10")
     subscription.deliver([("3@40", b"x00040")])
     assert await take(subscription, 1) == [40]
     assert client.missed == [Missed("t", 10, 30, "@10", "@30")]
@@ -110,7 +110,7 @@ async def test_several_tasks_share_what_comes() -> None:
     subscription = Client().subscribe(Lake(records(10), records(20), records(30)), 0, 30)
     subscription.deliver(records(40))
     found = await asyncio.gather(*(subscription.batch() for _ in range(4)))
-    assert sorted(one.offset for batch in found for one in batch) == [10, 20, 30, 40]
+    assert sorted(one.next_offset for batch in found for one in batch) == [10, 20, 30, 40]
 
 
 async def test_a_subscription_that_ends_waits_for_no_lake() -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.client import Options, figg, wombat
+from headrace.client import Options
+from headrace.client.topics import figg, wombat
 from headrace.testing import ServerProcess
 
-PAGE = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "client.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -39,7 +40,7 @@ def test_the_examples_run_one_after_the_other(server: ServerProcess, protocol: s
 
 
 async def run(url: str, fragments: list[str]) -> None:
-    """Fragments use a connected `client`, and may await at the top."""
+    """Run the page's fragments. They use a connected `client`, and may await at top level."""
     async with headrace.connect(url) as client:
         names = {"headrace": headrace, "client": client, "asyncio": asyncio}
         for fragment in fragments:

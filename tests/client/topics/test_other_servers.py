@@ -1,6 +1,6 @@
-"""The client against servers that are not Headrace: raw ones, written from the seeds' text alone.
+"""The client against servers that are not Headrace: raw ones, written only from the seeds' text.
 
-Neither shares a codec with us: the Figg one packs its own frames, the Wombat one uses `msgpack`.
+Neither shares a codec with us: the Figg server packs its own frames, the Wombat server uses `msgpack`.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from websockets.asyncio.server import ServerConnection, serve
 import headrace
 from headrace.client import Message, Missed
 from headrace.errors import PublishRefusedError, ReaderRefusedError
-from headrace.session import client_readers
+from headrace.session.topics import readers as client_readers
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 
@@ -25,13 +25,13 @@ ATTACH, ATTACHED, DETACH, DETACHED, PUBLISH, ACK, DATA, PING, PONG = range(1, 10
 
 
 class SeedFiggServer:
-    """Message types 1 to 7 and no other: the seed leaves PING and PONG open."""
+    """A server with message types 1 to 7 only: PING and PONG are optional in the seed."""
 
     def __init__(self, hangs_up: bool = False, refused: bytes | None = None) -> None:
         self.refused = refused
-        """A payload that it does not take; it answers pings then, as a part of the protocol."""
+        """Payload that the server refuses. With it, the server answers pings, as a part of the protocol."""
         self.hangs_up = hangs_up
-        """What it does about a type that it does not know; else it passes it over."""
+        """True if the server hangs up at an unknown message type; otherwise it ignores the message."""
         self.unknown: list[int] = []
         self.connections = 0
         self.log: dict[bytes, list[bytes]] = {}
@@ -156,11 +156,11 @@ async def test_without_pings_a_port_that_hangs_up_at_once_is_backed_off_from(unt
 
 
 class OtherWombatServer:
-    """Its serials are texts without any order or form, of which it alone knows the meaning."""
+    """A server whose serials are texts without order or form; only the server knows their meaning."""
 
     def __init__(self, refused: bytes | None = None) -> None:
         self.refused = refused
-        """A payload that it does not take."""
+        """Payload that the server refuses."""
         self.log: list[tuple[str, bytes]] = []
         self.asked: list[str | None] = []
         self.attached: ServerConnection | None = None
@@ -226,7 +226,7 @@ async def test_a_wombat_server_with_serials_of_its_own() -> None:
             await client.publish("t", b"foo")
             message = await anext(subscription)
             assert (message.payload, message.serial) == (b"foo", server.log[0][0])
-            assert message.offset is subscription.offset is None
+            assert message.offset is message.next_offset is subscription.next_offset is None
             assert subscription.serial == message.serial
             await server.drop()
             await client.publish("t", b"bar")
@@ -246,7 +246,7 @@ async def test_a_wombat_server_with_serials_of_its_own() -> None:
     assert server.asked == [None, first, second, server.start]
 
 
-# Publishes that only the server knows it does not take
+# Publishes whose refusal only the server knows
 
 
 async def check_refusal(url: str, log: Callable[[], list[bytes]], reason: str) -> None:
@@ -260,7 +260,7 @@ async def check_refusal(url: str, log: Callable[[], list[bytes]], reason: str) -
         with pytest.raises(PublishRefusedError, match=reason):
             await client.publish("t", b"refused")
         await client.publish("t", b"c")
-        await client.flush()  # it was told of everything
+        await client.flush()  # all results have been reported
         assert log() == [b"a", b"b", b"c"]
         assert client.unacknowledged == 0
 

@@ -1,4 +1,4 @@
-"""The client against the real server, which is also killed under it."""
+"""The client against the real server, which is killed meanwhile."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from headrace.client import Message, Missed
 from headrace.errors import PublishRefusedError
 from headrace.testing import ServerProcess
 from tests.client.peer import plain
-from tests.client.tls import Certificate, TlsProxy
+from tests.client.transport.tls import Certificate, TlsProxy
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 
@@ -64,7 +64,7 @@ async def test_any_offset_is_answered_as_the_protocols_page_says(
         subscription = client.subscribe(topic, offset=asked)
         assert await subscription.attached() == got
         await client.publish(topic, b"car")
-        assert (await anext(subscription)).offset == got + 7
+        assert (await anext(subscription)).next_offset == got + 7
     told = [(one.topic, one.asked, one.got) for one in missed]
     assert told == ([] if asked in (None, got) else [(topic, asked, got)])
 
@@ -142,7 +142,7 @@ async def test_over_wombat_a_topic_that_began_anew_is_noticed_although_the_offse
             client.on("missed", missed.append)
             subscription = client.subscribe("t", offset=0)
             await client.publish("t", b"old")
-            # One message fills it: nothing more is asked for until that is taken.
+            # One message fills the subscription: the client asks for no more until it is taken.
             await until(lambda: client._flow is not None and subscription in client._flow._aside)
             await asyncio.to_thread(server.restart)
             async with headrace.connect(server.wombat_url) as another:
@@ -158,7 +158,7 @@ async def test_over_wombat_a_topic_that_began_anew_is_noticed_although_the_offse
 async def test_a_stored_serial_resumes_in_another_process_with_its_epoch(
     tmp_path: Path, until: Until
 ) -> None:
-    """A client that has only the serial, as a file would have kept it, is another process to the server."""
+    """To the server, a client that has only the serial, as from a file, is another process."""
     with ServerProcess(tmp_path / "data", "--durability=memory") as server:
         async with headrace.connect(server.wombat_url) as client:
             for payload in (b"foo", b"bar"):
@@ -177,7 +177,7 @@ async def test_a_stored_serial_resumes_in_another_process_with_its_epoch(
             client.on("missed", missed.append)
             await client.publish("t", b"new")
             await client.publish("t", b"next")
-            # The offset exists again; only the epoch tells that it is another topic's.
+            # The offset exists again. Only the epoch shows that it belongs to another topic.
             assert (await anext(client.subscribe("t", serial=stored))).payload == b"new"
             assert [(one.asked, one.got, one.asked_serial) for one in missed] == [(7, 0, stored)]
 
@@ -257,8 +257,9 @@ async def test_a_killed_server_costs_time_and_nothing_else(tmp_path: Path, proto
     # Offsets are contiguous: no gap and no double delivery. (A resent publish may be there twice.)
     end = 0
     for message in received:
-        assert message.offset == end + 4 + len(message.payload)
-        end = message.offset
+        assert message.offset == end
+        assert message.next_offset == end + 4 + len(message.payload)
+        end = message.next_offset
     assert {message.payload for message in received} == acknowledged
 
 

@@ -1,6 +1,6 @@
-"""What a peer says in Wombat: the WebSocket is that of `websockets`, the MessagePack that of `msgpack`.
+"""The peer's side of Wombat, built on `websockets` and `msgpack`.
 
-So the client is tested against other hands than ours.
+The client is therefore tested against code that is not ours.
 """
 
 import re
@@ -19,7 +19,7 @@ class WombatPeer(Peer):
     def __init__(self) -> None:
         super().__init__("wombat", WombatConnection)
         self.refusal: tuple[int, str] | None = None
-        """Answer the handshake with this status and text."""
+        """Status and text with which the handshake is refused."""
         self.paths: list[str] = []
 
 
@@ -31,7 +31,7 @@ class WombatConnection(Connection):
         self.socket = ServerProtocol(max_size=None)
         self.numbers: set[int] = set()
         self.pongs: list[bytes] = []
-        """Answers to pings of the WebSocket, not of the protocol."""
+        """Answers to WebSocket pings; pings of the protocol are not among them."""
 
     def hear(self, data: bytes) -> Iterator[Heard]:
         self.socket.receive_data(data)
@@ -55,7 +55,7 @@ class WombatConnection(Connection):
         self.socket.receive_eof()
 
     def send(self) -> None:
-        """Write what the WebSocket has to say, at once; with its last word, close."""
+        """Write the pending bytes of the WebSocket at once. Close the transport after the last ones."""
         chunks = self.socket.data_to_send()
         self.transport.write(b"".join(chunks))
         if b"" in chunks:
@@ -66,7 +66,7 @@ class WombatConnection(Connection):
         self.send()
 
     def prepare(self, kind: int, name: str, **fields: Any) -> None:
-        """The same without writing it yet."""
+        """Queue a message without writing it yet."""
         self.socket.send_binary(msgpack.packb({"type": kind, name: fields}))
 
     def say_attached(self, asked: Attach, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""`wombats://` and `loguxs://`: through something that does TLS for the server, as a load balancer does."""
+"""`wombats://` and `loguxs://`: through a proxy that does TLS for the server, as a load balancer does."""
 
 import asyncio
 import ssl
@@ -10,10 +10,10 @@ import pytest_asyncio
 
 import headrace
 from headrace.client import Message
-from tests.client.logux_peer import LoguxPeer
+from tests.client.logux.peer import LoguxPeer
 from tests.client.refusals import refused
-from tests.client.tls import Certificate, TlsProxy
-from tests.client.wombat_peer import WombatPeer
+from tests.client.topics.wombat_peer import WombatPeer
+from tests.client.transport.tls import Certificate, TlsProxy
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 
@@ -39,8 +39,8 @@ async def test_it_publishes_and_subscribes(
             client.publish_nowait("t", payload)
         await client.flush()
         assert [await anext(subscription) for _ in range(2)] == [
-            Message("t", 7, b"foo", "1@7"),
-            Message("t", 14, b"bar", "1@14"),
+            Message("t", 7, b"foo", "1@7", epoch=1),
+            Message("t", 14, b"bar", "1@14", epoch=1),
         ]
         assert client.latency_s is not None
     assert wombat_peer.paths == ["/v1/ws"]

@@ -1,4 +1,4 @@
-"""The WebSocket under the Wombat client: what it takes from a server, and what it says of one that errs."""
+"""The WebSocket of the Wombat client: what it accepts from a server, and its errors for invalid input."""
 
 import asyncio
 import logging
@@ -10,9 +10,9 @@ import pytest
 
 import headrace
 from headrace.client import Client, ConnectionState, Message
-from headrace.client.wombat import MESSAGE_BYTES_MAX
+from headrace.client.topics.wombat import MESSAGE_BYTES_MAX
 from tests.client.refusals import refused
-from tests.client.wombat_peer import WombatConnection, WombatPeer
+from tests.client.topics.wombat_peer import WombatConnection, WombatPeer
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 
@@ -28,7 +28,7 @@ def connection(peer: WombatPeer) -> WombatConnection:
 
 
 class Losses:
-    """Why a client lost its connections."""
+    """Collects the reasons for which a client lost its connections."""
 
     def __init__(self, client: Client) -> None:
         self.reasons: list[str] = []
@@ -152,8 +152,8 @@ async def test_a_message_in_fragments_is_one_message(wombat_peer: WombatPeer) ->
         peer.send()
         async with asyncio.timeout(30):
             assert [await anext(subscription) for _ in whole] == [
-                Message("t", 7, b"foo", "1@7"),
-                Message("t", 14, b"bar", "1@14"),
+                Message("t", 7, b"foo", "1@7", epoch=1),
+                Message("t", 14, b"bar", "1@14", epoch=1),
             ]
 
 
@@ -281,7 +281,7 @@ async def test_a_server_that_does_not_answer_the_close_is_not_waited_for_long(
         connection(wombat_peer).send = lambda: None  # type: ignore[method-assign]
 
 
-# Manners
+# Good behaviour
 
 
 async def test_nothing_of_the_websocket_gets_into_the_applications_log(

@@ -1,4 +1,4 @@
-"""TLS as a load balancer does it: a self-signed certificate, and a proxy that speaks plainly behind it."""
+"""TLS as a load balancer offers it: a self-signed certificate, and a proxy to a plain-text server."""
 
 import asyncio
 import ssl
@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 
 class Certificate(NamedTuple):
-    """For localhost, signed by itself."""
+    """Self-signed certificate for localhost."""
 
     certificate: Path
     key: Path
@@ -31,12 +31,12 @@ class Certificate(NamedTuple):
         return made
 
     def trusted(self) -> ssl.SSLContext:
-        """What a client needs to believe it."""
+        """Context of a client that trusts the certificate."""
         return ssl.create_default_context(cafile=self.certificate)
 
 
 class TlsProxy:
-    """Listens with TLS on a port of its own, and passes on to `host` and `port`."""
+    """Proxy that listens with TLS on its own port and forwards to `host` and `port`."""
 
     def __init__(self, certificate: Certificate, host: str, port: int) -> None:
         self._behind = host, port

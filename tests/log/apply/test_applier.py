@@ -1,4 +1,4 @@
-"""The applier: any stretch of the journal, once or again, in one piece or many, gives the same log."""
+"""The applier: any part of the journal, applied once or again, in one step or many, gives the same log."""
 
 import errno
 import random
@@ -9,18 +9,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.config import TopicRule
-from headrace.log import applier as applier_module
-from headrace.log import journal
-from headrace.log.applier import Applier
-from headrace.log.catalogue import Catalogue
+from headrace.config.settings import TopicRule
+from headrace.log.apply import applier as applier_module
+from headrace.log.apply.applier import Applier
+from headrace.log.apply.changes import LostRecords
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.commit import journal
+from headrace.log.commit.journal import CreateEntry, Destroy, Producer, Recent
 from headrace.log.disk import Disk
-from headrace.log.entries import Create, Destroy, Producer, Recent
-from headrace.log.gathered import Damage
-from headrace.log.index import decode_header
 from headrace.log.layout import Layout
+from headrace.log.read.index import decode_header
+from headrace.log.read.segment import Segments
 from headrace.log.records import pack_record
-from headrace.log.segment import Segments
 from headrace.model import Durability
 from headrace.testing.disk import (
     CatalogueCommit,
@@ -46,12 +46,12 @@ class Directory:
         self.applied = 0
         self._applier = self._applier_on(self.disk)
 
-    def apply(self, *entries: journal.Entry) -> list[Damage]:
+    def apply(self, *entries: journal.Entry) -> list[LostRecords]:
         self.applied += 1
         return self._applier.apply(entries, self.applied)
 
     def reopen(self) -> "Directory":
-        """As another process sees it."""
+        """Reopen the directory as another process does."""
         self.catalogue = Catalogue.open(self.layout.root)
         self._applier = self._applier_on(self.disk)
         return self
@@ -60,7 +60,7 @@ class Directory:
         return Applier(disk, self.layout, self.catalogue, lambda _: self.rule)
 
     def rows(self) -> dict[str, list[tuple]]:
-        """What the catalogue says, but for how far the journal is applied."""
+        """Return the rows of the catalogue, without the position up to which the journal is applied."""
         catalogue = self.catalogue
         meta = msgspec.structs.replace(catalogue.meta(), applied=0)
         return {
@@ -72,7 +72,7 @@ class Directory:
         }
 
     def files(self) -> dict[str, bytes]:
-        """What lies in the directory, as far as the catalogue names it."""
+        """Return the content of the files that the catalogue lists."""
         found = {}
         for segment in self.catalogue.all_segments():
             path = self.layout.segment(segment.topic_id, segment.base)
@@ -84,7 +84,7 @@ class Directory:
         return {file.path.name for suffix in (".log", ".idx") for file in self.layout.files(suffix)}
 
     def records(self) -> dict[bytes, list[tuple[int, int, bytes]]]:
-        """(offset, ordinal, payload) of everything that can be read, by topic."""
+        """Return offset, ordinal and payload of every readable record, by topic."""
         files = Segments(self.layout, 10)
         found = {}
         for topic in self.catalogue.topics():
@@ -119,7 +119,7 @@ class Writer:
         self.epoch = 100 + topic_id
 
     def create(self) -> journal.Entry:
-        extra = msgspec.msgpack.encode(Create(self.name, self.epoch, b"synced"))
+        extra = msgspec.msgpack.encode(CreateEntry(self.name, self.epoch, b"synced"))
         return self._entry(journal.CREATE, 0, extra)
 
     def append(self, *payloads: bytes, extra: bytes = b"") -> journal.Entry:
@@ -136,7 +136,7 @@ class Writer:
         return entry._replace(kind=journal.LOST, data=bytes(len(entry.data)))
 
     def trim(self) -> journal.Entry:
-        """Up to where it is now."""
+        """Make an entry that trims up to the present end."""
         return self._entry(journal.TRIM, 0, b"")
 
     def destroy(self) -> journal.Entry:
@@ -150,7 +150,7 @@ class Writer:
 
 
 def some_entries(seed: int, count: int = 40) -> list[journal.Entry]:
-    """A journal of several topics in which everything happens."""
+    """Return a journal of several topics in which every kind of entry occurs."""
     chance = random.Random(seed)
     lives: dict[int, Writer] = {}
     entries: list[journal.Entry] = []
@@ -259,7 +259,7 @@ def test_an_attempt_that_failed_anywhere_is_made_good_by_the_next(tmp_path, erro
         assert disk.open_files == 0
         directory.applied = 1
         if number % 2:
-            # Another process does it in its place, and not the same one again.
+            # Another process applies the entries again, not the one that failed.
             directory.catalogue.close()
             directory.reopen()
         directory.apply(*after)
@@ -273,7 +273,7 @@ def test_an_attempt_that_failed_anywhere_is_made_good_by_the_next(tmp_path, erro
 
 
 class _FailOnce(FailingDisk):
-    """Fails at the operation that comes after so many others."""
+    """Disk that fails once, at the operation after `left` others."""
 
     def __init__(self, error: int) -> None:
         super().__init__(self._fail_once)
@@ -531,7 +531,7 @@ def test_a_life_that_the_catalogue_knows_to_be_over_does_not_come_back(directory
     old = Writer(1)
     entries = [old.create(), old.append(b"old")]
     new = old.next_life(2)
-    directory.apply(new.create(), new.append(b"new"))  # as a rebuilt catalogue has it
+    directory.apply(new.create(), new.append(b"new"))  # a rebuilt catalogue is like this
     assert directory.apply(*entries, old.destroy()) == []
     assert directory.records() == {b"topic": [(old.offset, 1, b"new")]}
 

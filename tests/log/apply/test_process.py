@@ -1,4 +1,4 @@
-"""The server's end of the line to the applier: order, and an end that nobody waits for."""
+"""The server's end of the pipe to the applier: order of work, and appliers that die or do not end."""
 
 import asyncio
 import os
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.log import applier_process
-from headrace.log.applier_process import ApplierProcess
-from headrace.log.catalogue import Catalogue
+from headrace.log.apply import process as applier_process
+from headrace.log.apply.process import ApplierProcess
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.commit.ring import ClosedFile
 from headrace.log.layout import Layout
-from headrace.log.ring import ClosedFile
 from tests.log.conftest import tiny
 
 WAIT_S = 30
@@ -89,7 +89,7 @@ async def test_an_order_to_an_applier_that_has_just_died_is_a_failure_and_no_err
     os.kill(line.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, line.process.pid, os.WEXITED | os.WNOWAIT)
     closed = ClosedFile(line.layout.journal_file(0), 512, 1)
-    line.process.apply(closed)  # before the loop had a chance to see it
+    line.process.apply(closed)  # the loop has had no chance to notice the end
     line.process.apply(closed)
     await asyncio.sleep(0)
     assert line.failures == ["the applier process was killed by signal 9"]

@@ -1,4 +1,4 @@
-"""Backups of a store's directory and what is restored from them."""
+"""Backups of a store's directory, and restoring from them."""
 
 import os
 import shutil
@@ -6,14 +6,14 @@ import shutil
 import pytest
 
 from headrace.errors import DataDirectoryError
-from headrace.log import backup as module
-from headrace.log.backup import MANIFEST_NAME, BackupError, back_up, read_manifest, restore
-from headrace.log.catalogue import Catalogue
+from headrace.log.backup import backup as module
+from headrace.log.backup.backup import MANIFEST_NAME, BackupError, back_up, read_manifest, restore
+from headrace.log.backup.revocations import Revoked
+from headrace.log.catalogue.catalogue import Catalogue
 from headrace.log.disk import Disk
 from headrace.log.layout import UNFINISHED_NAME, Layout
-from headrace.log.revocations import Revoked
 from headrace.log.store import Note
-from headrace.log.verify import verify
+from headrace.log.verify.verify import verify
 from headrace.model import JUMP, Span
 from headrace.testing.store import StepStore
 from tests.log.conftest import tiny
@@ -90,7 +90,7 @@ def test_what_was_dropped_before_the_backup_stays_dropped(open_store, tmp_path):
     store.store.set_cursors("gone", {"topic": end}, lambda: None)
     store.store.set_cursors("stays", {"topic": end}, lambda: None)
     store.settle()
-    store._catalogue.keep_backup(Disk())  # the server's own backup still knows them
+    store._catalogue.keep_backup(Disk())  # the server's own backup still lists them
     store.store.drop_cursors("gone", ["topic"], lambda: None)
     gone = store.store.topic("destroyed").end
     store.destroy("destroyed")
@@ -139,7 +139,7 @@ def test_files_that_grow_and_vanish_while_they_are_copied(open_store, tmp_path, 
 
     monkeypatch.setattr(module, "FileCopy", Meddled)
     monkeypatch.setattr(module, "_wait_until_applied", lambda *_: None)
-    lock = store.layout.lock()  # as a running server
+    lock = store.layout.lock()  # a running server holds this lock
     try:
         run(store, tmp_path / "backup")
     finally:
@@ -279,6 +279,39 @@ def test_what_the_old_directory_gave_up_since_is_not_revived(open_store, tmp_pat
     new.append("anew", b"a third life")
     assert new.payloads("anew") == [b"a third life"]
     new.close()
+
+
+def test_cursors_of_a_restored_log_lie_where_they_were_in_its_new_life(open_store, tmp_path):
+    store = open_store()
+    fill(store)
+    at = store.store.locate_ordinal(store.store.topic("topic"), 5)
+    store.store.set_cursors("reader", {"topic": at}, lambda: None)
+    store.close()
+    run(store, tmp_path / "backup")
+    restore(tmp_path / "backup", tmp_path / "new")
+    new = opened(tmp_path / "new")
+    (found,) = new.store.cursors(limit=10)
+    assert found.position == at._replace(epoch=new.store.topic("topic").epoch)
+    assert found.position.epoch > at.epoch
+    new.close()
+
+
+def test_a_directory_that_is_not_the_log_of_the_backup_revokes_nothing(open_store, tmp_path):
+    store = open_store()
+    fill(store)
+    store.close()
+    run(store, tmp_path / "backup")
+    other = opened(tmp_path / "other")
+    other.close()
+    for many in range(2):
+        with pytest.raises(DataDirectoryError, match="is not the log that the backup was made of"):
+            restore(tmp_path / "backup", tmp_path / "new", old=tmp_path / "other")
+        assert not (tmp_path / "new").exists()
+        if not many:
+            other = opened(tmp_path / "other")
+            for number in range(100):  # more commits than the log has, and in other topics
+                other.append(f"other-{number % 3}", b"x")
+            other.close()
 
 
 def test_a_directory_that_nobody_may_write_to_is_backed_up(stopped, tmp_path, monkeypatch):

@@ -1,11 +1,11 @@
-"""Batches of a store: appended once and in order, whatever is asked again, damaged or destroyed."""
+"""Batches of a store: appended once and in order, even if repeated, damaged or destroyed."""
 
 import errno
 import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,13 +13,19 @@ import msgspec
 import pytest
 
 from headrace.errors import BatchNumberError, StagedClaimedError, UnknownStagedError
-from headrace.log import journal
-from headrace.log.batch_parts import BatchAnswer
-from headrace.log.blocks import Block
-from headrace.log.catalogue import BACKUP_NAME, FILE_NAME, Catalogue, DamagedCatalogueError
-from headrace.log.catalogue_rows import _SCHEMA_1, FORMAT
-from headrace.log.entries import RECENT_MAX
-from headrace.log.verify import verify
+from headrace.log.batch.batches import BatchAnswer, BatchPart
+from headrace.log.batch.blocks import Block
+from headrace.log.catalogue.catalogue import (
+    BACKUP_NAME,
+    FILE_NAME,
+    Catalogue,
+    DamagedCatalogueError,
+)
+from headrace.log.catalogue.rows import _SCHEMA_1, FORMAT
+from headrace.log.commit import journal
+from headrace.log.commit.journal import RECENT_MAX
+from headrace.log.verify.verify import verify
+from headrace.model import LOGUX_PREFIX
 from headrace.testing.disk import DiskModel, RecordingDisk
 from headrace.testing.store import StepStore
 from tests.log.conftest import tiny
@@ -37,7 +43,7 @@ def staged_names(store: StepStore) -> list[str]:
 
 
 def many(store: StepStore, topic: str, count: int) -> tuple[str, list[bytes]]:
-    """A staged file of so many blocks, each a commit of its own, and all payloads."""
+    """Stage a file of `count` blocks, each of which becomes a commit; return its id and all payloads."""
     payloads = [b"%05d" % number + bytes(3000) for number in range(count)]
     return store.stage(*((topic, [payload]) for payload in payloads)), payloads
 
@@ -163,7 +169,7 @@ def test_a_batch_leaves_room_for_other_publishers(store):
     answers: list[BatchAnswer | None] = []
     store.store.batches.decide("p", 0, [staged], answers.append)
     others: list[int] = []
-    """Where the batch was when a record of someone else was committed."""
+    """Progress of the batch at each commit of another publisher's record."""
 
     def publish() -> None:
         records = [b"\0\0\0\1x"]
@@ -271,7 +277,7 @@ def test_a_batch_to_memory_topics_is_shown_and_not_appended_again_after_a_start(
 
 
 class Unlucky:
-    """Nothing that was not synced is left."""
+    """Random choices with which a crash loses everything that was not synced."""
 
     def random(self) -> float:
         return 1.0
@@ -309,13 +315,16 @@ EVENT = b'{"event": {"type": "t"}, "created": [1, "x", 0]}'
 
 
 class Later:
-    """Stores events when the test says so."""
+    """Event store that stores events when a test says so."""
 
     def __init__(self) -> None:
         self.added: list[tuple[list[Block], Callable[[None], None]]] = []
 
-    def add(self, blocks: Sequence[Block], done: Callable[[None], None]) -> None:
-        self.added.append((list(blocks), done))
+    def check(self, blocks: Callable[[], Iterator[Block]], done: Callable[[None], None]) -> None:
+        done(None)
+
+    def add(self, batch: bytes, parts: Sequence[BatchPart], done: Callable[[None], None]) -> None:
+        self.added.append(([part.block for part in parts], done))
 
 
 def test_events_are_left_to_others_and_what_comes_behind_waits_for_them(open_store):
@@ -327,7 +336,7 @@ def test_events_are_left_to_others_and_what_comes_behind_waits_for_them(open_sto
     store.store.batches.decide("q", 0, [behind], answers.append)
     store.runner.run()
     later = Later()
-    store.store.batches.take_events(later)
+    store.store.batches.take_over(LOGUX_PREFIX, later)
     store.runner.run()
     [(blocks, done)] = later.added
     assert [(block.topic, block.payloads()) for block in blocks] == [
@@ -347,7 +356,7 @@ def test_events_are_left_to_others_and_what_comes_behind_waits_for_them(open_sto
 def test_a_stop_waits_for_events_that_are_under_way(open_store):
     store = open_store()
     later = Later()
-    store.store.batches.take_events(later)
+    store.store.batches.take_over(LOGUX_PREFIX, later)
     staged = store.stage(("$logux/x", [EVENT]), ("a", [b"one"]))
     store.store.batches.decide("p", 0, [staged], lambda _: None)
     store.runner.run()
@@ -369,13 +378,13 @@ def test_events_that_are_not_durable_when_the_server_ends_are_given_again(open_s
     staged = store.stage(("a", [b"one"]), ("$logux/x", [EVENT]), ("a", [b"two"]))
     for _ in range(3):
         later = Later()
-        store.store.batches.take_events(later)
+        store.store.batches.take_over(LOGUX_PREFIX, later)
         if store.store.batches.pending == 0:
             store.store.batches.decide("p", 0, [staged], lambda _: None)
         store.runner.run()
         assert len(later.added) == 1
         store = open_store()
-    store.store.batches.take_events(later := Later())
+    store.store.batches.take_over(LOGUX_PREFIX, later := Later())
     later.added[0][1](None)
     store.runner.run()
     assert store.payloads("a") == [b"one", b"two"]
@@ -432,7 +441,7 @@ def test_a_trouble_that_may_pass_loses_nothing(store, monkeypatch):
 
     answers: list[BatchAnswer | None] = []
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.log.blocks.os.open", open_)
+        patch.setattr("headrace.log.batch.blocks.os.open", open_)
         store.store.batches.decide("p", 0, [staged], answers.append)
         store.runner.run()
         store.store.batches.tick()
@@ -510,7 +519,7 @@ def test_verify_checks_the_files_of_batches_that_are_not_appended(open_store):
 
 
 def pending_store(open_store) -> tuple[StepStore, str, list[bytes]]:
-    """A store whose catalogue holds a batch of which a part is appended."""
+    """Return a store whose catalogue has a batch that is partly appended."""
     store = open_store()
     staged, payloads = many(store, "a", 40)
     store.store.batches.decide("p", 3, [staged], lambda _: None)
@@ -565,7 +574,7 @@ def after_damage(tmp_path: Path, what: str, *, keep_backup: bool) -> StepStore:
 
 
 def make_format_1(path: Path) -> None:
-    """What an earlier version would have left: the same without batches and notes."""
+    """Turn a catalogue into that of an earlier version: the same without batches and notes."""
     with sqlite3.connect(path) as db:
         db.execute("DROP TABLE batches")
         db.execute("DROP TABLE notes")

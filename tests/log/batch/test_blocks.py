@@ -1,4 +1,4 @@
-"""Blocks of an upload: what is taken, what is refused and in which words, and what is read back."""
+"""Blocks of an upload: which are accepted, which are refused with which message, and reading them back."""
 
 import struct
 from pathlib import Path
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BadBlockError
-from headrace.log.blocks import (
+from headrace.log.batch.blocks import (
     Block,
     BlockDecoder,
     Damaged,
@@ -17,9 +17,10 @@ from headrace.log.blocks import (
     read_staged,
     staged_seed,
 )
-from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
+from headrace.log.read.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
 from headrace.log.records import pack_record
 from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.payload.checks import UPLOAD_CHECKS
 
 ID = "0f" * 16
 
@@ -36,8 +37,8 @@ def body(*blocks: tuple[str, list[bytes]]) -> bytes:
 
 
 def staged(data: bytes, *cuts: int) -> bytes:
-    """What is staged of an upload that arrives in pieces."""
-    decoder = BlockDecoder(staged_seed(ID))
+    """Return the staged bytes of an upload that arrives in pieces."""
+    decoder = BlockDecoder(UPLOAD_CHECKS, staged_seed(ID))
     made = b""
     for first, last in zip((0, *cuts), (*cuts, len(data)), strict=True):
         made += b"".join(decoder.feed(data[first:last]))
@@ -93,7 +94,7 @@ def test_a_damaged_header_costs_its_own_block(tmp_path, many):
 
 
 def test_neither_a_payload_nor_a_copy_is_taken_for_a_block(tmp_path):
-    """Not even behind a damaged header, where the next block is searched for."""
+    """This holds even after a damaged header, where the reader searches for the next block."""
     forged = staged(body(("victim", [b"never uploaded"])))
     blocks = (("a", [b"." + forged]), ("b", [b"two"]))
     made = bytearray(staged(body(*blocks)))
@@ -104,12 +105,12 @@ def test_neither_a_payload_nor_a_copy_is_taken_for_a_block(tmp_path):
 
 
 def test_a_payload_is_not_taken_for_a_block_where_a_search_goes_on(tmp_path):
-    """A block without a sound header is longer than what is read at once: the next read begins inside it."""
+    """A block without an intact header is longer than one read, so the next read begins inside it."""
     rest = struct.pack(">HIII", 6, 1, 10, crc32c(pack_record(b"forged"))) + b"victim"
     forged = crc32c(rest).to_bytes(4) + rest + pack_record(b"forged")
     records = [pack_record(b"")] + [pack_record(forged * (PAYLOAD_BYTES_MAX // len(forged)))] * 3
     name = "n" * 255
-    # The forged header stands at the place where the next read begins.
+    # The forged header is at the position where the next read begins.
     begin = len(encode_block(name, b"", 0)) + len(b"".join(records)) + 4
     filler = (1 << 20) - begin
     records.append(pack_record(bytes(filler) + forged))
@@ -123,9 +124,9 @@ def test_a_payload_is_not_taken_for_a_block_where_a_search_goes_on(tmp_path):
 
 
 def test_a_staged_file_of_an_earlier_version_is_read(tmp_path):
-    decoder = BlockDecoder()
+    decoder = BlockDecoder(UPLOAD_CHECKS)
     made = b"".join(decoder.feed(body(*THREE)))
-    # Its headers have no seed.
+    # Headers of the earlier version have no seed.
     places = [0, len(body(THREE[0])), len(body(*THREE[:2]))]
     old = bytearray(made)
     for at in places:
@@ -160,7 +161,7 @@ def test_a_flipped_bit_is_refused_or_is_the_topics_name(upload, data):
     at = data.draw(st.integers(0, len(sent) * 8 - 1))
     sent[at // 8] ^= 1 << at % 8
     if _in_a_name(upload, at // 8):
-        return  # the checksum is of the records
+        return  # the checksum covers only the records
     with pytest.raises(BadBlockError, match=r"^block \d+ at byte \d+: "):
         staged(bytes(sent))
 
@@ -200,10 +201,13 @@ LONG = pack_record(bytes(PAYLOAD_BYTES_MAX + 1))
         (header(name=b"x" * 256), "a topic name may have 255 bytes of UTF-8, this one has 256"),
         (
             header(name=b"$logux/"),
-            "topic '$logux/' is no log of Logux: a name is missing behind it",
+            "topic '$logux/' is only a prefix: a name is missing behind it",
         ),
         (header(name=b"$logux/" + b"x" * 250), "its topic name has 257 bytes, 256 are allowed"),
-        (header(name=b"$channel/"), "topic '$channel/' is no channel: a name is missing behind it"),
+        (
+            header(name=b"$channel/"),
+            "topic '$channel/' is only a prefix: a name is missing behind it",
+        ),
         (
             header(name=b"$channel/x"),
             "record 1: this is no message of a channel: Expected `array`, got `int`",
@@ -287,7 +291,7 @@ def test_what_no_client_of_logux_could_have_brought_is_refused(payload, reason):
 
 def test_limits_are_applied_before_the_records_arrive():
     with pytest.raises(BadBlockError):
-        BlockDecoder().feed(header(length=RUN_BYTES_MAX + 1)[:18])
+        BlockDecoder(UPLOAD_CHECKS).feed(header(length=RUN_BYTES_MAX + 1)[:18])
 
 
 def test_the_largest_block_is_taken():

@@ -1,6 +1,6 @@
-"""Crashes at every place of a run with batches: what was decided is there exactly once, nothing else is.
+"""Crashes at every point of a run with batches: decided batches are there exactly once, and nothing else is.
 
-The disk is a model (`headrace.testing.disk`), as in `test_crash.py`.
+The disk is a model (`headrace.testing.disk`), as in `tests/log/test_crash.py`.
 """
 
 import random
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace.log.records import pack_record
-from headrace.log.verify import verify
-from headrace.testing.disk import DiskModel, Mark, Operation, RecordingDisk
+from headrace.log.verify.verify import verify
+from headrace.testing.disk import DiskModel, MarkOp, Operation, RecordingDisk
 from headrace.testing.store import BOOT_ID, RecordingListener, StepStore
 from tests.log.test_crash import OTHER_BOOT, Run, prefixes, reopen
 
@@ -22,7 +22,7 @@ Rows = list[tuple[str, bytes]]
 
 
 def rows(number: int, count: int) -> Rows:
-    """What batch `number` holds, in order."""
+    """Return the rows of batch `number`, in order."""
     return [
         (TOPICS[index // 3 % 3], b"batch %d row %03d " % (number, index) + bytes(index % 90))
         for index in range(count)
@@ -30,7 +30,7 @@ def rows(number: int, count: int) -> Rows:
 
 
 def files(rows: Rows, *sizes: int) -> list[list[tuple[str, list[bytes]]]]:
-    """Rows as blocks in files of so many rows each: a block holds what follows for one topic."""
+    """Split rows into files of these sizes, as blocks. A block holds consecutive rows of one topic."""
     made, first = [], 0
     for size in (*sizes, len(rows)):
         blocks: list[tuple[str, list[bytes]]] = []
@@ -92,7 +92,7 @@ def recorded(tmp_path_factory) -> tuple[Path, list[Operation]]:
 
 
 class Known:
-    """What was asked and answered so far."""
+    """Batches that were asked for and answered so far."""
 
     def __init__(self) -> None:
         self.asked: dict[int, Rows] = {}
@@ -117,7 +117,7 @@ def states(recorded, places):
             yield at, model, known, operations[at] if at < len(operations) else None
         if at < len(operations):
             operation = operations[at]
-            if isinstance(operation, Mark):
+            if isinstance(operation, MarkOp):
                 what, facts = operation.what
                 known.tell(what, *facts)
             else:
@@ -125,7 +125,7 @@ def states(recorded, places):
 
 
 def check(store: StepStore, known: Known, must: set[int], *, written: bool) -> None:
-    """Each batch that must be is there once and in order, any other wholly or not at all."""
+    """Check that each batch in `must` is there once and in order, any other one entirely or not at all."""
     topics = TOPICS if written else TOPICS[:2]
     found = {topic: store.payloads(topic) for topic in TOPICS}
     for topic, payloads in found.items():

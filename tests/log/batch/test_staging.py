@@ -1,4 +1,4 @@
-"""Staged files: durable before they count, bounded, claimed once, and swept when nobody claims them."""
+"""Staged files: durable before they count, limited, claimed once, and deleted if nobody claims them."""
 
 import errno
 import os
@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from headrace.config import Limits
+from headrace.config.settings import Limits
 from headrace.errors import (
     BadBlockError,
     StagedClaimedError,
     StagingFullError,
     UnknownStagedError,
 )
-from headrace.testing.disk import FailingDisk, RecordingDisk, Rename, Sync, SyncDirectory, Write
+from headrace.testing.disk import FailingDisk, RecordingDisk, Rename, SyncDirectory, SyncOp, Write
 from headrace.testing.store import StepClock, block
 from tests.log.conftest import tiny
 
@@ -28,7 +28,7 @@ def test_a_staged_file_is_on_disk_before_it_has_its_name(open_store):
     before = len(disk.operations)
     staged_id = store.stage(("a", [b"one"]))
     kinds = [type(one) for one in disk.operations[before:]]
-    assert kinds[-4:] == [Write, Sync, Rename, SyncDirectory]
+    assert kinds[-4:] == [Write, SyncOp, Rename, SyncDirectory]
     assert names(store) == [staged_id]
 
 
@@ -119,7 +119,7 @@ def test_what_nobody_claims_is_swept_after_a_day(open_store):
 def test_a_wall_clock_that_jumped_makes_no_staged_file_old(open_store):
     store = open_store()
     staged = store.stage(("a", [b"one"]))
-    uploaded_s = time.time() - 2 * 86_400  # as it was before the wall clock jumped by two days
+    uploaded_s = time.time() - 2 * 86_400  # before the wall clock jumped by two days
     os.utime(store.layout.staged_file(staged), (uploaded_s, uploaded_s))
     store = open_store(clock=StepClock(int(uploaded_s * 1000) + 60_000))
     store.store.tick(time.monotonic())

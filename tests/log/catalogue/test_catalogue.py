@@ -1,4 +1,4 @@
-"""The catalogue: rows come back, damage is noticed, what still holds is salvaged, commits are atomic."""
+"""The catalogue: rows are read back, damage is noticed, intact rows are salvaged, commits are atomic."""
 
 import random
 import shutil
@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from headrace.errors import DataDirectoryError
-from headrace.log.catalogue import FILE_NAME, Catalogue, DamagedCatalogueError
-from headrace.log.catalogue_rows import (
+from headrace.log.catalogue.catalogue import FILE_NAME, Catalogue, DamagedCatalogueError
+from headrace.log.catalogue.rows import (
     CursorRow,
-    Meta,
+    DirectoryMeta,
     MetaRow,
     NoteRow,
     ProducerRow,
@@ -64,7 +64,7 @@ def test_rows_come_back(catalogue):
     assert list(catalogue.notes()) == ROWS[-2:]
     assert catalogue.note(b"note/2") == ROWS[-1]
     assert list(catalogue.due_notes((0, b""), 2000)) == [(2000, b"note/2")]
-    assert catalogue.meta() == Meta()
+    assert catalogue.meta() == DirectoryMeta()
 
 
 def test_topics_are_listed_by_prefix_after_a_name_and_up_to_a_number(catalogue):
@@ -132,7 +132,7 @@ def test_a_new_life_begins_at_its_tombstone_or_at_the_floor(catalogue):
     fill(catalogue)
     assert catalogue.grave(b"gone") == Position(3, 70, 7)
     assert catalogue.grave(b"never known") == Position(0, 0, 0)
-    catalogue.put_meta(Meta(floor_epoch=5, floor_offset=900, floor_ordinal=90))
+    catalogue.put_meta(DirectoryMeta(floor_epoch=5, floor_offset=900, floor_ordinal=90))
     assert catalogue.grave(b"never known") == Position(5, 900, 90)
 
 
@@ -173,7 +173,7 @@ def test_tables_that_are_not_as_they_should_be_are_noticed(catalogue, damage):
 
 
 def test_a_later_format_is_refused_and_not_rebuilt(catalogue):
-    catalogue.put_meta(Meta(format=99))
+    catalogue.put_meta(DirectoryMeta(format=99))
     with pytest.raises(DataDirectoryError, match="has format 99") as raised:
         catalogue.check()
     assert not isinstance(raised.value, DamagedCatalogueError)
@@ -230,7 +230,7 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path, seed):
     chance = random.Random(seed)
     path = tmp_path / FILE_NAME
     data = bytearray(path.read_bytes())
-    # Every other time where much depends on it: the first bytes of a page.
+    # Every other flip hits the first bytes of a page, on which much depends.
     at = chance.randrange(len(data))
     at = at if seed % 2 else at // 4096 * 4096 + chance.randrange(100)
     data[at] ^= 1 << chance.randrange(8)
@@ -251,6 +251,6 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path, seed):
         assert [catalogue.topic(row.name) for row in TOPICS] == TOPICS
         assert [row.base for row in catalogue.segments_older_than(2000)] == [0, 0, 60]
         assert list(catalogue.due_notes((0, b""), 2000)) == [(2000, b"note/2")]
-        assert catalogue.meta() == Meta()
+        assert catalogue.meta() == DirectoryMeta()
     finally:
         catalogue.close()

@@ -1,12 +1,12 @@
-"""Rows read past SQLite: those that SQLite has, and all but those of a bad page."""
+"""Rows read without SQLite: the same rows that SQLite finds, except those of a damaged page."""
 
 import random
 
 import pytest
 
-from headrace.log.catalogue import FILE_NAME, Catalogue
-from headrace.log.catalogue_pages import Pages
-from headrace.log.catalogue_rows import (
+from headrace.log.catalogue.catalogue import FILE_NAME, Catalogue
+from headrace.log.catalogue.pages import Pages
+from headrace.log.catalogue.rows import (
     TABLES,
     BatchRow,
     CursorRow,
@@ -22,7 +22,7 @@ PAGE_BYTES = 4096
 
 @pytest.fixture
 def catalogue(tmp_path):
-    """Tables of several pages, notes that fill pages of their own, rows that were replaced and dropped."""
+    """Tables of several pages, notes that fill whole pages, and rows that were replaced or dropped."""
     made = Catalogue.create(tmp_path)
     chance = random.Random(7)
     big = 1 << 40
@@ -67,7 +67,7 @@ def test_a_bad_page_costs_the_rows_in_it_and_no_others(catalogue, tmp_path):
         page = data[begin : begin + PAGE_BYTES]
         for kind, wanted in expected.items():
             assert found[kind] <= wanted
-            # Of a note that reaches over many pages, each holds a part.
+            # A long note spans many pages, each of which holds a part of it.
             for row in wanted - found[kind]:
                 key = row[0] if isinstance(row[0], bytes) else row[1]
                 long = isinstance(row, NoteRow) and len(row.value) > 400

@@ -1,4 +1,4 @@
-"""The journal's format: a commit that was written is read, and nothing else is ever taken for one."""
+"""The journal's format: every written commit is read, and nothing else is ever taken for a commit."""
 
 import random
 
@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.log import journal
-from headrace.log.disk import Disk
-from headrace.log.journal import (
+from headrace.log.commit import journal
+from headrace.log.commit.journal import (
     APPEND,
     BLOCK_BYTES,
     ENTRY_HEADER_BYTES,
@@ -27,7 +26,8 @@ from headrace.log.journal import (
     frame_bytes,
     prepare_file,
 )
-from headrace.log.journal_reading import Frame, Problem, read_frames, read_header
+from headrace.log.disk import Disk
+from headrace.log.recovery.frames import Frame, Problem, read_frames, read_header
 
 FILE_BYTES = 32 * BLOCK_BYTES
 GENERATION = 0x0123456789ABCDEF
@@ -52,7 +52,7 @@ def entry(data: bytes, offset: int = 0, topic_id: int = 1, extra: bytes = b"") -
 
 
 class File:
-    """A journal file in a test's hands."""
+    """A journal file that a test writes and changes."""
 
     def __init__(self, path, size: int = FILE_BYTES) -> None:
         self.path = path
@@ -60,7 +60,7 @@ class File:
         self.begin(1)
 
     def begin(self, first: int) -> None:
-        """Put it to use, for the first time or again."""
+        """Put the file to use, for the first time or again."""
         self._writer = JournalFile(
             Disk(),
             self.path,
@@ -73,7 +73,7 @@ class File:
         self._next = first
 
     def commit(self, *entries: Entry) -> tuple[int, int]:
-        """Write a frame; returns where it begins and ends."""
+        """Write a frame; return where it begins and ends."""
         begin = self._writer.position
         seed = entry_seed(GENERATION, self._next)
         encoded = [encode_entry(*entry, seed=seed) for entry in entries]
@@ -159,7 +159,7 @@ def test_frames_of_an_earlier_use_are_not_read(file):
         file.commit(entry(b"old" * 50))
     file.done()
     file.begin(9)
-    assert file.numbers() == [1, 2, 3, 4, 5, 6, 7, 8]  # until the new header is there
+    assert file.numbers() == [1, 2, 3, 4, 5, 6, 7, 8]  # the new header is not written yet
     file.commit(entry(b"new"))
     assert file.numbers() == [9]
     assert file.problems() == []
@@ -170,13 +170,13 @@ def test_frames_of_an_earlier_use_are_not_read(file):
 
 @pytest.mark.parametrize("generation", [0, 1, (1 << 64) - 1, GENERATION])
 def test_a_payload_made_to_look_like_a_frame_is_not_one(file, generation):
-    """Neither with a guessed generation, nor as a copy of a frame that stands elsewhere."""
+    """The forgery may guess a generation or copy a frame from another place."""
     header = JournalHeader(generation, 1, 1, 0, FILE_BYTES, BOOT)
     forged = encode_entry(
         *entry(b"never published", offset=1 << 40), seed=entry_seed(generation, 9)
     )
     frame = b"".join(encode_frame(header, 20 * BLOCK_BYTES, 9, 8, [forged]))
-    # The forged frame begins where a frame could begin.
+    # The forged frame is at a position where a frame could begin.
     shift = -(FRAME_HEAD_BYTES + ENTRY_HEADER_BYTES) % BLOCK_BYTES
     begin, _ = file.commit(entry(bytes(shift) + frame))
     file.commit(entry(b"behind it"))
@@ -185,7 +185,7 @@ def test_a_payload_made_to_look_like_a_frame_is_not_one(file, generation):
     file.change(begin, bytes(BLOCK_BYTES))
     assert file.numbers() == [1, 2], "its foot still names the frame"
     assert [one.data for frame in file.frames() for one in frame.entries] == [b"behind it"]
-    # Not even when everything is gone that names the true generation.
+    # This holds even when everything that names the true generation is gone.
     file.change(0, bytes(FRAMES_POSITION))
     assert file.numbers() == []
 
@@ -297,7 +297,7 @@ def test_an_entry_whose_header_is_damaged_takes_no_other_with_it(file):
     begin, _ = file.commit(good, entry(b"bad", extra=b"extra"), *behind)
     file.commit(entry(b"next commit"))
     position = begin + FRAME_HEAD_BYTES + len(encode_entry(*good, seed=0))
-    # The byte between kind and lengths is padding, and counts too.
+    # The byte between kind and lengths is padding, and the checksum covers it too.
     for at in range(position, position + ENTRY_HEADER_BYTES + 5):
         file.flip(at)
         first, second = file.frames()
@@ -310,7 +310,7 @@ def test_an_entry_whose_header_is_damaged_takes_no_other_with_it(file):
 
 
 def test_a_header_of_another_place_takes_no_sound_entry_with_it(file):
-    """A copy of an entry's header, in front of the entry itself, says that its data is here."""
+    """A copy of an entry's header, placed before the entry itself, claims the entry's data."""
     first, second, third = (entry(bytes([n]) * 300, offset=300 * n) for n in range(3))
     begin, _ = file.commit(first, second, third)
     size = len(encode_entry(*first, seed=0))
@@ -340,7 +340,7 @@ def test_a_frame_that_was_torn_gives_what_holds_of_it(file, seed):
     file.change(cut, bytes(end - cut))
     assert file.frames()[0].entries == [entry(b"before")]
     if cut < begin + FRAME_HEAD_BYTES:
-        return  # the frame itself is not there
+        return  # the frame itself is gone
     torn = file.frames()[1]
     position = begin + FRAME_HEAD_BYTES
     for number, one in enumerate(kept):
@@ -369,7 +369,7 @@ def test_a_file_that_was_cut_gives_what_is_left_of_it(file, cut):
         else []
     )
     if cut == FIRST_END + 500:
-        # What is known of the entry, and that there is more nobody knows.
+        # The reader reports the entry that it knows, and that an unknown rest is lost.
         lost, rest = found[1].problems
         assert (lost.entry.offset, lost.entry.end) == (100, 1100)
         assert rest.entry is None
@@ -381,7 +381,7 @@ def test_a_closed_file_must_be_full_of_frames(file):
     file.commit(entry(b"one"))
     begin, end = file.commit(entry(b"two"))
     assert file.problems(end) == []
-    file.change(begin, bytes(end - begin))  # without a trace of a frame
+    file.change(begin, bytes(end - begin))  # no trace of a frame is left
     assert file.problems() == []
     (problem,) = file.problems(end)
     assert (problem.position, problem.length) == (begin, end - begin)
@@ -391,7 +391,7 @@ def test_the_last_frame_is_missed_when_only_its_head_and_foot_are_damaged(file):
     file.commit(entry(b"one"))
     begin, end = file.commit(entry(b"two"))
     file.flip(begin + 5)
-    file.flip(end - 5)  # in its foot
+    file.flip(end - 5)  # a byte of its foot
     (problem,) = file.problems()
     assert problem.position == begin
     assert file.numbers() == [1]

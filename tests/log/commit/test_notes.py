@@ -1,12 +1,12 @@
-"""Notes in the embedded store: in one commit with their topic, and known before that is applied."""
+"""Notes in the embedded store: committed together with their topic, and visible before they are applied."""
 
 import pytest
 
-from headrace.config import Journal as JournalConfig
-from headrace.log import journal, notes
-from headrace.log.applier_child import apply_file
-from headrace.log.catalogue import Catalogue
-from headrace.log.journal import ENTRY_HEADER_BYTES, encode_entry
+from headrace.config.settings import Journal as JournalConfig
+from headrace.log.apply.child import apply_file
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.commit import journal, notes
+from headrace.log.commit.journal import ENTRY_HEADER_BYTES, encode_entry
 from headrace.log.records import pack_record
 from headrace.log.store import Note
 from tests.log.conftest import tiny
@@ -16,7 +16,7 @@ ALL = 10**6
 
 
 def ask(store, name, *payloads, noted=None, **parts):
-    """Ask for a change, and let nothing happen yet."""
+    """Ask for a change without letting the store work yet."""
     given = [Note(key, value) for key, value in (noted or {}).items()]
     parts = {"notes": given, "done": lambda: None} | parts
     records = [pack_record(payload) for payload in payloads]
@@ -132,7 +132,7 @@ def test_a_store_that_has_failed_takes_no_notes(store):
     assert listed(store) == {}
 
 
-# What is not applied yet
+# Changes that are not applied yet
 
 
 def test_what_was_given_last_is_known_until_just_that_is_applied(open_store, tmp_path):
@@ -226,7 +226,7 @@ def test_places_of_notes_that_are_gone_do_not_heap_up(store):
 
 
 def count_rows(store, monkeypatch, name):
-    """How many rows of the catalogue are read by one of its queries."""
+    """Return a list that collects the rows read by one of the catalogue's queries."""
     read = []
     query = getattr(Catalogue, name)
 

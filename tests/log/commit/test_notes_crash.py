@@ -1,7 +1,7 @@
-"""Crashes at every place of runs with changes: records and notes of one are there together, and in order.
+"""Crashes at every point of runs with changes: a change's records and notes appear together, and in order.
 
-The disk is a model (`headrace.testing.disk`), as in `test_crash.py`. What a store may hold after a crash is
-what some first part of all changes leaves, up to the last that was answered or beyond it.
+The disk is a model (`headrace.testing.disk`), as in `tests/log/test_crash.py`. After a crash, a store must
+hold the result of a prefix of all changes. The prefix contains at least every change that was answered.
 """
 
 import random
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from headrace.log.records import pack_record
 from headrace.log.store import Note
-from headrace.log.verify import verify
-from headrace.testing.disk import DiskModel, Mark, Operation, RecordingDisk
+from headrace.log.verify.verify import verify
+from headrace.testing.disk import DiskModel, MarkOp, Operation, RecordingDisk
 from headrace.testing.store import BOOT_ID, RecordingListener, StepStore
 from tests.log.conftest import QUICK
 from tests.log.test_crash import OTHER_BOOT, Run, prefixes, reopen
@@ -29,7 +29,7 @@ KEYS = (b"k1", b"k2", b"k3")
 
 @dataclass
 class Change:
-    """What one asks for. Payloads of no two are the same."""
+    """A requested change. No two changes have equal payloads."""
 
     topic: str
     payloads: list[bytes]
@@ -40,7 +40,7 @@ class Change:
 
 @dataclass
 class State:
-    """What a store holds: payloads by topic, and notes."""
+    """Content of a store: payloads by topic, and notes."""
 
     topics: dict[str, list[bytes]]
     notes: dict[bytes, tuple[bytes, int]]
@@ -77,7 +77,7 @@ class ChangeRun(Run):
     def ask(
         self, topic: str, sizes=(), keys=(), *, drop=False, trim=False, destroy=False, large=0
     ) -> None:
-        """A change, for the commit that is gathering."""
+        """Ask for a change, which joins the next commit."""
         store, number = self.store.store, len(self.asked)
         handle = store.topic(topic)
         payloads = [b"%d/%d " % (number, at) + bytes(size) for at, size in enumerate(sizes)]
@@ -110,14 +110,14 @@ class ChangeRun(Run):
         assert State.of(self.store) == State.after(self.asked)
 
     def apply_or_not(self) -> None:
-        """Journal files wait for a while, and are then applied together."""
+        """Stop applying journal files, or start again and apply the waiting files together."""
         self.store.applying = not self.store.applying
         if self.store.applying:
             with self.disk.record_catalogue():
                 self.store.apply_waiting()
 
     def publish(self, size: int) -> None:
-        """For a topic that has no changes, and in the same commit as others' changes."""
+        """Publish to a topic that has no changes, in the same commit as changes of others."""
         store, payload = self.store.store, b"%d " % len(self.disk.operations) + bytes(size)
         store.append(
             {store.topic("plain"): [pack_record(payload)]}, lambda: self.tell("published", payload)
@@ -125,7 +125,7 @@ class ChangeRun(Run):
 
 
 class Known:
-    """What was asked and answered so far."""
+    """Changes and publishes that were asked for and answered so far."""
 
     def __init__(self) -> None:
         self.asked: list[Change] = []
@@ -150,7 +150,7 @@ def states(recorded, places):
             yield at, model, known, operations[at] if at < len(operations) else None
         if at < len(operations):
             operation = operations[at]
-            if isinstance(operation, Mark):
+            if isinstance(operation, MarkOp):
                 what, facts = operation.what
                 known.tell(what, *facts)
             else:
@@ -158,7 +158,7 @@ def states(recorded, places):
 
 
 def check(store: StepStore, known: Known) -> State:
-    """All that was answered is there, and of the rest a first part."""
+    """Check that all answered changes are there, followed by a prefix of the others."""
     found = State.of(store)
     possible = [
         State.after(known.asked[:count]) for count in range(known.answered, len(known.asked) + 1)
@@ -169,7 +169,7 @@ def check(store: StepStore, known: Known) -> State:
 
 
 def check_written(store: StepStore, known: Known) -> State:
-    """After a crash of the machine: also of those that were not synced, each is there whole or not at all."""
+    """Check after a machine crash that every change, synced or not, is there entirely or not at all."""
     found = State.of(store)
     for number, change in enumerate(known.asked):
         there = b"of/%d" % number in found.notes
@@ -188,7 +188,7 @@ def recover_and_check(path: Path, known: Known, *, machine: bool) -> None:
     store = reopen(path, boot_id)
     found = (check_written if written else check)(store, known)
     for number in range(3):
-        # It goes on from there, and the next crashes change nothing of it.
+        # The store continues from there, and further crashes do not change its content.
         store.crash()
         store = reopen(path, boot_id)
         assert State.of(store) == found
@@ -214,7 +214,7 @@ def crash_and_check(state, tmp_path: Path, chance: random.Random, *, machine: bo
 
 
 def everything(run: ChangeRun, *written: str) -> None:
-    """A short run in which everything happens."""
+    """Run every kind of change once."""
     for _ in range(3):
         run.ask("a", keys=KEYS)
         run.commit()

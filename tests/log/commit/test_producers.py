@@ -1,16 +1,16 @@
-"""Idempotence: a number is stored once, through crashes, applying, trimming and a cache that forgets."""
+"""Idempotence: a number is stored once, despite crashes, applying, trimming and a limited cache."""
 
 import pytest
 
-from headrace.log import producers
-from headrace.log.applier import PRODUCER_LEASE_MS
-from headrace.log.entries import RECENT_MAX
-from headrace.log.store import Stored
+from headrace.log.apply.applier import PRODUCER_LEASE_MS
+from headrace.log.commit import producers
+from headrace.log.commit.journal import RECENT_MAX
+from headrace.log.store import StoredAppend
 
 
 @pytest.fixture
 def forgetful(monkeypatch):
-    """Stores that keep two producers in memory besides those they must."""
+    """Stores that keep two producers in memory besides those that they must keep."""
     monkeypatch.setattr(producers.Producers.__init__, "__defaults__", (2,))
 
 
@@ -23,7 +23,7 @@ def test_a_producer_that_was_dropped_from_memory_is_not_forgotten(open_store, fo
         store.settle()
     for number in range(10):
         answer = store.append_once("topic", f"producer {number}", 1, b"again")
-        assert answer == Stored(5 * (number + 1), duplicate=True)
+        assert answer == StoredAppend(5 * (number + 1), duplicate=True)
     assert len(store.payloads("topic")) == 10
 
 
@@ -94,7 +94,7 @@ def test_an_append_of_many_records_is_one_number(open_store):
     store = open_store()
     stored = store.append_once("topic", "p", 1, *payloads)
     for _ in range(2):
-        assert store.append_once("topic", "p", 1, *payloads) == Stored(stored.offset, True)
+        assert store.append_once("topic", "p", 1, *payloads) == StoredAppend(stored.offset, True)
         assert store.payloads("topic") == payloads
         store = open_store()
 

@@ -1,4 +1,4 @@
-"""Runs the matrix, or a part of it, and counts what is wrong by kind.
+"""Run the matrix, or a part of it, and count the faults by kind.
 
 python -m tests.log.damage_matrix --world mixed --kind journal --what zeros --every 5
 python -m tests.log.damage_matrix --only 'journal/2.journal: at 0 4096 zeros' --world mixed
@@ -35,7 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     judge.TAIL_IS_ONE_FRAME |= options.one_frame
     judge.INDEX_ROWS_ARE_CONTENT = options.index_rows
-    # Starts are quicker with four directories to look into than with 256.
+    # Starts are quicker with four segment directories than with 256.
     layout.SEGMENT_DIRECTORIES = 4
     with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as scratch:
         for name in options.world or WORLDS:

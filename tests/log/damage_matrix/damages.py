@@ -1,6 +1,6 @@
 """Single damages: a sector or a block is zeroed, filled with garbage or replaced; a file is cut or missing.
 
-Changes the files of a copied data directory and nothing else. `judge.py` decides what a damage may cost.
+This file only changes files of a copied data directory. `judge.py` decides what a damage may cost.
 """
 
 import random
@@ -13,7 +13,7 @@ from tests.log.damage_matrix.worlds import Place, World
 UNITS = (512, 4096)
 
 CONTENTS = ("zeros", "garbage", "other file", "other place")
-"""What stands in the block afterwards; the last two are sound blocks in the wrong place."""
+"""Content of the block after the damage. The last two are intact blocks in the wrong place."""
 
 KINDS = {
     "journal": ("journal/", ".journal"),
@@ -28,11 +28,11 @@ KINDS = {
 }
 
 WHOLE = 1 << 62
-"""An end behind every file's."""
+"""End position that is greater than the size of any file."""
 
 
 class Damage(NamedTuple):
-    """One damage of one file, which `apply` does."""
+    """One damage to one file; `apply` does it."""
 
     file: str
     kind: str
@@ -51,7 +51,7 @@ class Damage(NamedTuple):
         return f"{self.file}:{where}{size} {self.what}"
 
     def apply(self, root: Path) -> bool:
-        """Damage the file; False when that changes nothing."""
+        """Damage the file. Return False if that changes nothing."""
         path = root / self.file
         data = path.read_bytes()
         if self.what == "missing":
@@ -75,7 +75,7 @@ class Damage(NamedTuple):
         if self.what == "garbage":
             return random.Random(f"{self.file} {self.position}").randbytes(length)
         if self.what == "other place":
-            # A neighbour rather than a faraway block: both are in use, or neither is.
+            # Take a neighbour rather than a distant block: then both blocks are in use, or neither is.
             before = self.position - self.length
             at = before if before >= 0 else self.position + self.length
             return _exactly(data[at : at + length], length)
@@ -94,7 +94,7 @@ def kind_of(file: str) -> str:
 
 
 def damages(world: World) -> Iterator[Damage]:
-    """Every damage of every file."""
+    """Yield every damage to every file."""
     for file in world.data_files():
         yield from damages_of(world, file)
 
@@ -112,7 +112,7 @@ def damages_of(world: World, file: str) -> Iterator[Damage]:
 
 
 def _like(root: Path, damage: Damage) -> list[Path]:
-    """Other files of the same kind, the next one first."""
+    """Return the other files of the same kind, beginning with the next one."""
     found = sorted(
         str(path.relative_to(root))
         for path in root.rglob("*")

@@ -1,28 +1,29 @@
-"""Judges what a start makes of a damaged data directory: a black box, driven through the store and `verify`.
+"""Judge what a start makes of a damaged data directory: a black box, driven through the store and `verify`.
 
-What counts as the content of a damaged block:
+The content of a damaged block is:
 
-- Journal: the entries that have a byte in it, header or data, as one checksum covers an entry. Entries in
-  other sectors of the same frame, and other frames, must survive. The headers of files and frames, and the
-  entries that create topics, are no excuse: a block that holds only such structures costs no record.
-- Segment: the runs that have a byte in it, as one checksum covers a run.
-- Index: no record at all. The records are sound, and their sizes say where each begins.
-- Catalogue and its write-ahead log: no record at all; cursors, notes and producers whose rows lie in a
-  damaged page of SQLite, as half a page is no page.
-- Staged file: the blocks of a pending batch that have a byte in it.
-- Cursors, notes, producers: those whose names or values stand in the block, or shortly behind it.
+- Journal: the entries with a byte in the block, header or data, because one checksum covers an entry. Entries
+  in other sectors of the same frame, and other frames, must survive. Damage to headers of files and frames,
+  or to entries that create topics, excuses no loss: a block that holds only such structures costs no record.
+- Segment: the runs with a byte in the block, because one checksum covers a run.
+- Index: no record at all. The records are intact, and their sizes say where each begins.
+- Catalogue and its write-ahead log: no record at all, but the cursors, notes and producers whose rows are in
+  a damaged page of SQLite, because half a page cannot be used.
+- Staged file: the blocks of a pending batch with a byte in the damaged block.
+- Cursors, notes, producers: those whose names or values are in the block, or begin shortly after it.
 
 The exception is the last frame after an unclean stop: if the damage touches it, its records may be missing
-without a word, and their offsets may be used again. Where a damaged block holds parts of several frames and
-the last frame is one of them, nothing behind the block shows that the others were ever written to their end:
-these count as the last frame too, except in the first block of a file, whose header shows the damage, and
-except for a cut or missing file, whose size shows it. Set `TAIL_IS_ONE_FRAME` for the narrow reading.
+without a report, and their offsets may be used again. If a damaged block holds parts of several frames and
+the last frame is one of them, nothing after the block shows that the others were completely written. They
+count as the last frame too, except in the first block of a file, whose header shows the damage, and except
+for a cut or missing file, whose size shows it. Set `TAIL_IS_ONE_FRAME` for the narrow reading.
 
-A batch whose entries are lost goes on from its staged files, if they are still there: its records may come
-again behind everything else.
+A batch whose entries are lost continues from its staged files, if they still exist: its records may come
+again after everything else.
 
-A start "says" something when it reports it or logs a warning. Reading everything belongs to a start, which
-does not read segments itself. A line about a write that was never acknowledged is not about damage.
+A start "says" something when it reports it or logs a warning. Reading everything counts as a part of the
+start, which does not read segments itself. A line about a write that was never acknowledged is not about
+damage.
 """
 
 import logging
@@ -35,11 +36,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import HeadraceError
-from headrace.log.journal import boot_id
+from headrace.log.commit.journal import boot_id
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
-from headrace.log.report import Report
-from headrace.log.verify import verify
+from headrace.log.verify.report import Report
+from headrace.log.verify.verify import verify
 from headrace.model import Position
 from headrace.testing.store import StepStore
 from tests.log.damage_matrix.damages import CONTENTS, WHOLE, Damage
@@ -51,18 +52,18 @@ INDEX_ROWS_ARE_CONTENT = False
 """Set to let a damaged index block cost the runs of its rows."""
 
 PAGE_BYTES = 4096
-"""Of SQLite; a frame of its write-ahead log is a little longer, so this excuses the neighbour too."""
+"""Page size of SQLite. Write-ahead log frames are a little longer; this excuses the neighbour too."""
 
 HEAD_BYTES_MAX = 128
 TAIL_BYTES_MAX = 32
-"""How far the entry or row of a cursor, note or producer reaches beyond its name or value, on both sides."""
+"""Maximum bytes of a cursor's, note's or producer's entry or row before and after its name or value."""
 
 Records = dict[int, tuple[int, bytes]]
-"""By offset, ordinal and payload."""
+"""Ordinal and payload of records, by offset."""
 
 
 class Fault(NamedTuple):
-    """Something that a start, or `verify`, did wrong."""
+    """An error of a start or of `verify`."""
 
     kind: str
     text: str
@@ -73,16 +74,16 @@ class Fault(NamedTuple):
 
 @dataclass
 class Served:
-    """What a start made of a directory."""
+    """Result of starting on a directory."""
 
     store: StepStore
     said: list[str]
-    """Reports of the start and warnings, without those about writes that were never acknowledged."""
+    """Reports of the start and warnings, without lines about writes that were never acknowledged."""
     topics: dict[str, Records] = field(default_factory=dict)
 
 
 def judge(world: World, damage: Damage, scratch: Path, *, settle: bool = False) -> list[Fault]:
-    """Damage a copy of the world and find everything that is wrong with what follows.
+    """Damage a copy of the world, and return all faults of what follows.
 
     `settle` applies the journal between the first start and the second one. The returned list is empty for a
     damage that changes nothing.
@@ -95,7 +96,7 @@ def judge(world: World, damage: Damage, scratch: Path, *, settle: bool = False) 
 
 
 class Trial:
-    """One damaged directory, verified, started, used and started again."""
+    """One damaged directory that is verified, started, used and started again."""
 
     def __init__(self, world: World, damage: Damage, path: Path) -> None:
         self.world = world
@@ -105,11 +106,11 @@ class Trial:
         self.report: Report | None = None
         self.tail = unnoticed(world, damage)
         self.lost: dict[str, list[int]] = {}
-        """By topic, the offsets that are lost and must be spoken of."""
+        """By topic, offsets of lost records that must be reported."""
         self.unnoticed: dict[str, list[int]] = {}
-        """The same for those of the last frame."""
+        """By topic, offsets of lost records of the last frame."""
         self.lost_blocks = 0
-        """Blocks of a batch that are lost and must be spoken of."""
+        """Number of blocks of a batch that are lost and must be reported."""
 
     def run(self, *, settle: bool = False, verify_first: bool = True) -> list[Fault]:
         if verify_first:
@@ -221,14 +222,14 @@ class Trial:
                 self._fault("never published", f"{name} at {offset}")
 
     def _may_be_back(self, name: str) -> bool:
-        """The damage may have cost the word of a trim or of a destruction."""
+        """True if the damage may have destroyed the entry of a trim or of a destruction."""
         frames = [self.world.commits[number].frame for number in self.world.trims.get(name, [])]
         if any(frame is not None and frame.overlaps(self.damage.place) for frame in frames):
             return True
         return self.damage.kind in ("catalogue", "wal") and self._is_named(name.encode())
 
     def _check_pending(self, served: Served) -> None:
-        """A decided batch is appended, each block once, but for damaged blocks."""
+        """Check that a decided batch is appended, each block once, except for damaged blocks."""
         decided = self.world.commits[-1].frame
         if decided is not None and decided.overlaps(self.damage.place):
             return
@@ -248,11 +249,11 @@ class Trial:
             self._fault("batch: lost", f"{len(unexplained)} blocks, the first: {unexplained[0]}")
 
     def _check_state(self, served: Served) -> None:
-        """Cursors and notes have their last value, or an earlier one if the damage explains that."""
+        """Check that cursors and notes have their last value, or an earlier one that the damage explains."""
         store = served.store.store
         cursors = {(one.topic, one.reader): one.position for one in store.cursors(limit=1000)}
         for (name, reader), history in self.world.cursors.items():
-            value = cursors.get((name, reader))
+            value = _before_jump(cursors.get((name, reader)), history, store.look(name).epoch)
             hit = self._is_named(reader.encode())
             self._check_value(f"cursor {reader} of {name}", value, history, hit=hit)
         for key, values in self.world.notes.items():
@@ -281,7 +282,7 @@ class Trial:
             self._fault("state: lost", what)
 
     def _is_named(self, mark: bytes) -> bool:
-        """Whether these bytes stand in what is damaged, or begin shortly behind it."""
+        """True if these bytes are in the damaged place, or begin shortly after it."""
         if any(mark in self.world.commits[number].marks for number in self.tail):
             return True
         place = self.damage.place
@@ -296,11 +297,11 @@ class Trial:
             at = data.find(mark, at + 1)
         return False
 
-    # What was said
+    # Reports
 
     @property
     def _lost(self) -> str:
-        """What is lost and must be spoken of, in words; empty if there is nothing."""
+        """Description of the losses that must be reported; empty if there are none."""
         counts = {"records": sum(map(len, self.lost.values())), "blocks": self.lost_blocks}
         return " and ".join(f"{count} {what}" for what, count in counts.items() if count)
 
@@ -313,7 +314,7 @@ class Trial:
                 self._fault("not in quarantine", "what is left of damaged entries is not kept")
 
     def _is_something_left(self) -> bool:
-        """Whether an entry was lost that reaches beyond the damaged block."""
+        """True if a lost entry reaches beyond the damaged block."""
         bad = self.damage.place
         return self.damage.what in CONTENTS and any(
             place.overlaps(bad) and (place.begin < bad.begin or place.end > bad.end)
@@ -330,7 +331,7 @@ class Trial:
             self._fault("verify: silent", f"{self._lost} are lost")
         if served.said and not report.damaged:
             self._fault("verify: sound, but the start reports damage", served.said[0])
-        # A start does not read segments that are about to be trimmed, nor headers of indexes, nor the backup.
+        # A start reads neither segments that are about to be trimmed, nor headers of indexes, nor the backup.
         unread = not self.lost and self.damage.kind in ("segment", "index", "backup")
         if report.damaged and not served.said and not unread:
             self._fault("verify: damaged, but the start says nothing", _first(report))
@@ -338,7 +339,7 @@ class Trial:
         by_name = {one.name: one for one in report.topics}
         for name, expected in self.world.topics.items():
             checked = by_name.get(name)
-            # A batch that goes on from its staged files may append at the same offsets again.
+            # A batch that continues from its staged files may append at the same offsets again.
             old = {
                 offset
                 for offset, (_, payload) in served.topics[name].items()
@@ -363,7 +364,7 @@ class Trial:
             self._check_named(report, name, set(self.lost.get(name, ())))
 
     def _check_named(self, report: Report, name: str, lost: set[int]) -> None:
-        """Every lost record lies in a range that is reported, unless nothing says what was lost."""
+        """Check that every lost record is in a reported range, unless a damage has no topic."""
         if any(one.topic is None for one in report.damages):
             return
         ranges = [
@@ -377,10 +378,10 @@ class Trial:
         if unnamed:
             self._fault("verify: silent", f"{name}: {len(unnamed)} lost records are in no range")
 
-    # Going on
+    # Appends after the damage
 
     def _go_on(self, served: Served) -> dict[str, Records]:
-        """Append to every topic, behind everything that clients saw; returns all that is served then."""
+        """Append to every topic, after all that clients saw; return all records that are served then."""
         store = served.store
         for name in self.world.topics:
             end = store.store.topic(name).end
@@ -406,7 +407,7 @@ class Trial:
         return after
 
     def _end_seen(self, name: str) -> tuple[int, int]:
-        """The topic's end as clients were told, but for what the last frame had."""
+        """Return the topic's end as clients know it, without the unnoticed records of the last frame."""
         expected = self.world.topics[name]
         unnoticed = self.unnoticed.get(name)
         if not unnoticed:
@@ -475,7 +476,7 @@ def is_damage(line: str) -> bool:
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """Collect warnings and errors that our code logs."""
+    """Collect the warnings and errors that Headrace logs."""
     lines: list[str] = []
 
     class Handler(logging.Handler):
@@ -493,13 +494,24 @@ def heard() -> Iterator[list[str]]:
 
 
 def unnoticed(world: World, damage: Damage) -> set[int]:
-    """The commits that may be missing without a word: see the top of this file."""
+    """Return the commits that may be missing without a report (see the module docstring)."""
     framed = [commit for commit in world.commits if commit.frame is not None]
     if not framed or not framed[-1].frame.overlaps(damage.place):
         return set()
     found = {framed[-1].number}
     if damage.position and damage.length != WHOLE and not TAIL_IS_ONE_FRAME:
         found |= {commit.number for commit in framed if commit.frame.overlaps(damage.place)}
+    return found
+
+
+def _before_jump(
+    found: Position | None, history: list[Position | None], epoch: int
+) -> Position | None:
+    """Return the value that the cursor was set to. A topic that jumps takes its cursors to its new epoch."""
+    if found is not None and found.epoch == epoch:
+        for at in reversed(history):
+            if at is not None and at[1:] == found[1:] and at.epoch <= epoch:
+                return at
     return found
 
 

@@ -1,4 +1,4 @@
-"""Chooses damages for a short run: some of every kind, to every kind of structure. Judges nothing."""
+"""Select damages for a short run: some of every kind, to every kind of structure. Elsewhere: judging them."""
 
 import random
 from collections import defaultdict
@@ -11,7 +11,7 @@ Case = tuple[World, Damage]
 
 
 def sample(worlds: Iterable[World], kind: str, count: int) -> list[Case]:
-    """At most `count` damages of each stratum, always the same ones."""
+    """Return at most `count` damages of each stratum; every run gets the same ones."""
     strata: dict[tuple[object, ...], list[Case]] = defaultdict(list)
     for world in worlds:
         for damage in of_kind(world, kind):
@@ -28,12 +28,12 @@ def of_kind(world: World, kind: str) -> Iterator[Damage]:
 
 
 def stratum(world: World, damage: Damage) -> tuple[object, ...]:
-    """Damages of one stratum hit the same structures in the same way."""
+    """Return the stratum: damages of one stratum hit the same structures in the same way."""
     return damage.what, damage.length, zone(world, damage)
 
 
 def zone(world: World, damage: Damage) -> str:
-    """Which structures lie in the damaged block."""
+    """Return which structures are in the damaged block."""
     if damage.kind != "journal" or damage.what == "missing":
         return "first" if damage.position == 0 else "later"
     frames = [commit.frame for commit in world.commits if commit.frame is not None]

@@ -1,7 +1,7 @@
-"""Judges a data directory of which the disk cannot read a part: every read of it fails with EIO.
+"""Judge a data directory with a part that the disk cannot read: every read of that part fails with EIO.
 
-SQLite reads in C, so the failure has to come from below: a library that is loaded before all others. The
-judge runs in a child process that has it. The child is this file as a script.
+SQLite reads in C, so the failure has to come from below: from a library that is loaded before all others. The
+judge runs in a child process with that library. The child runs this file as a script.
 """
 
 import os
@@ -36,9 +36,10 @@ def judge_unreadable(
     times: int = -1,
     verify_first: bool = True,
 ) -> list[Fault]:
-    """Find everything that is wrong with what a start makes of it.
+    """Return all faults of a start on a directory with an unreadable part.
 
-    So many reads fail as `times` says, or all of them. Without `verify_first` the start meets the first one.
+    The first `times` reads fail, or all reads if it is -1. Without `verify_first`, the start is the first to
+    meet a failing read.
     """
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(world.path, scratch)

@@ -1,7 +1,7 @@
-"""Data directories in many states, and a record of everything that was acknowledged in them. Damages nothing.
+"""Data directories in many states, with a record of everything that was acknowledged. Damages nothing.
 
-A `World` is a directory as a stop left it, with the expectation of what a start has to serve from it. It
-knows nothing of the journal's format: it finds bytes by searching for them, since every payload is unique.
+A `World` is a directory as a stop left it, and the expectation of what a start has to serve from it. It knows
+nothing of the journal's format: it finds bytes by searching for them, because every payload is unique.
 """
 
 import shutil
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.config import Config, Journal, Limits, PrefixRule, Segment
-from headrace.log.journal import boot_id
+from headrace.config.settings import Config, Journal, Limits, PrefixRule, Segment
+from headrace.log.commit.journal import boot_id
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
 from headrace.log.store import Note
@@ -22,19 +22,19 @@ JOURNAL_BYTES = 64 * 1024
 BLOCK_BYTES = 4096
 """Frames begin at multiples of this."""
 FRAMES_POSITION = 2 * BLOCK_BYTES
-"""Where the first frame of a file begins, behind the two copies of its header."""
+"""Position of the first frame of a file, after the two copies of the file's header."""
 
 ENTRY_PREFIX_BYTES = 0
-"""Bytes of an entry that stand in the journal in front of what `Appended.entries` holds of it."""
+"""Bytes of an entry in the journal that precede the part in `Appended.entries`."""
 
 OTHER_BOOT = b"some other boot."
 
 
 class Place(NamedTuple):
-    """Bytes of a file."""
+    """A range of bytes in a file."""
 
     file: str
-    """Relative to the data directory."""
+    """Path relative to the data directory."""
     begin: int
     end: int
 
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Group:
-    """Records that one commit appended to one topic: one journal entry, so one checksum covers them."""
+    """Records that one commit appended to one topic: one journal entry, covered by one checksum."""
 
     topic: str
     offset: int
@@ -53,7 +53,7 @@ class Group:
     head_bytes: int
     commit: int
     places: list[Place] = field(default_factory=list)
-    """Damage to any of these bytes costs these records."""
+    """Places of these records; damage to any of these bytes may cost the records."""
 
     @property
     def data(self) -> bytes:
@@ -64,7 +64,7 @@ class Group:
         return self.offset + len(self.data)
 
     def by_offset(self) -> dict[int, tuple[int, bytes]]:
-        """Ordinal and payload of each record."""
+        """Return ordinal and payload of each record, by offset."""
         found, offset = {}, self.offset
         for number, record in enumerate(self.records):
             found[offset] = self.ordinal + number, record[4:]
@@ -79,15 +79,15 @@ class Commit:
     number: int
     groups: list[Group]
     marks: list[bytes]
-    """Other unique bytes that the frame holds."""
+    """Other unique bytes in the frame."""
     frame: Place | None = None
-    """Where the frame lies, if the journal is the only place that has it."""
+    """Place of the frame, if only the journal has its content."""
 
 
 @dataclass
 class ExpectedTopic:
     records: dict[int, tuple[int, bytes]]
-    """By offset, ordinal and payload of everything acknowledged and not trimmed."""
+    """Ordinal and payload of every acknowledged record that is not trimmed, by offset."""
     trimmed: dict[int, tuple[int, bytes]]
     end: tuple[int, int]
     epoch: int
@@ -96,29 +96,29 @@ class ExpectedTopic:
 
 @dataclass
 class World:
-    """A data directory and what a start has to find in it."""
+    """A data directory, and what a start has to find in it."""
 
     name: str
     path: Path
     clean: bool
     boot: bytes
     files: int
-    """How many journal files the ring has."""
+    """Number of journal files in the ring."""
     topics: dict[str, ExpectedTopic] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
     cursors: dict[tuple[str, str], list[Position | None]] = field(default_factory=dict)
-    """By topic and reader, everything that was ever set, the last value last."""
+    """All positions that a cursor was ever set to, by topic and reader; the current one is last."""
     notes: dict[bytes, list[bytes | None]] = field(default_factory=dict)
-    """By key, everything that was ever set, the last value last."""
+    """All values that a note ever had, by key; the current one is last."""
     producers: dict[tuple[str, str], tuple[int, bytes]] = field(default_factory=dict)
-    """By topic and producer, the last number and its payload."""
+    """Last number and payload of each producer, by topic and producer."""
     pending: list["PendingBlock"] = field(default_factory=list)
-    """What a decided batch still has to append."""
+    """Blocks that a decided batch still has to append."""
     batched: set[bytes] = field(default_factory=set)
-    """Payloads that came in batches."""
+    """Payloads that were appended by batches."""
     trims: dict[str, list[int]] = field(default_factory=dict)
-    """By topic, the commits that trimmed or destroyed it."""
+    """Numbers of the commits that trimmed or destroyed a topic, by topic."""
 
     def config(self, path: Path) -> Config:
         return small(path, self.files)
@@ -133,7 +133,7 @@ class World:
 
 @dataclass
 class PendingBlock:
-    """A block of a staged file of a batch that is decided and not appended."""
+    """A block in a staged file whose batch is decided and not appended."""
 
     topic: str
     payloads: list[bytes]
@@ -141,7 +141,7 @@ class PendingBlock:
 
 
 def small(path: Path, files: int) -> Config:
-    """Journals of 64 KiB and segments so short that a topic has several."""
+    """Return a configuration with 64 KiB journal files, and segments so short that a topic has several."""
     return Config(
         data_dir=path,
         journal=Journal(file_bytes=JOURNAL_BYTES, files=files, commit_bytes_max=16_384),
@@ -152,7 +152,7 @@ def small(path: Path, files: int) -> Config:
 
 
 class Builder:
-    """Drives a store, and remembers what it acknowledged."""
+    """Drives a store and remembers what it acknowledged."""
 
     def __init__(self, path: Path, *, files: int = 6, boot: bytes | None = None) -> None:
         self.world = World(path.parent.name, path, False, boot or boot_id(), files)
@@ -165,13 +165,13 @@ class Builder:
         self._heard = 0
 
     def payload(self, size: int) -> bytes:
-        """Bytes that occur once, and that compress well."""
+        """Return unique bytes that compress well."""
         self._serial += 1
         unique = b"%08x." % (self._serial * 0x9E3779B1 & 0xFFFFFFFF)
         return (unique * (size // len(unique) + 1))[: max(size, len(unique))]
 
     def append(self, sizes: Mapping[str, Sequence[int]]) -> Commit:
-        """One commit: to each topic, records with payloads of these sizes."""
+        """Append records with payloads of these sizes to each topic, in one commit."""
         store = self.store.store
         for name, each in sizes.items():
             records = [pack_record(self.payload(size)) for size in each]
@@ -179,7 +179,7 @@ class Builder:
         return self._commit()
 
     def append_payloads(self, name: str, *payloads: bytes) -> Commit:
-        """One commit of given payloads, each of which has to be unique."""
+        """Append the given payloads in one commit; each payload has to be unique."""
         self.store.append(name, *payloads)
         return self._commit()
 
@@ -190,14 +190,14 @@ class Builder:
         self.world.producers[name, producer] = number, payload
 
     def note(self, name: str, key: bytes, size: int) -> None:
-        """A change: a record and a note together."""
+        """Append a record and set a note in one change."""
         value = self.payload(size)
         self.store.change(name, self.payload(40), notes=[Note(key, value)])
         self._commit(value)
         self.world.notes.setdefault(key, []).append(value)
 
     def trim(self, name: str, share: float) -> None:
-        """Forget the first part of a topic, in one commit with a note that shows where that stands."""
+        """Trim the first part of a topic, in one commit with a note by which the commit can be found."""
         topic = self.store.store.topic(name)
         wanted = topic.start_ordinal + int((topic.end_ordinal - topic.start_ordinal) * share)
         at = self.store.store.locate_ordinal(topic, wanted)
@@ -218,7 +218,7 @@ class Builder:
                 group.commit = -1
 
     def set_cursors(self, reader: str, *names: str) -> None:
-        """A reader has come to the end of each topic; a record is appended with it."""
+        """Move a reader's cursors to the end of each topic, and append a record in the same commit."""
         store = self.store.store
         positions = {name: store.topic(name).end for name in names}
         store.set_cursors(reader, positions, lambda: None)
@@ -228,14 +228,14 @@ class Builder:
             self.world.cursors.setdefault((name, reader), [None]).append(at)
 
     def batch(self, producer: str, number: int, *blocks: tuple[str, Sequence[int]]) -> None:
-        """A batch in one staged file, appended to its end."""
+        """Append a batch of one staged file to its end."""
         made = [(name, [self.payload(size) for size in sizes]) for name, sizes in blocks]
         self.store.batch(producer, number, self.store.stage(*made))
         self.world.batched |= {payload for _, payloads in made for payload in payloads}
         self._commit(producer.encode())
 
     def pending_batch(self, producer: str, number: int, *blocks: tuple[str, Sequence[int]]) -> None:
-        """A batch that is decided, and then waits for a free journal file."""
+        """Decide a batch, which then waits for a free journal file."""
         made = [(name, [self.payload(size) for size in sizes]) for name, sizes in blocks]
         staged = self.store.stage(*made)
         self.store.store.batches.decide(producer, number, [staged], lambda _: None)
@@ -271,7 +271,7 @@ class Builder:
         return commit
 
     def room_left(self) -> int:
-        """Bytes behind the last record in its journal file."""
+        """Return the number of bytes after the last record in its journal file."""
         last = self.world.groups[-1].data
         ends = [
             data.index(last) + len(last)
@@ -284,23 +284,23 @@ class Builder:
         self.store.rotate()
 
     def restart(self) -> None:
-        """A clean stop and another start."""
+        """Stop cleanly and start again."""
         self.store.close()
         self._start()
 
     def keep_backup(self) -> None:
-        """What the applier's process does once in a while."""
+        """Keep a backup of the catalogue, as the applier's process does from time to time."""
         self.store._catalogue.keep_backup(self.store._disk)
 
     def stop(self) -> World:
-        """A clean stop."""
+        """Stop cleanly."""
         self._note_topics()
         self.store.close()
         self.world.clean = True
         return self._located(self.path)
 
     def kill(self) -> World:
-        """The directory as it is at this moment, with what SQLite keeps beside its file."""
+        """Copy the directory as it is at this moment, with the files that SQLite keeps beside its own."""
         self._note_topics()
         copy = self.path.with_name("killed")
         shutil.copytree(self.path, copy)
@@ -308,7 +308,7 @@ class Builder:
         return self._located(copy)
 
     def kill_during_apply(self) -> World:
-        """The applier has written segments, and was killed before the catalogue says so."""
+        """Kill when the applier has written segments but the catalogue does not list them yet."""
         self._note_topics()
         copy = self.path.with_name("killed")
         shutil.copytree(self.path, copy)
@@ -318,7 +318,7 @@ class Builder:
         return self._located(copy)
 
     def _note_topics(self) -> None:
-        """What the store serves right now, and which checksummed units of segments hold it."""
+        """Remember what the store serves now, and which checksummed parts of segments hold it."""
         world, store = self.world, self.store.store
         self._applied_to: dict[str, int] = {}
         self._runs: dict[str, list[Place]] = {}
@@ -347,7 +347,7 @@ class Builder:
         for segment in store.segments(topic):
             file = str(layout.segment(topic.id, segment.base).relative_to(self.path))
             at = max(segment.base, topic.start_offset)
-            # A run that a trim has cut is still checked as a whole.
+            # A run that a trim has cut is still verified as a whole.
             begin = segment.base
             while at < segment.end:
                 chunk = reader.read(at, 1)
@@ -380,7 +380,7 @@ class Builder:
         return world
 
     def _locate_frames(self, journals: Mapping[str, bytes]) -> None:
-        """Frames begin at blocks: each reaches from behind the one before it to its own last block."""
+        """Locate each frame: it begins at a block, after the frame before it, and ends with a block."""
         before: Place | None = None
         for commit in self.world.commits:
             held = [
@@ -390,7 +390,8 @@ class Builder:
                 if place.file.startswith("journal/")
             ]
             if held or before is not None:
-                # Files are applied in their order: all commits from the first such one on are here only.
+                # Files are applied in order. From the first commit that only the journal has, all later
+                # commits are only in the journal too.
                 held += _find(journals, commit.marks, held[0].file if held else None)
             if not held:
                 continue
@@ -403,7 +404,7 @@ class Builder:
 
 
 def _find(journals: Mapping[str, bytes], marks: Sequence[bytes], file: str | None) -> list[Place]:
-    """The last occurrence of each mark: earlier ones are of earlier commits."""
+    """Return the last occurrence of each mark; earlier occurrences belong to earlier commits."""
     return [
         Place(name, at, at + len(mark))
         for name, data in journals.items()
@@ -437,11 +438,11 @@ def _runs_of(layout: Layout, group: Group, runs: Sequence[Place]) -> list[Place]
 # Worlds
 
 MIXED = (30, 120, 700, 45, 300, 1500, 20, 90, 4000, 60)
-"""Sizes of payloads: some share a sector, some fill one, some span several blocks."""
+"""Payload sizes: some share a sector, some fill one, some span several blocks."""
 
 
 def _fill(builder: Builder, names: Sequence[str], commits: int, first: int = 0) -> None:
-    """Commits with one to three topics each, of one to three records."""
+    """Make commits with one to three topics each, and one to three records per topic."""
     for number in range(first, first + commits):
         chosen = [names[(number + step) % len(names)] for step in range(1 + number % 3)]
         sizes = {
@@ -455,7 +456,7 @@ def _fill(builder: Builder, names: Sequence[str], commits: int, first: int = 0) 
 
 
 def _state(builder: Builder, name: str, other: str, tag: str) -> None:
-    """A little of everything that is not a record."""
+    """Add some of everything that is not a plain record: a producer, a note, cursors and a batch."""
     builder.append_once(name, f"producer-{tag}", 7, 50)
     builder.note(name, f"note-{tag}".encode(), 200)
     builder.set_cursors(f"reader-{tag}", name, other)
@@ -463,7 +464,7 @@ def _state(builder: Builder, name: str, other: str, tag: str) -> None:
 
 
 def clean(path: Path) -> World:
-    """A clean stop: everything is in segments."""
+    """Stop cleanly: everything is in segments."""
     builder = Builder(path)
     names = ["orders", "invoices", "written/w"]
     for part in range(3):
@@ -477,7 +478,7 @@ def clean(path: Path) -> World:
 
 
 def unapplied(path: Path) -> World:
-    """Killed before the applier did anything: every journal file has commits that only it holds."""
+    """Kill before the applier did anything: every journal file has commits that only it holds."""
     builder = Builder(path, files=9)
     builder.store.applying = False
     _fill(builder, ["orders", "invoices"], 12)
@@ -496,7 +497,7 @@ def unapplied(path: Path) -> World:
 
 
 def mixed(path: Path, boot: bytes | None = None) -> World:
-    """Some files applied, one older file not applied, and a newer one in use."""
+    """Some journal files are applied, an older one is not, and a newer one is in use."""
     builder = Builder(path, boot=boot)
     _fill(builder, ["orders", "invoices"], 16)
     _state(builder, "orders", "invoices", "m0")
@@ -518,7 +519,7 @@ def mixed(path: Path, boot: bytes | None = None) -> World:
 
 
 def interrupted(path: Path) -> World:
-    """Killed while the applier was at work: segments are longer than the catalogue says."""
+    """Kill while the applier works: segments are longer than the catalogue says."""
     builder = Builder(path)
     _fill(builder, ["orders", "invoices"], 8)
     _state(builder, "orders", "invoices", "i0")
@@ -533,12 +534,12 @@ def interrupted(path: Path) -> World:
 
 
 def rebooted(path: Path) -> World:
-    """The same after a crash of the machine: a start sees another boot."""
+    """The same after a crash of the machine: a start sees another boot id."""
     return mixed(path, OTHER_BOOT)
 
 
 def recycled(path: Path) -> World:
-    """A ring that went round many times, over several lives: files hold frames of earlier uses."""
+    """A ring that was reused many times, over several starts: files hold frames of earlier uses."""
     builder = Builder(path)
     names = ["orders", "invoices", "payments"]
     for part in range(8):
@@ -561,7 +562,7 @@ def recycled(path: Path) -> World:
 
 
 def many(path: Path) -> World:
-    """Many topics with few records: frames of many small entries."""
+    """Many topics with few records: frames with many small entries."""
     builder = Builder(path)
     names = [f"device/{number:02d}" for number in range(40)]
     builder.append({name: [20 + number] for number, name in enumerate(names[:15])})

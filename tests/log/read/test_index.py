@@ -1,16 +1,16 @@
-"""The index: what is written is read back, what is damaged is not believed, runs keep their limits."""
+"""The index: rows are read back, damaged rows are not trusted, runs stay within their limits."""
 
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.log.index import (
+from headrace.log.read.index import (
     HEADER_BYTES,
     ROW_BYTES,
     RUN_BYTES_MAX,
     RUN_RECORDS_MAX,
+    EntryRun,
     Header,
-    Piece,
     Row,
     decode_header,
     decode_row,
@@ -84,11 +84,11 @@ def pieces(draw):
     found = []
     for _ in range(draw(st.integers(0, 12))):
         if draw(st.integers(0, 5)) == 0:
-            offset, ordinal = offset + 77, ordinal + 3  # something between is lost
+            offset, ordinal = offset + 77, ordinal + 3  # records in between are lost
         ms += draw(st.sampled_from([0, 0, 1, 100]))
         count = draw(st.sampled_from([1, 2, 200, RUN_RECORDS_MAX]))
         size = draw(st.sampled_from([1, 30, RUN_BYTES_MAX // 3]))
-        found.append(Piece(offset, ordinal, count, ms, bytes(size)))
+        found.append(EntryRun(offset, ordinal, count, ms, bytes(size)))
         offset, ordinal = offset + size, ordinal + count
     return found
 

@@ -1,4 +1,4 @@
-"""Raw ranges of a topic: answers are bounded, and whoever goes on misses nothing."""
+"""Raw ranges of a topic: answers are limited, and a reader that continues misses nothing."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.log.index import decode_rows
-from headrace.log.journal import APPEND, encode_entry
+from headrace.log.commit.journal import APPEND, encode_entry
 from headrace.log.layout import Layout
-from headrace.log.raw import RawTopic
+from headrace.log.read.index import decode_rows
+from headrace.log.read.raw import RawTopic
 from headrace.log.records import pack_record
 from headrace.model import Position
 
 
 def tail_of(sizes: list[int]) -> tuple[RawTopic, bytes]:
-    """A topic that is all tail, with a time and so a run for each record."""
+    """Make a topic whose records are all in the tail. Each record has its own time and so its own run."""
     tail, log = [], b""
     for number, size in enumerate(sizes):
         record = pack_record(bytes([number % 256]) * size)

@@ -1,13 +1,14 @@
-"""A disk that fails to read a segment: an error that passes is no damage, one that stays costs one place."""
+"""A disk that fails to read a segment: a passing error is not damage, a lasting one costs one place."""
 
 import errno
 import os
 
 import pytest
 
-from headrace.config import Segment
-from headrace.log import file_reads, segment
-from headrace.log.raw import RawTopic
+from headrace.config.settings import Segment
+from headrace.log import disk as file_reads
+from headrace.log.read import segment
+from headrace.log.read.raw import RawTopic
 from headrace.testing.store import StepStore
 from tests.log.conftest import tiny
 
@@ -16,7 +17,7 @@ RECORDS = 120
 
 @pytest.fixture
 def store(open_store, tmp_path) -> StepStore:
-    """A topic whose records are all in segments, in runs of one record each."""
+    """A store with a topic whose records are all in segments, in runs of one record each."""
     made = open_store(tiny(tmp_path / "data", segment=Segment(bytes=4000)))
     for number in range(RECORDS):
         made.clock.ms += 1000
@@ -31,7 +32,7 @@ def payload(number: int) -> bytes:
 
 
 class Failing:
-    """Reads of segments and indexes, of which some fail."""
+    """Makes some reads of segments and indexes fail."""
 
     def __init__(self, monkeypatch, fails) -> None:
         self.count = 0
@@ -50,7 +51,7 @@ class Failing:
 
 
 def everything(store: StepStore) -> list[object]:
-    """What all ways of reading give."""
+    """Return the results of all ways of reading."""
     topic = store.store.topic("topic")
     starts = range(0, topic.end_offset, 977)
     return [
@@ -81,7 +82,7 @@ def test_an_index_that_cannot_be_read_costs_no_record(store, monkeypatch):
     Failing(monkeypatch, lambda _, name, *__: name == str(bad))
     assert store.payloads("topic") == [payload(number) for number in range(RECORDS)]
     assert store.store.damage_count > 0
-    everything(store)  # fails nowhere
+    everything(store)  # none of these calls fails
 
 
 def test_rows_that_were_restored_meanwhile_are_asked_for_again(store, monkeypatch):
@@ -102,4 +103,4 @@ def test_an_error_that_stays_is_damage_and_everything_else_is_served(store, monk
     assert found == [payload(number) for number in range(RECORDS) if number not in lost]
     assert lost == list(range(lost[0], lost[-1] + 1)), "the records of one segment"
     assert store.store.damage_count > 0
-    everything(store)  # fails nowhere
+    everything(store)  # none of these calls fails

@@ -1,24 +1,25 @@
-"""Reading segments: whole runs that were checked, around what is damaged, with few files open."""
+"""Reading segments: only verified, complete runs, past damaged places, with few open files."""
 
 import errno
 import os
 
 import pytest
 
-from headrace.log import file_reads, segment
-from headrace.log.catalogue_rows import SegmentRow
-from headrace.log.index import (
+from headrace.log import disk as file_reads
+from headrace.log.catalogue.rows import SegmentRow
+from headrace.log.layout import Layout
+from headrace.log.read import segment
+from headrace.log.read.index import (
     HEADER_BYTES,
+    EntryRun,
     Header,
-    Piece,
     encode_header,
     encode_row,
     join_runs,
     row_position,
 )
-from headrace.log.layout import Layout
+from headrace.log.read.segment import ColdFileError, Segments, Unreadable
 from headrace.log.records import pack_record
-from headrace.log.segment import ColdFileError, Segments, Unreadable
 from headrace.log.store import ColdError
 
 BASE = 1000
@@ -28,9 +29,9 @@ RUN_BYTES = 3 * len(RECORD)
 
 
 def make_segment(layout: Layout, topic_id: int = 1, runs: int = RUNS) -> SegmentRow:
-    """A segment of runs of three records, each 1000 ms after the one before it."""
+    """Make a segment of runs of three records, each run 1000 ms after the one before it."""
     pieces = [
-        Piece(BASE + number * RUN_BYTES, 50 + 3 * number, 3, 1000 * number, RECORD * 3)
+        EntryRun(BASE + number * RUN_BYTES, 50 + 3 * number, 3, 1000 * number, RECORD * 3)
         for number in range(runs)
     ]
     rows = [row for row, _ in join_runs(pieces)]
@@ -130,7 +131,7 @@ def test_damaged_rows_cost_no_record_and_are_reported(files, layout, row, bad):
 
 
 def check_restored(files, row):
-    """All records are served at their places, from anywhere, though rows are restored."""
+    """Check that all records are served at their offsets, from any start, although rows are restored."""
     block = files.read(row, BASE, 1 << 20)
     assert b"".join(run.data for run in block.runs) == RECORD * 3 * RUNS
     assert [run.ordinal - 50 for run in block.runs] == [
@@ -167,7 +168,7 @@ def test_an_index_that_begins_with_a_block_of_another_is_restored(files, layout,
     layout.segment(2, BASE).write_bytes(data)
     other = layout.index(2, BASE)
     pieces = [
-        Piece(
+        EntryRun(
             BASE + n * RUN_BYTES, 50 + 3 * n, 3, 1000 * n, data[n * RUN_BYTES : (n + 1) * RUN_BYTES]
         )
         for n in range(RUNS)
@@ -184,7 +185,7 @@ def test_searching_goes_around_damaged_rows(files, layout, row, bad):
         flip(layout.index(1, BASE), row_position(number) + 3)
     for number in range(RUNS):
         found = files.row(row, files.find(row, lambda row, at=number: row.ms >= 1000 * at))
-        # No record is missed: the run found begins where that time did, or before.
+        # No record is missed: the run that is found begins at that time's run, or before it.
         assert found.ms >= 1000 * number
         assert found.offset <= BASE + number * RUN_BYTES
 
@@ -243,7 +244,7 @@ def test_files_that_were_deleted_are_let_go(files, layout, row):
 
 
 class Cache:
-    """A page cache in which only what was read without waiting for it is there."""
+    """A page cache that only contains bytes which an ordinary read has loaded."""
 
     def __init__(self, monkeypatch) -> None:
         self.warm = set()
@@ -284,7 +285,7 @@ def test_bytes_that_are_not_in_memory_are_asked_for_and_then_read(layout, row, m
             assert attempt < 19, "each warming brings it further"
             cold.warm()
     assert offsets(block) == all_offsets()
-    # Partly in memory is not enough, and is not taken for the end of the file.
+    # Partly cached bytes are not enough, and are not taken for the end of the file.
     name = str(layout.segment(1, BASE))
     cache.warm = {place for place in cache.warm if place[0] != name or place[1] < RUN_BYTES}
     with pytest.raises(ColdError) as raised:
@@ -309,7 +310,7 @@ def test_where_the_system_cannot_say_it_is_simply_read(layout, row, monkeypatch)
 
 
 class BadDisk:
-    """A disk that cannot read some places of one file, often or for ever; behind a cache or not."""
+    """A disk that cannot read some bytes of one file, `times` times or always; behind a cache or not."""
 
     def __init__(self, monkeypatch, path, *, bad: range, times: float = float("inf")) -> None:
         self.failed = 0
@@ -320,13 +321,13 @@ class BadDisk:
         pread, preadv = os.pread, os.preadv
 
         def check(fd, position, length):
-            """How much can be read from there on."""
+            """Return the number of bytes that can be read from this position."""
             hit = range(max(position, bad.start), min(position + length, bad.stop))
             is_here = os.readlink(f"/proc/self/fd/{fd}") == str(path)
             if not is_here or not hit or self.failed >= self._times:
                 return length
             if hit.start > position:
-                return hit.start - position  # a read is cut short before the error
+                return hit.start - position  # a read returns the bytes before the bad place
             self.failed += 1
             raise OSError(errno.EIO, "a bad sector")
 
@@ -341,7 +342,7 @@ class BadDisk:
 
 
 LONG = 2000
-"""Runs of a segment that takes many pages."""
+"""Number of runs of a segment that takes many pages."""
 
 
 def read_all(files: Segments, row: SegmentRow) -> tuple[list[int], list[segment.DamagedRun]]:

@@ -1,4 +1,4 @@
-"""One flipped bit, or one file cut short, anywhere: the store starts and serves everything else."""
+"""One flipped bit or one truncated file, anywhere: the store starts and serves everything else."""
 
 import logging
 import random
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.log.catalogue import FILE_NAME
-from headrace.log.index import HEADER_BYTES, decode_rows
+from headrace.log.catalogue.catalogue import FILE_NAME
 from headrace.log.layout import Layout
+from headrace.log.read.index import HEADER_BYTES, decode_rows
 from headrace.testing.store import StepStore
 from tests.log.conftest import tiny
 from tests.log.expected import check_order, read
@@ -29,18 +29,18 @@ CASES = 8
 
 @dataclass
 class Known:
-    """A data directory of which some is applied and some is not, and what was published into it."""
+    """A data directory that is partly applied, and the records that were published to it."""
 
     path: Path
     records: dict[str, dict[int, tuple[int, bytes]]] = field(default_factory=dict)
     commits: list[dict[str, list[int]]] = field(default_factory=list)
-    """By topic, the offsets of what was committed together."""
+    """Offsets of the records of each commit, by topic."""
     runs: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module", params=["killed", "stopped"])
 def known(request, tmp_path_factory) -> Known:
-    """The first part of every topic in segments, the rest in the journal unless it was stopped."""
+    """The first part of every topic is in segments, the rest in the journal unless the store was stopped."""
     path = tmp_path_factory.mktemp(request.param) / "data"
     chance = random.Random(1)
     store = StepStore(tiny(path))
@@ -74,7 +74,7 @@ def known(request, tmp_path_factory) -> Known:
         found.commits[-1][one.topic.name] = ends
     ids = {name: store.store.topic(name).id for name in NAMES}
     if request.param == "killed":
-        # As it is at this moment, with what SQLite keeps beside its file.
+        # Copy the directory as it is at this moment, with the files that SQLite keeps beside its own.
         found.path = tmp_path_factory.mktemp("killed") / "data"
         shutil.copytree(path, found.path)
         store.crash()
@@ -92,7 +92,7 @@ def known(request, tmp_path_factory) -> Known:
 
 def flip(file: Path, chance: random.Random) -> int:
     data = bytearray(file.read_bytes())
-    # Mostly where something is.
+    # Mostly choose a position that is in use.
     used = len(data.rstrip(b"\0")) or len(data)
     position = chance.randrange(used if chance.random() < 0.8 else len(data))
     data[position] ^= 1 << chance.randrange(8)
@@ -133,7 +133,7 @@ def test_damage_takes_nothing_else_with_it(known, tmp_path, caplog, kind, damage
     if any(lost.values()):
         said = "\n".join([*store.reports, caplog.text])
         assert "damage" in said or "dropped" in said or "lost" in said
-    # Whatever it was, the store goes on behind everything anyone was told of, and keeps that.
+    # Whatever was damaged, new records come after everything that clients know of, and are kept.
     for name in NAMES:
         tail = kind == "journal" and max(known.records[name]) in lost[name]
         end = store.store.topic(name).end_offset
@@ -149,7 +149,7 @@ def test_damage_takes_nothing_else_with_it(known, tmp_path, caplog, kind, damage
 
 
 def check_loss(known, file, kind, damage, lost) -> None:
-    """Does the damage explain the loss?"""
+    """Check that the damage explains the loss."""
     if kind in ("catalogue", "write-ahead log", "shared memory"):
         assert not any(lost.values())
     elif kind == "journal":
@@ -163,7 +163,7 @@ def check_loss(known, file, kind, damage, lost) -> None:
         if damage is flip:
             assert len(touched) <= 1
         elif touched:
-            # A file that was cut: nothing before that place, and nothing of the next file.
+            # After a cut, commits before the cut and those of the next file are intact.
             assert touched == list(range(touched[0], touched[-1] + 1))
             assert touched[0] >= 18
             assert touched[-1] == 24 or touched[0] >= 25

@@ -1,5 +1,7 @@
-"""Damages that once took sound records along, each by name: heads of journal files, the making of topics,
-forged frames, unreadable blocks. `test_damage_matrix.py` tries everything else.
+"""Damages that once also cost intact records, each as its own test.
+
+They concern heads of journal files, the creation of topics, forged frames and unreadable blocks.
+`test_damage_matrix.py` tries everything else.
 """
 
 import random
@@ -22,14 +24,14 @@ NAMES = ["orders", "invoices", "payments"]
 
 
 def ten_records(builder: Builder, names: list[str], commits: int) -> None:
-    """Commits of ten records each, one topic after another."""
+    """Make commits of ten records each, one topic after another."""
     for number in range(commits):
         builder.append({names[number % len(names)]: [60 + number] * 10})
 
 
 @pytest.fixture
 def newest(tmp_path) -> World:
-    """An applied journal file, and a newest one with 200 records in 20 frames, all acknowledged."""
+    """An applied journal file, and a newest one with 200 acknowledged records in 20 frames."""
     builder = Builder(tmp_path / "newest" / "data")
     ten_records(builder, NAMES, 12)
     builder.rotate()
@@ -40,7 +42,7 @@ def newest(tmp_path) -> World:
 
 @pytest.fixture
 def older(tmp_path) -> World:
-    """An older file with 25 unapplied frames, in which a topic was made, and a newer one in use."""
+    """An older file with 25 unapplied frames, in which a topic was created, and a newer file in use."""
     builder = Builder(tmp_path / "older" / "data")
     ten_records(builder, NAMES, 12)
     builder.rotate()
@@ -53,7 +55,7 @@ def older(tmp_path) -> World:
 
 @pytest.fixture
 def stopped(tmp_path) -> World:
-    """A clean stop: SQLite keeps nothing beside the catalogue's file."""
+    """A clean stop: SQLite keeps no other file beside the catalogue's."""
     builder = Builder(tmp_path / "stopped" / "data")
     ten_records(builder, NAMES, 12)
     return builder.stop()
@@ -110,7 +112,7 @@ def test_a_missing_older_journal_file_costs_nothing_in_others(older, tmp_path):
 
 
 def test_a_flipped_bit_where_a_topic_is_made_costs_no_record(tmp_path):
-    """500 records behind it, in the same file and in the next."""
+    """500 records follow, in the same file and in the next one."""
     builder = Builder(tmp_path / "made" / "data")
     builder.store.applying = False
     builder.append({"another": [20]})
@@ -124,7 +126,7 @@ def test_a_flipped_bit_where_a_topic_is_made_costs_no_record(tmp_path):
     data = (world.path / place.file).read_bytes()
     name = data.index(b"the only one")
     assert name < place.begin
-    # Every few bytes from before the entry that makes the topic up to the first append.
+    # Flip a bit every few bytes, from before the entry that creates the topic to the first append.
     flips = [
         Damage(place.file, "journal", "flip", position, 1)
         for position in range(name - 60, place.begin, 5)
@@ -133,7 +135,7 @@ def test_a_flipped_bit_where_a_topic_is_made_costs_no_record(tmp_path):
 
 
 def test_the_name_of_a_topic_stands_in_two_blocks_at_least(tmp_path):
-    """Every single block that holds the name may be bad."""
+    """Any single block that holds the name may be damaged."""
     builder = Builder(tmp_path / "made" / "data")
     builder.store.applying = False
     ten_records(builder, ["another"], 3)
@@ -155,7 +157,7 @@ FORGED_BLOCKS = 4
 
 
 def history(builder: Builder, *, first: bool) -> None:
-    """What happened before the attack; `first` lets the attack be the first frame of a file."""
+    """Make the commits before the attack. With `first`, the attack is the first frame of a file."""
     builder.append({"victim": [40], "attacker": [40]})
     ten_records(builder, ["victim", "attacker"], 3)
     builder.rotate()

@@ -1,9 +1,9 @@
-"""Every sector and every block of every file, damaged: it costs its own content, all of it is reported.
+"""Damage to every sector and every block of every file: only its own content is lost, and all is reported.
 
-A usual run takes a sample of every kind of damage to every kind of structure, `make torture` all of them.
+A usual run takes a sample of every kind of damage to every kind of structure, `make torture` takes all.
 The top of `damage_matrix/judge.py` says what counts as the content of a block. To look at a part of it:
 
-    pytest tests/log/test_damage_matrix.py -k journal
+    pytest tests/log/recovery/test_damage_matrix.py -k journal
     python -m tests.log.damage_matrix --world mixed --kind journal --every 7
 """
 
@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from headrace.log.verify import verify
+from headrace.log.verify.verify import verify
 from tests.log.conftest import QUICK
 from tests.log.damage_matrix.damages import KINDS
 from tests.log.damage_matrix.judge import heard, judge, open_store
@@ -23,7 +23,7 @@ from tests.log.damage_matrix.worlds import WORLDS, World
 from tests.tools import takes_long
 
 SAMPLED = {"journal": 3, "segment": 2, "index": 2, "catalogue": 2}
-"""Damages of each stratum in a usual run; 1 for other kinds of file."""
+"""Number of damages of each stratum in a usual run; 1 for other kinds of file."""
 
 FAULTS_SHOWN_MAX = 30
 
@@ -60,7 +60,7 @@ def check(cases: Iterable[Case], scratch: Path) -> None:
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_without_damage_everything_is_there_and_nothing_is_reported(worlds, tmp_path, name):
-    """The judge's own ground: what it expects is what an undamaged directory gives."""
+    """This tests the judge itself: it expects exactly what an undamaged directory gives."""
     world = worlds[name]
     copy = tmp_path / "copy"
     shutil.copytree(world.path, copy)

@@ -1,11 +1,11 @@
-"""Counts and sizes of a topic: those of kept records, whatever offsets and ordinals have skipped."""
+"""Counts and sizes of a topic: they count kept records, not the offsets and ordinals that were skipped."""
 
 from random import Random
 
 import pytest
 
-from headrace.log.catalogue import FILE_NAME
-from headrace.log.inspect import inspect_topic
+from headrace.log.catalogue.catalogue import FILE_NAME
+from headrace.log.verify.inspect import inspect_topic
 from headrace.model import JUMP, Position, Span
 from tests.log.expected import read
 
@@ -37,7 +37,7 @@ def topic_of(store):
 
 
 def last(store, records):
-    """The payloads from where the last so many records begin."""
+    """Return the payloads of the last `records` records."""
     at = store.store.locate_last(topic_of(store), records)
     return store.payloads("topic", at.offset)
 
@@ -61,7 +61,7 @@ def test_what_is_applied_and_still_in_the_tail_counts_once(open_store):
     store.append("topic", PAYLOAD)
     tail = list(topic.tail)
     store.settle()
-    topic.tail = tail  # the applier's word has not come yet
+    topic.tail = tail  # the applier has not reported its work yet
     assert store.store.kept(topic) == Span(RECORDS + 1, (RECORDS + 1) * SIZE)
 
 

@@ -1,4 +1,4 @@
-"""Notes after crashes and damage: all of a change or nothing, no old value, a word on what is lost."""
+"""Notes after crashes and damage: a change counts entirely or not at all, and losses are reported."""
 
 import random
 import shutil
@@ -7,29 +7,35 @@ import sqlite3
 import msgspec
 import pytest
 
-from headrace.config import Journal as JournalConfig
-from headrace.log import journal, journal_reading
-from headrace.log.applier import Applier
-from headrace.log.applier_child import apply_file
-from headrace.log.batch_parts import Part
-from headrace.log.blocks import Block
-from headrace.log.catalogue import BACKUP_NAME, FILE_NAME, Catalogue, _sound_schema
-from headrace.log.catalogue_rows import ADDED, FORMAT, Meta, NoteRow
-from headrace.log.commit import Commit, Encoder
+from headrace.config.settings import Journal as JournalConfig
+from headrace.log.apply.applier import Applier
+from headrace.log.apply.child import apply_file
+from headrace.log.batch.batches import BatchPart
+from headrace.log.batch.blocks import Block
+from headrace.log.catalogue.catalogue import BACKUP_NAME, FILE_NAME, Catalogue, _sound_schema
+from headrace.log.catalogue.rows import ADDED, FORMAT, DirectoryMeta, NoteRow
+from headrace.log.commit import journal
+from headrace.log.commit.commit import Commit, Encoder
+from headrace.log.commit.journal import (
+    FRAME_HEAD_BYTES,
+    Progress,
+    decode_entry,
+    encode_entry,
+    entry_seed,
+)
 from headrace.log.disk import Disk
-from headrace.log.entries import Progress
-from headrace.log.journal import FRAME_HEAD_BYTES, decode_entry, encode_entry, entry_seed
-from headrace.log.journal_scan import _without_gaps
 from headrace.log.records import pack_record
+from headrace.log.recovery import frames as journal_reading
+from headrace.log.recovery.scan import _without_gaps
 from headrace.log.store import Note, Topic
-from headrace.log.verify import verify
+from headrace.log.verify.verify import verify
 from headrace.model import JUMP, Durability
 from headrace.testing.store import StepStore
+from tests.log.commit.test_notes import ask, listed, put
 from tests.log.conftest import tiny
-from tests.log.test_damage import flip
+from tests.log.recovery.test_damage import flip
+from tests.log.recovery.test_recovery import Journal
 from tests.log.test_embedded import append
-from tests.log.test_notes import ask, listed, put
-from tests.log.test_recovery import Journal
 
 # After a crash
 
@@ -51,7 +57,7 @@ def test_a_journal_file_that_is_used_again_brings_back_no_old_value(open_store):
 
 
 def torn(store, stale):
-    """The last frame begins as it should; behind its header is what an earlier use left."""
+    """Tear the last frame: its header is intact, followed by what an earlier use of the file left."""
     path, position, frame = Journal(store).frames()[-1]
     length = sum(len(encode_entry(*entry, seed=0)) for entry in frame.entries)
     at = position + FRAME_HEAD_BYTES
@@ -68,7 +74,7 @@ def test_what_an_earlier_use_left_in_a_torn_frame_brings_back_no_old_value(open_
     put(store, "topic", b"1", key=b"1", dropped=b"1")
     put(store, "topic", b"2", key=b"2", dropped=None)
     if same_length:
-        # All of what is left of it holds by itself, as if it were of this commit.
+        # All old entries are valid by themselves, as if they belonged to this commit.
         put(store, "topic", b"3", key=b"3", dropped=b"3")
     else:
         put(store, "topic", b"3" * 500, key=b"3", dropped=b"3")
@@ -88,7 +94,7 @@ def test_what_an_earlier_use_left_in_a_torn_frame_brings_back_no_old_value(open_
 
 
 def last_change(open_store):
-    """A store that was killed after a commit with two changes, and the places of its last frame's entries."""
+    """Return a store killed after a commit with two changes, and the places of that frame's entries."""
     store = open_store()
     store.append("a", b"a1")
     store.append("plain", b"p1")
@@ -148,7 +154,7 @@ def test_damage_in_a_last_commit_takes_its_changes_together_and_no_others_with_t
         copy = tmp_path / f"{at}"
         shutil.copytree(store.layout.root, copy)
         again = StepStore(tiny(copy))
-        whole = topic_id == 2  # the damage is in what the changes have nothing to do with
+        whole = topic_id == 2  # the damaged entry does not belong to the changes
         assert listed(again) == (NEW if whole else OLD)
         assert again.payloads("a") == [b"a1"] + [b"a2" * 20] * whole
         assert again.payloads("b") == [b"b1" * 20] * whole
@@ -201,7 +207,7 @@ def change_of(topic_id, *payloads):
 
 def part(topic_id, payload):
     record = pack_record(payload)
-    return existing(topic_id), Part(Block(f"{topic_id}", 1, record), "p", 1, Progress(0, 9))
+    return existing(topic_id), BatchPart(Block(f"{topic_id}", 1, record), "p", 1, Progress(0, 9))
 
 
 def encoded_frame(*changes, parts=()):
@@ -223,7 +229,7 @@ def encoded_frame(*changes, parts=()):
 
 
 def damaged_note(open_store, *, header=False):
-    """A change in the middle of the journal whose note is damaged, in its header or in its value."""
+    """Return a store with a change in the middle of the journal whose note has a damaged header or value."""
     store = open_store()
     put(store, "topic", b"1", key=b"old", other=b"old")
     put(store, "topic", b"2", key=b"new", other=b"new")
@@ -260,7 +266,7 @@ def test_a_damaged_header_costs_its_entry_and_makes_topics_jump(open_store):
     assert listed(store) == {"key": b"old", "other": b"new", "third": b"new"}
     assert store.payloads("topic") == [b"1", b"2", b"3"]
     assert store.store.topic("new").end_offset >= JUMP
-    assert store.store.topic("topic").end_offset < JUMP  # a later entry says where it ends
+    assert store.store.topic("topic").end_offset < JUMP  # a later entry proves the topic's end
 
 
 def test_a_value_that_is_damaged_while_the_store_runs_is_told_of(store):
@@ -282,7 +288,7 @@ def test_a_value_that_is_damaged_while_the_store_runs_is_told_of(store):
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory):
-    """A directory of which some is applied and some is not, and the values of each key in their order."""
+    """A directory that is partly applied, and the values of each key in order."""
     path = tmp_path_factory.mktemp("changed") / "data"
     store = StepStore(tiny(path, journal=JournalConfig(file_bytes=65_536, files=6)))
     given = {f"k{number}": [] for number in range(9)}
@@ -391,7 +397,7 @@ def test_rows_that_hold_are_taken_from_the_damaged_catalogue(open_store):
 def test_what_the_journal_says_from_before_a_gap_is_not_noted_again(
     open_store, monkeypatch, killed_at
 ):
-    """A start uses files in the order of their names: others may hold much older commits for long."""
+    """A start uses files in the order of their names, so other files may keep much older commits for long."""
     store = open_store()
     for number in range(4):
         put(store, key=b"%d" % number, dropped=b"%d" % number, number=b"%d" % number)
@@ -408,7 +414,7 @@ def test_what_the_journal_says_from_before_a_gap_is_not_noted_again(
     store._catalogue._db.execute("INSERT INTO tombstones VALUES (x'00', 1, 1, 1, 1, 1)")
     store.crash()
     if killed_at:
-        # While the journal is applied to the new catalogue.
+        # The kill happens while the journal is applied to the new catalogue.
         with monkeypatch.context() as patch:
             patch.setattr(Applier, "apply", killed_in(Applier.apply, killed_at))
             with pytest.raises(KeyboardInterrupt):
@@ -437,7 +443,7 @@ def killed_in(function, at):
 
 
 def make_format_2(path):
-    """What an earlier version would have left: the same without notes."""
+    """Turn a catalogue into that of an earlier version: the same without notes."""
     with sqlite3.connect(path) as db:
         db.execute("DROP TABLE notes")
     db.close()
@@ -479,7 +485,7 @@ def test_a_directory_of_format_2_is_verified_opened_and_loses_nothing(open_store
     put(store, key=b"value")
     store.settle()
     store.crash()
-    lose(store)  # and the backup is still of format 2
+    lose(store)  # the backup still has format 2
     store = open_store()
     assert listed(store) == {"key": b"value"}
     assert store.payloads("a") == [b"one", b"two", b"three", b"four"]
@@ -492,7 +498,7 @@ def test_a_catalogue_made_anew_is_what_migrating_makes(tmp_path):
         old = Catalogue.open(path)
         with old.transaction():
             old._add(*range(1, version + 1))
-            old.put_meta(Meta(format=version))
+            old.put_meta(DirectoryMeta(format=version))
         old.check()
         old.migrate()
         old.check()

@@ -1,15 +1,15 @@
-"""Repairs: what a disk or a person spoiled is found again as far as it can be, and offsets never go back."""
+"""Repairs: what a disk or a person damaged is restored as far as possible, and offsets never go back."""
 
 import os
 import shutil
 
 import pytest
 
-from headrace.log import rebuild
-from headrace.log.catalogue import BACKUP_NAME, FILE_NAME
+from headrace.log.catalogue.catalogue import BACKUP_NAME, FILE_NAME
 from headrace.log.disk import Disk
-from headrace.log.index import HEADER_BYTES, ROW_BYTES, decode_rows, row_position
-from headrace.log.store import Stored
+from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, decode_rows, row_position
+from headrace.log.recovery import rebuild
+from headrace.log.store import StoredAppend
 from headrace.model import JUMP
 from tests.log.expected import read
 
@@ -17,7 +17,7 @@ PAYLOADS = [b"%d" % number * (number % 40) for number in range(40)]
 
 
 def fill(store, topic="topic", payloads=PAYLOADS, every=6):
-    """Append one at a time, in several segments of several runs."""
+    """Append one record at a time, to several segments of several runs."""
     for number, payload in enumerate(payloads):
         store.clock.ms += 40
         store.append(topic, payload)
@@ -28,7 +28,7 @@ def fill(store, topic="topic", payloads=PAYLOADS, every=6):
 
 @pytest.fixture
 def stopped(open_store):
-    """A data directory at rest with a topic in several segments."""
+    """A stopped store with a topic in several segments."""
     store = open_store()
     fill(store)
     store.close()
@@ -109,7 +109,7 @@ def test_zeros_are_not_taken_for_records_without_an_index(open_store):
     data = log.read_bytes()
     log.write_bytes(
         data[:40] + bytes(80)
-    )  # two records are zeros now: as good as twenty empty ones
+    )  # two records are zeros now, which look like twenty empty records
     index.unlink()
     store = open_store()
     assert [payload for payload in store.payloads("topic") if payload] == [b"x" * 36]
@@ -235,7 +235,7 @@ def test_topics_are_found_again_without_a_catalogue(open_store, damage, killed):
     for name, end in spans.items():
         topic = store.store.topic(name)
         assert topic.epoch > end.epoch
-        assert topic.end_offset == end.offset + JUMP  # nobody knows how far it really went
+        assert topic.end_offset == end.offset + JUMP  # nobody knows the true end
         assert topic.end_ordinal == end.ordinal + JUMP
     assert any("3 topics go on with a new epoch" in report for report in store.reports)
     store.append("topic", b"after")
@@ -296,7 +296,7 @@ def test_producers_come_back_from_the_backup_and_from_the_journal(open_store):
     (store.layout.root / FILE_NAME).write_bytes(b"")
     store = open_store()
     assert store.append_once("topic", "early", 3, b"x").duplicate
-    assert store.append_once("topic", "late", 5, b"y") == Stored(end, duplicate=True)
+    assert store.append_once("topic", "late", 5, b"y") == StoredAppend(end, duplicate=True)
     assert not store.append_once("topic", "late", 6, b"z").duplicate
     assert any("from the backup" in report for report in store.reports)
 
@@ -378,7 +378,7 @@ def test_of_two_lives_of_a_name_the_later_one_counts(open_store, monkeypatch):
     store = open_store()
     fill(store)
     store.settle()
-    # The files of the first life are not deleted any more.
+    # Files of the first life are no longer deleted.
     monkeypatch.setattr(Disk, "unlink", lambda *_: None)
     store.destroy("topic")
     store.append("topic", b"the second life")

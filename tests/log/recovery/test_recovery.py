@@ -1,16 +1,24 @@
-"""Starting again: what was acknowledged is there, what cannot be is said, no position means other bytes."""
+"""Restarts: acknowledged records are there, losses are reported, and no position gets other bytes."""
 
 import shutil
 
 import pytest
 
-from headrace.config import PrefixRule
+from headrace.config.settings import PrefixRule
 from headrace.errors import DataDirectoryError
-from headrace.log import journal, journal_reading, journal_scan, recovery
-from headrace.log.catalogue import Catalogue
-from headrace.log.journal import ENTRY_HEADER_BYTES, FRAME_HEAD_BYTES, FRAMES_POSITION, encode_entry
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.commit import journal
+from headrace.log.commit.journal import (
+    ENTRY_HEADER_BYTES,
+    FRAME_HEAD_BYTES,
+    FRAMES_POSITION,
+    encode_entry,
+)
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
+from headrace.log.recovery import frames as journal_reading
+from headrace.log.recovery import recovery
+from headrace.log.recovery import scan as journal_scan
 from headrace.model import JUMP, Durability
 from headrace.testing.store import StepClock
 from tests.log.conftest import tiny
@@ -19,13 +27,13 @@ BOOTS = [b"boot number %4d" % number + b"." for number in range(4)]
 
 
 class Journal:
-    """The journal of a store that was stopped, in the hands of whoever damages it."""
+    """The journal of a stopped store, for tests that damage it."""
 
     def __init__(self, store) -> None:
         self.layout = store.layout
 
     def frames(self):
-        """(file, where it begins, frame) of every commit, in order."""
+        """Return file, position and content of every frame, in the order of commits."""
         found = []
         for path in self.layout.journal_files():
             position = FRAMES_POSITION
@@ -42,7 +50,7 @@ class Journal:
         path.write_bytes(data)
 
     def lose(self, *numbers) -> None:
-        """Overwrite all of some frames, so that no copy of their heads is left."""
+        """Overwrite some frames entirely, so that no copy of their heads is left."""
         frames = self.frames()
         for path, position, frame in (frames[number] for number in numbers):
             length = journal.frame_bytes(sum(len(encode_entry(*e, seed=0)) for e in frame.entries))
@@ -57,7 +65,7 @@ class Journal:
 
 @pytest.fixture
 def damaged(open_store):
-    """Run commits without applying them, let a function damage the journal, and start again."""
+    """Run commits without applying them, damage the journal with a function, and start again."""
 
     def run(commits, damage):
         store = open_store()
@@ -231,7 +239,7 @@ def test_numbers_of_commits_go_on_above_all_there_were(open_store):
     assert max(numbers) == 6
 
 
-# Writes that were not finished
+# Unfinished writes
 
 
 def test_a_commit_that_was_not_finished_is_dropped(damaged):
@@ -258,7 +266,7 @@ def test_of_a_last_commit_only_what_is_damaged_is_dropped(open_store):
     store.crash()
     found = Journal(store)
     path, position, frame = found.frames()[-1]
-    # The name of a again and its append, then create and append of b, of c.
+    # The frame has the name of a again and its append, then creation and append of b and of c.
     kinds = [(entry.kind, entry.topic_id) for entry in frame.entries]
     assert kinds[2:4] == [(journal.CREATE, 2), (journal.APPEND, 2)]
     data_at = position + FRAME_HEAD_BYTES
@@ -298,7 +306,7 @@ def test_an_append_with_a_number_is_stored_whole_or_not_at_all(open_store):
 
 def test_what_an_earlier_use_left_in_a_torn_frame_brings_no_topic_back(open_store):
     store = open_store()
-    store.append("gone", b"x" * 200)  # makes the topic at the beginning of the first file
+    store.append("gone", b"x" * 200)  # creates the topic at the beginning of the first file
     store.destroy("gone")
     end = store.store.topic("gone").end
     for _ in range(3):  # until that file is used again
@@ -369,7 +377,7 @@ def test_damaged_data_is_kept_aside_and_its_offsets_are_not_used_again(damaged):
     assert any("damage: kept in quarantine" in report for report in store.reports)
     assert any('"a": 1 records from offset 6 to 12 are lost' in one for one in store.reports)
     assert b"a" in found.quarantined()[0]
-    assert ends(store, "a", "b") == [18, 12]  # it is known what is lost: nobody jumps
+    assert ends(store, "a", "b") == [18, 12]  # the lost records are known, so no topic jumps
     assert store.store.locate_ordinal(store.store.topic("a"), 1).offset == 12
 
 
@@ -379,7 +387,7 @@ def test_a_lost_frame_makes_every_topic_jump_whose_end_no_later_entry_proves(dam
     assert store.payloads("b") == [b"b1", b"b2"]
     assert len(found.quarantined()) == 1
     assert ends(store, "a", "b") == [12 + JUMP, 12]
-    # Someone may have been told of records of a name that nobody knows now.
+    # Clients may know of records in a topic whose name is lost.
     assert store.store.topic("new").end_offset >= JUMP
     store.append("a", b"a4")
     assert store.payloads("a") == [b"a1", b"a2", b"a4"]
@@ -439,7 +447,7 @@ def test_tombstones_jump_when_nobody_knows_what_was_lost(open_store):
     found = Journal(store)
     sequences = [frame.sequence for _, _, frame in found.frames()]
     lost = sequences.index(3)
-    found.lose(lost, lost + 1)  # the second names the topic again
+    found.lose(lost, lost + 1)  # the second frame names the topic again
     store = open_store()
     assert not store.store.topic("gone").exists
     assert store.store.topic("gone").end_offset == end + JUMP
@@ -480,7 +488,7 @@ def test_without_both_headers_the_catalogue_knows_the_generation(damaged):
     store, found = damaged(COMMITS, flip_both)
     assert store.payloads("a") == [b"a1", b"a2", b"a3"]
     assert ends(store, "a", "b") == [18, 12]
-    # The file is kept, and another one takes its place: the next start has another generation.
+    # The file is kept, and another one takes its place, so the next start has another generation.
     assert len(found.quarantined()) == 1
 
 
@@ -557,7 +565,7 @@ def test_a_journal_file_that_is_missing_is_noticed(open_store):
     store = open_store()
     assert any("missing" in report for report in store.reports)
     assert store.payloads("b") == [b"1"]
-    # The next file names the topics again, and its entries say where they end, but for the newest.
+    # The next file names the topics again, and its entries prove their ends, except that of the newest topic.
     assert all(new >= old for new, old in zip(ends(store, "a", "b"), before, strict=True))
     assert store.store.topic("new").end_offset >= JUMP
     assert not any("the catalogue is rebuilt" in report for report in store.reports)
@@ -603,7 +611,7 @@ def test_a_start_that_was_killed_forgets_no_name(open_store, monkeypatch):
     store.append("two", b"y")
     store.crash()
     path, position, _ = Journal(store).frames()[0]
-    Journal(store).flip(path, position + FRAME_HEAD_BYTES + 9)  # the entry that makes "one"
+    Journal(store).flip(path, position + FRAME_HEAD_BYTES + 9)  # the entry that creates "one"
     apply, calls = recovery.Applier.apply, []
 
     def killed(*args):
@@ -653,7 +661,7 @@ def test_a_start_that_was_killed_forgets_no_jump(open_store, monkeypatch):
     assert store.payloads("a") == [b"a1", b"a2"]
 
 
-# The very beginning
+# The first start
 
 
 def test_a_first_start_that_was_killed_is_no_damage(open_store, tmp_path):

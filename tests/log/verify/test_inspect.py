@@ -1,13 +1,13 @@
-"""`inspect_topic` on a directory: what is on disk of a topic, and nothing changed by looking."""
+"""`inspect_topic` on a directory: it reports a topic's content on disk, and changes nothing."""
 
 from pathlib import Path
 
 import pytest
 
-from headrace.config import Config, Journal, Segment
+from headrace.config.settings import Config, Journal, Segment
 from headrace.errors import BadTopicNameError, DataDirectoryError, UnknownTopicError
-from headrace.log.catalogue import DamagedCatalogueError
-from headrace.log.inspect import inspect_topic
+from headrace.log.catalogue.catalogue import DamagedCatalogueError
+from headrace.log.verify.inspect import inspect_topic
 from headrace.testing.store import StepStore
 
 MS = 1_700_000_000_000

@@ -1,4 +1,4 @@
-"""`verify` on real directories with tiny segments: everything sound is covered, everything wrong is found."""
+"""`verify` on real directories with tiny segments: it covers everything intact and finds all damage."""
 
 import random
 import re
@@ -11,13 +11,16 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
-from headrace.config import Config, Journal, Segment
+from headrace.config.settings import Config, Journal, Segment
 from headrace.errors import BadTopicNameError, DataDirectoryError, UnknownTopicError
-from headrace.log import journal, journal_reading, journal_scan, verify_segments
-from headrace.log.index import HEADER_BYTES, ROW_BYTES, Row, decode_row, encode_row
+from headrace.log.commit import journal
 from headrace.log.layout import Layout
-from headrace.log.report import Range, Report
-from headrace.log.verify import verify
+from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, Row, decode_row, encode_row
+from headrace.log.recovery import frames as journal_reading
+from headrace.log.recovery import scan as journal_scan
+from headrace.log.verify import segments as verify_segments
+from headrace.log.verify.report import Report, VerifiedRange
+from headrace.log.verify.verify import verify
 from headrace.model import JUMP, Durability, Position
 from headrace.testing.store import BOOT_ID, StepStore
 
@@ -43,7 +46,7 @@ def store(data: Path) -> StepStore:
 
 
 def fill(store: StepStore, topic: str, commits: int = 6) -> None:
-    """Commits of a few records each, every one a run of its own, two or three to a segment."""
+    """Make commits of a few records each. Each commit is a run; two or three runs fill a segment."""
     for number in range(commits):
         store.clock.ms += 1000
         store.append(topic, b"%d" % number, b"", bytes(number), b"a longer payload")
@@ -54,7 +57,7 @@ def fill(store: StepStore, topic: str, commits: int = 6) -> None:
 
 @pytest.fixture
 def sound(store: StepStore, data: Path) -> Path:
-    """A log at rest, everything of it in segments."""
+    """A stopped store whose records are all in segments."""
     fill(store, "one")
     fill(store, "two", commits=3)
     store.close()
@@ -63,7 +66,7 @@ def sound(store: StepStore, data: Path) -> Path:
 
 @pytest.fixture
 def killed(store: StepStore, data: Path) -> Path:
-    """A log whose last five commits are in the journal only."""
+    """A log whose last commits are only in the journal."""
     fill(store, "one", commits=2)
     for number in range(5):
         store.clock.ms += 1000
@@ -92,7 +95,7 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
     path.write_bytes(content)
 
 
-# What is sound
+# Intact logs
 
 
 def test_a_sound_log_is_covered_from_its_start_to_its_end(sound):
@@ -102,7 +105,7 @@ def test_a_sound_log_is_covered_from_its_start_to_its_end(sound):
     assert [topic.name for topic in report.topics] == ["one", "two"]
     one = of(report, "one")
     size = sum(4 + len(b"%d" % n) + 4 + 4 + n + 4 + len(b"a longer payload") for n in range(6))
-    assert one.ranges == [Range(0, size, 0, 24)]
+    assert one.ranges == [VerifiedRange(0, size, 0, 24)]
     assert (one.records, one.bytes, one.journal_records) == (24, size, 0)
     assert one.segments == len([f for f in files(sound, ".log") if f.name.startswith("1-")]) > 2
 
@@ -161,7 +164,7 @@ def test_nothing_in_the_directory_is_changed(sound, killed_copy, tmp_path):
 
 @pytest.fixture
 def killed_copy(tmp_path):
-    """A copy of a killed server's directory without SQLite's shared memory: its log has all of it."""
+    """A copy of a killed server's directory without SQLite's shared memory; the WAL has all data."""
     made = StepStore(config(tmp_path / "original"))
     fill(made, "one", commits=3)
     made.append("one", b"in the journal")
@@ -209,7 +212,7 @@ def test_records_of_every_size_are_checked_without_holding_a_segment(store, data
     assert of(report, "t").records == 400
 
 
-# A life with trims, jumps and ends
+# A topic with trims, jumps and destructions
 
 
 def test_a_trimmed_topic_is_covered_from_where_it_starts(store, data):
@@ -272,7 +275,7 @@ def test_what_is_in_the_journal_only_is_checked_too(killed):
     one, new = of(report, "one"), of(report, "new")
     assert (one.records, one.journal_records, len(one.ranges)) == (13, 5, 1)
     assert (new.records, new.journal_records, new.segments) == (1, 1, 0)
-    assert new.ranges == [Range(0, 7, 0, 1)]
+    assert new.ranges == [VerifiedRange(0, 7, 0, 1)]
     assert not verify(killed, ["new"]).damaged
 
 
@@ -298,7 +301,7 @@ def test_what_follows_a_damaged_entry_in_its_own_commit_is_covered(store, data):
     (file,) = [f for f in data.glob("journal/*") if b"000" in f.read_bytes()]
     flip(file, file.read_bytes().index(b"600"))
     one = of(verify(data), "one")
-    assert [damage.range for damage in one.damages] == [Range(3500, 7000, 500, 1000)]
+    assert [damage.range for damage in one.damages] == [VerifiedRange(3500, 7000, 500, 1000)]
     assert [(part.ordinal, part.end_ordinal) for part in one.ranges] == [(0, 500), (1000, 1201)]
 
 
@@ -324,7 +327,7 @@ def test_every_flipped_bit_in_an_acknowledged_frame_of_the_journal_is_found(
 
 
 def unapplied_frames(data: Path) -> list[tuple[Path, int, int]]:
-    """Where the last commits stand: file, position, bytes without the padding."""
+    """Return file, position and length without padding of the commits that only the journal has."""
     found = []
     for file in sorted(data.glob("journal/*.journal")):
         header = journal_reading.read_header(file)
@@ -468,7 +471,7 @@ def test_a_row_that_holds_and_says_something_else_is_found(sound, change, reason
 
 
 def rewrite_last_row(data: Path, **change: int) -> None:
-    """Change fields of a segment's last row by so much, with the right checksum of the row."""
+    """Add to fields of a segment's last row, and write the row with a correct checksum."""
     file = files(data, ".idx")[0]
     content = bytearray(file.read_bytes())
     at = len(content) - ROW_BYTES
@@ -553,7 +556,7 @@ def test_files_the_catalogue_does_not_name_are_noted(sound):
     assert report.notes[0].startswith("2 files are not the catalogue's and do not count")
 
 
-# While a server works there
+# A server at work in the directory
 
 
 def test_segments_that_retention_takes_while_they_are_read_are_no_damage(store, data, monkeypatch):

@@ -1,4 +1,4 @@
-"""What tests of aggregations share: channels of a real server with every reducer, and tables of states."""
+"""Helpers for tests of aggregations: channels of a real server with every reducer, and tables of states."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from tests.spark.support import SMALL
 
 JSON = "application/json"
 REDUCERS = {"last": "last", "count": "count", "merge": "merge", "map": "map", "eq": "operator:eq"}
-"""By what the names of channels begin with."""
+"""Reducers by the prefix of channel names."""
 
 CONFIG = SMALL + "".join(
     f'[[topics]]\nprefix = "$channel/{prefix}/"\nreducer = "{name}"\n'
@@ -32,7 +32,7 @@ def channel_server(directory: Path) -> Iterator[ServerProcess]:
 
 
 class State(NamedTuple):
-    """What a table of states and a server say."""
+    """A channel's state, as a table of states or a server gives it."""
 
     epoch: int
     offset: int
@@ -41,7 +41,7 @@ class State(NamedTuple):
 
 
 class Channels:
-    """Sends as `a`, and holds the logs as `k` until it acknowledges."""
+    """Sends messages as processor `a`. Processor `k` keeps the logs until it leaves."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._http = httpx.Client(base_url=server.http_url)
@@ -63,12 +63,12 @@ class Channels:
         self._ends[name] = told["offset"]
 
     def leave(self, name: str) -> None:
-        """Nobody needs its log any more: the server folds it."""
+        """Leave the channel with both processors. The server then folds its log because nobody needs it."""
         for processor in "ak":
             self._ask("POST", "/leave", name=name, processor=processor)
 
     def snapshot(self, name: str) -> State:
-        """What the server makes of a channel that was left."""
+        """Return the snapshot that the server makes of a channel that was left."""
 
         def is_folded() -> bool:
             told = self._ask("GET", "", name=name).json()["snapshot"]

@@ -1,4 +1,4 @@
-"""Pieces of topics folded into states: however they are cut, and where a reducer fails."""
+"""Pieces of topics folded into states, for any division into pieces, and failures of a reducer."""
 
 import json
 from itertools import pairwise
@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.channel_envelope import Content, Message, encode_message
+from headrace.errors import OptionError
 from headrace.model import JUMP
-from headrace.pipeline.fold import NOTHING, Needs, Piece, fold, load_reducer, needs_of
-from headrace.spark.options import OptionError
+from headrace.payload.channel import Content, StoredMessage, encode_message
+from headrace.pipeline.aggregate.fold import NOTHING, FoldPiece, Needs, fold, load_reducer, needs_of
 
 CHANGES = [
     *({"key": key, "value": value} for key in "ab" for value in (1, [2.50], None)),
@@ -21,11 +21,11 @@ REDUCERS = ("last", "count", "merge", "map", "operator:eq")
 
 
 def payloads_of(contents: list[Content]) -> list[bytes]:
-    return [encode_message(Message("p", i, one)) for i, one in enumerate(contents, 1)]
+    return [encode_message(StoredMessage("p", i, one)) for i, one in enumerate(contents, 1)]
 
 
-def cut(reducer: str, payloads: list[bytes], places: list[int], epoch: int = 7) -> list[Piece]:
-    """The records as pieces between places, as the first tasks give them."""
+def cut(reducer: str, payloads: list[bytes], places: list[int], epoch: int = 7) -> list[FoldPiece]:
+    """Cut the records at these places into pieces, as the first tasks return them."""
     ends = [0]
     for payload in payloads:
         ends.append(ends[-1] + 4 + len(payload))
@@ -33,7 +33,7 @@ def cut(reducer: str, payloads: list[bytes], places: list[int], epoch: int = 7) 
     for first, last in pairwise(places):
         some = payloads[first:last]
         kept = {Needs.NONE: [], Needs.LAST: some[-1:], Needs.ALL: some}[needs_of(reducer)]
-        found.append(Piece(epoch, ends[first], ends[last], first, last, kept))
+        found.append(FoldPiece(epoch, ends[first], ends[last], first, last, kept))
     return found
 
 
@@ -51,7 +51,7 @@ def test_however_records_are_cut_and_overlap_the_state_is_the_same(contents, som
         for piece in cut(name, payloads, sorted({0, count, *(i for i in places if i < count)}))
     ]
     found = fold("$channel/c", sorted(pieces, key=lambda one: one.offset), reducer)
-    messages = [Message("p", i, one) for i, one in enumerate(contents, 1)]
+    messages = [StoredMessage("p", i, one) for i, one in enumerate(contents, 1)]
     size = sum(map(len, payloads)) + 4 * count
     expected = reducer.fold(None, messages)
     assert found == ("$channel/c", 7, size, count, count, expected, True, None)
@@ -71,14 +71,14 @@ def test_a_state_goes_on_as_if_it_had_been_folded_at_once(payloads, places, spli
     reducer, count = load_reducer(name, "."), len(payloads)
     pieces = cut(name, payloads, sorted({0, count, *(i for i in places if i < count)}))
     if needs_of(name) is Needs.LAST:
-        # As tasks give them: the last that is a message, if any is.
+        # Tasks return only the last payload that is a message, if there is one.
         reads = [one for one in pieces if one.payloads != [b"no message"]]
         pieces = [one if one in reads else one._replace(payloads=[]) for one in pieces]
     last = pieces[-1]
     pieces[-1] = last._replace(ordinal=last.ordinal + gap, end_ordinal=last.end_ordinal + gap)
     found = None
     for first, end in pairwise(sorted({0, len(pieces), *(i for i in splits if i < len(pieces))})):
-        # Repeats do no harm.
+        # Repeated pieces do no harm.
         found = fold("$channel/c", [*pieces[:first], *pieces[first:end]], reducer, found)
     assert found == fold("$channel/c", pieces, reducer)
 
@@ -104,7 +104,7 @@ def test_a_failure_ends_a_state_before_the_message(places, bad):
     assert found.offset == sum(4 + len(payload) for payload in payloads[:bad])
     assert (
         found.error
-        == f"message {bad + 1} of 'numbers' cannot be folded: it is bytes, and this reducer takes JSON"
+        == f'message {bad + 1} of "numbers" cannot be folded: it is bytes, and this reducer takes JSON'
     )
 
 
@@ -130,8 +130,8 @@ def test_a_payload_is_json_where_it_is_json_within_the_limits(content):
 )
 def test_a_state_is_complete_when_no_record_is_missing(first, second, complete):
     pieces = [
-        Piece(1, 10 * first, 10 * first + 20, first, first + 2, []),
-        Piece(2, 10 * second, 10 * second + 10, second, second + 1, []),
+        FoldPiece(1, 10 * first, 10 * first + 20, first, first + 2, []),
+        FoldPiece(2, 10 * second, 10 * second + 10, second, second + 1, []),
     ]
     found = fold("t", pieces, load_reducer("count", "."))
     assert (found.complete, found.messages, found.epoch) == (complete, 3, 2)

@@ -1,4 +1,4 @@
-"""Aggregations of what a real server has: the same states as the server's own, whatever is killed when."""
+"""Aggregations of a real server's log: states equal the server's own, whatever is killed at any time."""
 
 import json
 from collections.abc import Iterator
@@ -12,20 +12,27 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from headrace.errors import OptionError
 from headrace.lake.format import LakeError
-from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN
+from headrace.lake.ownership import Lock
 from headrace.pipeline import export
-from headrace.pipeline.aggregate import APP, Summary, aggregate
+from headrace.pipeline.aggregate.job import APP, AggregateSummary, aggregate
 from headrace.pipeline.tasks import JobError, LocalRunner
-from headrace.spark.options import OptionError
 from headrace.testing import ServerProcess
-from tests.pipeline.aggregates import REDUCERS, Channels, State, channel_server, fill, rows_of
-from tests.pipeline.exporter import exporters
+from tests.pipeline.aggregate.aggregates import (
+    REDUCERS,
+    Channels,
+    State,
+    channel_server,
+    fill,
+    rows_of,
+)
+from tests.pipeline.export.exporter import exporters
 from tests.spark.support import wait_applied
 
 HISTORIES = 3
-"""Of each reducer, in each example."""
+"""Histories for each reducer in each example."""
 
 _numbers = count()
 
@@ -38,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def prefix() -> str:
-    """For the topics of one test."""
+    """Prefix for the topics of one test."""
     return f"t{next(_numbers)}"
 
 
@@ -60,12 +67,14 @@ def to_lake(server: ServerProcess, lake: Path, prefix: str, **given: Any) -> Non
     )
 
 
-def run(server: ServerProcess, lake: Path, into: Path, reducer: str, **given: Any) -> Summary:
+def run(
+    server: ServerProcess, lake: Path, into: Path, reducer: str, **given: Any
+) -> AggregateSummary:
     place = {} if given.keys() & {"url", "data_dir"} else {"url": server.http_url}
     return aggregate(lake, into, reducer=reducer, **{"runner": LocalRunner(), **place, **given})
 
 
-# The same as the server
+# States equal to the server's
 
 texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=4)
 numbers = st.one_of(st.integers(-(2**63), 2**64), st.floats(allow_nan=False, allow_infinity=False))
@@ -83,7 +92,7 @@ changes = st.one_of(
 
 
 def written(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[bytes, bool]]:
-    """JSON as people write it."""
+    """JSON with the formatting that people use."""
     ways = st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}])
     return st.builds(lambda value, way: (json.dumps(value, **way).encode(), True), inner, ways)
 
@@ -151,7 +160,7 @@ def test_job_and_server_come_to_the_same_states(
         assert found[f"$channel/{name}"] == channels.snapshot(name)
 
 
-# What is read and what is written
+# Input and output
 
 
 def test_states_cover_lake_and_log_of_all_topics(server, prefix, tmp_path):
@@ -169,7 +178,7 @@ def test_states_cover_lake_and_log_of_all_topics(server, prefix, tmp_path):
     assert (told.topics, told.messages, told.failed, told.refused) == (9, 9 * 42, 0, 0)
     for row in rows_of(into).values():
         assert (row["state"], row["is_json"], row["ordinal"]) == (b"no JSON", False, 42)
-    # Another reducer takes the place of the first, also where it fails.
+    # The states of another reducer replace those of the first, even where that reducer fails.
     told = run(server, lake, into, "merge", **given)
     assert (told.failed, told.messages) == (9, 9 * 41)
     assert "cannot be folded: it is bytes, and this reducer takes JSON" in told.first_failure
@@ -178,9 +187,9 @@ def test_states_cover_lake_and_log_of_all_topics(server, prefix, tmp_path):
         assert json.loads(row["state"]) == {str(number): 39, "more": 1}
         assert (row["ordinal"], row["messages"], row["complete"]) == (41, 41, True)
         assert row["error"] == (
-            f"message 42 of {name!r} cannot be folded: it is bytes, and this reducer takes JSON"
+            f'message 42 of "{name}" cannot be folded: it is bytes, and this reducer takes JSON'
         )
-    # Only what the lake has; only one topic; nothing at all.
+    # First only what the lake has, then only one topic, then nothing.
     run(server, lake, into, "count", url="", pattern=f"{prefix}/.*")
     assert {row["state"] for row in rows_of(into).values()} == {b"40"}
     one = f"{prefix}/3"
@@ -215,7 +224,7 @@ def test_a_state_without_its_first_records_says_so(server, prefix, tmp_path):
         assert http.delete("/v1/topic", params={"name": f"{prefix}/a"}).is_success
     fill(server, {f"{prefix}/a": [b"2"], f"{prefix}/b": [b"3"]})
     run(server, lake, into, "count", pattern=f"{prefix}/.*")
-    assert rows_of(into)[f"{prefix}/a"]["state"] == b"2"  # of both lives
+    assert rows_of(into)[f"{prefix}/a"]["state"] == b"2"  # counts both lives
     other = tmp_path / "other"
     to_lake(server, other, prefix)
     told = run(server, other, into, "count", pattern=f"{prefix}/.*")
@@ -224,7 +233,7 @@ def test_a_state_without_its_first_records_says_so(server, prefix, tmp_path):
     assert found == {"a": (b"1", False), "b": (b"1", True)}
 
 
-# Back to the server
+# Publishing to the server
 
 
 def test_states_are_published_where_they_are_uploaded(server, prefix, channels, tmp_path):
@@ -244,12 +253,12 @@ def test_states_are_published_where_they_are_uploaded(server, prefix, channels, 
     row = rows_of(into)[f"$channel/{up}"]
     assert channels.kept(up) == State(*(row[name] for name in State._fields))
     assert (row["state"], channels.kept(up).is_json) == (b'{"a":1.0}', True)
-    assert run(server, lake, into, "map", **given)[2:] == told[2:]  # twice does no harm
+    assert run(server, lake, into, "map", **given)[2:] == told[2:]  # repeating it does no harm
     with pytest.raises(OptionError, match="where states are published"):
         run(server, lake, into, "map", url="", **given)
 
 
-# Killed
+# Kills
 
 
 def test_a_run_that_was_killed_leaves_the_table_as_it_was(server, prefix, tmp_path):
@@ -272,7 +281,7 @@ def test_a_run_that_was_killed_leaves_the_table_as_it_was(server, prefix, tmp_pa
             assert not list((into / HIDDEN / "staging").iterdir())
 
 
-# What is refused
+# Refusals
 
 
 def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_path):

@@ -1,4 +1,4 @@
-"""Aggregations that go on: the same states as the server's own, and none twice, whatever ends when."""
+"""Continuous aggregations: states equal the server's own, and nothing counts twice, whatever ends when."""
 
 import json
 import os
@@ -19,20 +19,20 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from headrace.channel_envelope import Content, Message, encode_message
 from headrace.cli.main import main
+from headrace.errors import OptionError
 from headrace.lake.format import LakeError
-from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN
+from headrace.lake.ownership import Lock
 from headrace.lake.states import StatesTable, StatesWriter, name_of
+from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.pipeline import aggregate, aggregate_stream, export
-from headrace.pipeline.aggregate import APP, Summary
-from headrace.pipeline.aggregate_stream_tasks import pieces
-from headrace.pipeline.fold import Needs
+from headrace.pipeline.aggregate.fold import Needs
+from headrace.pipeline.aggregate.job import APP, AggregateSummary
+from headrace.pipeline.aggregate.stream_tasks import pieces
 from headrace.pipeline.tasks import JobError, LocalRunner
-from headrace.spark.options import OptionError
 from headrace.testing import ServerProcess, wait_until
-from tests.pipeline.aggregates import Channels, State, channel_server, fill, rows_of
+from tests.pipeline.aggregate.aggregates import Channels, State, channel_server, fill, rows_of
 from tests.pipeline.meddling import Killed, Meddling, kill, tree
 from tests.spark.lives import environment, session_members
 from tests.spark.support import JAVA_OPTIONS, require_java
@@ -51,12 +51,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def prefix() -> str:
-    """For the topics of one test."""
+    """Prefix for the topics of one test."""
     return f"s{next(_numbers)}"
 
 
 class Steps:
-    """What happens while a job goes on, as its `stop`: it is asked again and again, and ends it at last."""
+    """Steps that run during a job, as its `stop` callback: one step per call. At last it ends the job."""
 
     def __init__(self, steps: Iterator[None]) -> None:
         self._steps = steps
@@ -65,7 +65,9 @@ class Steps:
         return next(self._steps, self) is self
 
 
-def stream(server: ServerProcess, into: Path, steps: Iterator[None], **given: Any) -> Summary:
+def stream(
+    server: ServerProcess, into: Path, steps: Iterator[None], **given: Any
+) -> AggregateSummary:
     place = {} if given.keys() & {"url", "data_dir"} else {"url": server.http_url}
     return aggregate_stream(into, stop=Steps(steps), every_s=0, **place, **given)
 
@@ -87,7 +89,7 @@ def ordinals(into: Path) -> dict[str, int]:
 
 
 def records(*rows: tuple[str, int, int, bytes]) -> pa.RecordBatch:
-    """Of topic, epoch, ordinal and payload; every offset is ten times the ordinal."""
+    """Make records from topic, epoch, ordinal and payload; every offset is ten times the ordinal."""
     topics, epochs, places, payloads = zip(*rows, strict=True)
     offsets = [10 * place for place in places]
     return pa.RecordBatch.from_pydict(
@@ -104,7 +106,7 @@ def records(*rows: tuple[str, int, int, bytes]) -> pa.RecordBatch:
 
 @pytest.mark.parametrize("needs", Needs)
 def test_records_that_follow_each_other_become_a_piece(needs):
-    message = encode_message(Message("p", 1, Content(b"1", is_json=True)))
+    message = encode_message(StoredMessage("p", 1, Content(b"1", is_json=True)))
     batch = records(
         ("a", 1, 0, b"0"),
         ("a", 1, 1, b"1"),
@@ -132,7 +134,7 @@ def test_records_that_follow_each_other_become_a_piece(needs):
     ]
 
 
-# The same as the server
+# States equal to the server's
 
 
 def random_change(chance: random.Random, reducer: str) -> tuple[bytes, bool]:
@@ -179,7 +181,7 @@ def test_a_stream_comes_to_the_states_of_the_server(
     done = stream(server, into, steps(), **given)
     assert (done.topics, done.messages) == (len(sent), sum(sent.values()))
     assert (done.incomplete, done.failed) == (0, 0)
-    assert done.refused and done.published  # the server folds those others itself
+    assert done.refused and done.published  # the server folds the other channels itself
     found = rows_of(into)
     for topic, row in found.items():
         name = topic.removeprefix("$channel/")
@@ -218,11 +220,11 @@ def test_it_begins_with_lake_and_table_and_goes_on_after_any_end(
         yield from until(lambda: {name[-1]: n for name, n in ordinals(into).items()} == wanted)
 
     def is_as_in_one_run() -> bool:
-        """Of lake and log at once, without Spark."""
+        """Compare with one run over lake and log, without Spark."""
         aggregate(lake, alone, url=server.http_url, runner=LocalRunner(), **given)
         return rows_of(alone) == rows_of(into)
 
-    # The log has not what the lake has; topics come later.
+    # The log no longer has what the lake has, and some topics are created later.
     publish(a, b, number=3)
     to_lake()
     forget(a)
@@ -234,7 +236,8 @@ def test_it_begins_with_lake_and_table_and_goes_on_after_any_end(
 
     stream(server, into, first(), lake=lake, **given)
     assert is_as_in_one_run()
-    # Killed, and something is gone that the lake has not either: nothing is there twice, and it is said.
+    # The job is killed, and records are gone that the lake does not have either. Nothing counts twice, and
+    # the loss is reported.
     publish(c)
     forget(c)
     publish(c)
@@ -244,7 +247,7 @@ def test_it_begins_with_lake_and_table_and_goes_on_after_any_end(
         with pytest.raises(Killed):
             stream(server, into, until(lambda: False), points=Meddling(**{point: kill}), **given)
         assert (ordinals(into) == before) == (point == "merged")
-    # Meanwhile more went through the log and out of it: only the lake has it.
+    # Meanwhile records were appended to the log and removed from it, so that only the lake has them.
     publish(b)
     to_lake()
     forget(b)
@@ -273,7 +276,7 @@ def test_a_server_that_is_away_is_waited_for(own_server, tmp_path, shared_spark,
     assert (done.messages, done.incomplete) == (3, 0)
 
 
-# As a command
+# The command
 
 
 def test_a_command_goes_on_until_it_is_told_to_end(server, prefix, tmp_path, shared_spark, capsys):
@@ -298,13 +301,13 @@ def test_a_command_goes_on_until_it_is_told_to_end(server, prefix, tmp_path, sha
     said = capsys.readouterr()
     assert said.out == (
         f"merge of 2 messages of 1 topic in {into}; 1 failed, the first: topic {topic!r}: message 3 of "
-        f"{topic!r} cannot be folded: it is bytes, and this reducer takes JSON\n"
+        f'"{topic}" cannot be folded: it is bytes, and this reducer takes JSON\n'
     )
     assert said.err == ""
     assert rows_of(into)[topic]["state"] == b"[]"
 
 
-# What is refused
+# Refusals
 
 
 def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_path):
@@ -335,7 +338,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
     assert tree(tmp_path) == before
     with Lock(into / HIDDEN, "aggregate"):
         refused(LakeError, "another aggregate writes to .* \\(process", into)
-    # A table of another log.
+    # This table belongs to another log.
     table = StatesTable.open(into)
     assert table is not None
     writer = StatesWriter(into, name_of(1, 0, 16))
@@ -344,7 +347,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
     refused(LakeError, "is not the one that .*/into has", into)
 
 
-# Killed
+# Kills
 
 
 @takes_long
@@ -355,7 +358,7 @@ def test_a_driver_killed_with_all_its_processes_counts_nothing_twice(server, pre
     topics = [f"{prefix}/{i}" for i in range(5)]
     given = {"url": server.http_url, "pattern": f"{prefix}/.*", "reducer": "count", "every_s": 0}
     script = (
-        "from headrace.pipeline import aggregate_stream; from headrace.pipeline.points import Points\n"
+        "from headrace.pipeline import aggregate_stream; from headrace.pipeline.kill_points import Points\n"
         f"aggregate_stream({str(into)!r}, **{given!r}, master='local[2]', points=Points({str(points)!r}))"
     )
     sent = 0

@@ -1,4 +1,4 @@
-"""What tasks of an aggregation read, stage and fold: files of a lake with many row groups."""
+"""Tasks of an aggregation read, stage and fold files of a lake with many row groups."""
 
 import json
 import random
@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.channel_envelope import Content, Message, encode_message
-from headrace.lake import sorted_file
+from headrace.lake.files import sorted_file
+from headrace.lake.files.writing import RecordRows, Writer
 from headrace.lake.format import SCHEMA, Shape
 from headrace.lake.states import read_states
-from headrace.lake.writing import Rows, Writer
-from headrace.pipeline import aggregate_tasks
-from headrace.pipeline.aggregate_tasks import FoldWork, StageWork, fold_bucket, stage
-from headrace.pipeline.fold import NOTHING, load_reducer, reads
-from headrace.pipeline.points import Points
-from headrace.spark.options import Place, Topics
+from headrace.payload.channel import Content, StoredMessage, encode_message
+from headrace.pipeline.aggregate import tasks as aggregate_tasks
+from headrace.pipeline.aggregate.fold import NOTHING, load_reducer, reads
+from headrace.pipeline.aggregate.tasks import AggregateStageWork, FoldWork, fold_bucket, stage
+from headrace.pipeline.kill_points import Points
+from headrace.reader.selection import LogLocation, TopicSelection
 
 MS = 1_794_782_595_071
 NO_MESSAGE = b"no message"
@@ -29,10 +29,10 @@ COLUMNS = ("topic", "offset", "ordinal", "messages", "state", "is_json", "comple
 
 def message(number: int) -> bytes:
     change = json.dumps({"key": "abc"[number % 3], "value": number}).encode()
-    return encode_message(Message("p", number + 1, Content(change, is_json=True)))
+    return encode_message(StoredMessage("p", number + 1, Content(change, is_json=True)))
 
 
-def rows(topic: str, offset: int, ordinal: int, payloads: list[bytes]) -> Rows:
+def rows(topic: str, offset: int, ordinal: int, payloads: list[bytes]) -> RecordRows:
     boundaries = np.cumsum([offset, *(4 + len(one) for one in payloads)], dtype=np.int64)
     count = len(payloads)
     columns = [
@@ -45,11 +45,11 @@ def rows(topic: str, offset: int, ordinal: int, payloads: list[bytes]) -> Rows:
     ]
     data = memoryview(b"".join(len(one).to_bytes(4, "big") + one for one in payloads))
     batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-    return Rows(topic, 1, ordinal, boundaries, np.full(count, MS), data, batch)
+    return RecordRows(topic, 1, ordinal, boundaries, np.full(count, MS), data, batch)
 
 
 def write(lake: Path, name: str, topics: dict[str, tuple[int, list[bytes]]]) -> str:
-    """A file that has records of topics from an ordinal on; row groups end anywhere in them."""
+    """Write a file with records of topics from an ordinal on; row groups end anywhere in them."""
     chance = random.Random(name)
     writer = Writer(lake, name, Shape())
     for topic, (ordinal, payloads) in sorted(topics.items()):
@@ -67,20 +67,22 @@ def write(lake: Path, name: str, topics: dict[str, tuple[int, list[bytes]]]) -> 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row groups, staged batches and folds of a few records each."""
+    """Use row groups, staged batches and folds of a few records each."""
     monkeypatch.setattr(sorted_file, "ROW_GROUP_ROWS", 5)
     monkeypatch.setattr(aggregate_tasks, "_STAGED_BYTES", 300)
     monkeypatch.setattr(aggregate_tasks, "_FOLDED_AT_ONCE", 3)
 
 
-def aggregated(root: Path, tasks: list[list[str]], reducer: str, topics: Topics) -> dict[str, Any]:
+def aggregated(
+    root: Path, tasks: list[list[str]], reducer: str, topics: TopicSelection
+) -> dict[str, Any]:
     staging = root / "staging"
     staging.mkdir(exist_ok=True)
     staged = [
         stage(
-            StageWork(
+            AggregateStageWork(
                 *(str(staging), task, reducer, BUCKETS, topics, str(root / "lake"), files),
-                *(Place(), [], Points()),
+                *(LogLocation(), [], Points()),
             )
         )
         for task, files in enumerate(tasks)
@@ -103,18 +105,21 @@ def test_files_become_the_states_of_their_topics(tmp_path, reducer, together):
     payloads["$channel/c3"][-7:] = [NO_MESSAGE] * 7
     payloads["$channel/c4"] = [NO_MESSAGE] * 9
     first = {topic: (0, some[:-5]) for topic, some in payloads.items()}
-    # Apart with a record that is in both, as when an export goes on while the lake is listed.
+    # In separate tasks, one record is in both files, as when an export continues while the lake is listed.
     overlap = 5 if together else 6
     second = {topic: (len(some) - overlap, some) for topic, some in payloads.items()}
     lake = tmp_path / "lake"
     a, b = write(lake, "a", first), write(lake, "b", second)
     found = aggregated(
-        tmp_path, [[a, b]] if together else [[b], [a]], reducer, Topics(pattern=r"\$channel/c[0-7]")
+        tmp_path,
+        [[a, b]] if together else [[b], [a]],
+        reducer,
+        TopicSelection(pattern=r"\$channel/c[0-7]"),
     )
     assert sorted(found) == [f"$channel/c{i}" for i in range(8)]
     for topic, row in found.items():
         if reducer == "count" and topic in ("$channel/c3", "$channel/c4"):
-            continue  # records are counted without looking at them
+            continue  # this reducer counts records without decoding them
         messages = [one for one in (reads(topic)(p, 0) for p in payloads[topic]) if one]
         state = load_reducer(reducer, ".").fold(None, messages) or NOTHING
         assert (row["state"], row["is_json"], row["error"]) == (*state, None)
@@ -129,7 +134,7 @@ def test_a_failure_in_the_middle_is_found_where_it_is(tmp_path):
     payloads[13] = b"\xff"
     others = {f"t{i}": (0, [b"{}"]) for i in range(9)}
     file = write(tmp_path / "lake", "a", {"t": (0, payloads), **others})
-    row = aggregated(tmp_path, [[file]], "merge", Topics(pattern=".*"))["t"]
+    row = aggregated(tmp_path, [[file]], "merge", TopicSelection(pattern=".*"))["t"]
     assert (row["ordinal"], row["messages"], row["state"]) == (13, 13, b'{"n":12}')
     assert row["offset"] == sum(4 + len(one) for one in payloads[:13])
-    assert row["error"].startswith("message 14 of 't' cannot be folded")
+    assert row["error"].startswith('message 14 of "t" cannot be folded')

@@ -1,6 +1,6 @@
-"""Audits of real logs and lakes: what is sound is covered whole, whatever else is wrong is named exactly.
+"""Audits of real logs and lakes: intact data is covered completely, and every fault is named exactly.
 
-Without a server and without Spark: what these add is in test_audit_spark.py.
+These tests use neither a server nor Spark; test_spark.py does.
 """
 
 import importlib
@@ -14,22 +14,24 @@ from typing import Any
 
 import pytest
 
-from headrace.config import Config, Journal, Segment
-from headrace.errors import BadTopicNameError, DataDirectoryError, UnknownTopicError
-from headrace.lake.delta import DeltaLake
+from headrace.config.settings import Config, Journal, Segment
+from headrace.errors import BadTopicNameError, DataDirectoryError, OptionError, UnknownTopicError
+from headrace.lake.files.writing import RecordRows
 from headrace.lake.format import CRC_KEY, File, LakeError, Manifest, Shape, decode_manifest
+from headrace.lake.formats.delta import DeltaLake
 from headrace.lake.manifests import Manifests
-from headrace.lake.writing import Rows
 from headrace.log import layout
-from headrace.log.report import Range
-from headrace.log.verify import verify
+from headrace.log.verify.report import VerifiedRange
+from headrace.log.verify.verify import verify
 from headrace.model import JUMP, Durability
-from headrace.pipeline import audit_files, audit_log, audit_tasks, compact, export
-from headrace.pipeline.audit import audit
-from headrace.pipeline.audit_plan import AuditReport, Finding, TopicAudit
-from headrace.pipeline.export import APP
+from headrace.pipeline import compact, export
+from headrace.pipeline.audit import files as audit_files
+from headrace.pipeline.audit import log as audit_log
+from headrace.pipeline.audit import tasks as audit_tasks
+from headrace.pipeline.audit.job import audit
+from headrace.pipeline.audit.plan import AuditReport, Finding, TopicAudit
+from headrace.pipeline.export.job import APP
 from headrace.pipeline.tasks import LocalRunner
-from headrace.spark.options import OptionError
 from headrace.testing.store import StepStore
 from tests.lake.rows import rows, write
 
@@ -37,7 +39,7 @@ SIZES = (0, 1, 30, 30, 30, 300, 3000)
 
 MEMORY = Path("/dev/shm")
 QUICK = MEMORY if os.access(MEMORY, os.W_OK) else None
-"""Where directories are made: nothing here is about the disk."""
+"""Parent of the tests' directories: in memory if possible, because no test here is about the disk."""
 
 
 def config(path: Path, **changes: Any) -> Config:
@@ -54,7 +56,7 @@ def fill(store: StepStore, topic: str, chance: random.Random, commits: int = 8) 
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_directories() -> Iterator[None]:
-    """So many starts are quicker with four directories to look into than with 256."""
+    """Use four segment directories instead of 256, which makes the many starts quicker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "SEGMENT_DIRECTORIES", 4)
         yield
@@ -62,7 +64,7 @@ def _few_directories() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def sound(_few_directories: None) -> Iterator[Path]:
-    """A log at rest in `data`, everything of it in segments; and all of it in `lake`, in several batches."""
+    """A stopped log in `data` that is all in segments, and the same records in `lake`, in several batches."""
     with TemporaryDirectory(prefix="headrace-", dir=QUICK) as path:
         made = StepStore(config(Path(path, "data")))
         for topic in ("a/b", "many", "ü"):
@@ -132,7 +134,7 @@ def test_a_sound_log_is_covered_from_its_start_to_its_end(data):
 def test_nothing_is_read_twice_where_everything_is_right(data, monkeypatch):
     monkeypatch.setattr(audit_log, "check_segments", lambda work: pytest.fail("read again"))
     assert not look(data_dir=data).lost
-    # Also when a segment is divided among tasks, or read in small blocks.
+    # This also holds when a segment is divided among tasks, or read in small blocks.
     monkeypatch.setattr(audit_log, "TASK_BYTES_MAX", 700)
     monkeypatch.setattr(audit_log, "TASK_BYTES_MIN", 100)
     monkeypatch.setattr(audit_tasks, "_BLOCK_BYTES", 1000)
@@ -186,7 +188,7 @@ def test_damage_in_the_journal_is_found(tmp_path):
     flip(file, file.read_bytes().index(b"in the journal"))
     (one,) = found(look(data_dir=tmp_path / "data"))
     assert (one.kind, one.reason) == ("damaged", "the checksum is wrong")
-    assert (one.file, one.range) == (f"journal/{file.name}", Range(11, 29, 1, 2))
+    assert (one.file, one.range) == (f"journal/{file.name}", VerifiedRange(11, 29, 1, 2))
 
 
 def test_a_topic_that_does_not_start_at_a_record_is_found(tmp_path):
@@ -242,7 +244,7 @@ def test_what_the_log_has_forgotten_is_in_the_lake(data, lake):
     assert (many.lake[0].offset, many.log[0].offset) == (0, start.offset)
     assert many.compared_bytes == many.lake[0].end - start.offset
     assert (of(report, "ü").log, look(lake, "ü", data_dir=data).lost) == ([], False)
-    # But not what was never exported, whether or not the log has anything behind it.
+    # Records that were never exported are missing, whether or not the log has later ones.
     for portions in (0, 1):
         end = StepStore(config(data))
         end.trim("many", end.store.topic("many").end)
@@ -277,7 +279,7 @@ def test_damage_of_the_log_tells_that_the_lake_has_the_records(data, lake):
 
 @pytest.fixture
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another one takes a second to start."""
+    """Run checks in this process, because another process takes a second to start."""
     checked = lambda work: audit_files._Check(work).run()  # noqa: E731
     monkeypatch.setattr(audit_files, "_in_another_process", checked)
 
@@ -287,7 +289,7 @@ def test_every_flipped_byte_in_a_lake_file_is_found(data, lake):
     import pyarrow.parquet as pq
 
     chance = random.Random(9)
-    # Their names are random.
+    # The names of the files are random, so they are sorted by size.
     paths = sorted(lake.glob("date=*/*.parquet"), key=lambda path: path.stat().st_size)
     for path in chance.sample(paths, 3):
         original = path.read_bytes()
@@ -317,7 +319,11 @@ def test_a_file_that_the_library_does_not_survive_is_damage_as_well(data, lake, 
     reason = "its bytes have another checksum than its name says"
     name = str(path.relative_to(lake))
     assert ours == [
-        (noted.topic, reason, Range(noted.offset, noted.end, noted.ordinal, noted.end_ordinal))
+        (
+            noted.topic,
+            reason,
+            VerifiedRange(noted.offset, noted.end, noted.ordinal, noted.end_ordinal),
+        )
         for manifest in manifests_of(lake)
         for noted in manifest.ranges
         if manifest.files[noted.file].path == name
@@ -366,7 +372,7 @@ def test_every_flipped_byte_in_a_manifest_is_found(data, lake):
         report = look(lake)
         named = [one.file for one in found(report)]
         if named != ["_headrace/batches/000000000001.json"]:
-            # A field that is not there has its default, which may be what it had.
+            # A missing field gets its default, which may equal its old value.
             assert (named, decode_manifest(path.read_bytes(), "")) == ([], kept)
         path.write_bytes(original)
     path.unlink()
@@ -442,8 +448,8 @@ def test_a_column_by_another_name_is_damage(lake):
 # Lakes made by hand
 
 
-def commit(lake: Path, number: int, *some: Rows, noted: bool = True) -> None:
-    """A batch as an export commits it; or one of which nobody notes what it holds."""
+def commit(lake: Path, number: int, *some: RecordRows, noted: bool = True) -> None:
+    """Commit a batch as an export does; with `noted=False`, its manifest lists no files."""
     table = DeltaLake.open(lake) or DeltaLake.make(lake, Shape())
     written = write(lake, *some)
     manifest = Manifest(
@@ -466,7 +472,7 @@ def test_a_gap_in_the_lake_is_missing(tmp_path):
     commit(lake, 0, rows("t", [b"a", b"b"]))
     commit(lake, 1, rows("t", [b"d"], offset=15, ordinal=3))
     (one,) = found(look(lake))
-    assert (one.kind, one.topic, one.range) == ("missing", "t", Range(10, 15, 2, 3))
+    assert (one.kind, one.topic, one.range) == ("missing", "t", VerifiedRange(10, 15, 2, 3))
     assert [*look(lake).lines()][-1] == "lost: 1 missing"
 
 
@@ -485,7 +491,7 @@ def test_rows_that_no_batch_has_noted_are_found(tmp_path):
     commit(lake, 1, rows("t", [b"c"], offset=10, ordinal=2), noted=False)
     (one,) = found(look(lake))
     assert one.reason == "no batch has noted that it wrote these rows"
-    assert one.range == Range(10, 15, 2, 3)
+    assert one.range == VerifiedRange(10, 15, 2, 3)
 
 
 def test_other_bytes_with_a_right_checksum_are_found_to_the_record(tmp_path):
@@ -497,7 +503,7 @@ def test_other_bytes_with_a_right_checksum_are_found_to_the_record(tmp_path):
     commit(lake, 0, rows("t", [b"one", b"ten", b"six"], epoch=epoch))
     (one,) = found(look(lake, data_dir=tmp_path / "data"))
     assert one.reason == "log and lake have different bytes here, and both checksums are right"
-    assert (one.epoch, one.range) == (epoch, Range(7, 14, 1, 2))
+    assert (one.epoch, one.range) == (epoch, VerifiedRange(7, 14, 1, 2))
 
 
 def test_a_jump_is_no_gap(tmp_path):
@@ -519,7 +525,7 @@ def test_a_jump_is_no_gap(tmp_path):
     assert not look(lake).lost
 
 
-# What cannot be audited
+# Logs and lakes that cannot be audited
 
 
 def test_bad_input_is_one_sentence(data, lake, tmp_path):
@@ -553,7 +559,7 @@ def test_bad_input_is_one_sentence(data, lake, tmp_path):
     assert [path.name for path in other.iterdir()] == ["notes.txt"]
 
 
-# Elsewhere, and meanwhile
+# Other machines, and concurrent changes
 
 
 def test_executors_that_see_another_directory_are_told_apart_from_damage(data):
@@ -567,11 +573,11 @@ def test_executors_that_see_another_directory_are_told_apart_from_damage(data):
 
 
 def test_an_export_that_goes_on_meanwhile_is_no_loss(data, lake, monkeypatch):
-    """Retention takes what is exported while the audit is between lake and log."""
+    """Retention removes exported records while the audit is between lake and log."""
     again = StepStore(config(data))
     fill(again, "many", random.Random(7), 3)
     again.close()
-    module = importlib.import_module("headrace.pipeline.audit")
+    module = importlib.import_module("headrace.pipeline.audit.job")
     real = module.audit_directory
 
     def meanwhile(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What an audit makes of three accounts of a topic, and how it says it: made by hand, nothing is opened."""
+"""Conclusions of an audit from three accounts of a topic, and their wording. Opens no files."""
 
 from itertools import pairwise
 
@@ -6,15 +6,15 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.checksums import joined
-from headrace.log.report import Range
+from headrace.lake.files.checksums import joined
+from headrace.log.verify.report import VerifiedRange
 from headrace.model import JUMP
-from headrace.pipeline.audit_plan import (
+from headrace.pipeline.audit.plan import (
     LINES_MAX,
     AuditReport,
+    AuditSpan,
     Finding,
     Held,
-    Span,
     TopicAudit,
     common_bytes,
     compare,
@@ -24,11 +24,11 @@ from headrace.pipeline.audit_plan import (
 )
 
 DATA = bytes(range(200)) * 2
-"""The bytes of a topic whose records have ten each."""
+"""Bytes of a topic with records of ten bytes each."""
 
 
-def part(offset: int, end: int, more: int = 0) -> Range:
-    return Range(offset + more, end + more, offset // 10 + more, end // 10 + more)
+def part(offset: int, end: int, more: int = 0) -> VerifiedRange:
+    return VerifiedRange(offset + more, end + more, offset // 10 + more, end // 10 + more)
 
 
 def held(offset: int, end: int, file: str = "f", epoch: int = 1, crc: int | None = None) -> Held:
@@ -36,7 +36,9 @@ def held(offset: int, end: int, file: str = "f", epoch: int = 1, crc: int | None
     return Held(file, epoch, part(offset, end), crc)
 
 
-def found(noted: list[Held], files: list[Held], **flags: bool) -> list[tuple[str, Range | None]]:
+def found(
+    noted: list[Held], files: list[Held], **flags: bool
+) -> list[tuple[str, VerifiedRange | None]]:
     findings = list(compare("t", noted, files, joined, **flags))
     assert all(one.topic == "t" for one in findings)
     return [(f"{one.kind}: {one.reason}", one.range) for one in findings]
@@ -95,7 +97,7 @@ def test_rows_that_nobody_has_noted_are_found_unless_some_notes_are_damaged():
 
 
 def test_other_ordinals_are_found():
-    wrong = Held("f", 1, Range(0, 100, 1, 11), held(0, 100).crc)
+    wrong = Held("f", 1, VerifiedRange(0, 100, 1, 11), held(0, 100).crc)
     assert found([held(0, 100)], [wrong]) == [
         ("damaged: the file says other ordinals than the batch has noted", part(0, 100))
     ]
@@ -104,11 +106,13 @@ def test_other_ordinals_are_found():
 # Coverage
 
 
-def spans(*ranges: Range, epoch: int = 1) -> list[Span]:
-    return [Span(epoch, one) for one in ranges]
+def spans(*ranges: VerifiedRange, epoch: int = 1) -> list[AuditSpan]:
+    return [AuditSpan(epoch, one) for one in ranges]
 
 
-def missing(lake: list[Span], log: list[Span] | None) -> list[tuple[str, Range | None]]:
+def missing(
+    lake: list[AuditSpan], log: list[AuditSpan] | None
+) -> list[tuple[str, VerifiedRange | None]]:
     return [(one.reason, one.range) for one in cover("t", lake, log).findings]
 
 
@@ -126,10 +130,10 @@ def test_a_gap_between_lake_and_log_is_missing():
 
 
 def test_what_a_log_has_forgotten_to_its_end_is_missing():
-    empty = Range(300, 300, 30, 30)
-    [(_, gone)] = missing([Span(1, Range(0, 100, 0, 10))], spans(empty))
-    assert gone == Range(100, 300, 10, 30)
-    assert missing([Span(1, Range(0, 300, 0, 30))], spans(empty)) == []
+    empty = VerifiedRange(300, 300, 30, 30)
+    [(_, gone)] = missing([AuditSpan(1, VerifiedRange(0, 100, 0, 10))], spans(empty))
+    assert gone == VerifiedRange(100, 300, 10, 30)
+    assert missing([AuditSpan(1, VerifiedRange(0, 300, 0, 30))], spans(empty)) == []
 
 
 def test_a_gap_in_the_lake_is_missing_and_it_is_said_whether_the_log_has_it():
@@ -147,18 +151,18 @@ def test_a_gap_in_the_lake_is_missing_and_it_is_said_whether_the_log_has_it():
 
 
 def test_a_jump_is_no_gap():
-    jumped = Span(2, part(100, 200, more=JUMP))
+    jumped = AuditSpan(2, part(100, 200, more=JUMP))
     assert cover("t", [*spans(part(0, 100)), jumped], None) == ([], [])
     assert cover("t", spans(part(0, 100)), [jumped]) == ([], [])
-    twice = Span(2, part(100, 200, more=2 * JUMP))
+    twice = AuditSpan(2, part(100, 200, more=2 * JUMP))
     assert cover("t", spans(part(0, 100)), [twice]) == ([], [])
-    # By offsets alone it could be anything.
-    other = Span(2, Range(100 + JUMP, 200 + JUMP, 10, 20))
+    # By offsets alone, this range could be anything.
+    other = AuditSpan(2, VerifiedRange(100 + JUMP, 200 + JUMP, 10, 20))
     assert missing(spans(part(0, 100)), [other]) != []
 
 
 def test_what_only_the_lake_has_behind_a_crash_is_a_note():
-    log = [*spans(part(0, 60), epoch=2), Span(2, part(60, 200, more=JUMP))]
+    log = [*spans(part(0, 60), epoch=2), AuditSpan(2, part(60, 200, more=JUMP))]
     coverage = cover("t", spans(part(0, 100)), log)
     assert coverage.findings == []
     assert "4 records at offsets 60 to 100 are in the lake only" in coverage.notes[0]
@@ -183,7 +187,7 @@ def test_ranges_are_joined_where_they_touch_or_overlap():
     assert common_bytes([part(0, 50), part(60, 100)], [part(20, 70)]) == 40
 
 
-# Words
+# Wording
 
 
 def topic(name: str, *findings: Finding) -> TopicAudit:

@@ -1,4 +1,4 @@
-"""Audits from the command line: of a real server, running and stopped, by real Spark."""
+"""Audits from the command line: of a real server, running and stopped, with real Spark."""
 
 import importlib
 import json
@@ -11,7 +11,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.pipeline import export
-from headrace.pipeline.audit import audit
+from headrace.pipeline.audit.job import audit
 from headrace.pipeline.tasks import LocalRunner
 from headrace.testing import ServerProcess
 from tests.spark.support import publish, wait_applied
@@ -87,7 +87,7 @@ def test_where_no_data_directory_is_the_server_is_asked(
         asked.append(given)
         return audit(lake, topics, **given, runner=LocalRunner())
 
-    monkeypatch.setattr(importlib.import_module("headrace.pipeline.audit"), "audit", here)
+    monkeypatch.setattr(importlib.import_module("headrace.pipeline"), "audit", here)
     publish(own_server.figg_url, "orders", [b"one"])
     wait_applied(own_server, "orders")
     address = own_server.http_url.removeprefix("http://")
@@ -100,7 +100,8 @@ def test_where_no_data_directory_is_the_server_is_asked(
         f"headrace: there is no directory {tmp_path / 'nowhere'} here: asking the server at "
         f"{own_server.http_url}\n"
     )
-    # One that is there says more; and one that is named has to be there.
+    # An existing directory gives more information. A directory that is named on the command line has to
+    # exist.
     config.write_text(f'data_dir = "{own_server.data_dir}"\n')
     assert run("--config", config) == 0
     assert (asked[-1]["url"], str(asked[-1]["data_dir"])) == ("", str(own_server.data_dir))

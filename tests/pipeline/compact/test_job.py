@@ -1,4 +1,4 @@
-"""Compaction: the same rows in fewer files, whoever else writes and whatever is killed when."""
+"""Compaction: the same rows in fewer files, whoever else writes and whatever is killed at any time."""
 
 import os
 import random
@@ -15,16 +15,16 @@ from crc32c import crc32c
 from deltalake import DeltaTable
 
 from headrace import connect_blocking
+from headrace.errors import OptionError
+from headrace.lake.files.reading import check_file, read_ranges, read_topic
 from headrace.lake.format import LakeError
-from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN, Manifests
-from headrace.lake.reading import check_file, read_ranges, read_topic
+from headrace.lake.ownership import Lock
 from headrace.log.records import pack_record
-from headrace.pipeline.audit import audit
-from headrace.pipeline.compact import compact
-from headrace.pipeline.export import export
+from headrace.pipeline.audit.job import audit
+from headrace.pipeline.compact.job import compact
+from headrace.pipeline.export.job import export
 from headrace.pipeline.tasks import LocalRunner
-from headrace.spark.options import OptionError
 from tests.lake.others import KINDS
 from tests.pipeline.lakes import expected, rows_of
 from tests.pipeline.made import MadeLake
@@ -95,12 +95,12 @@ def test_the_same_rows_are_in_fewer_files(tmp_path, by_topic):
                 one for part in read_topic(lake.path, lake.table, topic, offset) for one in part
             ]
             assert len(some) < len(payloads)
-    # Joined without reading, and yet the checksum of all bytes of the log.
+    # The ranges were joined without reading, yet have the checksum of all bytes of the log.
     first = [one for path in live for one in read_ranges(lake.path / path) if one.topic == "a"]
     data = b"".join(map(pack_record, lake.payloads["a"]))
     assert len(first) == 2
     assert all(one.crc == crc32c(data[one.offset : one.end]) for one in first)
-    # Exports know where to go on, and what they have noted is there in one piece.
+    # Exports know where to continue, and their manifests are folded into one.
     assert Manifests(lake.path).reach(5) == reach
     assert done.folded == 5
     (folded,) = (one for one in Manifests(lake.path).folded().ranges if one.topic == "a")
@@ -134,7 +134,7 @@ def test_a_compaction_killed_at_any_point_is_as_one_that_nobody_disturbed(made, 
 
 @pytest.mark.parametrize("point", ["merging", "merged", "committed"])
 def test_of_two_compactions_at_once_each_file_is_merged_by_one(made, point, monkeypatch):
-    """As on two machines, where the lock of one does not reach the other."""
+    """This simulates two machines, where the lock of one does not reach the other."""
     before = rows_of(made.path)
     monkeypatch.setattr(Lock, "__enter__", lambda self: self)
     others = []
@@ -174,7 +174,7 @@ def test_another_compaction_at_any_step_of_the_commit(made, step, monkeypatch):
             return found
 
     def arm():
-        monkeypatch.setattr("headrace.lake.delta.DeltaTable", Meddled)
+        monkeypatch.setattr("headrace.lake.formats.delta.DeltaTable", Meddled)
         meddling.append(lambda: run(made.path))
 
     run(made.path, points=Meddling(merged=arm))
@@ -212,7 +212,7 @@ def test_a_damaged_file_is_named_and_stays(made):
 
 
 def test_records_that_are_there_twice_are_not_merged(made):
-    """However that came: they are still two rows, and someone has to look at it."""
+    """Whatever the cause, they are still two rows, and someone has to look at it."""
     again = MadeLake(made.path.parent / "other")
     (path,) = again.batch("a")
     (made.path / path).write_bytes((again.path / path).read_bytes())
@@ -236,7 +236,7 @@ def test_notes_that_are_not_those_of_the_commit_are_not_folded(made):
 
 
 def test_old_files_are_swept_and_no_others(made, monkeypatch):
-    monkeypatch.setattr(sys.modules["headrace.pipeline.compact"], "SWEEP_AFTER_S_MIN", 0)
+    monkeypatch.setattr(sys.modules["headrace.pipeline.compact.job"], "SWEEP_AFTER_S_MIN", 0)
     before = rows_of(made.path)
     with pytest.raises(Killed):
         run(made.path, points=Meddling(merged=kill))
@@ -293,7 +293,7 @@ def test_exports_of_a_real_server_go_on_after_every_compaction(server, tmp_path)
             *(False, 1),
             [20 * turn + 20] * 2,
         )
-    # It still knows what exports have noted, and that files must hold it.
+    # The folded manifest still knows what exports have noted, and that files must hold it.
     folded = Manifests(lake).folded()
     wrong = [one._replace(crc=one.crc ^ 1) for one in folded.ranges]
     path = Manifests(lake).folded_path(folded.batches)
@@ -308,8 +308,8 @@ def test_exports_of_a_real_server_go_on_after_every_compaction(server, tmp_path)
 
 KILLED = """
 import sys
-import headrace.lake.delta, headrace.lake.iceberg, headrace.lake.parquet
-from headrace.pipeline.compact import compact
+import headrace.lake.formats.delta, headrace.lake.formats.iceberg, headrace.lake.formats.parquet
+from headrace.pipeline.compact.job import compact
 from headrace.pipeline.tasks import LocalRunner
 print("ready", flush=True)
 compact(sys.argv[1], runner=LocalRunner())
@@ -339,7 +339,7 @@ def test_compactions_killed_at_random_beside_an_export_lose_and_double_nothing(t
         found = rows_of(made.path)
         assert len(found) == len(set(found))
         if kind == "parquet":
-            # The file with some of the rows may not be in sight yet.
+            # The file with some of the rows may not be visible yet.
             made.table.sync()
             found = rows_of(made.path)
         assert len(found) == sum(map(len, made.payloads.values()))

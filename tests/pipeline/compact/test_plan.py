@@ -1,10 +1,10 @@
-"""Which files become one: small ones of one partition, in the order of batches, none of them twice."""
+"""Selection of files to merge: small files of one partition, in the order of batches, none of them twice."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.pipeline import compact_plan
-from headrace.pipeline.compact_plan import bins, name_after
+from headrace.pipeline.compact import plan as compact_plan
+from headrace.pipeline.compact.plan import bins, name_after
 
 names = st.builds(
     "{}date=2026-01-{:02}/{}{:08}-0123456789ab-{:04}.parquet".format,
@@ -31,7 +31,7 @@ def test_a_file_is_in_one_bin_at_most_and_bins_are_of_one_partition(files, file_
 
 @given(st.dictionaries(names, st.integers(1, 100)), st.integers(1, 120))
 def test_what_is_left_of_a_partition_is_less_than_two_files_could_take(files, file_bytes):
-    """Merged again and again it comes to an end, with files that are half full at least, but for one."""
+    """Repeated merging ends with files that are at least half full, except for one."""
     found = bins(files, file_bytes)
     merged = {path for one in found for path in one.files}
     left = {path: size for path, size in files.items() if path not in merged}
@@ -58,7 +58,7 @@ def test_files_are_taken_in_the_order_of_batches_and_tasks():
     ]
     (one,) = bins(dict.fromkeys(sorted(order), 10), 1000)
     assert list(one.files) == order
-    # What they become has its place where the first of them was.
+    # The merged file takes the place of the first of its files.
     assert name_after(order[1], "123456789abc") == "c00000003-123456789abc-0000"
     assert name_after(order[3], "123456789abc") == "c00000007-123456789abc-0001"
 

@@ -1,4 +1,4 @@
-"""Rows of a lake without those that are there once more: whatever was killed, in any number of runs."""
+"""The lake's rows with duplicates removed, whatever was killed, in any number of runs."""
 
 import json
 import os
@@ -12,18 +12,18 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from headrace import connect_blocking
+from headrace.errors import OptionError
 from headrace.lake.deduped import APP, DedupedTable
 from headrace.lake.format import LakeError, Shape
-from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN
-from headrace.pipeline import dedupe_plan
-from headrace.pipeline.compact import compact
-from headrace.pipeline.dedupe import dedupe
-from headrace.pipeline.export import export
+from headrace.lake.ownership import Lock
+from headrace.pipeline.compact.job import compact
+from headrace.pipeline.dedupe import plan as dedupe_plan
+from headrace.pipeline.dedupe.job import dedupe
+from headrace.pipeline.export.job import export
 from headrace.pipeline.tasks import JobError, LocalRunner
-from headrace.spark.options import OptionError
 from tests.lake.rows import NOON_MS
-from tests.pipeline.exporter import exporters
+from tests.pipeline.export.exporter import exporters
 from tests.pipeline.lakes import rows_of
 from tests.pipeline.made import MadeLake
 from tests.pipeline.meddling import Killed, Meddling, kill, tree
@@ -41,7 +41,7 @@ def run(lake, into, **given):
 
 
 def firsts(lake, window_ms=24 * HOUR_MS):
-    """What stays of a lake by payload, one row after the other."""
+    """Return the rows that remain of a lake, by payload, decided one row after the other."""
     table = (
         DeltaTable(str(lake))
         .to_pyarrow_table()
@@ -62,7 +62,7 @@ def left(into):
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory):
-    """Every second payload comes again: in its batch, in the next, half a day and two days later."""
+    """Lake in which payloads come again: in the same batch, in the next one, and hours or days later."""
     lake = MadeLake(tmp_path_factory.mktemp("doubled") / "lake")
     chance = random.Random(3)
     for number, hours in enumerate((0, 1, 11, 13, 25, 49, 50)):
@@ -165,7 +165,7 @@ def test_a_run_killed_at_any_point_is_as_one_that_nobody_disturbed(made, tmp_pat
     done = run(made.path, into)
     assert left(into) == expected != before
     assert bool(done.rows) == (point not in ("committed", "swept"))
-    # And so is what the next one needs.
+    # The keys that the next run needs are intact too.
     made.add({"a": [b"new", b"1", b"newer"]}, NOON_MS + 52 * HOUR_MS)
     run(made.path, into)
     assert left(into) == firsts(made.path)
@@ -305,7 +305,7 @@ def test_a_topic_that_was_deleted_and_made_again_is_the_same_topic(server, tmp_p
 
 
 def test_of_two_runs_at_once_one_counts(made, tmp_path, monkeypatch):
-    """As on two machines, where the lock of one does not reach the other."""
+    """This simulates two machines, where the lock of one does not reach the other."""
     into = tmp_path / "into"
     run(made.path, into)
     made.add({"a": [b"1", b"new"]}, NOON_MS + 51 * HOUR_MS)
@@ -324,7 +324,7 @@ def test_of_two_runs_at_once_one_counts(made, tmp_path, monkeypatch):
 
 
 def test_what_the_next_run_writes_is_not_swept_by_the_last(made, tmp_path):
-    """As on two machines: one sweeps after its commit, while the other is about to commit the next one."""
+    """This simulates two machines: one sweeps after its commit while the other is about to commit."""
     into = tmp_path / "into"
     run(made.path, into)
     table = DedupedTable.open(into, Shape())

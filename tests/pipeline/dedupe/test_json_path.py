@@ -1,4 +1,4 @@
-"""Places in JSON values: what is a path, and what it finds."""
+"""Paths into JSON values: valid paths, and what they find."""
 
 import pytest
 

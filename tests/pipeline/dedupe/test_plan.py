@@ -1,4 +1,4 @@
-"""Which rows stay: against a model that goes through them one by one, in any number of steps."""
+"""Selection of the rows that remain, against a model that decides row by row, in any number of steps."""
 
 import numpy as np
 import pyarrow as pa
@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.pipeline.dedupe_keys import Key, KeyKind, hashes, identities, topic_hash
-from headrace.pipeline.dedupe_plan import Keys, Rows, bucket_count, decide, joined_buckets
+from headrace.pipeline.dedupe.keys import Key, KeyKind, hashes, identities, topic_hash
+from headrace.pipeline.dedupe.plan import KeyRows, Keys, bucket_count, decide, joined_buckets
 
 NOTHING = Keys(*(np.array([], np.uint64) for _ in range(3)), np.array([], np.int64))
 
 histories = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 5)), max_size=40
 )
-"""Topic, key, and how much later than the one before."""
+"""Topic, key, and time since the row before."""
 
 
 def model(history, window_ms):
-    """Places of those that are dropped."""
+    """Return the places of the rows that are dropped."""
     since, dropped, at = {}, [], 0
     for place, (topic, key, later) in enumerate(history):
         at += later
@@ -33,13 +33,13 @@ def model(history, window_ms):
 def rows_of(history):
     topics, keys, later = (np.array(column, np.int64) for column in zip(*history, strict=True))
     places = np.arange(len(history))
-    return Rows(
+    return KeyRows(
         *(x.astype(np.uint64) for x in (keys, topics, topics)), np.cumsum(later), places * 7
     )
 
 
 def at(rows, places):
-    return Rows(*(column[places] for column in rows))
+    return KeyRows(*(column[places] for column in rows))
 
 
 @given(
@@ -63,7 +63,7 @@ def test_rows_are_dropped_as_if_they_came_one_by_one(history, window_ms, cuts, c
 def test_keys_are_forgotten_when_their_window_is_over():
     history = [(0, 0, 0), (0, 1, 5), (1, 0, 0), (0, 2, 5)]
     found = decide(NOTHING, rows_of(history), 10)
-    # The first one of topic 0 is 10 old, that of topic 1 is not: nothing has come since.
+    # The first key of topic 0 is 10 ms old. That of topic 1 is not, because nothing has come since.
     assert sorted(found.keys.ms.tolist()) == [5, 5, 10]
     assert sorted(decide(NOTHING, rows_of(history), 11).keys.ms.tolist()) == [0, 5, 5, 10]
     assert sorted(decide(NOTHING, rows_of(history), None).keys.ms.tolist()) == [0, 5, 5, 10]

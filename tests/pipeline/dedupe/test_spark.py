@@ -1,4 +1,4 @@
-"""Deduplication as a command, on Spark: of what a publisher has sent again after the server was killed."""
+"""Deduplication as a command, on Spark: of records that a publisher resent after the server was killed."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_what_was_sent_again_is_one_row(own_server, shared_spark, tmp_path, caps
     publish(own_server, orders)
     own_server.kill()
     own_server.restart()
-    # Its publisher has heard of the first hundred only.
+    # The publisher has received only the first hundred acknowledgements.
     publish(own_server, [{**order, "try": 2} for order in orders[100:]])
     said("export", "--lake", lake, "--once", "--http", own_server.http_url)
     assert said(*command) == f"kept 300 of 500 rows of 1 topic in {into}\n"

@@ -1,8 +1,8 @@
-"""Exports in processes of their own, without Spark, to be killed: `python -m tests.pipeline.exporter`.
+"""Exports without Spark in processes that tests can kill: `python -m tests.pipeline.export.exporter`.
 
-It reads one JSON object per line, the arguments of an export, or of another `job`, and forks a process for
-each, which prints its number and does it: so what is imported is imported once. Nothing that has threads is
-used before the fork.
+It reads one JSON object per line: the arguments of an export, or of another `job`. For each line it forks a
+process, prints the process id, and runs the job in that process. So modules are imported only once. Nothing
+that has threads is used before the fork.
 """
 
 import json
@@ -23,7 +23,7 @@ ENDED = "ended"
 
 
 class Exporters:
-    """The side of the tests."""
+    """The tests' side of the exporter process."""
 
     def __init__(self, process: "subprocess.Popen[str]", root: Path) -> None:
         self._process = process
@@ -31,7 +31,7 @@ class Exporters:
         self.points.mkdir()
 
     def start(self, **given: Any) -> int:
-        """The number of the process that does it."""
+        """Start a job, and return the id of its process."""
         (self.points / ENDED).unlink(missing_ok=True)
         assert self._process.stdin and self._process.stdout
         print(
@@ -50,14 +50,14 @@ class Exporters:
         reached.unlink()
 
     def finish(self, **given: Any) -> dict[str, Any]:
-        """Run one to its end; its summary."""
+        """Run a job to its end, and return its summary."""
         self.start(**given)
         wait_until(self._said, 120, "the export to end")
         found: dict[str, Any] = json.loads(self._said())
         return found
 
     def kill_after(self, seconds: float, **given: Any) -> None:
-        """Or let it end before."""
+        """Kill a job after this time, unless it ended before."""
         pid = self.start(**given)
         time.sleep(seconds)
         try:
@@ -73,7 +73,7 @@ class Exporters:
 @contextmanager
 def exporters(root: Path) -> Iterator[Exporters]:
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.pipeline.exporter"],
+        [sys.executable, "-m", "tests.pipeline.export.exporter"],
         cwd=REPOSITORY,
         env=environment(),
         stdin=subprocess.PIPE,
@@ -87,16 +87,16 @@ def exporters(root: Path) -> Iterator[Exporters]:
 
 
 def main() -> None:
-    # Here: what the tests import of this module is the other side.
+    # The imports are here because only the exporter process needs them; tests import the other side.
     from headrace import pipeline
-    from headrace.pipeline.points import Points
+    from headrace.pipeline.kill_points import Points
     from headrace.pipeline.tasks import LocalRunner
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     for line in sys.stdin:
         given = json.loads(line)
         if given.get("format") == "iceberg":
-            import headrace.lake.iceberg  # noqa: F401 - it takes seconds
+            import headrace.lake.formats.iceberg  # noqa: F401 - it takes seconds
         if pid := os.fork():
             print(pid, flush=True)
             continue

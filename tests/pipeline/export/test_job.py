@@ -1,6 +1,6 @@
-"""Exports from a real server: every record once, whatever is killed when; what is refused; what is told.
+"""Exports from a real server: every record once, whatever is killed at any time; refusals; reports.
 
-Most of them run their tasks in their own process: what Spark adds is at the end.
+Most exports run their tasks in their own process. Tests with Spark are at the end.
 """
 
 import itertools
@@ -23,21 +23,21 @@ from deltalake import DeltaTable
 import headrace.channels
 from headrace import connect_blocking
 from headrace.cli.main import main
-from headrace.lake.delta import DeltaLake
-from headrace.lake.format import LakeError, Lost, Shape
-from headrace.lake.lock import Lock
+from headrace.lake.files.reading import check_file, read_topic
+from headrace.lake.format import LakeError, LostRange, Shape
+from headrace.lake.formats.delta import DeltaLake
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.reading import check_file, read_topic
+from headrace.lake.ownership import Lock
 from headrace.pipeline import export
-from headrace.pipeline.export import APP
-from headrace.pipeline.points import Points
+from headrace.pipeline.export.job import APP
+from headrace.pipeline.kill_points import Points
 from headrace.pipeline.tasks import JobError, LocalRunner, SparkRunner
-from headrace.spark.decode import DamageError
-from headrace.spark.http_client import HttpClient
-from headrace.spark.options import parse_place
+from headrace.reader.decode import DamageError
+from headrace.reader.http_client import HttpClient
+from headrace.reader.selection import parse_place
 from headrace.testing import ServerProcess, wait_until
 from tests.lake.others import KINDS
-from tests.pipeline.exporter import exporters
+from tests.pipeline.export.exporter import exporters
 from tests.pipeline.lakes import Row, cursors_of, ends_of, expected, manifests_of, rows_of
 from tests.spark.lives import environment, session_members
 from tests.spark.support import JAVA_OPTIONS, require_java, send, topics_of, wait_applied
@@ -48,7 +48,7 @@ POINTS = ("planned", "writing", "written", "noted", "committed", "verified", "mo
 
 
 class Published:
-    """What was published, by topic; the topics of a test begin alike."""
+    """Published payloads by topic. The topics of a test have the same prefix."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
@@ -102,7 +102,7 @@ def published(server: ServerProcess) -> Published:
 
 
 def check_manifests(server: ServerProcess, lake: Path) -> None:
-    """Ranges follow each other, are as the log has them, and are what files hold."""
+    """Check that ranges are contiguous, equal those of the log, and equal the content of the files."""
     ends: dict[str, tuple[int, int]] = {}
     with closing(HttpClient(parse_place(server.http_url, ""))) as http:
         for number, manifest in enumerate(manifests_of(lake)):
@@ -131,7 +131,7 @@ def test_every_record_is_in_the_lake_once(published, tmp_path):
     assert rows_of(lake) == published.rows
     assert published.export(lake).batches == 0
     published.more(7)
-    # Small batches and parts: as many files, and the same rows.
+    # Small batches and parts give more files, and the same rows.
     done = published.export(lake, batch_bytes=500, part_bytes=300)
     assert (done.batches > 2, done.records) == (True, 21)
     assert rows_of(lake) == published.rows
@@ -179,13 +179,13 @@ def test_a_data_directory_is_read_as_well_and_nobody_is_told(published, tmp_path
     assert not published.export(tmp_path / "lake", **place).told
     assert rows_of(tmp_path / "lake") == published.rows
     assert published.cursors() == {}
-    # Unless a server is named beside it.
+    # The server is told if it is named beside the directory.
     assert published.export(tmp_path / "lake", url=published.server.http_url, **place).told
     assert published.cursors() == published.ends
 
 
 def test_an_export_killed_at_any_point_leaves_no_trace_in_the_lake(published, tmp_path):
-    """Compared row for row with one that nobody disturbed, and with what was published."""
+    """The lake is compared row for row with an undisturbed export, and with the published records."""
     lake = tmp_path / "lake"
     given = {"lake": str(lake), "url": published.server.http_url, "pattern": published.pattern}
     with exporters(tmp_path) as made:
@@ -193,7 +193,7 @@ def test_an_export_killed_at_any_point_leaves_no_trace_in_the_lake(published, tm
             made.kill_at(point, **given, batch_bytes=9000 + number, part_bytes=3000 - 300 * number)
             rows = rows_of(lake)
             assert len(set(rows)) == len(rows)
-            # The log may forget only what is in the lake.
+            # The log may only remove records that are in the lake.
             held = {row.topic: row.ordinal + 1 for row in rows}
             told = published.cursors()
             assert all(ordinal <= held.get(name, 0) for name, (_, ordinal) in told.items())
@@ -205,7 +205,7 @@ def test_an_export_killed_at_any_point_leaves_no_trace_in_the_lake(published, tm
     published.export(undisturbed, take_over=True)
     assert rows_of(lake) == rows_of(undisturbed) == published.rows
     assert published.cursors() == published.ends
-    # What was written in vain is still there, and nobody reads it.
+    # Files written in vain are still there, and no reader uses them.
     live = DeltaTable(str(lake)).file_uris()
     assert len(list(lake.rglob("*.parquet"))) > len(live)
 
@@ -251,7 +251,7 @@ def test_exports_killed_at_random_lose_and_double_nothing(own_server, tmp_path, 
 
 
 class Meddling:
-    """Points at which something else happens."""
+    """Named points at which an action runs."""
 
     directory = ""
 
@@ -269,7 +269,7 @@ def test_of_two_exports_one_is_refused(published, tmp_path):
     with Lock(lake / HIDDEN, "export"), pytest.raises(LakeError) as refused:
         published.export(lake)
     assert str(refused.value) == f"another export writes to {lake} (process {os.getpid()})"
-    # One elsewhere, where the lock does not reach, loses at the commit.
+    # An export on another machine, where the lock has no effect, loses at the commit.
     published.more(1)
     theirs = partial(DeltaLake(lake, Shape()).commit, APP, 1, [], {})
     with pytest.raises(LakeError, match=r"another export writes to .*: it has committed batch 1"):
@@ -288,7 +288,7 @@ def test_a_manifest_that_another_export_has_written_over_is_put_back(published, 
 
     published.export(lake, points=Meddling(committed=over))
     assert path.read_bytes() == written[0]
-    # One that was killed before it could do so is told what has happened.
+    # An export that was killed before the repair gets an error that says what has happened.
     path.write_bytes(written[0].replace(b"/a", b"/x"))
     with pytest.raises(LakeError, match="what is noted of batch 0 is not what was committed"):
         published.export(lake)
@@ -308,8 +308,8 @@ def test_what_a_deleted_topic_took_with_it_is_counted(published, tmp_path, caplo
         in (caplog.text)
     )
     assert "retention.wait_for" in caplog.text
-    assert manifests_of(lake)[-1].lost == (Lost(name, 50, 52),)
-    # Once: and a new life of the topic goes on behind it.
+    assert manifests_of(lake)[-1].lost == (LostRange(name, 50, 52),)
+    # The loss is noted once, and a new life of the topic continues after it.
     assert published.export(lake).batches == 0
     with connect_blocking(published.server.figg_url) as client:
         client.publish(name, b"again")
@@ -321,7 +321,7 @@ def test_what_a_deleted_topic_took_with_it_is_counted(published, tmp_path, caplo
 
 @pytest.mark.parametrize("again", [False, True], ids=["for good", "and made again"])
 def test_a_topic_that_ends_while_it_is_exported_is_counted(published, tmp_path, again):
-    """Between the plan and the tasks that read: all other topics are exported."""
+    """The topic ends between the plan and the tasks that read it; all other topics are exported."""
     lake = tmp_path / "lake"
     name = f"{published.prefix}/a"
 
@@ -337,13 +337,37 @@ def test_a_topic_that_ends_while_it_is_exported_is_counted(published, tmp_path, 
     lost = [one for manifest in manifests_of(lake) for one in manifest.lost]
     assert sum(one.end_ordinal - one.ordinal for one in lost) == 50
     assert {one.topic for one in lost} == {name}
-    # What comes later is exported, and nothing is lost twice.
+    # Later records are exported, and nothing is counted as lost twice.
     done = published.export(lake)
     assert (done.lost, done.records) == (0, int(again))
 
 
+def test_a_topic_that_ends_while_spark_starts_is_counted_and_one_that_begins_is_exported(
+    published, tmp_path
+):
+    lake = tmp_path / "lake"
+    name, new = f"{published.prefix}/a", f"{published.prefix}/new"
+
+    class SlowRunner(LocalRunner):
+        started = False
+
+        def start(self) -> None:
+            if self.started:
+                return
+            self.started = True
+            send(published.server, "DELETE", "/v1/topic", name=name)
+            with connect_blocking(published.server.figg_url) as client:
+                client.publish(new, b"new")
+
+    done = published.export(lake, runner=SlowRunner())
+    assert (done.lost, done.records) == (50, 101)
+    assert {row.topic for row in rows_of(lake)} == published.payloads.keys() - {name} | {new}
+    done = published.export(lake)
+    assert (done.lost, done.records) == (0, 0)
+
+
 def test_rooms_that_everyone_leaves_while_they_are_exported_end_no_export(tmp_path):
-    """A channel is destroyed when its grace is over: here in the middle of a batch."""
+    """A channel is destroyed after its grace period, here in the middle of a batch."""
     lake = tmp_path / "lake"
     with ServerProcess(tmp_path / "data", "--set=channels.grace_s=0.05") as server:
         given = {"url": server.http_url, "runner": LocalRunner()}
@@ -432,11 +456,11 @@ def test_tasks_of_spark_write_the_same(published, tmp_path):
         lake, runner=None, part_bytes=15_000, progress=lambda *at: told.append(at)
     )
     assert rows_of(lake) == expected(published.server, published.payloads | many)
-    # As many files as tasks and days, not as topics.
+    # The number of files follows tasks and days, not topics.
     assert done.files == len(list(lake.rglob("*.parquet"))) <= 8
     assert told[-1][0] == told[-1][1] > 0
     assert told == sorted(told)
-    # A failure of a task is one sentence.
+    # A failed task gives one sentence.
     published.more(1)
     with pytest.raises(JobError, match="is another directory for Spark's executors"):
         published.export(lake, runner=_Elsewhere())
@@ -455,7 +479,7 @@ class _Elsewhere(LocalRunner):
 def test_an_export_that_goes_on_ends_after_its_batch(
     published, tmp_path, capsys, monkeypatch, number
 ):
-    """The command in this very process: it is asked to end while a task of its second batch writes."""
+    """The command runs in this process. It is asked to end while a task of its second batch writes."""
     lake, points = tmp_path / "lake", tmp_path / "points"
     points.mkdir()
 
@@ -470,7 +494,7 @@ def test_an_export_that_goes_on_ends_after_its_batch(
     given = ["--lake", str(lake), "--http", published.server.http_url, "--every", "0.1"]
     given += ["--pattern", published.pattern]
     monkeypatch.setattr(
-        sys.modules[export.__module__], "export", partial(export, points=Points(str(points)))
+        sys.modules["headrace.pipeline"], "export", partial(export, points=Points(str(points)))
     )
     asking = threading.Thread(target=ask_to_end)
     asking.start()
@@ -497,12 +521,12 @@ def test_a_second_lake_takes_nothing_from_the_first_by_mistake(published, tmp_pa
     published.more(3)
     published.export(second, take_over=True)
     assert rows_of(second) == published.rows
-    # Now it is the first one that lacks what the server was told of.
+    # Now the first lake lacks records that the server knows to be exported.
     with pytest.raises(LakeError, match="with --take-over"):
         published.export(first)
     published.export(first, take_over=True)
     assert rows_of(first) == published.rows
-    # They are for different topics, or tell nobody.
+    # Exports do not conflict if they have different topics, or tell no server.
     one, *_ = published.payloads
     wait_applied(published.server, *published.payloads)
     published.export(tmp_path / "third", topics=[one], data_dir=str(published.server.data_dir))
@@ -562,7 +586,7 @@ def test_a_driver_killed_with_all_its_processes_while_tasks_write(published, tmp
     (points / "stop-writing").touch()
     given = {"url": published.server.http_url, "pattern": published.pattern, "part_bytes": 4000}
     script = (
-        "from headrace.pipeline import export; from headrace.pipeline.points import Points\n"
+        "from headrace.pipeline import export; from headrace.pipeline.kill_points import Points\n"
         f"export({str(lake)!r}, **{given!r}, master='local[2]', points=Points({str(points)!r}))"
     )
     driver = subprocess.Popen(

@@ -1,9 +1,9 @@
-"""What a topic of a server holds, as bytes of the log and cut into records."""
+"""Content of a server's topic, as bytes of the log and as separate records."""
 
 from contextlib import closing
 
-from headrace.spark.http_client import HttpClient
-from headrace.spark.options import parse_place
+from headrace.reader.http_client import HttpClient
+from headrace.reader.selection import parse_place
 from headrace.testing import ServerProcess
 
 

@@ -1,4 +1,4 @@
-"""Replays to a real server: every record once and in its order, however often and whatever is killed when."""
+"""Replays to a real server: every record once and in order, for any number of runs and kills."""
 
 import datetime
 import random
@@ -9,17 +9,16 @@ from itertools import count
 
 import pytest
 
-from headrace.errors import BadTopicNameError
+from headrace.errors import BadTopicNameError, OptionError
 from headrace.lake.format import LakeError
-from headrace.pipeline.compact import compact
-from headrace.pipeline.replay import replay
+from headrace.pipeline.compact.job import compact
+from headrace.pipeline.replay.job import replay
 from headrace.pipeline.tasks import JobError, LocalRunner
-from headrace.spark.http_client import HttpClient, ServerError
-from headrace.spark.options import OptionError
+from headrace.reader.http_client import HttpClient, ServerError
 from tests.lake.rows import NOON_MS
 from tests.pipeline.made import MadeLake
 from tests.pipeline.meddling import Killed, Meddling, kill, tree
-from tests.pipeline.replayed import payloads_of
+from tests.pipeline.replay.replayed import payloads_of
 from tests.spark.lives import REPOSITORY, environment
 from tests.tools import TORTURE, takes_long
 
@@ -46,9 +45,9 @@ def target():
 
 @pytest.fixture
 def small_cuts(monkeypatch):
-    """So that a few records are many batches."""
-    monkeypatch.setattr("headrace.pipeline.replay_plan.CUT_BYTES", 200)
-    monkeypatch.setattr(sys.modules["headrace.pipeline.replay"], "_CUTS_AT_ONCE", 2)
+    """Use small cuts, so that a few records make many batches."""
+    monkeypatch.setattr(sys.modules["headrace.pipeline.replay.plan"], "CUT_BYTES", 200)
+    monkeypatch.setattr(sys.modules["headrace.pipeline.replay.job"], "_CUTS_AT_ONCE", 2)
 
 
 def run(server, lake, target, topic="a", **given):
@@ -72,16 +71,16 @@ def test_a_topic_is_replayed_in_its_order_and_once(server, made, target, small_c
     assert done.batches > 3
     again = run(server, made, target)
     assert (again.batches, again.records, again.resumed) == (0, 0, done.end)
-    # Not even with other files, or when the lake has more: a repeat is the same.
+    # A repeat sends nothing, even with other files or when the lake has more records.
     compact(made.path, runner=LocalRunner())
     assert run(server, made, target).records == 0
     made.batch("a", day=2)
     assert run(server, made, target).records == 0
     assert payloads_of(server, target) == payloads
-    # Under another name it is another one.
+    # Under another name, it is another replay.
     assert run(server, made, target, name="second").records == 35
     assert payloads_of(server, target) == payloads + made.payloads["a"]
-    # To another topic too.
+    # The same holds for another topic.
     assert run(server, made, f"{target}/b", "b").records == 30
     assert payloads_of(server, f"{target}/b") == made.payloads["b"]
 
@@ -91,11 +90,11 @@ def test_a_range_of_offsets_or_times_is_replayed(server, made, target):
     at = offsets_of(payloads)
     assert run(server, made, target, from_offset=at[3], to_offset=at[17]).records == 14
     assert payloads_of(server, target) == payloads[3:17]
-    # Between two records it begins with the next one, and ends with the one that it is inside of.
+    # A start between two records means the next record. An end inside a record includes that record.
     inside = f"{target}/inside"
     run(server, made, inside, from_offset=at[3] + 1, to_offset=at[17] + 1)
     assert payloads_of(server, inside) == payloads[4:18]
-    # A batch of the lake has a time: NOON_MS and its number, and a day more from the fifth on.
+    # Each batch of the lake has a time: NOON_MS plus its number, and a day more from the fifth on.
     times = f"{target}/times"
     since = datetime.datetime.fromtimestamp((NOON_MS + 2) / 1000, datetime.UTC)
     run(server, made, times, since=since, until=NOON_MS + 4 + 86_400_000)
@@ -121,7 +120,7 @@ def test_one_that_was_killed_goes_on_where_it_was(server, made, target, point, s
     before = payloads_of(server, target)
     assert 0 < len(before) < len(payloads)
     assert before == payloads[: len(before)]
-    # Meanwhile the lake has grown, has other files, and another rate is asked for.
+    # Meanwhile the lake has grown and has other files, and the rate is another one.
     made.batch("a", day=2)
     compact(made.path, runner=LocalRunner())
     done = run(server, made, target, rate=1e6)
@@ -150,18 +149,18 @@ def test_a_server_that_was_killed_is_replayed_to_once(own_server, made, target, 
 
 
 def test_a_rate_is_kept(server, made, target, monkeypatch):
-    monkeypatch.setattr("headrace.pipeline.replay_plan._CUT_S", 0.05)
+    monkeypatch.setattr(sys.modules["headrace.pipeline.replay.plan"], "_CUT_S", 0.05)
     begun_s = time.monotonic()
     done = run(server, made, target, rate=50)
     passed_s = time.monotonic() - begun_s
     assert done.batches > 5
-    # The last cut goes out when all before it have had their time.
+    # The last cut is sent after the time of all cuts before it.
     assert passed_s > 0.4
     assert payloads_of(server, target) == made.payloads["a"]
 
 
 def test_records_larger_than_a_cut_and_empty_ones(server, tmp_path, target, monkeypatch):
-    monkeypatch.setattr("headrace.pipeline.replay_plan.CUT_BYTES", 3)
+    monkeypatch.setattr(sys.modules["headrace.pipeline.replay.plan"], "CUT_BYTES", 3)
     lake = MadeLake(tmp_path / "lake", by_topic=True)
     lake.batch("a", "it's", count=4)
     for _ in range(2):
@@ -219,7 +218,7 @@ def test_a_damaged_note_is_named(server, made, target):
 KILLED = """
 import sys
 from headrace.pipeline import replay_plan
-from headrace.pipeline.replay import replay
+from headrace.pipeline.replay.job import replay
 from headrace.pipeline.tasks import LocalRunner
 replay_plan.CUT_BYTES = int(sys.argv[4])
 print("ready", flush=True)
@@ -236,7 +235,7 @@ def test_replays_killed_at_random_lose_and_double_nothing(own_server, made, targ
     with pytest.raises(Killed):
         run(server, made, target, points=Meddling(uploaded=kill))
     for number in range(TORTURE):
-        # What the first has noted counts, also for those that would cut otherwise.
+        # The cuts that the first run has noted count, even for runs that would cut differently.
         arguments = [str(made.path), target, server.http_url, str(chance.randint(30, 300))]
         with subprocess.Popen(
             [sys.executable, "-c", KILLED, *arguments],

@@ -1,12 +1,12 @@
-"""What a replay does: every record in one cut, the same cuts whatever the files are, and where it goes on."""
+"""The plan of a replay: every record in one cut, the same cuts for any files, and where it continues."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.format import Range
-from headrace.pipeline import replay_plan
-from headrace.pipeline.replay_plan import (
+from headrace.lake.format import RecordRange
+from headrace.pipeline.replay import plan as replay_plan
+from headrace.pipeline.replay.plan import (
     CUT_BYTES,
     Course,
     Wanted,
@@ -21,11 +21,11 @@ WANTED = Wanted("orders", "again", "", None, None, None, None)
 JUMP = 1 << 32
 
 
-def ranges(*ends: int, start: int = 0) -> list[Range]:
-    """That follow each other, with a record for each ten bytes."""
+def ranges(*ends: int, start: int = 0) -> list[RecordRange]:
+    """Return contiguous ranges with one record for each ten bytes."""
     found = []
     for end in ends:
-        found.append(Range("orders", 1, start, end, start // 10, end // 10, 0))
+        found.append(RecordRange("orders", 1, start, end, start // 10, end // 10, 0))
         start = end
     return found
 
@@ -94,7 +94,7 @@ def test_a_course_is_a_range_of_offsets_or_times():
     assert course(some, found, None, None, None) == Course(60, 120, CUT_BYTES)
     times = WANTED._replace(since_ms=1, until_ms=2)
     assert course(times, found, 70, 90, None) == Course(70, 90, CUT_BYTES)
-    # Nothing is as late as that.
+    # No record is as late as the end time.
     assert course(times, found, 70, None, None) == Course(70, 200, CUT_BYTES)
     assert course(times, found, None, None, None) == Course(200, 200, CUT_BYTES)
 

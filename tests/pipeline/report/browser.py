@@ -1,6 +1,6 @@
-"""A headless Chromium that opens one page and says how it went: over its own protocol, on two pipes.
+"""A headless Chromium that opens one page and reports the result over the DevTools protocol, on two pipes.
 
-So a page can be asked about that allows no script.
+In this way a test can examine a page that allows no script.
 """
 
 import base64
@@ -27,7 +27,7 @@ class Browser:
         command = tool(*CHROMIUM)
         from_us, to_it = os.pipe()
         from_it, to_us = os.pipe()
-        # Chromium looks for them at 3 and 4.
+        # Chromium expects the pipes at file descriptors 3 and 4.
         place = [sys.executable, "-I", "-S", "-c", PASS_DESCRIPTORS, f"{from_us},{to_us}"]
         options = [*CHROMIUM_FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
         self._process = subprocess.Popen(
@@ -109,7 +109,7 @@ class Browser:
                 return found
 
     def _read(self) -> dict[str, Any]:
-        """The next message; events are kept."""
+        """Return the next message; events are also kept in `events`."""
         deadline = time.monotonic() + TIMEOUT_S
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._out], [], [], max(0, deadline - time.monotonic()))

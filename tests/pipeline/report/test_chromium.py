@@ -1,10 +1,10 @@
-"""A report in a real browser: it is drawn, by day and by night, and asks for nothing."""
+"""A report in a real browser: it is drawn in light and dark mode, and requests nothing."""
 
 from pathlib import Path
 
-from headrace.pipeline.report_page import page
-from tests.pipeline.browser import Browser
-from tests.pipeline.test_report_page import EVIL, made, seen
+from headrace.pipeline.report.page import page
+from tests.pipeline.report.browser import Browser
+from tests.pipeline.report.test_page import EVIL, made, seen
 
 PLOTS = """
 [...document.querySelectorAll("svg")].map(svg => {
@@ -24,7 +24,7 @@ document.querySelectorAll("details").forEach(one => one.open = true);
   .filter(one => !one.closest("svg") && one.scrollWidth > one.clientWidth && one.clientWidth)
   .map(one => [one.tagName, one.querySelector(".plot") ? "plot" : one.textContent.slice(0, 50)])
 """
-"""What is wider than its place, so that a part of it is out of sight."""
+"""Elements that are wider than their place, so that a part of them is invisible."""
 IS_TOO_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 
 
@@ -47,7 +47,7 @@ def test_a_page_is_drawn_and_asks_for_nothing(tmp_path: Path) -> None:
                 browser.resize(narrow)
                 assert not browser.evaluate(IS_TOO_WIDE), narrow
                 clipped = browser.evaluate(CLIPPED)
-                # On a phone a plot is moved: nobody could read it at that size.
+                # On a phone, plots scroll, because nobody could read them at that size.
                 assert [one for one in clipped if one[1] != "plot" or narrow > 390] == [], narrow
             colours.append(browser.evaluate(COLOURS))
             requests = [one["request"]["url"] for one in browser.told("Network.requestWillBeSent")]

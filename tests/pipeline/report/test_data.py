@@ -1,4 +1,4 @@
-"""What a report counts, by hand and against a slow model: however records are divided among tasks."""
+"""Counts of a report, by hand and against a slow model, for any division of records among tasks."""
 
 import random
 
@@ -6,26 +6,33 @@ import numpy as np
 import pytest
 
 from headrace.model import Position
-from headrace.pipeline import report_data as data
-from headrace.pipeline.report_data import POINTS_MAX, TOPICS_MAX, WIDTHS_MS, Plan, Report, Runs
-from headrace.spark.index_rows import parse
+from headrace.pipeline.report import data as data
+from headrace.pipeline.report.data import (
+    POINTS_MAX,
+    TOPICS_MAX,
+    WIDTHS_MS,
+    ReportData,
+    ReportPlan,
+    Runs,
+)
+from headrace.reader.index_rows import parse
 from tests.spark_units.runs import index, packed
 
 START_MS = 1_763_000_000_000
 DAY_MS = 86_400_000
 
 Record = tuple[int, int, int]
-"""Offset, time, bytes of payload."""
+"""Offset, time, and bytes of payload."""
 
 
 def runs(topic: str, records: list[Record]) -> Runs:
     offsets, ms, sizes = (np.array(column, np.int64) for column in zip(*records, strict=True))
-    end = int(offsets[-1]) + 100  # so far apart are those of `history`
+    end = int(offsets[-1]) + 100  # records of `history` are this far apart
     return Runs(topic, int(offsets[0]), end, np.ones(len(records), np.int64), sizes, ms)
 
 
-def made(parts: list[list[Runs]]) -> Report:
-    """A report of what so many tasks have looked at."""
+def made(parts: list[list[Runs]]) -> ReportData:
+    """Make a report of the parts that different tasks have looked at."""
     seen = data.overview(map(data.look, parts))
     plan = data.plan(seen)
     counts = data.added(plan, [data.count(part, plan) for part in parts])
@@ -95,7 +102,7 @@ def test_there_are_never_more_points_than_a_page_takes(span_ms):
     assert 1 <= report.buckets <= POINTS_MAX
     assert report.bucket_ms in WIDTHS_MS
     assert sum(report.topics[0].messages_over_time) == 2
-    # And not many fewer than there could be.
+    # There are not many fewer buckets than possible.
     finer = [width for width in WIDTHS_MS if width < report.bucket_ms]
     if finer:
         last = START_MS + span_ms
@@ -127,7 +134,7 @@ def test_an_empty_log_is_a_report_too():
 
 
 def test_what_came_since_the_first_look_does_not_break_the_second():
-    plan = Plan(START_MS, 1000, 2, ("t",))
+    plan = ReportPlan(START_MS, 1000, 2, ("t",))
     late = runs("t", [(0, START_MS - 1, 1), (5, START_MS + 500, 1), (10, START_MS + 9000, 1)])
     assert data.count([late], plan).messages.tolist() == [[1, 0], [0, 0]]
 
@@ -142,7 +149,7 @@ def test_rows_are_cut_at_the_positions_of_a_part():
     assert whole.counts.tolist() == [4, 3, 5]
     assert whole.bytes.tolist() == [12, 0, 20]
     assert whole.ms.tolist() == [START_MS, START_MS + 1, START_MS + 2]
-    # From the fourth record on, up to and without the last.
+    # The part begins with the fourth record, and ends before the last.
     part = data.runs_of("t", Position(1, 121, 13), Position(1, 172, 21), found)
     assert (part.offset, part.end, part.counts.tolist()) == (121, 172, [1, 3, 4])
     assert part.bytes.tolist() == [3, 0, 16]

@@ -1,4 +1,4 @@
-"""Reports on a real server's log and on a lake of it: the numbers are those of what was published."""
+"""Reports on a real server's log and on its lake: the numbers are those of the published records."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +10,10 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.errors import HeadraceError
-from headrace.pipeline.compact import compact
-from headrace.pipeline.export import export
-from headrace.pipeline.report import report
-from headrace.pipeline.report_data import Report
+from headrace.pipeline.compact.job import compact
+from headrace.pipeline.export.job import export
+from headrace.pipeline.report.data import ReportData
+from headrace.pipeline.report.job import report
 from headrace.pipeline.tasks import LocalRunner
 from headrace.testing import ServerProcess, wait_until
 from tests.spark.support import SMALL, ask, publish, send, wait_applied
@@ -25,7 +25,7 @@ MESSAGES, DUPLICATES = 5, 2
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """With topics, a slow reader, and a channel in which something came twice and was trimmed."""
+    """A server with topics, a slow reader, and a channel that has duplicates and was trimmed."""
     root = tmp_path_factory.mktemp("report")
     (root / "config.toml").write_text(SMALL)
     flags = (f"--config={root / 'config.toml'}", "--durability=written")
@@ -62,14 +62,14 @@ def _counter(server: ServerProcess, name: str) -> int:
     return int(value)
 
 
-def made(tmp_path: Path, **options: Any) -> Report:
-    """Without Spark, from the JSON that was written."""
+def made(tmp_path: Path, **options: Any) -> ReportData:
+    """Make a report without Spark, and read it from its JSON."""
     path = tmp_path / "report.json"
     report(tmp_path / "report.html", json=path, runner=LocalRunner(), **options)
-    return msgspec.json.decode(path.read_bytes(), type=Report)
+    return msgspec.json.decode(path.read_bytes(), type=ReportData)
 
 
-def check_topics(found: Report, topics: dict[str, list[bytes]]) -> None:
+def check_topics(found: ReportData, topics: dict[str, list[bytes]]) -> None:
     assert found.topics_in_all == len(topics)
     assert found.messages == sum(map(len, topics.values()))
     assert found.bytes == sum(len(payload) for of in topics.values() for payload in of)
@@ -99,7 +99,7 @@ def test_a_report_from_the_command_line_through_spark(
     assert said.out.startswith(f"{page} and {data}: 1,129 messages (")
     assert " of 24 topics, " in said.out and said.out.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
-    found = msgspec.json.decode(data.read_bytes(), type=Report)
+    found = msgspec.json.decode(data.read_bytes(), type=ReportData)
     check_topics(found, TOPICS)
     assert [line.name for line in found.topics[:3]] == ["topic 00", "topic 01", "topic 02"]
     assert len(found.topics) == 20 and found.others_in_all == 4
@@ -112,7 +112,7 @@ def test_a_report_from_the_command_line_through_spark(
     assert (seen.channels.channels, seen.channels.trimmed) == (1, 1)
     assert {member.processor for member in seen.channels.members} == {"p", "q"}
     assert "slow</b> is furthest behind: 59 records" in page.read_text("utf-8")
-    # It is still Spark's own session, for whoever uses it next.
+    # The shared session still works for the next user.
     assert shared_spark.sparkContext.parallelize([1]).count() == 1
 
 
@@ -167,7 +167,7 @@ def test_what_the_lake_has_is_counted_once_and_outlives_the_log(
     check_topics(made(tmp_path, **asked), topics)
     only = made(tmp_path, url=server.http_url, lake=lake, topics=["lake/b"])
     check_topics(only, {"lake/b": topics["lake/b"]})
-    # For the other tests of this server.
+    # Other tests use the same server.
     httpx.delete(f"{server.http_url}/v1/topic", params={"name": "lake/a"}).raise_for_status()
 
 

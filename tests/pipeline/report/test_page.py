@@ -1,4 +1,4 @@
-"""The page of a report: well-formed, whole, escaped, with every number that it is about."""
+"""The page of a report: well-formed, complete, escaped, with every number that it is about."""
 
 import html.parser
 import re
@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.pipeline import report_data as data
-from headrace.pipeline import report_svg as svg
-from headrace.pipeline import report_words as words
-from headrace.pipeline.report_data import Report, Runs, ServerSeen
-from headrace.pipeline.report_page import page
-from headrace.pipeline.report_server import channels_of, readers_of
+from headrace.pipeline.report import data as data
+from headrace.pipeline.report import svg as svg
+from headrace.pipeline.report import words as words
+from headrace.pipeline.report.data import ReportData, Runs, ServerSeen
+from headrace.pipeline.report.page import page
+from headrace.pipeline.report.server import channels_of, readers_of
 
 START_MS = 1_763_000_000_000
 EVIL = "</title><script>alert(1)</script>\"' onload=x &amp; \u202e\x00"
@@ -45,7 +45,7 @@ def member(name: str, lag: int) -> dict[str, Any]:
     return {"processor": name, "present": lag < 5, "lag_messages": lag, "missed_messages": 2}
 
 
-def made(topics: int = 30, server: ServerSeen | None = None, name: str = "") -> Report:
+def made(topics: int = 30, server: ServerSeen | None = None, name: str = "") -> ReportData:
     found = []
     for number in range(topics):
         times = START_MS + np.arange(40 - number, dtype=np.int64) * 3_600_000
@@ -62,7 +62,7 @@ def made(topics: int = 30, server: ServerSeen | None = None, name: str = "") -> 
 
 
 class Checked(html.parser.HTMLParser):
-    """Every element is closed where it should be; what is in it is remembered."""
+    """Parser that checks that every element is closed correctly, and remembers the content."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -85,7 +85,7 @@ class Checked(html.parser.HTMLParser):
         self.text.append(data)
 
 
-def checked(report: Report) -> Checked:
+def checked(report: ReportData) -> Checked:
     parser = Checked()
     parser.feed(page(report))
     parser.close()
@@ -165,7 +165,7 @@ def test_an_axis_has_a_few_round_numbers_up_to_the_top(top, binary):
     assert len(set(labels)) == len(labels)
 
 
-# Words
+# Wording
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tokens of the HTTP API: who is let in, and that no token is ever shown."""
+"""Tokens of the HTTP API: who gets access, and that no token is ever shown."""
 
 import hashlib
 from collections.abc import Iterator
@@ -150,8 +150,8 @@ def test_a_page_in_a_browser_acknowledges_nothing(tmp_path, method):
             return next(one["cursor"] for one in members if one["processor"] == "p")
 
         assert poll(Origin="https://evil.example.com") == 403
-        assert poll(Origin=server.http_url) == 403  # as any other change
-        # What a page shows comes without an `Origin`.
+        assert poll(Origin=server.http_url) == 403  # like any other change
+        # Requests for embedded content of a page carry no `Origin`.
         for site in ("cross-site", "same-site"):
             assert poll(**{"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}) == 403
         refused = httpx.get(f"{at}/messages", headers={"Sec-Fetch-Site": "cross-site"})

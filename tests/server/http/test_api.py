@@ -16,19 +16,20 @@ import httpx
 import pytest
 
 from headrace import connect_blocking
+from headrace.printing import quoted
 from headrace.testing import ServerProcess, wait_until
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "http.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text("utf-8")
 ADDRESS = "http://127.0.0.1:8121"
 PAUSE_S = 0.25
-"""Longer than a run in the index may last."""
+"""Pause that is longer than the maximum duration of a run in the index."""
 
 _topics = count()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server for the tests of this file, each with topics of its own."""
+    """One server for the tests of this file, each with its own topics."""
     directory = tmp_path_factory.mktemp("http") / "data"
     with ServerProcess(directory, "--set", "journal.rotate_s=0.1") as server:
         yield server
@@ -73,7 +74,7 @@ def test_the_examples_of_the_page_are_answered_as_it_says(tmp_path, environment)
         environ = environment(HEADRACE_URL=server.figg_url)
         with connect_blocking(server.figg_url) as client:
             ids: dict[str, str] = {}
-            """What the page calls staged files, and what they are called this time."""
+            """Ids of staged files on the page, and their ids in this run."""
             for command, expected in examples():
                 if "headrace publish" in command or command.startswith("printf"):
                     run(command, environ, tmp_path)
@@ -90,7 +91,7 @@ def test_the_examples_of_the_page_are_answered_as_it_says(tmp_path, environment)
 
 
 def examples() -> list[tuple[str, str]]:
-    """Each command of the page with the answer shown below it."""
+    """Return each command of the page with the answer shown below it."""
     found = []
     for console in re.findall(r"^```console\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE):
         for part in re.split(r"^\$ ", console, flags=re.MULTILINE)[1:]:
@@ -105,7 +106,7 @@ def run(command: str, environ: dict[str, str], directory: Path) -> None:
 
 
 def answer(server: ServerProcess, command: str, directory: Path) -> str:
-    """What the command's request is answered, with the status before it where it is not 200."""
+    """Return the answer to the command's request; a status other than 200 comes before it."""
     words = shlex.split(command)
     assert words[0] == "curl"
     data = next(
@@ -121,7 +122,7 @@ def answer(server: ServerProcess, command: str, directory: Path) -> str:
 
 
 def settled(text: str) -> tuple[str, Any]:
-    """The status and the content, without what differs from day to day."""
+    """Return status and content without the values that change from run to run."""
     status = text[:4] if text[:3].isdigit() else ""
     text = re.sub(
         r'"(epoch|last_ms|first_ms|ms|version)": ?\d{13,19}\b',
@@ -208,7 +209,10 @@ def test_a_name_no_topic_can_have_is_refused(http, method, path, name):
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a\0b", "'; DROP TABLE topics", "é" * 127])
 def test_any_other_name_is_just_a_name(http, client, name):
-    assert refusal(http, "GET", "/v1/topic", name=name) == (404, f"there is no topic {name!r}")
+    assert refusal(http, "GET", "/v1/topic", name=name) == (
+        404,
+        f"there is no topic {quoted(name)}",
+    )
     client.publish(name, b"foo")
     assert ask(http, "/v1/topic", name=name)["end"] == {"offset": 7, "ordinal": 1}
     assert http.delete("/v1/topic", params={"name": name}).status_code == 200
@@ -295,7 +299,7 @@ def test_what_is_no_position_is_refused(http, filled, query):
 def test_a_position_needs_a_topic_that_exists(http):
     assert refusal(http, "GET", "/v1/position", offset=0) == (400, "name the topic")
     unknown = refusal(http, "GET", "/v1/position", topic="nope", offset=0)
-    assert unknown == (404, "there is no topic 'nope'")
+    assert unknown == (404, 'there is no topic "nope"')
 
 
 # The end of a topic
@@ -313,7 +317,7 @@ def test_a_destroyed_topic_goes_on_where_it_ended(http, client, server, filled):
         assert refusal(http, "GET", "/v1/topic", name=filled)[0] == 404
         client.publish(filled, b"new")
         message = next(messages)
-        assert (message.offset, message.payload) == (28, b"new")
+        assert (message.next_offset, message.payload) == (28, b"new")
     again = ask(http, "/v1/topic", name=filled)
     assert (again["start"], again["records"]) == (end, 1)
     assert again["epoch"] > epoch
@@ -334,7 +338,7 @@ def test_what_was_destroyed_stays_so_over_a_crash(tmp_path):
         assert found["start"] == {"offset": 7, "ordinal": 1}
 
 
-# Health, and everything else
+# Health and other endpoints
 
 
 def test_health_says_that_publishes_are_held_back_and_when_they_no_longer_are(tmp_path):

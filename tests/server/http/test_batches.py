@@ -10,13 +10,14 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from headrace.channel_envelope import Content, Message, encode_message
-from headrace.config import Config
-from headrace.server import api, api_batches, api_shared
-from headrace.server.http import HttpListener
-from headrace.server.http_protocol import HttpShared
+from headrace.config.settings import Config
+from headrace.payload.channel import Content, StoredMessage, encode_message
+from headrace.server.http import api
+from headrace.server.http import batches as api_batches
+from headrace.server.http import shared as api_shared
+from headrace.server.http.limits import RequestMemory
+from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.metrics import Metrics
-from headrace.server.request_limits import RequestMemory
 from headrace.testing import ServerProcess, wait_until
 from headrace.testing.store import StepStore, block
 
@@ -110,7 +111,8 @@ def test_events_of_a_batch_are_stored_once(http, producer):
 
 def test_a_batch_with_a_gap_in_numbers_of_a_channel_is_refused_until_it_is_filled(http, producer):
     first, second = (
-        encode_message(Message("x", number, Content(b"{}", is_json=True))) for number in (1, 2)
+        encode_message(StoredMessage("x", number, Content(b"{}", is_json=True)))
+        for number in (1, 2)
     )
     behind = stage(http, block("$channel/gap", [second]))
     answer = decide(http, producer, 0, behind)
@@ -198,7 +200,7 @@ def test_a_staged_file_of_another_batch_is_refused(http, server, producer):
     staged = stage(http, block(f"of {producer}", [b"one"]))
     assert decide(http, producer, 0, staged).status_code == 200
     answer = decide(http, producer + " other", 0, staged)
-    # It is there until the batch is applied.
+    # The staged file exists until the batch is applied.
     assert answer.status_code in (404, 409)
     assert staged in answer.json()["error"]
 

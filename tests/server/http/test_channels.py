@@ -1,4 +1,4 @@
-"""Polling a channel over HTTP: requests that wait, who is there meanwhile, and what every refusal says."""
+"""Polling a channel over HTTP: requests that wait, presence of their members, and texts of refusals."""
 
 import asyncio
 import hashlib
@@ -14,23 +14,23 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.channel import Channel
-from headrace.broker.channel_member import Batch, Outgoing, Receive
-from headrace.channel_envelope import Content, Message, encode_message
+from headrace.broker.channel.channel import Channel
+from headrace.broker.channel.member import Batch, OutgoingMessage, Receive
 from headrace.errors import StoreFailedError
 from headrace.model import CHANNEL_PREFIX
-from headrace.server import api_channels
-from headrace.server.api_channels import ChannelsApi
-from headrace.server.api_shared import RefusalWithFacts
+from headrace.payload.channel import Content, StoredMessage, encode_message
+from headrace.server.http import channels as api_channels
+from headrace.server.http.channels import ChannelsApi
+from headrace.server.http.shared import RefusalWithFacts
 from headrace.testing import ServerProcess, wait_until
-from tests.broker.channel_world import NAME, World
+from tests.broker.channel.world import NAME, World
 
 WAIT_S = 30
 RAW = (b"accept", b"application/octet-stream")
 
 
 class Poll:
-    """A request of `b` that waits, without a socket; its client may hang up."""
+    """A waiting request of `b` without a socket; its client may hang up."""
 
     def __init__(self, api: ChannelsApi, *headers: tuple[bytes, bytes], **query: object) -> None:
         self._hung_up = asyncio.Event()
@@ -41,8 +41,8 @@ class Poll:
         self._task = asyncio.create_task(api.poll(Request(scope, self._receive)))
 
     async def begun(self) -> "Poll":
-        """Now it waits."""
-        for _ in range(100):  # steps of the loop, not time: nothing here waits for anything else
+        """Wait until the request has begun to wait."""
+        for _ in range(100):  # iterations, not time: nothing here waits for anything else
             await asyncio.sleep(0)
         assert not self._task.done()
         return self
@@ -100,7 +100,7 @@ async def test_what_comes_while_it_is_looked_is_not_missed(
     fetch, looks, loop = Channel.fetch, count(1), asyncio.get_running_loop()
 
     def slow_fetch(self: Channel, member: Any, limit: int, answer: Callable[[Any], None]) -> None:
-        """Whose answer takes a moment, as when the log is on a disk; and meanwhile a message comes."""
+        """Delay the answer, as when the log is on a disk. Meanwhile a message arrives."""
         fetch(self, member, limit, lambda batch: loop.call_later(0.01, answer, batch))
         if next(looks) == look:
             send(world)
@@ -153,8 +153,8 @@ async def test_a_log_that_has_failed_may_be_asked_again(
 async def test_a_raw_answer_says_what_was_lost(
     api: ChannelsApi, monkeypatch: pytest.MonkeyPatch, lost: int, has_message: bool
 ) -> None:
-    payload = encode_message(Message("é x", 7, Content(b"raw", False)))
-    messages = [Outgoing(40, 1, payload)] if has_message else []
+    payload = encode_message(StoredMessage("é x", 7, Content(b"raw", False)))
+    messages = [OutgoingMessage(40, 1, payload)] if has_message else []
 
     def fetch(self: Channel, member: Any, limit: int, answer: Callable[[Any], None]) -> None:
         answer(Batch(NAME, messages, more=False, lost=lost))
@@ -190,11 +190,11 @@ def test_a_member_is_there_while_its_request_waits_and_no_longer(server: ServerP
         path = "/v1/channel/messages?" + urlencode(query | {"wait_s": 60})
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
         client.settimeout(0.1)
-        for _ in range(20):  # longer than it would be there by itself
+        for _ in range(20):  # longer than its presence would last without the request
             with pytest.raises(TimeoutError):
                 client.recv(1)
             assert is_there(server)
-    # It has hung up: nobody says any more that it is there.
+    # The client has hung up, so nothing keeps the member present.
     wait_until(lambda: not is_there(server), 30, "the end of its presence")
 
 
@@ -296,3 +296,22 @@ def test_a_job_that_is_no_member_uploads_a_state(tmp_path: Path) -> None:
         assert told(nowhere) == (404, "not-found")
         past = {"name": "up/1", "offset": end["offset"] + 1}
         assert told(ask("PUT", "snapshot", params=past, json=1)) == (400, "bad-offset")
+
+
+def test_a_channel_that_is_gone_is_not_listed_for_a_sender_that_is_remembered(
+    tmp_path: Path,
+) -> None:
+    with (
+        ServerProcess(tmp_path / "data") as server,
+        httpx.Client(base_url=server.http_url) as client,
+    ):
+        for name in ("gone", "there"):
+            query = {"name": name, "processor": "p"}
+            assert client.post("/v1/channel/join", params=query).is_success
+            sent = client.post("/v1/channel/messages", params=query | {"number": "1"}, json="x")
+            assert sent.status_code == 201
+        query = {"name": "gone", "processor": "p"}
+        assert client.post("/v1/channel/leave", params=query).is_success
+        assert client.delete("/v1/channel", params={"name": "gone"}).is_success
+        listed = client.get("/v1/channels").json()
+        assert [one["name"] for one in listed["channels"]] == ["there"]

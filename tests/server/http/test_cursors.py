@@ -1,4 +1,4 @@
-"""Cursors over HTTP: what is answered, what is refused, and what is there after a crash."""
+"""Cursors over HTTP: answers, refusals, and content after a crash."""
 
 import asyncio
 import json
@@ -12,9 +12,9 @@ from starlette.applications import Starlette
 from headrace import connect_blocking
 from headrace.broker.broker import Broker
 from headrace.broker.readers import Readers
-from headrace.config import Config, Journal
-from headrace.server import api_cursors
-from headrace.server.api_cursors import CursorsApi
+from headrace.config.settings import Config, Journal
+from headrace.server.http import cursors as api_cursors
+from headrace.server.http.cursors import CursorsApi
 from headrace.testing import ServerProcess, wait_until
 from headrace.testing.store import StepStore
 

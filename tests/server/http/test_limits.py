@@ -1,14 +1,15 @@
-"""The HTTP listener's limits on requests: whatever breaks one is answered early and clearly."""
+"""The HTTP listener's limits on requests: a violation is answered early and clearly."""
 
 import json
 from collections.abc import AsyncIterator
 
 import pytest
 
-from headrace.server import api_shared, http_protocol
 from headrace.server.connection import DISCARDED_BYTES_MAX
-from headrace.server.http_protocol import PIPELINED_MAX
-from headrace.server.request_limits import HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
+from headrace.server.http import listener as http_protocol
+from headrace.server.http import shared as api_shared
+from headrace.server.http.limits import HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
+from headrace.server.http.listener import PIPELINED_MAX
 from tests.server.listener import BODY_BYTES_MAX, LONGEST_BODY_BYTES, Listener, Peer, until
 
 GET = b"GET / HTTP/1.1\r\nHost: test\r\n"
@@ -194,7 +195,7 @@ async def test_a_refusal_waits_for_the_answer_to_an_earlier_request(
     peer = await listener.connect()
     peer.send(b"GET /slow HTTP/1.1\r\nHost: test\r\n\r\n" + bad)
     await until(lambda: listener.refusals)
-    peer.send(bytes(1000))  # which nobody reads any more
+    peer.send(bytes(1000))  # nobody reads these bytes any more
     listener.go_on.set()
     assert (await peer.answer()).body == b"slow"
     assert (await peer.answer()).status == status
@@ -203,7 +204,7 @@ async def test_a_refusal_waits_for_the_answer_to_an_earlier_request(
     await until(lambda: not listener.memory.bytes)
 
 
-# Peers that dawdle
+# Slow peers
 
 
 @pytest.mark.parametrize("before", [b"", GET + b"\r\n"], ids=["first", "second"])

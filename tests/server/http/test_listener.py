@@ -1,10 +1,10 @@
-"""The HTTP listener's bounds on connections, in this process: silent peers, and too many."""
+"""The HTTP listener's limits on connections, in this process: silent peers, and too many peers."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
-from headrace.server import http_protocol
+from headrace.server.http import listener as http_protocol
 from tests.server.listener import Listener, Peer
 
 CONNECTIONS_MAX = 3

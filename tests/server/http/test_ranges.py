@@ -1,4 +1,4 @@
-"""Raw ranges over real HTTP: rows and bytes as files have them, the tail included; slow and rude clients."""
+"""Raw ranges over real HTTP: rows and bytes as in the files, including the tail; slow and rude clients."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ import pytest
 from crc32c import crc32c
 
 from headrace import connect_blocking
-from headrace.log.index import HEADER_BYTES, Row, decode_header, decode_rows
+from headrace.log.read.index import HEADER_BYTES, Row, decode_header, decode_rows
 from headrace.log.records import split_records
 from headrace.testing import ServerProcess, wait_until
 from tests.system.support import children, resident_bytes
@@ -69,8 +69,9 @@ def topic() -> str:
 
 @pytest.fixture
 def paused(server: ServerProcess) -> Iterator[None]:
-    """The applier does not run: what is published stays in the tail."""
-    # It also makes the journal's files, one after another: with three there, the server has two of them.
+    """Suspend the applier, so that published records stay in the tail."""
+    # The applier also creates the journal's files, one after another. When three exist, the server has two of
+    # them.
     journal = server.data_dir / "journal"
     wait_until(lambda: len(list(journal.glob("*.journal"))) >= 3, 30, "files of the journal")
     (applier,) = children(server.pid)
@@ -99,7 +100,7 @@ def applied_end(http: httpx.Client, topic: str) -> int:
 
 
 def files(server: ServerProcess, topic: str) -> tuple[list[Row], bytes]:
-    """Rows and bytes as the segments have them."""
+    """Return rows and bytes as the segments have them."""
     found = {}
     for index in server.data_dir.glob("segments/*/*.idx"):
         data = index.read_bytes()
@@ -112,7 +113,7 @@ def files(server: ServerProcess, topic: str) -> tuple[list[Row], bytes]:
 
 
 def publish(client: Any, topic: str, numbers: range) -> bytes:
-    """The records as the log holds them."""
+    """Publish, and return the records as the log stores them."""
     sent = b""
     for number in numbers:
         payload = b"%d " % number * (number % 50)
@@ -123,7 +124,7 @@ def publish(client: Any, topic: str, numbers: range) -> bytes:
 
 
 def check(http: httpx.Client, topic: str, sent: bytes) -> None:
-    """Rows and bytes hold exactly these records, wherever a request begins and ends."""
+    """Check that rows and bytes hold exactly these records, wherever a request begins and ends."""
     rows = ask(http, "/v1/index", topic, 0, 1 << 63)
     assert ask(http, "/v1/range", topic, 0, 1 << 63) == sent
     at = ordinal = 0
@@ -147,7 +148,7 @@ def check(http: httpx.Client, topic: str, sent: bytes) -> None:
 
 
 def check_rows(rows: list[Row], sent: bytes, start: int, end: int) -> None:
-    """They cover these offsets and no run more; how the tail's records are joined is not settled yet."""
+    """Check that the rows cover these offsets and no run more. The tail's runs may be split in any way."""
     assert bool(rows) == (start < end)
     for one, other in pairwise(rows):
         assert (one.end, one.ordinal + one.record_count) == (other.offset, other.ordinal)
@@ -180,7 +181,7 @@ def test_the_tail_has_rows_and_bytes_too(http, client, topic, paused):
 
 
 def test_segments_and_tail_are_one(http, client, server, topic):
-    """Also at the moment when a part of the tail is in segments already."""
+    """This also holds at the moment when a part of the tail is already in segments."""
     sent = publish(client, topic, range(80))
     wait_until(lambda: applied_end(http, topic) == len(sent), 30, "the applier")
     (applier,) = children(server.pid)
@@ -238,13 +239,13 @@ def test_what_is_before_the_start_is_gone(http, client, server):
 
 
 def ask_many(http: httpx.Client, *ranges: tuple[str, int, int]) -> list[tuple[bytes, bytes, int]]:
-    """Rows, bytes and the offset of those, for each range."""
+    """Return rows, bytes, and the offset of the bytes, for each range."""
     names, starts, ends = zip(*ranges, strict=True)
     answer = http.get("/v1/ranges", params={"topic": names, "from": starts, "to": ends})
     assert answer.status_code == 200, answer.text
     found, data = [], answer.content
     while data:
-        # As the page says it.
+        # The format is that of the documentation page.
         rows, size, offset = struct.unpack_from(">IIQ", data)
         end = 16 + rows + size
         found.append((data[16 : 16 + rows], data[end - size : end], offset))
@@ -354,17 +355,17 @@ def test_a_range_needs_a_topic_that_exists(http, path):
     query = {"from": "0", "to": "5", "bytes": "1"}
     assert http.get(path, params=query).status_code == 400
     answer = http.get(path, params=query | {"topic": "nope"})
-    assert (answer.status_code, answer.json()) == (404, {"error": "there is no topic 'nope'"})
+    assert (answer.status_code, answer.json()) == (404, {"error": 'there is no topic "nope"'})
     assert http.get(path, params=query | {"topic": ""}).status_code == 400
     assert http.post(path, params=query).status_code == 405
 
 
-# Clients that do not behave
+# Badly behaved clients
 
 
 @pytest.fixture(scope="module")
 def large(http: httpx.Client, client: Any) -> int:
-    """The length of topic `large`, which no socket holds."""
+    """Length of topic `large`, which exceeds any socket buffer."""
     for _ in range(160):
         client.window()
         client.publish_nowait("large", bytes(256 << 10))
@@ -391,7 +392,7 @@ def test_a_client_that_reads_slowly_costs_little_memory(server, http, large):
             assert http.get("/healthz").status_code == 200
             for connection in slow:
                 connection.recv(10_000)
-        # Twenty answers of 40 MB each: of every one a few pieces of a megabyte may wait.
+        # There are twenty answers of 40 MB. Of each one, a few pieces of a megabyte may wait.
         assert resident_bytes(server.pid) - before < 20 * (6 << 20)
     finally:
         for connection in slow:
@@ -404,7 +405,7 @@ def test_a_client_that_hangs_up_harms_nobody(server, http, large):
         connection = request(server, large)
         connection.recv(1 + number * 1000)
         if number % 2:
-            # With a reset instead of an orderly end.
+            # The connection ends with a reset instead of an orderly close.
             linger = struct.pack("ii", 1, 0)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         connection.close()
@@ -416,7 +417,7 @@ def test_a_client_that_hangs_up_harms_nobody(server, http, large):
 
 
 def segments_open(server: ServerProcess) -> int:
-    """How many segment files the server has open."""
+    """Return the number of segment files that the server has open."""
     found = 0
     for link in Path(f"/proc/{server.pid}/fd").iterdir():
         try:

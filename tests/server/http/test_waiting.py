@@ -1,4 +1,4 @@
-"""Lists of topics that wait for a change: woken by it, bounded in time and number, let go at a stop."""
+"""Lists of topics that wait for a change: woken by it, limited in time and number, released at a stop."""
 
 import asyncio
 import socket
@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from headrace import connect_blocking
-from headrace.server import waiting
-from headrace.server.waiting import TooManyWaitingError, Waiting
+from headrace.server.http import waiting
+from headrace.server.http.waiting import LongPolls, TooManyWaitingError
 from headrace.testing import ServerProcess
 
 _topics = count()
@@ -132,7 +132,7 @@ def test_versions_go_on_after_a_restart_and_requests_that_wait_are_let_go(tmp_pa
             path = f"/v1/topics?since={version}&wait_ms=10000"
             waiting.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             for _ in range(3):
-                httpx.get(f"{server.http_url}/healthz")  # it came later, and was answered
+                httpx.get(f"{server.http_url}/healthz")  # it came later and was answered
             server.terminate()
             answer = b"".join(iter(lambda: waiting.recv(4096), b""))
         assert b'"unchanged":true' in answer
@@ -143,7 +143,7 @@ def test_versions_go_on_after_a_restart_and_requests_that_wait_are_let_go(tmp_pa
 
 
 class Versioned:
-    """As much of a store as waiting needs."""
+    """The part of a store that waiting needs."""
 
     def __init__(self) -> None:
         self.version = 1
@@ -163,7 +163,7 @@ def test_of_too_many_that_wait_the_last_is_refused(monkeypatch):
 
     async def check() -> None:
         store = Versioned()
-        queue = Waiting(store)
+        queue = LongPolls(store)
         tasks = [asyncio.create_task(queue.change(1, 10)) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(TooManyWaitingError):

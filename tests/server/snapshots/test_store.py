@@ -1,4 +1,4 @@
-"""Calls to a database of snapshots: their order, their time, and what becomes of them when it fails."""
+"""Calls to a snapshot database: their order, their time limits, and the results of failures."""
 
 import asyncio
 import sys
@@ -8,27 +8,27 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.channel_notes import Snapshot, snapshot_note
-from headrace.channel_envelope import Content
-from headrace.config import Config
-from headrace.config_protocols import ChannelSettings
+from headrace.broker.channel.notes import StoredSnapshot, snapshot_note
+from headrace.config.protocols import ChannelSettings
+from headrace.config.settings import Config
 from headrace.errors import ConfigError
 from headrace.log.store import Note, Topic
 from headrace.model import Durability
-from headrace.server import postgres_snapshots
-from headrace.server.channel_rules import make_postgres
-from headrace.server.postgres_snapshots import DatabaseError, PostgresSnapshots
+from headrace.payload.channel import Content
+from headrace.server.channel.rules import make_postgres
+from headrace.server.snapshots import store as postgres_snapshots
+from headrace.server.snapshots.store import DatabaseError, PostgresSnapshots
 
 DOWN = DatabaseError("no route to db.internal", is_down=True)
 REFUSED = DatabaseError("a check is violated", is_down=False)
 
 
-def snapshot(offset: int, data: bytes = b"1") -> Snapshot:
-    return Snapshot(0, offset, 1, 0, Content(data, True))
+def snapshot(offset: int, data: bytes = b"1") -> StoredSnapshot:
+    return StoredSnapshot(0, offset, 1, 0, Content(data, True))
 
 
 class Store:
-    """What of a store is asked for here."""
+    """The part of a store that these tests need."""
 
     def __init__(self, *notes: Note, end: int = 1000) -> None:
         self._notes = {note.key: note for note in notes}
@@ -44,20 +44,20 @@ class Store:
 
 
 class Fake:
-    """A database that fails as it is told to; every connection is one to the same rows."""
+    """A database that fails when a test says so. All connections see the same rows."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Snapshot] = {}
+        self.rows: dict[str, StoredSnapshot] = {}
         self.failures: list[Exception] = []
-        """What the next uses of a connection end with."""
+        """Errors that the next uses of a connection raise."""
         self.connect_failures: list[Exception] = []
         self.connections: list[FakeConnection] = []
         self.asked: list[str] = []
         self.go_on = threading.Event()
-        """Calls wait for it."""
+        """Event that calls wait for."""
         self.go_on.set()
         self.is_stuck = False
-        """Whether even a cut does not end them."""
+        """True if even a cut connection does not end waiting calls."""
 
     def connect(self) -> "FakeConnection":
         if self.connect_failures:
@@ -71,11 +71,11 @@ class FakeConnection:
         self._fake = fake
         self.is_lost = self.is_closed = self.is_cut = False
 
-    def load(self, channel: str) -> Snapshot | None:
+    def load(self, channel: str) -> StoredSnapshot | None:
         self._use(f"load {channel}")
         return self._fake.rows.get(channel)
 
-    def save(self, channel: str, snapshot: Snapshot) -> None:
+    def save(self, channel: str, snapshot: StoredSnapshot) -> None:
         self._use(f"save {channel}")
         self._fake.rows[channel] = snapshot
 
@@ -97,7 +97,7 @@ class FakeConnection:
 
 
 class Asker:
-    """Calls, and their answers in the order in which they come."""
+    """Makes calls, and collects their answers in order of arrival."""
 
     def __init__(self, snapshots: PostgresSnapshots) -> None:
         self.snapshots = snapshots
@@ -268,7 +268,7 @@ async def test_a_call_that_has_waited_for_too_long_is_not_done_any_more(fake: Fa
 
 async def test_more_calls_than_may_wait_fail_at_once(fake: Fake, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(postgres_snapshots, "CALLS_MAX", 2)
-    asker = make(fake)  # which has one to begin with
+    asker = make(fake)  # it makes one call at the beginning
     fake.go_on.clear()
     asker.load("a")
     asker.load("b")
@@ -344,8 +344,8 @@ async def test_a_row_that_is_ahead_of_the_log_is_not_of_this_log(fake: Fake):
 
 def test_without_psycopg_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    monkeypatch.delitem(sys.modules, "headrace.server.postgres", raising=False)
-    monkeypatch.delattr("headrace.server.postgres", raising=False)
+    monkeypatch.delitem(sys.modules, "headrace.server.snapshots.postgres", raising=False)
+    monkeypatch.delattr("headrace.server.snapshots.postgres", raising=False)
     config = Config(channels=ChannelSettings(snapshots_url="postgresql://localhost/headrace"))
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[postgres\]'"):
         make_postgres(config, Store())  # type: ignore[arg-type]
@@ -357,7 +357,7 @@ def test_without_a_url_there_is_no_database():
 
 def test_an_error_of_the_driver_does_not_tell_the_password():
     psycopg = pytest.importorskip("psycopg")
-    from headrace.server import postgres
+    from headrace.server.snapshots import postgres
 
     def fail() -> None:
         with postgres._translated(secret="s3cret"):

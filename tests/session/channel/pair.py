@@ -1,32 +1,32 @@
-"""Client sessions of channels and the server's own code, over pipes that are cut and a store that crashes.
+"""Channel client sessions and the server's own code, over pipes that are cut and a store that crashes.
 
-Sessions, connections and the broker are the real ones; sockets, the clock and the disk are not. Each client
-has an application that knows what it must have got, and what it has sent.
+Sessions, connections and the broker are real; sockets, the clock and the disk are not. Each client has an
+application that knows what it has sent and what it must have received.
 """
 
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from headrace.channel_envelope import decode_message
-from headrace.client.channel_events import Inbox
-from headrace.config_protocols import ChannelSettings
-from headrace.reducers import reducer
-from headrace.server.channels import ChannelConnection, ChannelConnections
+from headrace.client.channel.events import Inbox
+from headrace.config.protocols import ChannelSettings
+from headrace.payload.channel import decode_message
+from headrace.payload.reducers import reducer
+from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.credentials import Credentials
 from headrace.server.turns import Turns
-from headrace.session.channel_client import ChannelClientEvent, ChannelClientSession
-from headrace.session.client import Broken, ConnectionState, Finished
-from headrace.session.client_channel import (
-    Accepted,
+from headrace.session.channel.client import ChannelClientEvent, ChannelClientSession
+from headrace.session.channel.membership import (
     Ended,
-    Lost,
-    Received,
+    LostMessages,
+    ReceivedMessages,
     Rejected,
     Restored,
+    SendAccepted,
 )
-from headrace.wire.channel_answers import Delivered
-from tests.broker.channel_world import NAME, World, collect, rule
+from headrace.session.topics.client import Broken, ConnectionState, Finished
+from headrace.wire.channel.answers import Delivered
+from tests.broker.channel.world import NAME, World, collect, rule
 
 HEADER_BYTES = 4
 
@@ -47,16 +47,16 @@ class Pair:
     """A server and its clients."""
 
     def __init__(self, receive: dict[str, str], pages: str = "") -> None:
-        """`pages`: clients that begin with the state, and get their own messages too."""
+        """Clients in `pages` begin with the state, and also get their own messages."""
         self.world = World("")
         made = reducer("pair:collect", lambda _: collect_good)
         self.world.rule = rule()._replace(reducer=made)
-        self.world.crash()  # so that the rule counts
+        self.world.crash()  # the channel's new rule applies after a restart
         self.clients = {
             name: Client(self, name, way, is_page=name in pages) for name, way in receive.items()
         }
         self.half_open: list[Pipe] = []
-        """Connections that the client has lost, and of which the server does not know it."""
+        """Connections that the client has lost without the server knowing."""
         self._start()
 
     def _start(self) -> None:
@@ -85,7 +85,7 @@ class Pair:
         self._start()
 
     def notice(self) -> None:
-        """The server finds out that the oldest lost connection is lost."""
+        """Let the server notice the loss of the oldest lost connection."""
         if self.half_open:
             self.half_open.pop(0).lost()
 
@@ -96,7 +96,7 @@ class Pair:
 
     @property
     def stored(self) -> list[str]:
-        """Every message that was ever committed, in order."""
+        """Contents of all messages that were ever committed, in order."""
         return [
             decode_message(record[HEADER_BYTES:]).content.data.decode()[1:-1]
             for _, record in self.world.disk.records
@@ -111,10 +111,10 @@ class Pair:
             assert client.accepted <= set(stored), "what is accepted is stored"
 
     def settle(self) -> None:
-        """Everyone connects and takes what there is, until nothing happens any more; then all must be there.
+        """Connect every client and exchange messages until nothing more happens; then check that all arrived.
 
-        A last message of each makes sure that there is something to acknowledge: a snapshot that was trimmed
-        away before it was acknowledged is not.
+        Each client sends a last message, so that there is something to acknowledge: a snapshot that was
+        trimmed away before it was acknowledged would leave nothing.
         """
         self._exchange(15)
         for client in self.clients.values():
@@ -149,7 +149,7 @@ class Pair:
 
 
 class Client:
-    """A client session with an application that keeps what it was given, also over its own restarts."""
+    """Client session with an application that keeps what it received, even across its own restarts."""
 
     def __init__(self, pair: Pair, name: str, receive: str, *, is_page: bool) -> None:
         self.pair = pair
@@ -157,13 +157,13 @@ class Client:
         self.name = name
         self.receive = receive
         self.have: list[str] = []
-        """In the order of the log: what it was given, or found in a snapshot."""
+        """Messages that the application received or found in a snapshot, in the order of the log."""
         self.sent: list[str] = []
         self.accepted: set[str] = set()
         self.restart()
 
     def restart(self) -> None:
-        """The process ends and begins anew: what was not accepted is forgotten, and may be stored or not."""
+        """Restart the process. It forgets messages that were not accepted; they may be stored or not."""
         if hasattr(self, "pipe"):
             self.cut()
         self.pipe: Pipe | None = None
@@ -175,7 +175,7 @@ class Client:
         self.taken: int | None = None
         self.waiting: dict[int, str] = {}
         self.from_before = set(self.have)
-        """What may come again: it may not have been acknowledged when the process ended."""
+        """Messages that may come again: perhaps they were not acknowledged when the process ended."""
 
     def connect(self) -> None:
         if self.session.state is ConnectionState.DISCONNECTED:
@@ -189,7 +189,7 @@ class Client:
             self.session.disconnected()
             self.pair.half_open.append(self.pipe)
             if not self.pipe.has_joined:
-                # A `join` that comes late would take the channel from the next connection.
+                # A `join` that arrives late would take the channel from the next connection.
                 self.pipe.to_server.clear()
             self.pipe = None
 
@@ -208,18 +208,18 @@ class Client:
         self.say()
 
     def up(self) -> None:
-        """One message reaches the server."""
+        """Deliver one message to the server."""
         if self.pipe is not None:
             self.pipe.up()
 
     def down(self) -> None:
-        """One message reaches the client."""
+        """Deliver one message to the client."""
         if self.pipe is not None and self.pipe.to_client:
             self.hear(self.session.receive_data([self.pipe.to_client.popleft()], self.pair.now))
             self.say()
 
     def deliver(self) -> None:
-        """Everything that is on its way, and what comes of it."""
+        """Deliver all messages that are on their way, and those that follow from them."""
         while self.pipe is not None and (self.pipe.to_server or self.pipe.to_client):
             self.up()
             self.down()
@@ -227,9 +227,9 @@ class Client:
 
     def hear(self, events: list[ChannelClientEvent]) -> None:
         for event in events:
-            if isinstance(event, Received | Restored | Lost):
+            if isinstance(event, ReceivedMessages | Restored | LostMessages):
                 self.inbox.put(event)
-            elif isinstance(event, Accepted):
+            elif isinstance(event, SendAccepted):
                 self._accepted(event)
             elif isinstance(event, Rejected):
                 assert (event.code, self.waiting.pop(event.ticket)[:3]) == ("cannot-fold", "bad")
@@ -238,7 +238,7 @@ class Client:
             else:
                 assert not isinstance(event, Ended), event
 
-    def _accepted(self, event: Accepted) -> None:
+    def _accepted(self, event: SendAccepted) -> None:
         token = self.waiting.pop(event.ticket)
         self.accepted.add(token)
         stored = self.pair.stored
@@ -247,7 +247,7 @@ class Client:
             assert self.pair.world.ends[stored.index(token)] == event.offset
 
     def take(self) -> bool:
-        """The application asks for the next message, and is done with the last; False: there is none."""
+        """Acknowledge the last message and take the next one. Return False if there is none."""
         if self.taken is not None:
             self.session.ack(NAME, self.taken)
             self.taken = None
@@ -283,7 +283,7 @@ class Client:
 
 
 class Pipe:
-    """A connection, and what is on its way."""
+    """A connection, with the messages that are on their way."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -309,7 +309,7 @@ class Pipe:
         self.server.lost()
         self.pair.world.runner.run()
 
-    # What the server's connection asks of its transport
+    # The transport interface for the server's connection
 
     def write(self, data: bytes) -> None:
         while data:

@@ -1,6 +1,6 @@
-"""The client's side of channels, message by message: each section of the protocol's page, and lost answers.
+"""The client's side of channels, message by message: every section of the protocol's page, and lost answers.
 
-MessagePack is that of `msgpack`, so the codec is tested against another hand as well.
+Messages are encoded with `msgpack`, so that our codec is tested against another implementation.
 """
 
 from typing import Any
@@ -8,24 +8,28 @@ from typing import Any
 import msgpack
 import pytest
 
-from headrace.channel_envelope import BadMessageError
 from headrace.errors import LocalProtocolError, PayloadTooLargeError, QueueFullError
-from headrace.session.channel_client import ChannelClientEvent, ChannelClientSession, Refused
-from headrace.session.client import Broken, ConnectionState, Finished
-from headrace.session.client_channel import (
+from headrace.payload.channel import BadMessageError
+from headrace.session.channel.client import (
+    ChannelClientEvent,
+    ChannelClientSession,
+    ConnectionRefused,
+)
+from headrace.session.channel.membership import (
     RETRY_S,
-    Accepted,
-    Acknowledged,
     Answered,
+    CursorMoved,
     Ended,
-    Joined,
-    Left,
-    Lost,
-    Received,
+    JoinedChannel,
+    LeftChannel,
+    LostMessages,
+    ReceivedMessages,
     Rejected,
     Restored,
+    SendAccepted,
 )
-from headrace.wire.channel_answers import Delivered, Missed, State
+from headrace.session.topics.client import Broken, ConnectionState, Finished
+from headrace.wire.channel.answers import Delivered, MissedMessages, SnapshotBody
 
 C = "doc/1"
 WELCOME = {"type": "welcome", "processor": "a", "version": 1, "ping_s": 15}
@@ -40,7 +44,7 @@ JOINED = {
 }
 HELLO = {"type": "hello", "processor": "a", "token": None, "instance": "", "attempt": 1}
 SNAPSHOT = {"offset": 88, "epoch": 1, "payload": {"insert": "z"}}
-STATE = State({"insert": "z"}, offset=88, epoch=1)
+STATE = SnapshotBody({"insert": "z"}, offset=88, epoch=1)
 
 
 def message(offset: int, payload: Any = "x") -> dict[str, Any]:
@@ -53,8 +57,10 @@ def messages(*offsets: int, more: bool = False, channel: str = C) -> dict[str, A
     return {"type": "messages", **fields}
 
 
-def received(*offsets: int) -> Received:
-    return Received(C, [Delivered("x", offset=at, processor="b", number=1, ms=7) for at in offsets])
+def received(*offsets: int) -> ReceivedMessages:
+    return ReceivedMessages(
+        C, [Delivered("x", offset=at, processor="b", number=1, ms=7) for at in offsets]
+    )
 
 
 def sent(number: int, offset: int) -> dict[str, Any]:
@@ -67,7 +73,7 @@ def error(code: str, of: str, number: int | None = None, *, retry: bool = False)
 
 
 class Client:
-    """A session and what it says, as a server hears it."""
+    """A session, with its messages decoded as a server receives them."""
 
     def __init__(self, receive: str = "push", **options: Any) -> None:
         self.session = ChannelClientSession("a", **options)
@@ -80,7 +86,7 @@ class Client:
         return self.said()
 
     def connect(self, **joined: Any) -> list[ChannelClientEvent]:
-        """As far as `joined`."""
+        """Connect and join the channel."""
         opening = self.open()
         assert opening[0] | {"attempt": 1} == HELLO and opening[1]["type"] == "join"
         return self.hear(WELCOME, JOINED | joined)
@@ -99,7 +105,7 @@ class Client:
         return [msgpack.unpackb(one) for one in self.session.data_to_send(bytes_max, self.now)]
 
     def sends(self) -> list[tuple[int, Any]]:
-        """What is said are sends: their numbers and payloads."""
+        """Return numbers and payloads of the messages to send, which must all be sends."""
         said = self.said()
         assert all(one["type"] == "send" for one in said), said
         return [(one["number"], one["payload"]) for one in said]
@@ -122,7 +128,7 @@ def test_hello_and_join_are_said_at_once() -> None:
     assert client.session.state is ConnectionState.CONNECTING
     assert client.hear(WELCOME) == []
     assert client.session.state is ConnectionState.CONNECTED
-    assert client.hear(JOINED) == [Joined(C)]
+    assert client.hear(JOINED) == [JoinedChannel(C)]
     assert client.said() == []
 
 
@@ -153,7 +159,7 @@ def test_some_errors_are_the_end(code: str, kind: str) -> None:
     client.open()
     told = {"type": "error", "code": code, "retry": False, "text": "no"}
     refused, finished = client.hear(told, WELCOME)
-    assert refused == Refused(kind, "the server refuses this client: no")
+    assert refused == ConnectionRefused(kind, "the server refuses this client: no")
     assert isinstance(finished, Finished)
     client.cut()
     assert client.session.state is ConnectionState.REFUSED
@@ -163,7 +169,7 @@ def test_a_server_of_another_version_is_refused() -> None:
     client = Client()
     client.open()
     refused, _ = client.hear(WELCOME | {"version": 2})
-    assert refused == Refused("protocol", "the server speaks version 2, not 1")
+    assert refused == ConnectionRefused("protocol", "the server speaks version 2, not 1")
 
 
 @pytest.mark.parametrize(
@@ -183,13 +189,13 @@ def test_nonsense_ends_the_connection_and_not_the_client(told: Any) -> None:
     [finished] = client.hear(told, WELCOME)
     assert isinstance(finished, Finished) and "broke the protocol" in finished.reason
     client.cut()
-    assert client.connect() == [Joined(C)]
+    assert client.connect() == [JoinedChannel(C)]
 
 
 def test_what_is_not_known_is_passed_over() -> None:
     client = Client()
     client.open()
-    assert client.hear(WELCOME | {"motto": "x"}, JOINED | {"weather": [1]}) == [Joined(C)]
+    assert client.hear(WELCOME | {"motto": "x"}, JOINED | {"weather": [1]}) == [JoinedChannel(C)]
     assert client.hear({"type": "signal", "channel": "of another", "name": "pending"}) == []
 
 
@@ -251,7 +257,7 @@ def test_messages_are_numbered_and_pipelined() -> None:
         {"type": "send", "channel": C, "number": 2, "bytes": b"y"},
     ]
     assert client.session.unsettled(C) == 2
-    assert client.hear(sent(1, 22), sent(2, 40)) == [Accepted(C, x, 22), Accepted(C, y, 40)]
+    assert client.hear(sent(1, 22), sent(2, 40)) == [SendAccepted(C, x, 22), SendAccepted(C, y, 40)]
     assert client.session.unsettled(C) == 0
 
 
@@ -270,18 +276,18 @@ def test_a_lost_answer_is_found_in_joined(stored: int) -> None:
     client.said()
     client.cut()
     joined, *events = client.connect(number=stored)
-    assert joined == Joined(C)
-    assert events == [Accepted(C, ticket, None) for ticket in tickets[:stored]]
+    assert joined == JoinedChannel(C)
+    assert events == [SendAccepted(C, ticket, None) for ticket in tickets[:stored]]
     assert client.sends() == [(1, "x"), (2, "y"), (3, "z")][stored:]
 
 
 def test_what_never_went_out_has_no_number_yet() -> None:
-    # Another process has used the same name meanwhile: that is not what a processor should do.
+    # Another process has used the same name meanwhile, which processors should not do.
     client = Client()
     client.connect()
     client.send("x")
     client.cut()
-    assert client.connect(number=5) == [Joined(C)]
+    assert client.connect(number=5) == [JoinedChannel(C)]
     assert client.sends() == [(6, "x")]
 
 
@@ -292,7 +298,7 @@ def test_a_server_that_has_forgotten_the_processor_gets_everything_that_it_did_n
     client.said()
     client.hear(sent(7, 10))
     client.cut()
-    assert client.connect(number=0) == [Joined(C)]
+    assert client.connect(number=0) == [JoinedChannel(C)]
     assert client.sends() == [(1, "y")]
 
 
@@ -302,7 +308,7 @@ def test_a_duplicate_counts_as_accepted() -> None:
     [x] = client.send("x")
     client.said()
     told = {"type": "sent", "channel": C, "number": 1, "duplicate": True}
-    assert client.hear(told) == [Accepted(C, x, None)]
+    assert client.hear(told) == [SendAccepted(C, x, None)]
     assert client.hear(told) == []
 
 
@@ -319,8 +325,8 @@ def test_a_message_that_is_refused_for_good_frees_its_number() -> None:
     client.hear(error("gap", "send", 4, retry=True))
     assert client.sends() == [(2, "c"), (3, "d")]
     assert client.hear(sent(2, 20), sent(3, 30)) == [
-        Accepted(C, tickets[2], 20),
-        Accepted(C, tickets[3], 30),
+        SendAccepted(C, tickets[2], 20),
+        SendAccepted(C, tickets[3], 30),
     ]
 
 
@@ -339,7 +345,7 @@ def test_refusals_of_different_kinds_are_told_of_the_right_messages() -> None:
         Rejected(C, a, "cannot-fold", "it is cannot-fold"),
     ]
     assert client.sends() == [(1, "c")]
-    assert client.hear(sent(1, 5)) == [Accepted(C, c, 5)]
+    assert client.hear(sent(1, 5)) == [SendAccepted(C, c, 5)]
 
 
 def test_a_refusal_and_then_a_lost_connection() -> None:
@@ -349,7 +355,7 @@ def test_a_refusal_and_then_a_lost_connection() -> None:
     client.said()
     client.hear(error("cannot-fold", "send", 1))
     client.cut()
-    assert client.connect(number=0) == [Joined(C)]
+    assert client.connect(number=0) == [JoinedChannel(C)]
     assert client.sends() == [(1, "b"), (2, "c")]
 
 
@@ -367,7 +373,7 @@ def test_what_may_be_tried_again_is_sent_from_the_number_that_joined_says(code: 
     client.tick(RETRY_S)
     assert client.said() == [{"type": "join", "channel": C, "receive": "push"}]
     assert client.session.tick_at > client.now, "nothing more to do for now"
-    assert client.hear(JOINED | {"number": 1}) == [Joined(C), Accepted(C, a, None)]
+    assert client.hear(JOINED | {"number": 1}) == [JoinedChannel(C), SendAccepted(C, a, None)]
     assert client.sends() == [(2, "b")]
 
 
@@ -486,7 +492,7 @@ def test_messages_come_and_are_acknowledged() -> None:
     client.session.ack(C, 52)
     assert client.said() == [{"type": "ack", "channel": C, "offset": 52}]
     assert not client.session.is_acknowledged(C)
-    assert client.hear({"type": "acked", "channel": C, "offset": 60}) == [Acknowledged(C, 60)]
+    assert client.hear({"type": "acked", "channel": C, "offset": 60}) == [CursorMoved(C, 60)]
     assert client.session.is_acknowledged(C) and client.session.acked(C) == 60
 
 
@@ -539,7 +545,10 @@ def test_only_what_came_can_be_acknowledged() -> None:
 def test_messages_that_cannot_be_read_any_more_are_told() -> None:
     client = Client()
     client.connect()
-    assert client.hear(messages(26) | {"lost": 3}) == [Lost(C, Missed(3, "lost")), received(26)]
+    assert client.hear(messages(26) | {"lost": 3}) == [
+        LostMessages(C, MissedMessages(3, "lost")),
+        received(26),
+    ]
 
 
 # 5. Polling
@@ -586,13 +595,13 @@ def test_a_snapshot_comes_before_the_messages_behind_it() -> None:
     missed = {"messages": 3, "reason": "trimmed"}
     joined = {"start": 88, "end": 110, "cursor": 88, "missed": missed, "snapshot": SNAPSHOT}
     events = client.connect(**joined)
-    assert events == [Joined(C), Restored(C, STATE, Missed(3, "trimmed"), 88)]
+    assert events == [JoinedChannel(C), Restored(C, STATE, MissedMessages(3, "trimmed"), 88)]
     assert client.said() == [], "nobody has taken it"
     client.session.ack(C, 88)
     assert client.said() == [{"type": "ack", "channel": C, "offset": 88}]
-    # The answer is lost: the server tells the same, which is known.
+    # The answer is lost. The server repeats the state, which the client already has.
     client.cut()
-    assert client.connect(**joined) == [Joined(C)]
+    assert client.connect(**joined) == [JoinedChannel(C)]
     assert client.said() == [{"type": "ack", "channel": C, "offset": 88}]
     assert client.hear(messages(110)) == [received(110)]
 
@@ -611,7 +620,7 @@ def test_who_has_everything_that_a_snapshot_covers_misses_nothing() -> None:
     client.cut()
     missed = {"messages": 3, "reason": "destroyed"}
     joined = {"start": 88, "end": 110, "cursor": 88, "missed": missed, "snapshot": SNAPSHOT}
-    assert client.connect(**joined) == [Joined(C)]
+    assert client.connect(**joined) == [JoinedChannel(C)]
     assert client.hear(messages(99, 110)) == [received(110)]
 
 
@@ -619,7 +628,7 @@ def test_missing_messages_without_a_snapshot_are_told_too() -> None:
     client = Client()
     missed = {"messages": None, "reason": "lost"}
     events = client.connect(start=88, end=88, cursor=88, missed=missed)
-    assert events == [Joined(C), Restored(C, None, Missed(None, "lost"), 88)]
+    assert events == [JoinedChannel(C), Restored(C, None, MissedMessages(None, "lost"), 88)]
 
 
 def test_a_log_that_is_shorter_than_it_was_is_followed() -> None:
@@ -630,7 +639,7 @@ def test_a_log_that_is_shorter_than_it_was_is_followed() -> None:
     client.said()
     client.cut()
     events = client.connect(end=26)
-    assert events == [Joined(C), Restored(C, None, Missed(None, "lost"), 0)]
+    assert events == [JoinedChannel(C), Restored(C, None, MissedMessages(None, "lost"), 0)]
     assert client.hear(messages(26)) == [received(26)]
     assert client.said() == []
 
@@ -686,7 +695,7 @@ def test_a_state_that_no_server_reads_is_not_sent() -> None:
         client.session.upload(C, 26, bytes(3 << 20))
 
 
-# Endings
+# Ends
 
 
 def test_leaving() -> None:
@@ -703,7 +712,7 @@ def test_leaving() -> None:
         {"type": "join", "channel": "other", "receive": "push"},
     ]
     client.hear(WELCOME)
-    assert client.hear({"type": "left", "channel": C}) == [Left(C)]
+    assert client.hear({"type": "left", "channel": C}) == [LeftChannel(C)]
     with pytest.raises(LocalProtocolError, match="not joined"):
         client.session.send(C, "x")
 
@@ -714,7 +723,7 @@ def test_the_last_channel_takes_the_client_with_it() -> None:
     client.session.leave(C)
     client.said()
     left, finished = client.hear({"type": "left", "channel": C})
-    assert left == Left(C) and isinstance(finished, Finished)
+    assert left == LeftChannel(C) and isinstance(finished, Finished)
     client.cut()
     assert client.session.state is ConnectionState.REFUSED
 
@@ -749,7 +758,7 @@ def test_who_wishes_to_leave_may_have_left_elsewhere() -> None:
         if is_said:
             client.said()
         left, _ = client.hear({"type": "left", "channel": C, "reason": "left"})
-        assert left == Left(C)
+        assert left == LeftChannel(C)
 
 
 @pytest.mark.parametrize("code", ["forbidden", "bad-channel", "too-many"])
@@ -759,7 +768,7 @@ def test_a_join_that_is_refused_for_good_ends_the_channel(code: str) -> None:
     client.open()
     client.hear(WELCOME)
     assert client.hear(error(code, "join")) == [Ended(C, code, f"it is {code}")]
-    assert client.hear(JOINED | {"channel": "other"}) == [Joined("other")]
+    assert client.hear(JOINED | {"channel": "other"}) == [JoinedChannel("other")]
 
 
 def test_a_join_that_may_succeed_later_is_tried_again() -> None:
@@ -770,7 +779,7 @@ def test_a_join_that_may_succeed_later_is_tried_again() -> None:
     assert client.said() == []
     client.tick(RETRY_S)
     assert [one["type"] for one in client.said()] == ["join"]
-    assert client.hear(JOINED) == [Joined(C)]
+    assert client.hear(JOINED) == [JoinedChannel(C)]
 
 
 @pytest.mark.parametrize("of", ["ack", "fetch"])
@@ -791,7 +800,7 @@ def test_not_joined_is_mended_whatever_it_was_said_to(of: str) -> None:
     assert [one["type"] for one in client.said()] == ["ack", "fetch"]
 
 
-# From a state on, and many channels
+# Joins from a state, and many channels
 
 
 def test_the_first_join_asks_for_the_state_and_every_other_for_what_lies_behind() -> None:
@@ -802,17 +811,17 @@ def test_the_first_join_asks_for_the_state_and_every_other_for_what_lies_behind(
     assert client.open()[1] == join | {"from": "state"}
     empty = {"offset": 0, "epoch": 0, "payload": None}
     told = client.hear(WELCOME, JOINED | {"snapshot": empty})
-    assert told == [Joined(C), Restored(C, State(None, offset=0, epoch=0), None, 0)]
+    assert told == [JoinedChannel(C), Restored(C, SnapshotBody(None, offset=0, epoch=0), None, 0)]
     assert client.hear(messages(20, 40)) == [received(20, 40)]
     client.cut()
     assert client.open()[1] == join | {"from": 40}
-    assert client.hear(WELCOME, JOINED | {"end": 60, "cursor": 40}) == [Joined(C)]
+    assert client.hear(WELCOME, JOINED | {"end": 60, "cursor": 40}) == [JoinedChannel(C)]
     assert client.hear(messages(60)) == [received(60)]
-    # What it has is gone there: a state replaces it, also where that is further back.
+    # The server no longer has what the client has: a state replaces it, even an earlier one.
     client.cut()
     assert client.open()[1] == join | {"from": 60}
     told = client.hear(WELCOME, JOINED | {"end": 88, "cursor": 88, "snapshot": SNAPSHOT})
-    assert told == [Joined(C), Restored(C, STATE, None, 88)]
+    assert told == [JoinedChannel(C), Restored(C, STATE, None, 88)]
 
 
 def test_a_channel_that_nothing_more_is_wanted_of_is_polled_by_nobody() -> None:
@@ -823,17 +832,17 @@ def test_a_channel_that_nothing_more_is_wanted_of_is_polled_by_nobody() -> None:
     client.hear(WELCOME)
     session.join(C, lease_s=60)
     assert client.said()[0]["type"] == "join"
-    assert client.hear(JOINED) == [Joined(C)]
+    assert client.hear(JOINED) == [JoinedChannel(C)]
     session.part(C)
     poll = {"type": "join", "channel": C, "receive": "poll", "lease_s": 60}
     assert client.said() == [poll]
     assert client.hear(messages(20)) == []
-    # Joined again: the answer of the first join is not taken for that of the second.
+    # After a new join, the answer to the first join is not taken for that to the second.
     session.join(C, from_state=True)
     assert client.said()[0]["from"] == "state"
     assert client.hear(JOINED) == []
     told = client.hear(JOINED | {"end": 88, "cursor": 88, "snapshot": SNAPSHOT})
-    assert told == [Joined(C), Restored(C, STATE, None, 88)]
+    assert told == [JoinedChannel(C), Restored(C, STATE, None, 88)]
     assert session.state is ConnectionState.CONNECTED
 
 

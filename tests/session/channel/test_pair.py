@@ -1,4 +1,4 @@
-"""Clients of channels and the server's own code: whatever is cut or crashes, nothing is lost or doubled."""
+"""Channel clients and the server's own code: whatever is cut or crashes, nothing is lost or duplicated."""
 
 import os
 from collections.abc import Callable
@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.session.client_channel import Restored
-from headrace.wire.channel_answers import Missed
-from tests.broker.channel_world import GRACE_MS, LEASE_MS
-from tests.session.channel_pair import Client, Pair
+from headrace.session.channel.membership import Restored
+from headrace.wire.channel.answers import MissedMessages
+from tests.broker.channel.world import GRACE_MS, LEASE_MS
+from tests.session.channel.pair import Client, Pair
 
 EXAMPLES = 200 * (1 + int(os.environ.get("HEADRACE_TORTURE", "0")) // 4)
 
@@ -44,7 +44,7 @@ STEPS = [
     *(OF_ALL.keys() - {"commit", "commit all"}),
     *(["commit", "commit all"] * 6),
 ]
-STEPS.sort()  # the same in every run
+STEPS.sort()  # the order is the same in every run
 WAYS = ("push", "signal", "poll")
 
 MET = (
@@ -121,7 +121,10 @@ def test_who_missed_something_gets_the_state(start: str, reason: str, way: str) 
     run(pair, "b exchanges all")
     restored = b.inbox.first
     assert isinstance(restored, Restored) and restored.snapshot is not None
-    assert (restored.snapshot.payload, restored.missed) == (["a-0", "a-1"], Missed(1, reason))
+    assert (restored.snapshot.payload, restored.missed) == (
+        ["a-0", "a-1"],
+        MissedMessages(1, reason),
+    )
     pair.settle()
 
 

@@ -1,4 +1,4 @@
-"""The Figg client session: what it sends, says and remembers. Time is passed in."""
+"""The Figg client session: its messages, events and memory. Time is passed in."""
 
 import random
 from collections.abc import Iterable
@@ -16,21 +16,21 @@ from headrace.errors import (
     WindowFullError,
 )
 from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.session.client import (
-    Acknowledged,
-    Attached,
+from headrace.session.figg.client import FiggClientSession
+from headrace.session.topics.client import (
     Broken,
     ClientSession,
     ConnectionState,
-    Detached,
     Event,
-    Messages,
     Missed,
-    Refused,
+    PublishesAcknowledged,
+    PublishRefused,
+    TopicAttached,
+    TopicDetached,
+    TopicMessages,
 )
-from headrace.session.figg_client import FiggClientSession
-from headrace.wire import figg
-from headrace.wire.figg_decoder import ServerDecoder
+from headrace.wire.figg import messages as figg
+from headrace.wire.figg.decoder import ServerDecoder
 
 BIG = 1 << 30
 
@@ -42,7 +42,7 @@ def connected(**options: int) -> FiggClientSession:
 
 
 def connect(session: FiggClientSession, now: float = 0.0) -> list[figg.ToServer]:
-    """Connect and return what is said first, without the ping."""
+    """Connect and return the first messages, without the ping."""
     session.connecting()
     session.opened(now)
     return [message for message in sent(session) if not isinstance(message, figg.Ping)]
@@ -108,10 +108,10 @@ def test_an_ack_clears_everything_up_to_its_number() -> None:
     session = connected()
     for payload in (b"a", b"b", b"c"):
         session.publish("t", payload)
-    assert receive(session, figg.encode_ack(1)) == [Acknowledged(2)]
+    assert receive(session, figg.encode_ack(1)) == [PublishesAcknowledged(2)]
     assert session.unacknowledged == 1
     assert receive(session, figg.encode_ack(1)) == []
-    assert receive(session, figg.encode_ack(0), figg.encode_ack(2)) == [Acknowledged(1)]
+    assert receive(session, figg.encode_ack(0), figg.encode_ack(2)) == [PublishesAcknowledged(1)]
     assert session.unacknowledged == 0
 
 
@@ -237,8 +237,8 @@ def test_messages_are_delivered_with_their_offsets() -> None:
     session.attach("t", 0)
     events = receive(session, figg.encode_attached("t", 0), data("t", 0, b"foo", b"bar", b""))
     assert events == [
-        Attached("t", 0),
-        Messages("t", [(7, b"foo"), (14, b"bar"), (18, b"")]),
+        TopicAttached("t", 0),
+        TopicMessages("t", [(7, b"foo"), (14, b"bar"), (18, b"")]),
     ]
 
 
@@ -253,35 +253,35 @@ def test_another_start_than_asked_for_is_told_with_both_offsets() -> None:
     session = connected()
     session.attach("t", 7)
     assert receive(session, figg.encode_attached("t", 21)) == [
-        Attached("t", 21),
+        TopicAttached("t", 21),
         Missed("t", asked=7, got=21),
     ]
-    assert receive(session, data("t", 21, b"x")) == [Messages("t", [(26, b"x")])]
+    assert receive(session, data("t", 21, b"x")) == [TopicMessages("t", [(26, b"x")])]
 
 
 def test_a_topic_that_has_become_shorter_is_told_and_followed() -> None:
     session = attached("t", 100)
     reconnect(session)
     assert receive(session, figg.encode_attached("t", 0)) == [
-        Attached("t", 0),
+        TopicAttached("t", 0),
         Missed("t", asked=100, got=0),
     ]
-    assert receive(session, data("t", 0, b"x")) == [Messages("t", [(5, b"x")])]
+    assert receive(session, data("t", 0, b"x")) == [TopicMessages("t", [(5, b"x")])]
 
 
 def test_nothing_is_missed_where_nothing_was_asked_for() -> None:
     session = connected()
     session.attach("t", None)
-    assert receive(session, figg.encode_attached("t", 700)) == [Attached("t", 700)]
+    assert receive(session, figg.encode_attached("t", 700)) == [TopicAttached("t", 700)]
 
 
 def test_a_gap_in_the_stream_is_told_before_what_comes_after_it() -> None:
     session = attached("t", 0)
     stream = data("t", 0, b"foo") + data("t", 14, b"car", b"dar")
     assert receive(session, stream) == [
-        Messages("t", [(7, b"foo")]),
+        TopicMessages("t", [(7, b"foo")]),
         Missed("t", asked=7, got=14),
-        Messages("t", [(21, b"car"), (28, b"dar")]),
+        TopicMessages("t", [(21, b"car"), (28, b"dar")]),
     ]
 
 
@@ -289,7 +289,7 @@ def test_doubles_are_dropped() -> None:
     session = attached("t", 0)
     receive(session, data("t", 0, b"foo", b"bar"))
     assert receive(session, data("t", 0, b"foo", b"bar")) == []
-    assert receive(session, data("t", 7, b"bar", b"car")) == [Messages("t", [(21, b"car")])]
+    assert receive(session, data("t", 7, b"bar", b"car")) == [TopicMessages("t", [(21, b"car")])]
 
 
 def test_detaching_ends_delivery_at_once_and_is_over_when_confirmed() -> None:
@@ -297,7 +297,7 @@ def test_detaching_ends_delivery_at_once_and_is_over_when_confirmed() -> None:
     assert session.detach("t") is True
     assert sent(session) == [figg.Detach("t")]
     assert receive(session, data("t", 0, b"foo")) == []
-    assert receive(session, figg.encode_detached("t")) == [Detached("t")]
+    assert receive(session, figg.encode_detached("t")) == [TopicDetached("t")]
     assert session.detach("t") is False
     assert sent(session) == []
 
@@ -308,7 +308,7 @@ def test_detaching_what_is_still_attaching_ignores_its_answer() -> None:
     session.detach("t")
     assert sent(session) == [figg.Attach("t", 0), figg.Detach("t")]
     stream = figg.encode_attached("t", 0) + data("t", 0, b"foo") + figg.encode_detached("t")
-    assert receive(session, stream) == [Detached("t")]
+    assert receive(session, stream) == [TopicDetached("t")]
 
 
 def test_attaching_again_waits_for_detached_so_that_old_answers_are_not_taken_for_new() -> None:
@@ -321,7 +321,7 @@ def test_attaching_again_waits_for_detached_so_that_old_answers_are_not_taken_fo
     assert receive(session, figg.encode_detached("t")) == []
     assert sent(session) == [figg.Attach("t", 7)]
     stream = figg.encode_attached("t", 7) + data("t", 7, b"bar")
-    assert receive(session, stream) == [Attached("t", 7), Messages("t", [(14, b"bar")])]
+    assert receive(session, stream) == [TopicAttached("t", 7), TopicMessages("t", [(14, b"bar")])]
 
 
 def test_detach_attach_detach_sends_one_detach() -> None:
@@ -330,7 +330,7 @@ def test_detach_attach_detach_sends_one_detach() -> None:
     session.attach("t", 7)
     assert session.detach("t") is True
     assert sent(session) == [figg.Detach("t")]
-    assert receive(session, figg.encode_detached("t")) == [Detached("t")]
+    assert receive(session, figg.encode_detached("t")) == [TopicDetached("t")]
 
 
 def test_a_server_that_detaches_unasked_is_broken_rather_than_silent() -> None:
@@ -349,7 +349,7 @@ def test_a_paused_topic_is_resumed_where_it_stopped() -> None:
     receive(session, data("t", 0, b"foo"))
     session.pause("t")
     assert sent(session) == [figg.Detach("t")]
-    assert receive(session, data("t", 7, b"bar"), figg.encode_detached("t")) == [Detached("t")]
+    assert receive(session, data("t", 7, b"bar"), figg.encode_detached("t")) == [TopicDetached("t")]
     session.resume("t")
     assert sent(session) == [figg.Attach("t", 7)]
 
@@ -379,7 +379,7 @@ def test_an_attached_topic_goes_on_from_the_last_message_received() -> None:
     receive(session, data("t", 0, b"foo", b"bar"))
     assert reconnect(session) == [figg.Attach("t", 14)]
     assert reconnect(session) == [figg.Attach("t", 14)]
-    assert receive(session, figg.encode_attached("t", 14)) == [Attached("t", 14)]
+    assert receive(session, figg.encode_attached("t", 14)) == [TopicAttached("t", 14)]
 
 
 def test_an_attached_topic_without_messages_goes_on_from_attached() -> None:
@@ -388,7 +388,7 @@ def test_an_attached_topic_without_messages_goes_on_from_attached() -> None:
     receive(session, figg.encode_attached("t", 700))
     assert reconnect(session) == [figg.Attach("t", 700)]
     assert receive(session, figg.encode_attached("t", 800)) == [
-        Attached("t", 800),
+        TopicAttached("t", 800),
         Missed("t", asked=700, got=800),
     ]
 
@@ -423,7 +423,7 @@ def test_half_a_frame_of_the_old_connection_is_forgotten() -> None:
     receive(session, data("t", 0, b"foo")[:-1])
     reconnect(session)
     stream = figg.encode_attached("t", 0) + data("t", 0, b"foo")
-    assert receive(session, stream) == [Attached("t", 0), Messages("t", [(7, b"foo")])]
+    assert receive(session, stream) == [TopicAttached("t", 0), TopicMessages("t", [(7, b"foo")])]
 
 
 def test_topics_are_attached_before_publishes_are_resent() -> None:
@@ -446,7 +446,7 @@ def test_it_is_connected_when_the_peer_has_answered_and_not_before() -> None:
 
 
 def test_a_peer_that_says_nothing_is_connected_when_it_has_stood_for_a_while() -> None:
-    """The protocol leaves pings open: a server may know message types 1 to 7 only."""
+    """Pings are optional in the protocol: a server may know only message types 1 to 7."""
     session = FiggClientSession()
     session.connecting()
     session.opened(10.0)
@@ -544,11 +544,11 @@ def test_while_we_do_not_read_no_answer_is_expected() -> None:
     assert isinstance(session.tick(12.0)[0], Broken)
 
 
-# Publishes that a server does not take
+# Publishes that a server does not accept
 
 
 def hang_up_on(session: FiggClientSession, now: float = 0.0, after_s: float = 1.0) -> list[Event]:
-    """Connect, be heard, be sent what there is, and hang up without a word about it."""
+    """Connect, send everything, receive a PONG, and let the server close without an acknowledgement."""
     connect(session, now)
     session.receive_data([figg.encode_pong(0)], now)
     events = session.hung_up("the server closed the connection", now + after_s)
@@ -562,11 +562,11 @@ def test_a_publish_that_the_server_hangs_up_on_again_and_again_is_given_up() -> 
         session.publish("t", payload)
     assert hang_up_on(session) == []
     assert hang_up_on(session) == []
-    assert hang_up_on(session) == [Refused("the server closed the connection", 3)]
+    assert hang_up_on(session) == [PublishRefused("the server closed the connection", 3)]
     assert session.unacknowledged == 2
     [rest] = connect(session)
     assert isinstance(rest, figg.Publishes) and (rest.lowest, rest.highest) == (1, 2)
-    assert receive(session, figg.encode_ack(2)) == [Acknowledged(2)]
+    assert receive(session, figg.encode_ack(2)) == [PublishesAcknowledged(2)]
 
 
 def test_before_it_is_given_up_it_was_sent_alone() -> None:
@@ -579,7 +579,7 @@ def test_before_it_is_given_up_it_was_sent_alone() -> None:
     assert isinstance(alone, figg.Publishes) and alone.highest == 0
     session.publish("t", b"more")
     assert session.data_to_send(BIG, 0.0) == []
-    assert receive(session, figg.encode_ack(0)) == [Acknowledged(1)]
+    assert receive(session, figg.encode_ack(0)) == [PublishesAcknowledged(1)]
     assert len(session.data_to_send(BIG, 0.0)) == 2
     session.disconnected()
     assert [hang_up_on(session) for _ in range(2)] == [[], []]
@@ -635,7 +635,7 @@ def test_a_server_that_breaks_the_protocol_is_left_after_what_it_said_before() -
     session = connected()
     session.publish("t", b"a")
     events = receive(session, figg.encode_ack(0), b"\xff" * 8, figg.encode_ack(0))
-    assert events[0] == Acknowledged(1)
+    assert events[0] == PublishesAcknowledged(1)
     assert isinstance(events[1], Broken)
     assert len(events) == 2
     assert "unknown message type" in events[1].reason
@@ -649,11 +649,11 @@ def test_any_bytes_give_events(stream: bytes) -> None:
         assert isinstance(event, Event)
 
 
-# A pair: the session and a small server with a log, over connections that break
+# A session and a small server with a log, over connections that break
 
 
 class Peer:
-    """A Figg server in a few lines: topics in memory, one connection at a time."""
+    """A minimal Figg server: topics in memory, one connection at a time."""
 
     def __init__(self) -> None:
         self.log: dict[str, list[bytes]] = {}
@@ -714,9 +714,9 @@ def test_over_broken_connections_nothing_acknowledged_is_lost_and_nothing_comes_
         nonlocal acknowledged
         for event in session.receive_data([stream], 0.0):
             assert not isinstance(event, Missed | Broken), event
-            if isinstance(event, Messages):
+            if isinstance(event, TopicMessages):
                 received.extend(event.messages)
-            elif isinstance(event, Acknowledged):
+            elif isinstance(event, PublishesAcknowledged):
                 acknowledged += event.publishes
 
     def step(lossy: bool) -> None:
@@ -729,7 +729,7 @@ def test_over_broken_connections_nothing_acknowledged_is_lost_and_nothing_comes_
             session.publish("t", b"%d" % published)
             published += 1
         peer.receive(output(session, choose.choice([20, BIG])))
-        # A connection may break after any byte of what the peer had sent.
+        # A connection may break after any byte that the peer sent.
         cut = choose.randrange(len(peer.out) + 1) if lossy else len(peer.out)
         take(peer.out[:cut])
         peer.out = peer.out[cut:]

@@ -1,13 +1,13 @@
-"""The server's side of a Figg connection, fed and drained by hand."""
+"""The server's side of a Figg connection: tests feed it bytes and take its output."""
 
 import pytest
 
 from headrace.errors import LocalProtocolError
 from headrace.model import Refusal
-from headrace.session.figg_server import FiggServerSession
-from headrace.session.server import Attach, Close, Detach, Publish
-from headrace.wire import figg
-from headrace.wire.figg_decoder import ClientDecoder
+from headrace.session.figg.server import FiggServerSession
+from headrace.session.server import AttachCommand, Close, DetachCommand, Publish
+from headrace.wire.figg import messages as figg
+from headrace.wire.figg.decoder import ClientDecoder
 
 
 def publishes(*numbers: int, topic: str = "t", payload: bytes = b"x") -> bytes:
@@ -90,7 +90,7 @@ def test_a_publish_into_a_reserved_name_space_is_refused_and_not_acknowledged() 
 
 
 def test_nothing_at_or_above_a_refused_number_is_acknowledged() -> None:
-    """A client takes the ACK of a higher number for the refused one too."""
+    """A client takes the ACK of a higher number as one for the refused number too."""
     session = FiggServerSession()
     below = published(session, publishes(3, 4))
     above = published(session, publishes(6))
@@ -125,7 +125,7 @@ def test_attach_and_detach_become_commands() -> None:
     commands = session.receive_data(
         figg.encode_attach("a", 7) + figg.encode_attach("b", None) + figg.encode_detach("a")
     )
-    assert commands == [Attach("a", 7), Attach("b", None), Detach("a")]
+    assert commands == [AttachCommand("a", 7), AttachCommand("b", None), DetachCommand("a")]
 
 
 def test_bad_input_closes_after_what_was_accepted_is_acknowledged() -> None:

@@ -1,6 +1,6 @@
-"""The client's side of a Logux connection, message by message; the examples of the specification among them.
+"""The client's side of a Logux connection, message by message, including the specification's examples.
 
-MessagePack is that of `msgpack`, so the codec is tested against another hand as well.
+Messages are encoded with `msgpack`, so that our codec is tested against another implementation.
 """
 
 from typing import Any
@@ -8,23 +8,23 @@ from typing import Any
 import msgpack
 import pytest
 
-from headrace.session.client import Broken, ConnectionState, Finished
-from headrace.session.logux_client import (
-    Acknowledged,
+from headrace.session.logux.client import (
+    EventsAcknowledged,
+    LogRefused,
     LoguxClientSession,
     LoguxEvent,
     Opened,
     Passed,
-    Received,
-    Refused,
+    ReceivedEvents,
     Verify,
 )
+from headrace.session.topics.client import Broken, ConnectionState, Finished
 
 CONNECTED = ["connected", [0, 0], "server", [1475316481050, 1475316482879]]
 
 
 class Client:
-    """A session and what it says, as a server hears it."""
+    """A session, with its messages decoded as a server receives them."""
 
     def __init__(self, credentials: Any = None, *, now: float = 0.0, **options: Any) -> None:
         self.session = LoguxClientSession("client1", credentials, **options)
@@ -62,15 +62,15 @@ class Client:
         self.session.offer(events, rest)
 
 
-# The examples of the specification
+# The specification's examples
 
 
 def test_wrong_authentication() -> None:
     client = Client({"token": "wrong"})
-    # The example leaves the position out; the format of the message has it.
+    # The example omits the position, which the message's format requires.
     assert client.open() == [["connect", [0, 0], "client1", 0, {"token": "wrong"}]]
     refused, finished = client.hear("error", "Wrong credentials", "auth")
-    assert refused == Refused("auth", "the server refuses this client: Wrong credentials")
+    assert refused == LogRefused("auth", "the server refuses this client: Wrong credentials")
     assert isinstance(finished, Finished)
     client.session.disconnected()
     assert client.session.state is ConnectionState.REFUSED
@@ -86,7 +86,7 @@ def test_correct_synchronisation() -> None:
     assert client.hear("pong", 0) == []
     created = [1475316540687, "client2", 0]
     assert client.hear("sync", 1, {"type": "a"}, created) == [
-        Received(1, [({"type": "a"}, created)])
+        ReceivedEvents(1, [({"type": "a"}, created)])
     ]
     assert client.said() == []
     client.session.added(1, own=False)
@@ -99,7 +99,7 @@ def test_correct_synchronisation() -> None:
     client.hear("connected", [0, 0], "server", [1475316659892, 1475316660687])
     created = [1475316641759, "client2", 0]
     assert client.hear("sync", 2, {"type": "b"}, created) == [
-        Received(2, [({"type": "b"}, created)])
+        ReceivedEvents(2, [({"type": "b"}, created)])
     ]
     client.session.stored(2)
     assert client.said() == [["synced", 2]]
@@ -114,7 +114,7 @@ def test_positions_of_both_sides_differ_and_a_sync_has_two_events() -> None:
         ({"type": "b"}, [1475316158300, "client2", 1]),
     ]
     received = client.hear("sync", 132, *pairs[0], *pairs[1])
-    assert received == [Received(132, pairs)]
+    assert received == [ReceivedEvents(132, pairs)]
     assert client.session.wants == 1
     client.session.offer([(1, {"type": "c"}, [1475316168370, "client1", 0])], None)
     client.session.added(3, own=False)
@@ -123,18 +123,18 @@ def test_positions_of_both_sides_differ_and_a_sync_has_two_events() -> None:
         ["sync", 1, {"type": "c"}, [1475316168370, "client1", 0]],
         ["synced", 132],
     ]
-    assert client.hear("synced", 1) == [Acknowledged(1, 1)]
+    assert client.hear("synced", 1) == [EventsAcknowledged(1, 1)]
     client.tick(5)
     assert client.said() == [["ping", 3]]
     assert client.hear("pong", 150) == [Passed(150)]
     client.add(4)
     client.session.offer([(4, {"type": "d"}, [1475316404244, "client1", 0])], None)
     assert client.said() == [["sync", 4, {"type": "d"}, [1475316404244, "client1", 0]]]
-    assert client.hear("synced", 4) == [Acknowledged(4, 1)]
+    assert client.hear("synced", 4) == [EventsAcknowledged(4, 1)]
     assert client.reconnect()[0][3] == 150
 
 
-# Beginning
+# Connecting
 
 
 def test_without_credentials_none_are_sent() -> None:
@@ -149,7 +149,7 @@ def test_without_credentials_none_are_sent() -> None:
     ("sent_at", "times", "heard_at", "shift_ms"),
     [
         (1000.0, [1_000_000, 1_000_000], 1000.0, 0),
-        # There and back took 1 s, and the server took 1 s to let us in.
+        # The round trip took 1 s, and the server took 1 s to accept the connection.
         (1000.0, [1_005_000, 1_006_000], 1002.0, 4500),
         (1000.0, [400_000, 400_000], 1000.5, -600_250),
         (1000.0, [1_000_000.5, 1_000_000.5], 1000.0, 0.5),
@@ -169,7 +169,7 @@ def test_another_major_is_refused_for_good(version: Any) -> None:
     client = Client()
     client.open()
     refused, finished = client.hear("connected", version, "server", [1, 2])
-    assert isinstance(refused, Refused) and refused.kind == "protocol"
+    assert isinstance(refused, LogRefused) and refused.kind == "protocol"
     assert isinstance(finished, Finished)
     [(kind, text, which)] = client.said()
     assert (kind, which) == ("error", "protocol")
@@ -200,7 +200,7 @@ def test_a_server_that_refuses_us_does_so_for_good(error: list[Any], kind: str) 
     client = Client()
     client.open()
     refused, _ = client.hear("error", *error)
-    assert isinstance(refused, Refused) and refused.kind == kind
+    assert isinstance(refused, LogRefused) and refused.kind == kind
     assert error[0] in refused.reason
     assert client.said() == []
     client.session.disconnected()
@@ -214,7 +214,7 @@ def test_an_auth_error_later_is_the_end_too_and_a_protocol_error_is_not() -> Non
     assert client.session.complaint == "Unknown message type `x`"
     assert client.session.state is ConnectionState.CONNECTED
     refused, _ = client.hear("error", "Token has expired", "auth")
-    assert isinstance(refused, Refused) and refused.kind == "auth"
+    assert isinstance(refused, LogRefused) and refused.kind == "auth"
 
 
 @pytest.mark.parametrize("message", [["sync", 1, {"type": "a"}, [1]], ["synced", 1], ["ping", 1]])
@@ -226,7 +226,7 @@ def test_nothing_counts_before_connected(message: list[Any]) -> None:
     assert client.hear(*CONNECTED)
 
 
-# Who the server is
+# The server's identity
 
 
 def test_a_server_is_verified_before_anything_it_says_counts() -> None:
@@ -241,7 +241,7 @@ def test_a_server_is_verified_before_anything_it_says_counts() -> None:
     assert client.session.state is ConnectionState.CONNECTING
     opened, received = client.session.accept(client.now)
     assert isinstance(opened, Opened)
-    assert received == Received(1, [({"type": "a"}, [1])])
+    assert received == ReceivedEvents(1, [({"type": "a"}, [1])])
     assert client.said() == [["pong", 0]]
     assert client.session.stored(1) == []
     assert client.session.received == 1
@@ -252,7 +252,7 @@ def test_a_server_with_wrong_credentials_is_told_and_refused_for_good() -> None:
     client.open()
     assert client.hear(*CONNECTED) == [Verify("server", None)]
     refused, _ = client.session.reject("it is another")
-    assert refused == Refused("auth", "it is another")
+    assert refused == LogRefused("auth", "it is another")
     assert client.said() == [["error", "Wrong credentials", "auth"]]
     client.session.disconnected()
     assert client.session.state is ConnectionState.REFUSED
@@ -268,7 +268,7 @@ def test_an_answer_that_comes_too_late_is_none() -> None:
     assert client.said() == []
 
 
-# What comes
+# Incoming messages
 
 
 def test_each_sync_is_answered_when_it_is_stored() -> None:
@@ -314,7 +314,7 @@ def test_a_server_that_counts_anew_is_followed() -> None:
     assert client.reconnect()[0][3] == 3
 
 
-# What goes
+# Outgoing messages
 
 
 def test_one_sync_is_under_way_at_a_time() -> None:
@@ -329,10 +329,10 @@ def test_one_sync_is_under_way_at_a_time() -> None:
     assert client.session.wants is None
     assert client.hear("synced", 0) == []
     assert client.session.wants is None
-    assert client.hear("synced", 1) == [Acknowledged(1, 1)]
+    assert client.hear("synced", 1) == [EventsAcknowledged(1, 1)]
     assert client.session.wants == 2
     client.offer(2, 3)
-    assert client.hear("synced", 3) == [Acknowledged(3, 2)]
+    assert client.hear("synced", 3) == [EventsAcknowledged(3, 2)]
     assert client.session.wants is None
     assert [message[:2] for message in client.said()] == [["sync", 1], ["sync", 3]]
 
@@ -345,7 +345,7 @@ def test_what_is_not_answered_is_sent_again_on_the_next_connection() -> None:
     client.hear(*CONNECTED)
     assert client.session.wants == 4
     client.offer(4, 6, rest=9)
-    assert client.hear("synced", 6) == [Acknowledged(6, 2)]
+    assert client.hear("synced", 6) == [EventsAcknowledged(6, 2)]
     assert client.session.wants == 9
     client.reconnect()
     client.hear(*CONNECTED)
@@ -358,7 +358,7 @@ def test_no_position_is_told_above_what_was_sent() -> None:
     client.hear("ping", 0)
     client.offer(4, 5, rest=7)
     client.hear("ping", 0)
-    assert client.hear("synced", 5) == [Acknowledged(5, 2)]
+    assert client.hear("synced", 5) == [EventsAcknowledged(5, 2)]
     client.offer(7)
     client.hear("ping", 0)
     client.add(10)
@@ -420,7 +420,7 @@ def test_silence_proves_nothing_while_we_do_not_read() -> None:
     assert client.tick(5) == [Broken("1 pings are unanswered")]
 
 
-# What is unknown or wrong
+# Unknown and invalid messages
 
 
 @pytest.mark.parametrize(

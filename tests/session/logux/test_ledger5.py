@@ -1,6 +1,6 @@
-"""What a node has got of its channels, over its connections."""
+"""The ledger of a node: what the node has received of its channels, over all its connections."""
 
-from headrace.session.logux5_ledger import UNANSWERED_MAX, Ledger
+from headrace.session.logux.server5 import UNANSWERED_MAX, Ledger
 
 
 def test_what_is_answered_is_known():

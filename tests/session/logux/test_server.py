@@ -1,21 +1,21 @@
-"""The server's side of a 0.x connection, message by message; the examples of the specification among them."""
+"""The server's side of a 0.x connection, message by message, including the specification's examples."""
 
 from typing import Any
 
 import msgspec
 import pytest
 
-from headrace.logux_envelope import decode_envelope
 from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.session.logux_server import Add, Authenticate, Follow, LoguxServerSession
+from headrace.payload.logux import decode_envelope
+from headrace.session.logux.server import AddEvents, AuthenticatePeer, Follow, LoguxServerSession
 from headrace.session.server import Close
-from headrace.wire import logux
+from headrace.wire.logux import messages as logux
 
 NOW_MS = 1475316482879
 
 
 class Peer:
-    """A session and what it says, as a client hears it."""
+    """A session, with its messages decoded as a client receives them."""
 
     def __init__(self, binary: bool = False) -> None:
         self.session = LoguxServerSession("server")
@@ -38,7 +38,7 @@ class Peer:
 
     def connect(self, version: object = (0, 0), host: object = "client1", *rest: Any) -> None:
         [command] = self.say("connect", version, host, *(rest or (0,)))
-        assert isinstance(command, Authenticate)
+        assert isinstance(command, AuthenticatePeer)
         self.session.let_in(NOW_MS)
         self.heard()
 
@@ -51,12 +51,12 @@ def peer(request: pytest.FixtureRequest) -> Peer:
     return Peer(request.param)
 
 
-# The examples of the specification
+# The specification's examples
 
 
 def test_wrong_authentication(peer: Peer) -> None:
     [command] = peer.say("connect", [0, 0], "client1", {"token": "wrong"})
-    assert command == Authenticate("client1", {"token": "wrong"})
+    assert command == AuthenticatePeer("client1", {"token": "wrong"})
     assert isinstance(peer.session.turn_away(), Close)
     assert peer.heard() == [["error", "Wrong credentials", "auth"]]
     assert peer.say("ping", 0) == []
@@ -66,7 +66,7 @@ def test_correct_synchronisation(peer: Peer) -> None:
     [command] = peer.say(
         "connect", [0, 0], "client1", 0, {"token": "correct"}, now_ms=1475316481050
     )
-    assert command == Authenticate("client1", {"token": "correct"})
+    assert command == AuthenticatePeer("client1", {"token": "correct"})
     assert peer.session.let_in(1475316482879) == [Follow(0)]
     assert peer.heard() == [["connected", [0, 0], "server", [1475316481050, 1475316482879]]]
     peer.say("ping", 0)
@@ -95,7 +95,7 @@ def test_positions_of_both_sides_differ(peer: Peer) -> None:
     assert peer.heard() == [["synced", 4]]
 
 
-# Beginning
+# Connecting
 
 
 def test_nothing_counts_before_connect(peer: Peer) -> None:
@@ -111,7 +111,7 @@ def test_what_comes_while_a_peer_is_checked_waits(peer: Peer) -> None:
     assert peer.say("ping", 0) == []
     follow, add = peer.session.let_in(NOW_MS)
     assert follow == Follow(5)
-    assert isinstance(add, Add)
+    assert isinstance(add, AddEvents)
     assert peer.heard() == [["connected", [0, 0], "server", [NOW_MS, NOW_MS]], ["pong", 0]]
 
 
@@ -121,7 +121,7 @@ def test_what_comes_while_a_peer_is_checked_waits(peer: Peer) -> None:
 )
 def test_npm_has_its_credentials_in_an_object(peer: Peer, rest: Any, credentials: Any) -> None:
     [command] = peer.say("connect", [0, 1], "a5", *rest)
-    assert command == Authenticate("a5", credentials)
+    assert command == AuthenticatePeer("a5", credentials)
     peer.session.let_in(NOW_MS, "mine")
     assert peer.heard() == [
         ["connected", [0, 1], "server", [NOW_MS, NOW_MS], {"credentials": "mine"}]
@@ -235,7 +235,7 @@ def test_what_is_not_carried_out_is_not_answered(peer: Peer) -> None:
 
 
 def test_a_pong_never_acknowledges_anything(peer: Peer) -> None:
-    """It has the last number of the peer's own log, of which we may have got a tenth."""
+    """A pong carries the last number of the peer's own log, of which we may have received only a tenth."""
     peer.connect([0, 1])
     adds = []
     for last in range(10, 101, 10):
@@ -251,7 +251,7 @@ def test_a_pong_never_acknowledges_anything(peer: Peer) -> None:
 
 
 def test_a_peer_hears_of_its_own_events_when_all_are_stored(peer: Peer) -> None:
-    """So that it does not ask for them when it connects again."""
+    """The pong prevents the peer from asking for its own events when it connects again."""
     peer.connect([0, 1])
     adds = [peer.say("sync", n, {"type": "a"}, [n, "client1", 0])[0] for n in (1, 2)]
     peer.session.sent = 1
@@ -282,7 +282,7 @@ def test_a_silent_peer_is_pinged_when_it_is_in(peer: Peer) -> None:
     assert peer.heard() == [["ping", 4]]
 
 
-# What is unknown
+# Unknown messages
 
 
 @pytest.mark.parametrize("name", ["nonsense", "headers", "connected"])
@@ -316,7 +316,7 @@ def test_what_is_no_message_ends_the_connection(data: str) -> None:
 
 
 def test_an_integer_that_no_float_can_hold_is_refused() -> None:
-    """Or it would be stored, and could not be sent to peers that speak MessagePack."""
+    """Otherwise it would be stored but could not be sent to peers that use MessagePack."""
     peer = Peer()
     peer.connect()
     [command] = peer.say("sync", 1, {"type": "a", "n": [{"x": -(10**400)}]}, [1, "a", 0])
@@ -325,5 +325,5 @@ def test_an_integer_that_no_float_can_hold_is_refused() -> None:
     other = Peer()
     other.connect()
     [command] = other.say("sync", 1, digits, [1, "a", 0])
-    assert isinstance(command, Add)
+    assert isinstance(command, AddEvents)
     assert logux.unpack(logux.pack([10**400, 1], binary=True), binary=True)[1] == 1

@@ -5,27 +5,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.logux_envelope import decode_envelope
 from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.session.logux5_server import (
+from headrace.payload.logux import decode_envelope
+from headrace.session.logux.server5 import (
     CHANNEL_BYTES_MAX,
+    LogMark,
     Logux5ServerSession,
-    Mark,
     Since,
     Subscribe,
     Unsubscribe,
     is_protocol_5,
 )
-from headrace.session.logux_session import Add, Authenticate
+from headrace.session.logux.shared import AddEvents, AuthenticatePeer
 from headrace.session.server import Close
-from headrace.wire import logux
+from headrace.wire.logux import messages as logux
 
 NOW_MS = 1794706580880
 NODE = "10:client:tab"
 
 
 class Peer:
-    """A session and what it says, as a client hears it."""
+    """A session, with its messages decoded as a client receives them."""
 
     def __init__(self, *, binary: bool = False, subprotocol_min: int = 0) -> None:
         self.session = Logux5ServerSession("server", subprotocol_min)
@@ -49,7 +49,7 @@ class Peer:
 
     def connect(self, *rest: Any) -> None:
         [command] = self.say("connect", 5, NODE, 0, *rest)
-        assert isinstance(command, Authenticate)
+        assert isinstance(command, AuthenticatePeer)
         self.session.let_in(NOW_MS)
         self.heard()
 
@@ -67,7 +67,7 @@ def connected(peer: Peer) -> Peer:
 
 def add(connected: Peer, *message: Any) -> Any:
     [command] = connected.say(*message)
-    assert isinstance(command, Add)
+    assert isinstance(command, AddEvents)
     return command
 
 
@@ -75,7 +75,7 @@ def test_connecting(peer: Peer) -> None:
     options = {"token": "correct", "subprotocol": 10}
     assert peer.say("headers", {"language": "de"}) == []
     [command] = peer.say("connect", 5, NODE, 0, options, now_ms=NOW_MS - 7)
-    assert command == Authenticate(NODE, "correct")
+    assert command == AuthenticatePeer(NODE, "correct")
     assert peer.session.let_in(NOW_MS) == []
     assert peer.heard() == [
         ["headers", {"env": "development"}],
@@ -169,16 +169,16 @@ def test_subscriptions(connected: Peer) -> None:
     connected.session.stored(stored.unit)
     assert (
         connected.heard() == []
-    )  # or it would not ask again when it is cut off within the history
-    connected.session.subscribed(command, Mark(3, 12))
+    )  # otherwise a client that is cut off within the history would not ask again
+    connected.session.subscribed(command, LogMark(3, 12))
     synced, processed = connected.heard()
     assert synced == ["synced", 1]
     assert processed[2] == {"type": "logux/processed", "id": f"{NOW_MS + 1} {NODE} 0"}
-    # The client says this id again when it wants to go on.
+    # The client sends this id again to continue from here.
     shift, node, counter = processed[3]["id"]
     event["since"] = {"id": f"{NOW_MS + shift} {node} {counter}", "time": NOW_MS}
     _, command = connected.say("sync", 2, event, {"id": 2, "time": 2})
-    assert command.since == Since(event["since"]["id"], Mark(3, 12))
+    assert command.since == Since(event["since"]["id"], LogMark(3, 12))
     event["since"] = {"id": "1794706580870 11:other:tab 0", "time": NOW_MS}
     _, command = connected.say("sync", 3, event, {"id": 3, "time": 3})
     assert command.since == Since("1794706580870 11:other:tab 0", None)
@@ -207,7 +207,7 @@ def test_what_comes_behind_a_subscription_waits_for_it_but_not_for_ever(connecte
     first, second, processed = connected.heard()
     assert (first, second) == (["synced", 1], ["synced", 2])
     assert processed[2]["id"] == later_id(2)
-    connected.session.subscribed(command, Mark(1, 1))
+    connected.session.subscribed(command, LogMark(1, 1))
     [processed] = connected.heard()
     assert processed[2] == {"type": "logux/processed", "id": later_id(1)}
 
@@ -325,7 +325,7 @@ def test_what_comes_before_connect_is_not_heard(peer: Peer) -> None:
         (["headers", {}], True),
         (["connect", [0, 1], "a", 0], False),
         (["connect", 0, "a", 0], False),
-        (["connect", 1, "a", 0], True),  # of another protocol, and refused in its words
+        (["connect", 1, "a", 0], True),  # another protocol, refused in the format of protocol 5
         (["connect", 4, "a", 0], True),
         (["connect", [1, 0], "a", 0], False),
         (["ping", 5], False),

@@ -1,4 +1,4 @@
-"""The named readers of a client session: what they send, say and remember. Time is passed in."""
+"""The named readers of a client session: their messages, events and memory. Time is passed in."""
 
 from math import inf
 
@@ -8,31 +8,33 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadReaderNameError, LocalProtocolError
 from headrace.model import Position
-from headrace.session.client import Broken, Event, Missed
-from headrace.session.client_readers import ANSWER_S, HANG_UPS_MAX, Readers
-from headrace.session.figg_client import FiggClientSession
-from headrace.session.reader_events import (
+from headrace.session.figg.client import FiggClientSession
+from headrace.session.topics.client import Broken, Event, Missed
+from headrace.session.topics.reader_events import (
     ReaderActive,
     ReaderFailed,
     ReaderLost,
     ReaderStored,
+    ReaderSure,
     ReaderWaiting,
     ReadMessages,
 )
-from headrace.wire import figg, readers
-from headrace.wire.figg_decoder import ServerDecoder
+from headrace.session.topics.readers import ANSWER_S, HANG_UPS_MAX, ClientReaders
+from headrace.wire import readers
+from headrace.wire.figg import messages as figg
+from headrace.wire.figg.decoder import ServerDecoder
 
 EPOCH = 1_700_000_000_000
 RECORD = b"\0\0\0\1x"
 
 
 class Line:
-    """A client's readers with the connection that a test plays the server of."""
+    """A client's readers, with a connection on which the test plays the server."""
 
     def __init__(self) -> None:
         self.sent: list[readers.ToServer] = []
         self.detached: list[str] = []
-        self.readers = Readers(self.sent.append, self.detached.append)
+        self.readers = ClientReaders(self.sent.append, self.detached.append)
         self.readers.read("t", "r", newest=False, window=1000, instance=7)
         self.readers.connected(0.0)
 
@@ -102,7 +104,7 @@ def test_after_a_lost_connection_only_what_is_new_is_delivered(line: Line) -> No
     line.handled(0, 1)
     line.take_sent()
     line.reconnect()
-    # The server has stored the first of them only, and starts behind it.
+    # The server has stored only the first of them, and starts after it.
     events = line.grant(grant=2, at=1)
     assert events == [ReaderActive("t", Position(EPOCH, 5, 1)), ReaderStored("t", 5)]
     assert line.take_sent() == [], "nothing may be acknowledged before it was sent again"
@@ -239,11 +241,11 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_what_is_stored_was_handled_and_never_comes_again(steps: list[tuple[str, int]]) -> None:
-    """Against a server of a few lines, whose connection breaks and which others read from as well."""
+    """The server is minimal; its connection breaks, and others read from it as well."""
     line = Line()
     line.take_sent()
     cursor = told = seen = 0
-    """In records: what is durable, what HANDLED said, what was sent on this grant."""
+    """Numbers of records that are durable, that HANDLED reported, and that were sent on this grant."""
     grant = 1
     line.grant(grant)
     held: set[int] = set()
@@ -297,9 +299,71 @@ def test_what_is_stored_was_handled_and_never_comes_again(steps: list[tuple[str,
             assert told < message.ordinal <= seen
             assert set(range(1, message.ordinal + 1)) <= handled
             told = message.ordinal
-    # In the end everything is handled, and so the cursor can reach the end.
+    # In the end everything is handled, so that the cursor can reach the end.
     take(line.records(seen, COUNT - seen) if seen < COUNT else [])
     for one in held:
         assert line.readers.handled("t", one * 5)
     last = [message.ordinal for message in line.take_sent() if isinstance(message, readers.Handled)]
     assert max([*last, told]) == COUNT
+
+
+class Clock:
+    """A session whose reader is active, and a server that answers its pings."""
+
+    def __init__(self) -> None:
+        self.session = FiggClientSession(ping_interval_s=2, pings_unanswered_max=2)
+        self.session.read("t", "r", newest=False, window=1000, instance=7)
+        self.session.connecting()
+        self.session.opened(100.0)
+        self.hear(figg.encode_reading(readers.Reading("t", 1, 0, True, EPOCH, 0, 0)), 100.0)
+
+    def hear(self, data: bytes, now: float) -> list[Event]:
+        return self.session.receive_data([data], now)
+
+    def pings(self, now: float) -> list[int]:
+        """Return the timestamps of the pings that are sent now."""
+        decoder = ServerDecoder()
+        found = decoder.receive(b"".join(self.session.data_to_send(10_000, now)))
+        return [one.timestamp for one in found if isinstance(one, figg.Ping)]
+
+    def answer(self, ping: int, now: float) -> list[Event]:
+        return self.hear(figg.encode_pong(ping), now)
+
+
+def test_a_reader_is_sure_for_a_while_after_each_answered_ping() -> None:
+    clock = Clock()
+    assert not clock.session.is_sure("t", 100.0)
+    (ping,) = clock.pings(100.0)
+    assert clock.answer(ping, 100.5) == []
+    assert clock.session.is_sure("t", 103.9)
+    assert not clock.session.is_sure("t", 104.0)
+    assert not clock.session.is_sure("another", 101.0)
+
+
+def test_an_unsure_reader_asks_once_and_an_old_answer_does_not_count() -> None:
+    clock = Clock()
+    (ping,) = clock.pings(100.0)
+    # The process is suspended here, and the answer waits in its socket.
+    clock.session.make_sure("t", 160.0)
+    assert clock.pings(160.0) == []
+    assert clock.answer(ping, 160.0) == [ReaderSure("t")]
+    assert not clock.session.is_sure("t", 160.0)
+    clock.session.make_sure("t", 160.0)
+    (ping,) = clock.pings(160.0)
+    clock.session.make_sure("t", 160.1)
+    assert clock.pings(160.1) == []
+    assert clock.answer(ping, 160.2) == [ReaderSure("t")]
+    assert clock.session.is_sure("t", 160.2)
+
+
+def test_a_reader_without_a_connection_or_a_grant_is_not_sure() -> None:
+    clock = Clock()
+    clock.answer(*clock.pings(100.0), now=100.0)
+    clock.hear(figg.encode_lost(readers.Lost("t", readers.SUPERSEDED, "gone")), 101.0)
+    assert not clock.session.is_sure("t", 101.0)
+    clock.hear(figg.encode_reading(readers.Reading("t", 2, 0, True, EPOCH, 0, 0)), 101.0)
+    assert clock.session.is_sure("t", 101.0)
+    clock.session.disconnected()
+    assert not clock.session.is_sure("t", 101.0)
+    clock.session.make_sure("t", 101.0)
+    assert clock.pings(101.0) == []

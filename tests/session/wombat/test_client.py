@@ -1,6 +1,6 @@
-"""The Wombat client session: what it sends, says and remembers. Time is passed in.
+"""The Wombat client session: its messages, events and memory. Time is passed in.
 
-MessagePack is that of `msgpack`, so the codec is tested against another hand as well.
+Messages are encoded with `msgpack`, so that our codec is tested against another implementation.
 """
 
 import random
@@ -18,18 +18,18 @@ from headrace.errors import (
     WindowFullError,
 )
 from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.session.client import (
-    Acknowledged,
-    Attached,
+from headrace.session.topics.client import (
     Broken,
     ClientSession,
     ConnectionState,
-    Detached,
     Event,
-    Messages,
     Missed,
+    PublishesAcknowledged,
+    TopicAttached,
+    TopicDetached,
+    TopicMessages,
 )
-from headrace.session.wombat_client import WombatClientSession
+from headrace.session.wombat.client import WombatClientSession
 
 BIG = 1 << 30
 LAST_NUMBER = 2**32 - 1
@@ -44,7 +44,7 @@ def connected(**options: float) -> WombatClientSession:
 
 
 def connect(session: WombatClientSession, now: float = 0.0) -> list[Said]:
-    """Connect and return what is said first, without the ping."""
+    """Connect and return the first messages, without the ping."""
     session.connecting()
     session.opened(now)
     return [message for message in sent(session, now) if message[0] != "ping"]
@@ -56,7 +56,7 @@ def reconnect(session: WombatClientSession, now: float = 0.0) -> list[Said]:
 
 
 def sent(session: WombatClientSession, now: float = 0.0, bytes_max: int = BIG) -> list[Said]:
-    """Name and fields of each message, one for each frame."""
+    """Return name and fields of each message; each frame holds one message."""
     return [said(message) for message in session.data_to_send(bytes_max, now)]
 
 
@@ -100,7 +100,7 @@ def detached(topic: str = "t") -> bytes:
 
 
 def following(serial: str = "3@0") -> WombatClientSession:
-    """Attached to `t`, without having asked for a place."""
+    """Return a session that is attached to `t` without having asked for a position."""
     session = connected()
     session.attach("t", None)
     receive(session, attached_at(serial))
@@ -132,10 +132,10 @@ def test_an_ack_clears_everything_up_to_its_number_whatever_its_topic() -> None:
     for topic in "abc":
         session.publish(topic, b"")
     sent(session)
-    assert receive(session, ack(1, "b")) == [Acknowledged(2)]
+    assert receive(session, ack(1, "b")) == [PublishesAcknowledged(2)]
     assert session.unacknowledged == 1
     assert receive(session, ack(0, "a"), ack(1, "b")) == []
-    assert receive(session, ack(2, "c")) == [Acknowledged(1)]
+    assert receive(session, ack(2, "c")) == [PublishesAcknowledged(1)]
     assert receive(session, ack(2, "c")) == []
 
 
@@ -160,12 +160,12 @@ def test_numbers_start_over_behind_the_last() -> None:
         session.publish("t", b"")
     assert numbers(sent(session)) == [LAST_NUMBER - 1, LAST_NUMBER, 0, 1, 2]
     assert receive(session, ack(LAST_NUMBER - 2)) == []
-    assert receive(session, ack(LAST_NUMBER - 1)) == [Acknowledged(1)]
-    assert receive(session, ack(1)) == [Acknowledged(3)]
+    assert receive(session, ack(LAST_NUMBER - 1)) == [PublishesAcknowledged(1)]
+    assert receive(session, ack(1)) == [PublishesAcknowledged(3)]
     assert receive(session, ack(LAST_NUMBER), ack(0)) == []
     assert numbers(reconnect(session)) == [2]
     assert isinstance(receive(session, ack(3))[0], Broken)
-    assert receive(session, ack(2)) == [Acknowledged(1)]
+    assert receive(session, ack(2)) == [PublishesAcknowledged(1)]
 
 
 def test_unacknowledged_publishes_are_resent_on_a_new_connection_with_their_old_numbers() -> None:
@@ -202,7 +202,7 @@ def test_what_the_server_would_refuse_is_refused_here() -> None:
         session.publish("t", b"")
 
 
-# Sending again
+# Resending
 
 
 def test_a_publish_not_acknowledged_within_two_seconds_is_sent_again_with_its_number() -> None:
@@ -214,7 +214,7 @@ def test_a_publish_not_acknowledged_within_two_seconds_is_sent_again_with_its_nu
     assert sent(session, 2.9) == []
     session.tick(3.0)
     assert sent(session, 3.0) == [("publish", "t", b"a", 0)]
-    assert receive(session, ack(0)) == [Acknowledged(1)]
+    assert receive(session, ack(0)) == [PublishesAcknowledged(1)]
     assert session.tick_at == 5.0  # the next ping
     session.tick(4.99)
     assert sent(session, 4.99) == []
@@ -394,11 +394,11 @@ def test_messages_are_delivered_with_their_serials() -> None:
     session.attach("t", 0)
     stream = payload("3@7", b"foo"), payload("3@14", b"bar"), payload("3@18", b"")
     assert receive(session, attached_at("@0"), *stream) == [
-        Attached("t", "@0"),
-        Messages("t", [("3@7", b"foo"), ("3@14", b"bar"), ("3@18", b"")]),
+        TopicAttached("t", "@0"),
+        TopicMessages("t", [("3@7", b"foo"), ("3@14", b"bar"), ("3@18", b"")]),
     ]
     assert receive(session, payload("3@23", b"x"), payload("3@27", b"")) == [
-        Messages("t", [("3@23", b"x"), ("3@27", b"")])
+        TopicMessages("t", [("3@23", b"x"), ("3@27", b"")])
     ]
 
 
@@ -411,15 +411,15 @@ def test_serials_of_other_servers_are_stored_compared_and_given_back(
     first, last = serials
     session = following("start")
     assert reconnect(session) == [("attach", "t", "start")]
-    assert receive(session, attached_at("start")) == [Attached("t", "start")]
+    assert receive(session, attached_at("start")) == [TopicAttached("t", "start")]
     assert receive(session, payload(first, b"foo"), payload(last, b"bar")) == [
-        Messages("t", [(first, b"foo"), (last, b"bar")])
+        TopicMessages("t", [(first, b"foo"), (last, b"bar")])
     ]
     assert reconnect(session) == [("attach", "t", last)]
-    assert receive(session, attached_at(last)) == [Attached("t", last)]
+    assert receive(session, attached_at(last)) == [TopicAttached("t", last)]
     assert reconnect(session) == [("attach", "t", last)]
     assert receive(session, attached_at("other")) == [
-        Attached("t", "other"),
+        TopicAttached("t", "other"),
         Missed("t", None, None, asked_serial=last, got_serial="other"),
     ]
 
@@ -449,7 +449,7 @@ def test_another_start_than_asked_for_is_told_with_both_places(
     session = connected()
     session.attach("t", asked)
     events = receive(session, attached_at(answer))
-    assert events[0] == Attached("t", answer)
+    assert events[0] == TopicAttached("t", answer)
     assert events[1:] == ([] if missed is None else [missed])
 
 
@@ -475,7 +475,7 @@ def test_a_topic_made_anew_has_another_serial_and_counts_as_missed(
 def test_a_topic_made_anew_while_it_is_followed_goes_on_with_its_new_epoch() -> None:
     session = following("3@0")
     stream = payload("3@7", b"foo"), payload("5@14", b"bar")
-    assert receive(session, *stream) == [Messages("t", [("3@7", b"foo"), ("5@14", b"bar")])]
+    assert receive(session, *stream) == [TopicMessages("t", [("3@7", b"foo"), ("5@14", b"bar")])]
     assert reconnect(session) == [("attach", "t", "5@14")]
 
 
@@ -487,7 +487,7 @@ def test_detaching_ends_delivery_at_once_and_is_over_when_confirmed() -> None:
     assert session.detach("t") is True
     assert sent(session) == [("detach", "t")]
     assert receive(session, payload("3@7", b"foo")) == []
-    assert receive(session, detached()) == [Detached("t")]
+    assert receive(session, detached()) == [TopicDetached("t")]
     assert session.detach("t") is False
     assert sent(session) == []
 
@@ -502,8 +502,8 @@ def test_attaching_again_waits_for_detached_so_that_old_answers_are_not_taken_fo
     assert receive(session, detached()) == []
     assert sent(session) == [("attach", "t", "@7")]
     assert receive(session, attached_at("@7"), payload("3@14", b"bar")) == [
-        Attached("t", "@7"),
-        Messages("t", [("3@14", b"bar")]),
+        TopicAttached("t", "@7"),
+        TopicMessages("t", [("3@14", b"bar")]),
     ]
 
 
@@ -513,7 +513,7 @@ def test_detach_attach_detach_sends_one_detach() -> None:
     session.attach("t", 7)
     assert session.detach("t") is True
     assert sent(session) == [("detach", "t")]
-    assert receive(session, detached()) == [Detached("t")]
+    assert receive(session, detached()) == [TopicDetached("t")]
 
 
 def test_a_server_that_detaches_unasked_is_broken_rather_than_silent() -> None:
@@ -566,7 +566,7 @@ def test_an_attached_topic_goes_on_from_the_serial_of_the_last_message_received(
     receive(session, attached_at("@0"), payload("3@7", b"foo"), payload("3@14", b"bar"))
     assert reconnect(session) == [("attach", "t", "3@14")]
     assert reconnect(session) == [("attach", "t", "3@14")]
-    assert receive(session, attached_at("3@14")) == [Attached("t", "3@14")]
+    assert receive(session, attached_at("3@14")) == [TopicAttached("t", "3@14")]
     assert reconnect(session) == [("attach", "t", "3@14")]
 
 
@@ -603,7 +603,7 @@ def test_a_server_that_breaks_the_protocol_is_left_after_what_it_said_before() -
     session.publish("t", b"a")
     sent(session)
     events = receive(session, ack(0), message(8, "detach", topic="t"), ack(0))
-    assert events[0] == Acknowledged(1)
+    assert events[0] == PublishesAcknowledged(1)
     assert isinstance(events[1], Broken)
     assert len(events) == 2
     assert "DETACH is not for a server to send" in events[1].reason
@@ -612,7 +612,7 @@ def test_a_server_that_breaks_the_protocol_is_left_after_what_it_said_before() -
 def test_messages_of_a_later_version_are_passed_over() -> None:
     session = following("3@0")
     stream = payload("3@7", b"foo"), message(10, "news", of="tomorrow"), payload("3@14", b"bar")
-    assert receive(session, *stream) == [Messages("t", [("3@7", b"foo"), ("3@14", b"bar")])]
+    assert receive(session, *stream) == [TopicMessages("t", [("3@7", b"foo"), ("3@14", b"bar")])]
 
 
 def test_a_peer_that_speaks_something_else_is_never_connected() -> None:
@@ -638,11 +638,11 @@ def test_any_messages_give_events(stream: list[bytes]) -> None:
         assert isinstance(event, Event)
 
 
-# A pair: the session and a small server with a log, over connections that break and delay
+# A session and a small server with a log, over connections that break and delay
 
 
 class Peer:
-    """A Wombat server in a few lines: one topic in memory, one connection at a time."""
+    """A minimal Wombat server: one topic in memory, one connection at a time."""
 
     def __init__(self) -> None:
         self.log: list[bytes] = []
@@ -696,9 +696,9 @@ def test_over_bad_connections_nothing_acknowledged_is_lost_and_nothing_comes_twi
         nonlocal acknowledged
         for event in session.receive_data(messages, now):
             assert not isinstance(event, Missed | Broken), event
-            if isinstance(event, Messages):
+            if isinstance(event, TopicMessages):
                 received.extend(event.messages)
-            elif isinstance(event, Acknowledged):
+            elif isinstance(event, PublishesAcknowledged):
                 acknowledged += event.publishes
 
     def step(lossy: bool) -> None:
@@ -717,7 +717,7 @@ def test_over_bad_connections_nothing_acknowledged_is_lost_and_nothing_comes_twi
         peer.receive(sent(session, now, choose.choice([20, BIG])))
         if not lossy or choose.random() < 0.3:
             peer.answer()
-        # A connection may break between any two messages of what the peer had sent.
+        # A connection may break between any two messages that the peer sent.
         cut = choose.randrange(len(peer.out) + 1) if lossy else len(peer.out)
         take(peer.out[:cut])
         peer.out = peer.out[cut:]

@@ -1,11 +1,11 @@
-"""Publishes that came, against a plain set of them."""
+"""Numbers of received publishes, compared with a plain set."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.session.numbers import RECORD_OVERHEAD_BYTES, Numbers
-from headrace.wire.wombat import SEQUENCE_NUMBERS
+from headrace.session.wombat.numbers import RECORD_OVERHEAD_BYTES, Numbers
+from headrace.wire.wombat.messages import SEQUENCE_NUMBERS
 
 PAYLOADS = [b"x", b"y"]
 

@@ -1,18 +1,18 @@
-"""The server's side of a Wombat connection, fed and drained by hand."""
+"""The server's side of a Wombat connection: tests feed it messages and take its output."""
 
 import msgpack
 import pytest
 
 from headrace.errors import LocalProtocolError
 from headrace.model import Refusal
-from headrace.session.server import Attach, Close, Detach, Publish
-from headrace.session.wombat_server import (
+from headrace.session.server import AttachCommand, Close, DetachCommand, Publish
+from headrace.session.wombat.server import (
     REMEMBERED_BYTES_MAX,
     REMEMBERED_S,
     WombatServerSession,
 )
-from headrace.wire import wombat
-from headrace.wire.wombat_decoder import ClientDecoder
+from headrace.wire.wombat import messages as wombat
+from headrace.wire.wombat.decoder import ClientDecoder
 
 LAST = wombat.SEQUENCE_NUMBERS - 1
 
@@ -149,7 +149,7 @@ def test_numbers_of_each_topic_turn_on_their_own() -> None:
 
 
 def test_a_busy_topic_does_not_keep_another_waiting_for_ever() -> None:
-    """A client that counts for each topic has low numbers under way on one of them at any time."""
+    """A client with a counter for each topic always has low numbers pending on one of its topics."""
     session = made()
     low = published(session, publishes(0, topic="b"))
     high = published(session, publishes(1000, topic="a"))
@@ -197,10 +197,10 @@ def test_an_ack_waits_also_across_the_turn_of_the_numbers() -> None:
     assert acks(session) == [("t", 0)]
 
 
-def attach(session: WombatServerSession, serial: str | None) -> Attach:
-    """Ask for the topic `t`, up to where the broker is asked for it."""
+def attach(session: WombatServerSession, serial: str | None) -> AttachCommand:
+    """Send an ATTACH for topic `t`, and return the command for the broker."""
     (command,) = session.receive_messages([wombat.encode_attach("t", serial)], 0.0)
-    assert isinstance(command, Attach)
+    assert isinstance(command, AttachCommand)
     session.attaching(command)
     return command
 
@@ -216,14 +216,14 @@ def test_a_unit_is_stored_once() -> None:
 @pytest.mark.parametrize("serial", [None, ""])
 def test_without_a_serial_a_topic_is_attached_at_its_end(serial: str | None) -> None:
     message = msgpack.packb({"type": 1, "attach": {"topic": "t", "serial": serial}})
-    assert made().receive_messages([message], 0.0) == [Attach("t", None)]
+    assert made().receive_messages([message], 0.0) == [AttachCommand("t", None)]
 
 
 def test_a_serial_asks_for_epoch_and_offset_or_for_an_offset_alone() -> None:
     messages = [wombat.encode_attach("t", serial) for serial in ("17@42", "@42")]
     assert made().receive_messages(messages, 0.0) == [
-        Attach("t", 42, 17, "17@42"),
-        Attach("t", 42, None, "@42"),
+        AttachCommand("t", 42, 17, "17@42"),
+        AttachCommand("t", 42, None, "@42"),
     ]
 
 
@@ -245,7 +245,7 @@ def test_attached_has_another_serial_if_something_was_missed() -> None:
 
 def test_a_foreign_serial_asks_for_everything_and_is_never_repeated() -> None:
     session = made()
-    assert attach(session, "abc") == Attach("t", 0)
+    assert attach(session, "abc") == AttachCommand("t", 0)
     session.attached("t", 17, 0, exact=True)
     assert sent(session) == [wombat.Attached("t", "17@0")]
 
@@ -268,15 +268,15 @@ def test_attaches_of_one_read_are_each_answered_in_their_own_words() -> None:
     asked = ["@7", "17@7", "@7"]
     commands = session.receive_messages([wombat.encode_attach("t", one) for one in asked], 0.0)
     for command in commands:
-        assert isinstance(command, Attach)
+        assert isinstance(command, AttachCommand)
         session.attaching(command)
         session.attached("t", 17, 7, exact=True)
     assert sent(session) == [wombat.Attached("t", one) for one in asked]
     detach, again = session.receive_messages(
         [wombat.encode_detach("t"), wombat.encode_attach("t", "@7")], 0.0
     )
-    assert detach == Detach("t")
-    assert isinstance(again, Attach)
+    assert detach == DetachCommand("t")
+    assert isinstance(again, AttachCommand)
     session.detached("t")
     session.attaching(again)
     session.attached("t", 17, 7, exact=True)
@@ -285,7 +285,7 @@ def test_attaches_of_one_read_are_each_answered_in_their_own_words() -> None:
 
 def test_a_detach_is_a_command_and_its_answer() -> None:
     session = made()
-    assert session.receive_messages([wombat.encode_detach("t")], 0.0) == [Detach("t")]
+    assert session.receive_messages([wombat.encode_detach("t")], 0.0) == [DetachCommand("t")]
     session.detached("t")
     assert sent(session) == [wombat.Detached("t")]
 
@@ -360,11 +360,11 @@ def test_publishes_come_before_what_else_a_read_brought() -> None:
     session = made()
     messages = [wombat.encode_attach("t", None), *publishes(0), wombat.encode_detach("t")]
     commands = session.receive_messages(messages, 0.0)
-    assert [type(command) for command in commands] == [Publish, Attach, Detach]
+    assert [type(command) for command in commands] == [Publish, AttachCommand, DetachCommand]
 
 
 def test_nothing_at_or_above_a_refused_number_is_acknowledged() -> None:
-    """A client with one counter takes the ACK of a higher number for the refused one too."""
+    """A client with one counter takes the ACK of a higher number as one for the refused number too."""
     session = made()
     below = published(session, publishes(LAST - 1, LAST))
     above = published(session, publishes(1, topic="u"))

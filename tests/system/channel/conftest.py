@@ -1,4 +1,4 @@
-"""A server that all tests of bad input share: whatever one of them does to it, the others find it well."""
+"""A server that all tests of bad input share: it must stay healthy for the others whatever a test does."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: a cluster in a directory of its own, off the network, and its databases."""
+"""A real PostgreSQL for tests: a cluster in its own directory, without network access, and its databases."""
 
 import contextlib
 import itertools
@@ -30,7 +30,10 @@ unix_socket_directories = '{socket}'
 
 
 class Cluster:
-    """PostgreSQL refuses to run as root: there it is run by another user, whose the directory is."""
+    """PostgreSQL cluster.
+
+    PostgreSQL refuses to run as root, so root runs it as another user, who owns the directory.
+    """
 
     def __init__(self) -> None:
         self._programs = _programs()
@@ -72,7 +75,7 @@ class Cluster:
         shutil.rmtree(self.directory)
 
     def database(self) -> "Database":
-        """A new one, with nothing in it."""
+        """Create an empty database."""
         name = f"test{next(self._names)}"
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
@@ -89,7 +92,7 @@ class Cluster:
             [self._programs / program, *args],
             cwd=self.directory,
             stdin=subprocess.DEVNULL,
-            # A file: the server would keep a pipe open.
+            # The output is a file, because the server would keep a pipe open.
             stdout=(output := tempfile.TemporaryFile()),  # noqa: SIM115
             stderr=subprocess.STDOUT,
             timeout=120,
@@ -112,27 +115,27 @@ class Database:
             return cursor.fetchall() if cursor.description else []
 
     def snapshot(self, channel: str) -> tuple[int, bytes] | None:
-        """Its offset and content."""
+        """Return offset and content of a channel's snapshot."""
         found = self.rows(
             'SELECT "offset", data FROM headrace_snapshots WHERE channel = %s', channel.encode()
         )
         return found[0] if found else None
 
     def wait_for_table(self) -> None:
-        """Until a server has connected."""
+        """Wait until a server has connected and created the table."""
         query = "SELECT to_regclass('headrace_snapshots') IS NOT NULL"
         wait_until(lambda: self.rows(query) == [(True,)], what="the table of snapshots")
 
     @contextlib.contextmanager
     def held(self, mode: str) -> Iterator[None]:
-        """While the block runs, writes of snapshots wait; with "ACCESS EXCLUSIVE", reads too."""
+        """Let writes of snapshots wait while the block runs; with "ACCESS EXCLUSIVE", reads wait too."""
         with psycopg.connect(self.url) as connection:
             connection.execute(f"LOCK TABLE headrace_snapshots IN {mode} MODE")  # type: ignore[call-overload]
             yield
             connection.rollback()
 
     def waiting_writes(self) -> list[int]:
-        """The processes of PostgreSQL that wait to write a snapshot."""
+        """Return the PostgreSQL processes that wait to write a snapshot."""
         found = self.rows(
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
             "AND wait_event_type = 'Lock' AND query LIKE '%%INSERT INTO headrace_snapshots%%'"
@@ -145,7 +148,7 @@ class Database:
 
 
 def _programs() -> Path:
-    """Debian keeps them where no PATH leads."""
+    """Return the directory of the programs. Debian keeps them outside PATH."""
     found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
     if elsewhere := shutil.which("initdb"):
         found.append(Path(elsewhere).resolve().parent)

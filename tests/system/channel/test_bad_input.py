@@ -1,4 +1,4 @@
-"""Every kind of bad input over WebSocket: it is told what is wrong, stores nothing and harms nobody else."""
+"""Every kind of bad input over WebSocket: it gets a clear error, is not stored, and harms nobody else."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ MIB = 1 << 20
 POLICY, NOT_UTF8, TOO_BIG = 1008, 1007, 1009
 HUGE = 10 * MIB
 MEMORY_BYTES_MAX = 100 * MIB
-"""What a peer may cost that lets things lie: without limits it would be several times that."""
+"""Maximum memory for a peer that reads nothing. Without limits it would be several times that."""
 
 NUMBER_MAX = 2**53 - 1
 OFFSET_MAX = 2**63 - 1
@@ -34,7 +34,7 @@ Message = dict[str, Any]
 
 
 class Peer:
-    """A connection that says what it is told to, in JSON or MessagePack."""
+    """A connection that sends given messages, in JSON or MessagePack."""
 
     def __init__(self, connection: ClientConnection, binary: bool) -> None:
         self.connection = connection
@@ -47,7 +47,7 @@ class Peer:
         self.connection.send(self.write({"type": kind, **fields}))
 
     def say_late(self, kind: str, **fields: object) -> None:
-        """What nobody hears; the connection may be closed by now."""
+        """Send a message that nobody receives; the connection may already be closed."""
         with suppress(ConnectionClosed):
             self.say(kind, **fields)
 
@@ -121,7 +121,7 @@ def name() -> str:
 
 
 class Bystander:
-    """Someone else, in a channel of its own: everything must go on for it."""
+    """Another pair of peers in their own channel, which must keep working."""
 
     def __init__(self, dial: Dial, name: str) -> None:
         self.channel = f"beside {name}"
@@ -142,13 +142,13 @@ def facts(server: ServerProcess, name: str) -> Message | None:
 
 
 def last_number(server: ServerProcess, name: str, processor: str = "p") -> int:
-    """Of what the processor has sent: nothing else was stored of it."""
+    """Return the last stored number of the processor: nothing after it was stored."""
     told = facts(server, name)
     assert told is not None
     return next(one["number"] for one in told["members"] if one["processor"] == processor)
 
 
-# What ends a connection
+# Errors that end a connection
 
 WRONG: dict[str, list[object]] = {
     "text": [None, 5, 1.5, True, ["x"], {"x": 1}],
@@ -159,7 +159,7 @@ WRONG: dict[str, list[object]] = {
     "receive": [None, 1, "", "PUSH", "pushed", ["push"]],
     "bytes": [None, 5, True, ["eA=="], {}],
 }
-"""Values that a field of this kind never has."""
+"""Values that are invalid for a field of this kind."""
 
 FIELDS: dict[str, dict[str, str]] = {
     "join": {"channel": "text", "receive": "receive"},
@@ -195,7 +195,7 @@ def no_messages() -> list[object]:
     return [
         *(None, True, 5, 1.5, "ping", [], ["ping"], {}, {"typ": "ping"}),
         *({"type": value} for value in (None, 5, True, [], {}, "", "Ping", "ping ", "nope")),
-        # What only a server says.
+        # Only servers send these.
         *({"type": kind, "channel": "x"} for kind in ("welcome", "joined", "sent", "messages")),
         *({"type": kind, "channel": "x"} for kind in ("signal", "acked", "left", "error", "pong")),
     ]
@@ -206,7 +206,7 @@ def nested(depth: int, *, binary: bool) -> bytes:
 
 
 def raw_send(name: str, payload: bytes, *, binary: bool) -> str | bytes:
-    """A `send` whose payload is written by hand."""
+    """Encode a `send` whose payload is given as raw bytes."""
     if not binary:
         head = json.dumps({"type": "send", "channel": name, "number": 2})
         return (head[:-1] + ', "payload": ' + payload.decode() + "}").encode().decode()
@@ -333,7 +333,8 @@ def test_a_message_of_ten_megabytes_is_not_even_read(
     peer = dial().hello("p").join(name)
     before = resident_bytes(abused.pid)
     message = peer.write(good("send", name) | {"number": 1, "payload": "x" * HUGE})
-    # Once: who sends more than the server discards may be cut off before it has read why.
+    # The message is sent only once: a peer that sends more than the server discards may be cut off before it
+    # has read the reason.
     with suppress(ConnectionClosed):
         peer.connection.send(message)
     assert peer.until_closed() == []
@@ -353,11 +354,11 @@ def test_a_text_that_is_not_utf_8_closes_its_connection(abused: ServerProcess, n
     assert last_number(abused, name) == 0
 
 
-# What is refused, and the connection goes on
+# Errors after which the connection stays open
 
 
 def refused(peer: Peer, message: Message | str | bytes, code: str, *, retry: bool = False) -> None:
-    """An error that says what it is about; nothing else."""
+    """Check that the answer is an error that names its subject, and nothing else."""
     peer.connection.send(peer.write(message) if isinstance(message, dict) else message)
     error = peer.hear()
     said = f"{str(message)[:100]} → {str(error)[:300]}"
@@ -423,7 +424,7 @@ def test_a_request_over_http_changes_nothing_for_the_connection_of_its_processor
 
 
 def test_every_request_of_many_at_once_is_answered(dial: Dial, name: str) -> None:
-    """Also a join that has left, or was replaced, before it is stored: else its connection never ends."""
+    """This includes a join that left or was replaced before it was stored; else its connection never ends."""
     first, second = dial().hello("p"), dial().hello("p")
     for number in range(100):
         first.say("join", channel=f"{name}/{number}")
@@ -464,7 +465,7 @@ def test_contents_at_the_limit_are_taken_and_above_it_refused(
 ) -> None:
     peer = dial().hello("p").join(name)
     room = 262_144 - len(msgpack.packb(["p", 1, "x" * 262_000])) + 262_000
-    most = "x" * (room - 2)  # with its quotes
+    most = "x" * (room - 2)  # includes its quotes
     too_much = good("send", name) | {"number": 1, "payload": most + "x"}
     refused(peer, too_much, "too-large")
     assert last_number(abused, name) == 0
@@ -528,7 +529,7 @@ def test_a_state_that_has_become_too_large_is_told_and_the_channel_goes_on(
     folded = f"map/{name}"
     sender, reader = dial().hello("p").join(folded), dial().hello("reader").join(folded)
     for number in range(1, 6):
-        # Together a few bytes more than are kept.
+        # Together, the values are a few bytes longer than the limit for a state.
         value = "x" * (MIB // 5)
         end = sender.send(folded, number, {"key": f"k{number}", "value": value})["offset"]
     assert reader.ask("ack", channel=folded, offset=end)["type"] == "acked"
@@ -541,7 +542,7 @@ def test_a_state_that_has_become_too_large_is_told_and_the_channel_goes_on(
 
 
 def test_names_that_look_odd_are_names(abused: ServerProcess, dial: Dial, name: str) -> None:
-    """Zero bytes and control characters are no trouble, and no two names are taken for one."""
+    """Names may contain zero bytes and control characters, and different names stay different."""
     odd = [f"{name}{end}" for end in ("", "\0", "\0\0", "\0\1", "\0\xff", "\n", "\x1b", "/../x")]
     peer = dial().hello("p")
     for number, channel in enumerate(odd):
@@ -641,7 +642,7 @@ def test_floods_of_joins_and_leaves_leave_nothing_behind(start: Start, binary: b
         for number in range(3):
             flood(f"again{number}", 2000)
         assert all_channels(server) == []
-        # Each of the 12,000 would be a few kilobytes.
+        # If kept, each of the 12,000 would take a few kilobytes.
         assert resident_bytes(server.pid) < before + 12 * MIB
 
 
@@ -652,7 +653,7 @@ def all_channels(server: ServerProcess) -> list[str]:
 
 
 class Deaf:
-    """A peer that says what it likes and never reads."""
+    """A peer that sends anything and never reads."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.socket = socket.create_connection(server.ws)
@@ -738,10 +739,10 @@ def test_answers_that_nobody_reads_are_not_made(
         deaf.say("hello", processor="deaf")
         if kind == "fetch":
             deaf.say("join", channel=channel, receive="poll")
-        # The buffer that a connection is read into grows with its largest message.
+        # The read buffer of a connection grows with its largest message.
         deaf.say("ping", x="x" * MIB)
         before = resident_bytes(abused.pid)
-        Path(f"/proc/{abused.pid}/clear_refs").write_text("5")  # the peak is counted from now on
+        Path(f"/proc/{abused.pid}/clear_refs").write_text("5")  # resets the peak
         deaf.say(kind, channel=channel, times=2000)
         if kind != "snapshot":
             wait_until(lambda: is_present(abused, channel, "deaf"), WAIT_S)
@@ -752,7 +753,7 @@ def test_answers_that_nobody_reads_are_not_made(
 
 
 def peak_bytes(server: ServerProcess) -> int:
-    """The most memory that the server has had."""
+    """Return the server's peak memory."""
     lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 

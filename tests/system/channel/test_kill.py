@@ -1,7 +1,7 @@
-"""Processors over real sockets, and a server that is killed again and again: nothing lost, nothing doubled.
+"""Processors over real sockets, and a server that is killed repeatedly: nothing is lost or duplicated.
 
-Raw clients that know the protocol's page and nothing of ours. The reducer counts, so that a snapshot says how
-many messages it stands for.
+The raw clients know only the protocol's page, and none of our code. The reducer counts, so that a snapshot
+says how many messages it stands for.
 """
 
 import json
@@ -30,18 +30,18 @@ rotate_s = 0.2
 
 
 class Processor:
-    """Sends and receives until it is told to stop, over as many connections as it takes."""
+    """Sends and receives until a test stops it, over as many connections as necessary."""
 
     def __init__(self, server: ServerProcess, name: str) -> None:
         self.server, self.name = server, name
         self.offsets: dict[int, int] = {}
-        """Where its own messages lie, by number, as far as it was told."""
+        """Offset of each own message by number, as far as it was reported."""
         self.got: dict[int, tuple[str, int]] = {}
-        """What it has received, by offset."""
+        """Received messages by offset."""
         self.acked = 0
-        """Up to here it was told that the server knows it."""
+        """Offset up to which the server has confirmed the acknowledgement."""
         self.snapshots: list[tuple[int, int, int]] = []
-        """Offset, count, and how many messages it was told to have missed."""
+        """Offset, count, and number of messages that were reported as missed."""
         self.joins = 0
         self.is_sending = True
         self.stopping = threading.Event()
@@ -77,14 +77,14 @@ class _Life:
         self._say(type="join", channel=CHANNEL)
         while True:
             if processor.stopping.is_set():
-                # What it has got and sent is answered first.
+                # Everything that was received and sent must be answered first.
                 if not self._acking and self._next <= len(processor.offsets) + 1:
                     return
             elif self._next and processor.is_sending:
                 while self._next <= len(processor.offsets) + WINDOW:
                     self._say(type="send", channel=CHANNEL, number=self._next, payload=[self._next])
                     self._next += 1
-            with suppress(TimeoutError):  # to see whether it is to stop
+            with suppress(TimeoutError):  # returns to check whether to stop
                 self._hear(json.loads(self._socket.recv(timeout=0.1)))
 
     def _hear(self, message: dict[str, Any]) -> None:
@@ -107,7 +107,8 @@ class _Life:
             number = message["number"]
             assert number == len(processor.offsets) + 1 or number in processor.offsets
             if number not in processor.offsets:
-                # None: it was stored, its answer was lost, and the log has forgotten it since.
+                # Without an offset, the message was stored, its answer was lost, and the log has removed it
+                # since.
                 processor.offsets[number] = message.get("offset", -1)
         elif kind == "messages":
             assert message["count"] == len(message["messages"])
@@ -137,7 +138,7 @@ class _Life:
 
 
 def check(processors: list[Processor]) -> dict[int, tuple[str, int]]:
-    """Everyone has everything of the others, once and in one order; returns all messages by offset."""
+    """Check that all have the others' messages, once and in one order; return all messages by offset."""
     truth: dict[int, tuple[str, int]] = {}
     for one in processors:
         for offset, message in one.got.items():
@@ -167,7 +168,7 @@ def test_a_server_that_is_killed_again_and_again(tmp_path: Path) -> None:
             wait_until(lambda: all(one.is_done(750) for one in processors), 60, "sends")
             for one in processors:
                 one.stopping.set()
-        # What one has not got of the others when it stopped comes now.
+        # Messages of others that a processor did not have when it stopped arrive now.
         for one in processors:
             one.stopping.clear()
             one.is_sending = False
@@ -188,7 +189,7 @@ def test_a_server_that_is_killed_again_and_again(tmp_path: Path) -> None:
 
 
 def _lag(server: ServerProcess) -> int:
-    """How many messages members have not acknowledged."""
+    """Return the number of messages that members have not acknowledged."""
     members = get_json(server, f"/v1/channel?name={CHANNEL}")["members"]
     return sum(one["lag_messages"] for one in members)
 
@@ -208,7 +209,7 @@ def test_channels_are_destroyed_and_restored_with_kills_in_between(tmp_path: Pat
                 )
                 for one in processors:
                     one.stopping.set()
-            # Nobody is there now. Killed before, while or after it is destroyed.
+            # No member is present now. The server is killed before, during or after the destruction.
             if turn != 3:
                 server.kill()
                 server.restart()
@@ -217,7 +218,7 @@ def test_channels_are_destroyed_and_restored_with_kills_in_between(tmp_path: Pat
             )
             snapshot = get_json(server, f"/v1/channel/snapshot?name={CHANNEL}")["snapshot"]
             total = sum(len(one.offsets) for one in processors)
-            # What was sent last may be stored without its sender knowing.
+            # The last messages may be stored without their sender knowing.
             assert total <= snapshot["payload"] <= total + 2 * WINDOW
         processors.append(Processor(server, "new"))
         for one in processors:

@@ -1,4 +1,4 @@
-"""Names of channels and of their topics: the longest one, and ordinary topics beside them."""
+"""Names of channels and of their topics: the longest name, and ordinary topics beside them."""
 
 import httpx
 import pytest
@@ -8,7 +8,7 @@ from headrace.model import CHANNEL_PREFIX
 from headrace.testing import ServerProcess
 
 LONGEST = "é" * 123 + "x"
-"""247 bytes."""
+"""A channel name of the maximum length, 247 bytes."""
 WAIT_S = 30
 
 

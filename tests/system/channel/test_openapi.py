@@ -1,7 +1,7 @@
-"""The HTTP endpoints of channels are as `/openapi.json` describes them, whatever they are asked.
+"""The HTTP endpoints of channels match their description in `/openapi.json`, for any request.
 
-Requests are made from the description by schemathesis: some that fit it, some that do not, and some of
-members of channels, which get further. What the server accepted is counted: in the end nothing else is there.
+schemathesis makes requests from the description: valid ones, invalid ones, and ones of channel members, which
+get further. A model counts what the server accepted; in the end the server has nothing else.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,17 +13,17 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from headrace.server.api_channels import ChannelsApi
-from headrace.server.openapi import description
+from headrace.server.http.channels import ChannelsApi
+from headrace.server.http.openapi import description
 from headrace.testing import ServerProcess
 
 EXAMPLES = 21
-"""Requests to each endpoint in each of the three ways."""
+"""Number of requests to each endpoint in each of the three ways."""
 
 TIMEOUT_S = 30
 
 MEMBERS = {"doc/1": "a", "map/1": "b", "uploaded/1": "c"}
-"""Channels with different reducers, and who asks as a member of them."""
+"""Channels with different reducers, and the member that sends requests to each."""
 
 OPERATIONS = [
     (path, method) for path, methods in description()["paths"].items() for method in methods
@@ -31,7 +31,7 @@ OPERATIONS = [
 
 
 class Model:
-    """What the server has accepted, and so must have stored."""
+    """Everything that the server has accepted and so must have stored."""
 
     def __init__(self) -> None:
         self.members: set[tuple[str, str]] = set()
@@ -66,7 +66,7 @@ def model(abused: ServerProcess) -> Iterator[Model]:
             assert answer.is_success, answer.text
             model.answer("POST", str(answer.request.url), answer.status_code)
 
-        # Something for members to get: text and bytes.
+        # Members have text and bytes to receive.
         for name in MEMBERS:
             query = {"name": name, "processor": "other"}
             accepted("/v1/channel/join", params=query)
@@ -103,7 +103,7 @@ def listed(client: httpx.Client) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def schema(abused: ServerProcess) -> Any:
-    # Only here: it takes a second to import.
+    # The import is here because it takes a second.
     import schemathesis
 
     return schemathesis.openapi.from_url(f"{abused.http_url}/openapi.json")
@@ -116,12 +116,12 @@ def ask(abused: ServerProcess, model: Model) -> Callable[..., None]:
 
     def ask_and_check(case: Any, member: tuple[str, str] | None) -> None:
         if isinstance(case.query, dict) and str(case.query.get("wait_s", "")).isdigit():
-            case.query["wait_s"] = 0  # nobody waits here for what never comes
+            case.query["wait_s"] = 0  # no request waits for something that never comes
         if isinstance(case.query, dict) and isinstance(case.query.get("lease_s"), int | float):
-            # Else memberships would end meanwhile.
+            # Otherwise memberships would end meanwhile.
             case.query["lease_s"] = max(case.query["lease_s"], 3600)
         if member is not None and "number" in case.query:
-            # Else nearly all would be gaps.
+            # Otherwise nearly all numbers would leave gaps.
             case.query["number"] = model.numbers.get(member, 0) + 1
         answer = case.call(timeout=TIMEOUT_S)
         model.answer(case.method, answer.request.url, answer.status_code)
@@ -176,7 +176,7 @@ def test_an_endpoint_answers_as_it_is_described(
 
 
 def for_each(cases: Any, count: int, do: Callable[[Any], None]) -> None:
-    """The same ones every time."""
+    """Run `do` for the same cases in every run."""
 
     @given(cases)
     @settings(

@@ -1,4 +1,4 @@
-"""Snapshots in a real PostgreSQL: what is forgotten is there first, whatever is stopped or killed."""
+"""Snapshots in a real PostgreSQL: stored before the log is trimmed, whatever is stopped or killed."""
 
 import http.client
 import json
@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 import pytest
 from websockets.sync.client import connect
 
-from headrace.broker.channel_notes import Snapshot
-from headrace.channel_envelope import Content
-from headrace.server import postgres as server_side
+from headrace.broker.channel.notes import StoredSnapshot
+from headrace.payload.channel import Content
+from headrace.server.snapshots import postgres as server_side
 from headrace.testing import ServerFailedError, ServerProcess, wait_until
 from tests.archives import extract
 from tests.system.channel.postgres import PASSWORD, Cluster, Database
@@ -41,7 +41,7 @@ def config(url: str, *, reducer: str = "count", grace_s: float = 0.2) -> str:
 
 
 class Processor:
-    """A member of a channel, over HTTP: it is there until it leaves."""
+    """A member of a channel, over HTTP; it stays a member until it leaves."""
 
     def __init__(self, server: ServerProcess, name: str, channel: str = CHANNEL) -> None:
         self._server = server
@@ -69,7 +69,7 @@ class Processor:
         return joined
 
     def send(self, *numbers: int) -> int:
-        """The offset behind the last."""
+        """Send messages, and return the offset after the last one."""
         for number in numbers:
             status, sent = self.ask("POST", "messages", {"n": number}, number=number)
             assert status == 201, sent
@@ -144,7 +144,7 @@ def test_a_server_killed_when_the_snapshot_is_stored_and_the_log_is_not_destroye
         a.leave()
         database.wait_for_write()
         server.kill()
-    # PostgreSQL goes on with what it was given.
+    # PostgreSQL completes the write that it was given.
     wait_until(lambda: database.snapshot(CHANNEL) == (end, b"3"), what="the snapshot")
     server.start()
     wait_destroyed(server)
@@ -343,9 +343,9 @@ def test_one_bad_row_is_the_trouble_of_its_channel_alone(start: Start, database:
 def test_an_earlier_snapshot_never_replaces_a_later_one(database: Database):
     connection = server_side.connector(database.url)()
     for offset, text in ((20, b"new"), (10, b"old"), (20, b"same")):
-        connection.save(CHANNEL, Snapshot(0, offset, 1, 0, Content(text, False)))
-        assert connection.load(CHANNEL) == Snapshot(0, 20, 1, 0, Content(b"new", False))
-    connection.save(CHANNEL, later := Snapshot(1, 21, 2, 5, Content(b"\0\xff", False)))
+        connection.save(CHANNEL, StoredSnapshot(0, offset, 1, 0, Content(text, False)))
+        assert connection.load(CHANNEL) == StoredSnapshot(0, 20, 1, 0, Content(b"new", False))
+    connection.save(CHANNEL, later := StoredSnapshot(1, 21, 2, 5, Content(b"\0\xff", False)))
     assert connection.load(CHANNEL) == later
     connection.close()
 
@@ -353,7 +353,7 @@ def test_an_earlier_snapshot_never_replaces_a_later_one(database: Database):
 def test_a_snapshot_is_stored_again_with_a_later_time(database: Database):
     connection = server_side.connector(database.url)()
     for ms in (5, 7, 6):
-        connection.save(CHANNEL, Snapshot(0, 20, 1, ms, Content(b"x", False)))
+        connection.save(CHANNEL, StoredSnapshot(0, 20, 1, ms, Content(b"x", False)))
     kept = connection.load(CHANNEL)
     assert kept is not None and kept.ms == 7
     connection.close()
@@ -362,7 +362,7 @@ def test_a_snapshot_is_stored_again_with_a_later_time(database: Database):
 def test_old_snapshots_are_found_page_by_page_and_removed(database: Database):
     connection = server_side.connector(database.url)()
     for ms, name in enumerate(["b", "ä", "a", "\0"]):
-        connection.save(name, Snapshot(0, 20, 1, ms, Content(b"x", False)))
+        connection.save(name, StoredSnapshot(0, 20, 1, ms, Content(b"x", False)))
     assert connection.older(3, "", 2) == ["a", "b"]
     assert connection.older(3, "b", 2) == ["ä"]
     connection.remove("b")
@@ -395,7 +395,7 @@ def test_a_channel_that_is_destroyed_or_expires_leaves_nothing_in_the_database(
 @pytest.mark.parametrize("name", ["\0", "a\0b", "ä\U0001f600", "'; DROP", "%s", "\\x00", "x" * 247])
 def test_any_name_and_any_number_can_be_kept(database: Database, name: str):
     connection = server_side.connector(database.url)()
-    kept = Snapshot(2**62, 2**62, 2**62, 2**62, Content(bytes(range(256)), True))
+    kept = StoredSnapshot(2**62, 2**62, 2**62, 2**62, Content(bytes(range(256)), True))
     connection.save(name, kept)
     assert connection.load(name) == kept
     assert connection.load(name + "x") is None
@@ -409,7 +409,7 @@ def test_who_may_not_make_tables_can_use_one_that_is_there(cluster: Cluster, dat
     database.rows("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     url = database.url.partition("@")[2]
     connection = server_side.connector(f"postgresql://guest:guest@{url}")()
-    connection.save(CHANNEL, Snapshot(0, 1, 1, 0, Content(b"x", False)))
+    connection.save(CHANNEL, StoredSnapshot(0, 1, 1, 0, Content(b"x", False)))
     assert connection.load(CHANNEL) is not None
     connection.close()
 
@@ -428,12 +428,12 @@ def test_a_snapshot_from_before_topics_were_renamed_belongs_to_its_channel(
 ):
     extract(Path(__file__).parents[2] / "log" / "old_names" / "served.tar.xz", tmp_path)
     connection = server_side.connector(database.url)()
-    connection.save("room", Snapshot(1, 64, 4, 1, Content(b"1000", is_json=True)))
+    connection.save("room", StoredSnapshot(1, 64, 4, 1, Content(b"1000", is_json=True)))
     connection.close()
     (tmp_path / "config.toml").write_text(config(database.url, reducer="count", grace_s=300))
     with ServerProcess(tmp_path / "data", f"--config={tmp_path / 'config.toml'}") as server:
         for _ in range(2):
-            # Three messages lie behind the snapshot.
+            # Three messages come after the snapshot.
             status, found = Processor(server, "new", "room").ask("GET", "snapshot")
             assert status == 200
             assert (found["snapshot"]["offset"], found["snapshot"]["payload"]) == (112, 1003)

@@ -1,7 +1,7 @@
-"""A second Figg client, written from the seed and the notes alone: it imports nothing of headrace.
+"""A second Figg client, written only from the seed and the notes: it imports nothing from headrace.
 
-`Wire` is one connection, message by message, for tests of the protocol. `Client` behaves as the
-existing SDK does: it reconnects, resends, resumes and pings.
+`Wire` is one connection, message by message, for tests of the protocol. `Client` behaves as the existing SDK
+does: it reconnects, resends, resumes and pings.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ Address = tuple[str, int]
 class Message(NamedTuple):
     type: int
     topic: bytes = b""
-    number: int = 0  # the offset, sequence number or timestamp, whichever the type has
+    number: int = 0  # the offset, sequence number or timestamp, depending on the type
     data: bytes = b""
 
 
@@ -41,7 +41,7 @@ def field(data: bytes) -> bytes:
 
 
 def attach(topic: bytes, offset: int | None = None, flags: int | None = None) -> bytes:
-    """As the SDK writes it: the offset is always there, the flag says whether it counts."""
+    """Encode an ATTACH as the SDK does: the offset is always present, and the flag says whether it counts."""
     if flags is None:
         flags = 0 if offset is None else FROM_OFFSET
     return frame(ATTACH, struct.pack(">H", flags) + field(topic) + U64.pack(offset or 0))
@@ -60,7 +60,7 @@ def ping(timestamp: int) -> bytes:
 
 
 def decode(kind: int, payload: bytes) -> Message:
-    """A message from the server; ValueError when it is not exactly what the seed says."""
+    """Decode a message from the server; raise ValueError if it is not exactly as the seed says."""
     if kind in (ACK, PONG):
         _check(len(payload) == 8, kind, payload)
         return Message(kind, number=U64.unpack(payload)[0])
@@ -91,7 +91,7 @@ def _check(condition: bool, kind: int, payload: bytes) -> None:
 
 
 class Decoder:
-    """Bytes from the server in, messages out."""
+    """Decoder of the server's bytes into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -114,7 +114,7 @@ class Decoder:
 
 
 class Wire:
-    """One blocking connection that sends what it is told and hands over message by message."""
+    """One blocking connection that sends given bytes and returns message by message."""
 
     def __init__(
         self, address: Address, timeout_s: float = 30.0, receive_buffer_bytes: int | None = None
@@ -132,13 +132,13 @@ class Wire:
         self.socket.sendall(b"".join(frames))
 
     def receive(self) -> Message:
-        """The next message; EOFError when the server has closed, TimeoutError when silent."""
+        """Return the next message; raise EOFError if the server has closed, TimeoutError if it is silent."""
         while not self._messages:
             self.read(65536)
         return self._messages.popleft()
 
     def read(self, size: int) -> int:
-        """Read at most `size` bytes once, for readers that must be slow; returns how many came."""
+        """Read at most `size` bytes once, for readers that must be slow; return the number of bytes read."""
         try:
             data = self.socket.recv(size)
         except ConnectionResetError:
@@ -149,7 +149,7 @@ class Wire:
         return len(data)
 
     def taken(self) -> list[Message]:
-        """What has been read and not yet received, without waiting."""
+        """Return the messages that have been read and not yet received, without waiting."""
         messages = list(self._messages)
         self._messages.clear()
         return messages
@@ -169,7 +169,7 @@ class Wire:
         return attached.number
 
     def publish(self, topic: bytes, *payloads: bytes, first: int = 0) -> None:
-        """Publish all in one go and wait until the last is acknowledged."""
+        """Publish all payloads in one write, and wait until the last one is acknowledged."""
         self.send(*(publish(topic, first + i, data) for i, data in enumerate(payloads)))
         self.wait_ack(first + len(payloads) - 1)
 
@@ -180,13 +180,13 @@ class Wire:
         return acks
 
     def alive(self) -> bool:
-        """Ask for a PONG and wait for it; only for connections that receive nothing else."""
+        """Send a PING and wait for its PONG; only for connections that receive nothing else."""
         stamp = time.monotonic_ns()
         self.send(ping(stamp))
         return self.expect(PONG).number == stamp
 
     def until_closed(self) -> list[Message]:
-        """Everything the server sends until it closes."""
+        """Return everything that the server sends until it closes."""
         messages = []
         while True:
             try:
@@ -214,11 +214,11 @@ class Pending(NamedTuple):
 
 
 class Client:
-    """A client that keeps its promises over any number of connections.
+    """Client that keeps its promises over any number of connections.
 
-    One thread does all input and output. The callbacks run in it: `on_send` each time a publish
-    goes into a connection (resends included) and gives the note handed to `on_ack`; `on_attached`
-    with what was asked and what was given; `on_data` for each record.
+    One thread does all input and output, and runs the callbacks. `on_send` is called each time a publish is
+    written to a connection (resends included); it returns the note that `on_ack` gets. `on_attached` gets the
+    offsets that were asked for and answered. `on_data` is called for each record.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class Client:
         self._thread.start()
 
     def publish(self, topic: bytes, data: bytes, timeout_s: float = 60.0) -> None:
-        """Hand over one message; waits while the window is full."""
+        """Queue one message; wait while the window is full."""
         with self._changed:
             ready = self._changed.wait_for(lambda: self._room() or self.error, timeout_s)
             if self.error:
@@ -270,7 +270,7 @@ class Client:
         self._wake()
 
     def flush(self, timeout_s: float = 60.0) -> None:
-        """Wait until everything handed over is acknowledged."""
+        """Wait until every queued message is acknowledged."""
         with self._changed:
             done = self._changed.wait_for(lambda: self.unacknowledged == 0 or self.error, timeout_s)
             if not done or self.error:
@@ -300,7 +300,7 @@ class Client:
         self._wake()
 
     def offset(self, topic: bytes) -> int | None:
-        """Of the last message received, or where ATTACHED said, or None before that."""
+        """Offset of the last message received, or the one in ATTACHED, or None before that."""
         state = self._attachments.get(topic)
         return state.position if state is not None and state.attached else None
 
@@ -371,7 +371,7 @@ class _Attachment:
 
 
 class _Connection:
-    """One connection of a Client: the loop of its thread while that connection lasts."""
+    """One connection of a Client: the loop of the client's thread while the connection lasts."""
 
     def __init__(self, client: Client, connection: socket.socket) -> None:
         self.client = client
@@ -404,7 +404,7 @@ class _Connection:
                         del self.output[: self.socket.send(self.output[:65536])]
 
     def _resume(self) -> None:
-        """What the seed asks of a client that has reconnected."""
+        """Do what the seed asks of a client that has reconnected."""
         client = self.client
         with client._changed:
             client._orders.clear()

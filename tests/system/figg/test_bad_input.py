@@ -1,4 +1,4 @@
-"""Every kind of bad input: it ends its own connection, after what came before was acknowledged."""
+"""Every kind of bad input: it ends its own connection, after everything before it was acknowledged."""
 
 import http.client
 import socket
@@ -7,9 +7,9 @@ import struct
 import pytest
 
 from headrace.testing import ServerProcess, wait_until
-from tests.system import foreign_figg as figg
 from tests.system.conftest import Connect, Start
-from tests.system.foreign_figg import ACK, DATA, Message, Wire, field, frame
+from tests.system.figg import foreign as figg
+from tests.system.figg.foreign import ACK, DATA, Message, Wire, field, frame
 from tests.system.support import metrics
 
 NAME = field(b"bad")
@@ -99,7 +99,7 @@ def test_nothing_after_bad_input_is_accepted(connect: Connect, topic: bytes, bad
 def test_a_frame_that_announces_too_many_bytes_is_refused_before_its_body_comes(
     connect: Connect,
 ) -> None:
-    """The header alone is sent: whoever waits for the body waits until the test times out."""
+    """Only the header is sent, so a server that waits for the body would wait until the test times out."""
     for kind, size in [
         (figg.PUBLISH, 2**32 - 1),
         (figg.PUBLISH, 4 + 255 + 8 + 4 + 262_144 + 1),
@@ -172,7 +172,7 @@ def test_a_peer_that_stops_in_the_middle_of_a_message_delays_nobody(
 
 
 def test_peers_of_another_protocol_are_told_what_is_wrong(start: Start) -> None:
-    # A server of its own: on a busy one, refusals may not be logged, as there is a line a second.
+    # The test uses its own server: a busy one logs only one line per second, and may omit these refusals.
     server = start()
     connection = http.client.HTTPConnection(*server.figg, timeout=30)
     try:

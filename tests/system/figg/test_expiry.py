@@ -1,10 +1,10 @@
-"""Offsets of records that are gone: expired by retention, or destroyed with their topic."""
+"""Offsets of records that no longer exist: expired by retention, or destroyed with their topic."""
 
 import pytest
 
 from headrace.testing import wait_until
 from tests.system.conftest import KEEP_LITTLE, SMALL, Start
-from tests.system.foreign_figg import DATA, Wire
+from tests.system.figg.foreign import DATA, Wire
 from tests.system.support import destroy, get, start_of
 
 

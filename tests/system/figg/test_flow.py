@@ -1,4 +1,4 @@
-"""Peers that are slow, greedy or many: they cost themselves time, and nobody else anything."""
+"""Slow, greedy or numerous peers: they cost themselves time, and nobody else anything."""
 
 import contextlib
 import os
@@ -11,9 +11,9 @@ from contextlib import ExitStack
 import pytest
 
 from headrace.testing import ServerProcess, wait_until
-from tests.system import foreign_figg as figg
 from tests.system.conftest import SMALL, Start
-from tests.system.foreign_figg import ACK, ATTACHED, DATA, PONG, Message, Wire
+from tests.system.figg import foreign as figg
+from tests.system.figg.foreign import ACK, ATTACHED, DATA, PONG, Message, Wire
 from tests.system.support import children, get_json, resident_bytes
 
 MIB = 1024 * 1024
@@ -21,7 +21,7 @@ PAYLOAD = bytes(range(256)) * 64  # 16 KiB
 
 
 def fill(server: ServerProcess, topic: bytes, size: int) -> int:
-    """Publish about `size` bytes and return the end of the topic."""
+    """Publish about `size` bytes, and return the end of the topic."""
     count = size // len(PAYLOAD)
     with Wire(server.figg, timeout_s=60) as wire:
         for first in range(0, count, 64):
@@ -52,7 +52,7 @@ def test_a_subscriber_that_never_reads_costs_bounded_memory_and_loses_nothing(st
 
 @pytest.mark.parametrize("live", [False, True])
 def test_pong_and_ack_do_not_queue_behind_a_backlog(start: Start, live: bool) -> None:
-    """A reader of some 6 MB/s with 64 MiB before it: the SDK gives a PONG 4 seconds."""
+    """A reader of some 6 MB/s has 64 MiB to read; the SDK waits 4 seconds for a PONG."""
     server = start()
     if not live:
         fill(server, b"t", 64 * MIB)
@@ -69,7 +69,7 @@ def test_pong_and_ack_do_not_queue_behind_a_backlog(start: Start, live: bool) ->
 
 
 def read_slowly(wire: Wire, wanted: set[tuple[int, int]], bytes_min: int = 0) -> int:
-    """Read 64 KiB every 10 ms until all wanted types and numbers came; how much that was."""
+    """Read 64 KiB every 10 ms until all wanted types and numbers came; return the number of bytes read."""
     read = 0
     while wanted or read < bytes_min:
         read += wire.read(65536)
@@ -83,8 +83,8 @@ def test_the_existing_client_is_not_dropped_by_its_pings_during_a_long_backlog(
 ) -> None:
     server = start()
     end = fill(server, b"t", 96 * MIB)
-    # The client is kept busy in its callback, as an application would, for longer than its
-    # patience with pings lasts.
+    # The client is busy in its callback, as an application would be, for longer than it waits for an answer
+    # to its pings.
     client = figg.Client(
         server.figg, ping_s=0.5, on_data=lambda topic, offset, data: time.sleep(0.0007)
     )
@@ -173,7 +173,8 @@ def test_publishers_that_vanish_before_their_ack_keep_nobody_else_waiting(start:
         for number in range(200):
             with socket.create_connection(server.figg) as gone:
                 gone.sendall(figg.publish(b"t", 0, PAYLOAD) * 8)
-                # A reset, not a goodbye: the server learns of it while the commit is being written.
+                # A reset instead of an orderly close: the server learns of it while the commit is being
+                # written.
                 gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             if number % 20 == 0:
                 publisher.publish(b"t", b"still served", first=number)
@@ -189,7 +190,7 @@ def test_a_peer_that_asks_and_never_reads_costs_bounded_memory(start: Start) -> 
     with Wire(server.figg, receive_buffer_bytes=65536) as deaf, Wire(server.figg) as other:
         deaf.socket.settimeout(1)
         pings = figg.ping(1) * 4096
-        # Either it stops being read from, or everything it sends is answered in bounded memory.
+        # Either the server stops reading from it, or it answers everything in bounded memory.
         with contextlib.suppress(TimeoutError):
             for _ in range(1000):
                 deaf.socket.sendall(pings)
@@ -220,7 +221,7 @@ def test_ping_is_answered_to_a_publisher_that_is_held_back(start: Start) -> None
         (applier,) = children(server.pid)
         os.kill(applier, signal.SIGSTOP)
         try:
-            # The window of the existing client: far more than the journal has room for.
+            # The window of the existing client exceeds the room in the journal by far.
             window = [figg.publish(b"t", number, PAYLOAD * 4) for number in range(1, 257)]
             publisher.send(*window, figg.ping(42))
             while publisher.receive() != Message(PONG, number=42):

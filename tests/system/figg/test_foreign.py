@@ -1,8 +1,8 @@
-"""The foreign client's codec against bytes written out by hand from the seed."""
+"""The foreign client's codec against bytes that were written by hand from the seed."""
 
 import pytest
 
-from tests.system import foreign_figg as figg
+from tests.system.figg import foreign as figg
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Figg peers that shut down their writing side and go on reading."""
+"""Figg peers that shut down their writing side and continue to read."""
 
 import socket
 
-from tests.system import foreign_figg as figg
 from tests.system.conftest import SMALL, Connect, Start
-from tests.system.foreign_figg import ACK, DATA, Message, Wire
+from tests.system.figg import foreign as figg
+from tests.system.figg.foreign import ACK, DATA, Message, Wire
 from tests.system.support import held_back
 
 

@@ -1,13 +1,13 @@
-"""Each message of Figg against a real server, as existing clients use it; no bad input here."""
+"""Each Figg message against a real server, as existing clients use it. Elsewhere: bad input."""
 
 import time
 
 import pytest
 
 from headrace.testing import ServerProcess
-from tests.system import foreign_figg as figg
 from tests.system.conftest import Connect
-from tests.system.foreign_figg import ACK, ATTACHED, DATA, DETACHED, PONG, Message, Wire
+from tests.system.figg import foreign as figg
+from tests.system.figg.foreign import ACK, ATTACHED, DATA, DETACHED, PONG, Message, Wire
 from tests.system.support import get
 
 PAYLOAD_BYTES_MAX = 262_144
@@ -195,7 +195,7 @@ def test_a_topic_can_be_attached_again_after_detaching(wire: Wire, foo_bar_car: 
 def test_removing_one_subscriber_keeps_the_others(
     wire: Wire, connect: Connect, topic: bytes
 ) -> None:
-    """A fault of the existing server: it kept the wrong one."""
+    """The existing server had a bug here: it kept the wrong subscriber."""
     subscribers = [connect() for _ in range(4)]
     for subscriber in subscribers:
         subscriber.attach(topic)
@@ -215,7 +215,7 @@ def test_ping_is_answered_with_a_pong_that_echoes_it(wire: Wire, stamp: int) -> 
 
 
 def test_a_connection_that_never_pings_stays_open(wire: Wire) -> None:
-    """As long as a test may wait: longer than the SDK gives an unanswered ping."""
+    """The wait is as long as a test allows: longer than the SDK waits for an answer to a ping."""
     time.sleep(4.5)
     assert wire.alive()
 
@@ -263,7 +263,7 @@ def test_numbers_out_of_order_are_all_stored_and_acknowledged(
 
 
 def test_a_number_sent_again_is_stored_again(wire: Wire, connect: Connect, topic: bytes) -> None:
-    """At least once is what this protocol offers: numbers are per client, and clients are many."""
+    """This protocol offers at-least-once delivery: numbers are per client, and there are many clients."""
     wire.publish(topic, b"x")
     connect().publish(topic, b"x")
     reader = connect()

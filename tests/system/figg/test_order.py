@@ -1,14 +1,14 @@
-"""Several publishers and subscribers at once: one order for all, judged by the log checker."""
+"""Several publishers and subscribers at once: one order for all, verified by the log checker."""
 
 from contextlib import ExitStack
 
 import pytest
 
 from headrace.testing import LogChecker
-from tests.system import foreign_figg as figg
 from tests.system.checked import assert_sound, end_of, in_threads, publisher, subscriber
 from tests.system.conftest import SMALL, Start
-from tests.system.foreign_figg import Client, Wire
+from tests.system.figg import foreign as figg
+from tests.system.figg.foreign import Client, Wire
 
 RECORDS = 5000
 
@@ -68,7 +68,7 @@ def test_a_subscriber_that_reconnects_all_the_time_resumes_without_gap_or_double
 
 
 def test_a_record_is_shown_to_subscribers_only_when_it_can_be_resumed_from(start: Start) -> None:
-    """Whoever sees a record may at once attach just past it, or ask for the topic's end."""
+    """A subscriber that sees a record may immediately attach just past it, or ask for the topic's end."""
     server = start()
     with Wire(server.figg) as live, Wire(server.figg) as writer:
         live.attach(b"t")

@@ -1,4 +1,4 @@
-"""The npm packages are installed once for all tests."""
+"""Logux clients from npm, whose packages are installed once for all tests."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,7 +21,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def npm01(packages: Path) -> Iterator[Host]:
-    """Clients of the packages 0.1."""
+    """Clients of the 0.1 packages."""
     with Host(packages, "npm01_host.cjs") as host:
         yield host
 
@@ -35,7 +35,7 @@ def logux5(packages: Path) -> Iterator[Host]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One for all: each test has a log of its own, and whoever kills it starts it again."""
+    """One server for all tests. Each has its own log, and a test that kills the server starts it again."""
     with ServerProcess(tmp_path_factory.mktemp("logux") / "data") as process:
         yield process
         assert "Traceback" not in process.stderr, process.stderr

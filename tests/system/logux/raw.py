@@ -1,4 +1,4 @@
-"""A raw client of any Logux protocol: what it says and hears is what the test says."""
+"""A raw client of any Logux protocol: the test determines every message."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ WAIT_S = 30
 
 
 class Client:
-    """What the specification says, and nothing else."""
+    """Client that does only what the specification says."""
 
     def __init__(self, stack: ExitStack, url: str, binary: bool = False) -> None:
         self._binary = binary
@@ -31,7 +31,7 @@ class Client:
         return msgpack.unpackb(data) if self._binary else json.loads(data)
 
     def hear_only(self, *types: str) -> Any:
-        """The next message of one of these types; a `pong` that says how much we have is passed over."""
+        """Return the next message of one of these types. Skip a `pong`, which confirms what we have."""
         while True:
             message = self.hear()
             if message[0] in types:
@@ -49,7 +49,7 @@ class Client:
         assert self.hear()[:3] == ["connected", 5, "server"]
 
     def closed(self) -> int:
-        """Hear until it is over; the close code."""
+        """Receive until the connection is closed, and return the close code."""
         while True:
             try:
                 self.socket.recv(timeout=WAIT_S)

@@ -20,7 +20,7 @@ WAIT_S = 30
 
 
 def install(directory: Path) -> Path:
-    """The packages, in a directory of the tests; skips where npm cannot get them."""
+    """Install the packages into a directory of the tests; skip the tests if npm cannot get them."""
     node_tool()
     for file in HERE.iterdir():
         if file.suffix in (".json", ".cjs", ".mjs"):
@@ -42,7 +42,7 @@ def install(directory: Path) -> Path:
 
 
 class Host:
-    """A Node process with clients in it."""
+    """A Node process that runs clients."""
 
     def __init__(self, directory: Path, program: str) -> None:
         self._process = subprocess.Popen(
@@ -54,9 +54,9 @@ class Host:
         )
         self._facts: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.seen: list[dict[str, Any]] = []
-        """Everything that was reported."""
+        """Everything that the clients reported."""
         self._of: dict[tuple[str, str], list[Any]] = {}
-        """The same by client and kind."""
+        """The reported values by client and kind."""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -88,7 +88,7 @@ class Host:
         self.wait(f"end of {client}'s socket", lambda: len(self.of(client, "closed")) > before)
 
     def wait(self, what: str, found: Callable[[], Any]) -> Any:
-        """Hear until it is so."""
+        """Receive reports until `found` returns something true."""
         while not (result := found()):
             try:
                 self._note(self._facts.get(timeout=WAIT_S))
@@ -117,8 +117,21 @@ class Host:
             lambda: self.of(client, "state").count(state) >= times,
         )
 
+    def wait_reconnected(self, client: str, times: int) -> None:
+        """Wait until the client has connected again `times` times and then has nothing left to send.
+
+        States alone do not show this: a client becomes synchronized again after each of its own events.
+        """
+
+        def found() -> bool:
+            states = self.of(client, "state")
+            connecting = [at for at, state in enumerate(states) if state == "connecting"]
+            return len(connecting) > times and "synchronized" in states[connecting[times] :]
+
+        self.wait(f"{client} to be connected again {times} times", found)
+
     def wait_position(self, client: str, position: int) -> None:
-        """Until the client knows that it has so much of the server's log."""
+        """Wait until the client knows that it has the server's log up to `position`."""
         deadline = time.monotonic() + WAIT_S
         while (facts := self.facts(client))["otherSynced"] < position:
             assert time.monotonic() < deadline, facts

@@ -27,7 +27,7 @@ def hear(client: ClientConnection) -> Any:
 
 
 def same(found: Any, expected: Any) -> bool:
-    """NOW is any time."""
+    """Compare messages; NOW matches any time."""
     if isinstance(expected, list):
         return len(found) == len(expected) and all(map(same, found, expected))
     if isinstance(expected, dict):

@@ -50,7 +50,7 @@ def test_a_channel_goes_to_its_subscribers_in_order(logux5: Host, url: str) -> N
     assert numbers(logux5, "b") == list(range(500))
     logux5.wait_events("c", 3)
     assert numbers(logux5, "c") == [1000, 1001, 1002]
-    assert numbers(logux5, "a") == [*range(500), 1000, 1001, 1002]  # what it has added itself
+    assert numbers(logux5, "a") == [*range(500), 1000, 1001, 1002]  # its own actions
     assert {tuple(one) for one in logux5.of("b", "channels")} == {(CHANNEL,)}
     sent = dict(zip(numbers(logux5, "a"), logux5.of("a", "id"), strict=True))
     assert logux5.of("b", "id") == [sent[n] for n in range(500)]
@@ -75,7 +75,7 @@ def test_a_client_goes_on_where_it_was(logux5: Host, server: ServerProcess, url:
     start(logux5, "b", url)
     start(logux5, "c", url)
     subscribe(logux5, "b")
-    subscribe(logux5, "c")  # to which nothing comes before it is cut off
+    subscribe(logux5, "c")
     publish(logux5, "a", numbered(0, 10))
     logux5.wait_events("b", 10)
     logux5.wait_events("c", 10)
@@ -131,7 +131,7 @@ def test_an_action_whose_answer_was_lost_is_delivered_once(logux5: Host, url: st
     logux5.do("deafen", "a")
     logux5.do("sync", "a", events=numbered(0, 5))
     logux5.wait_events("b", 5)
-    logux5.do("cut", "a")  # it sends them again when it is back
+    logux5.do("cut", "a")  # it sends them again after it reconnects
     logux5.wait("processed", lambda: len(logux5.of("a", "processed")) == 5)
     publish(logux5, "a", numbered(5, 6))
     logux5.wait_events("b", 6)
@@ -153,7 +153,7 @@ def test_a_client_that_is_cut_off_within_a_history_asks_again(logux5: Host, url:
 
 
 def test_actions_that_came_late_come_once(logux5: Host, url: str) -> None:
-    """Clients name the newest action they have: others that came behind it are older."""
+    """Clients name the newest action that they have; actions that arrived after it may be older."""
     start(logux5, "b", url)
     subscribe(logux5, "b")
     for client in ("early", "late"):

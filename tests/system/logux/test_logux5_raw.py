@@ -1,4 +1,4 @@
-"""Protocol 5 with raw clients against a real server: what well-behaved clients do not do."""
+"""Protocol 5 with raw clients against a real server: behaviour that well-behaved clients do not show."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.system.logux.raw import Client, Open
 
 
 class Peer:
-    """Says syncs and hears them, one answer after the other."""
+    """Sends `sync` messages and receives them, one answer after the other."""
 
     def __init__(self, client: Client, node: str) -> None:
         self.client = client
@@ -21,14 +21,14 @@ class Peer:
         self.client.say("sync", self.number, event, {"id": [0, self.number], "time": 0, **meta})
 
     def answered(self, event: dict[str, Any], **meta: Any) -> dict[str, Any]:
-        """What the server says to it."""
+        """Send an event, and return the server's answer to it."""
         self.sync(event, **meta)
         assert self.client.hear_only("synced") == ["synced", self.number]
         answer: dict[str, Any] = self.client.hear_only("sync")[2]
         return answer
 
     def subscribe(self, channel: str = "x", **more: Any) -> list[Any]:
-        """The history, and our own answer behind it."""
+        """Subscribe, and return the history followed by the answer to our own action."""
         self.sync({"type": "logux/subscribe", "channel": channel, **more})
         heard = []
         while not heard or heard[-1][2]["type"] not in ("logux/processed", "logux/undo"):
@@ -84,7 +84,7 @@ def test_strange_times_of_older_protocols_are_shown_and_resumed(
     shift, node, counter = messages[1][3]["id"]
     late = Peer(open_(), "b:1:t")
     assert numbers(late.subscribe()) == [0, 1, 2]
-    # What a client would say of it: the milliseconds are counted from a time that it knows.
+    # A client would name the action in this way: its milliseconds count from a time that it knows.
     base = round(messages[0][3]["id"][0] - 1)
     since = {"id": f"{_text(shift - base)} {node} {counter}", "time": 0}
     assert numbers(Peer(open_(), "c:1:t").subscribe(since=since)) == [2]
@@ -97,7 +97,7 @@ def _text(number: float) -> str:
 def test_what_was_answered_does_not_come_again_to_one_that_began_with_an_empty_log(
     open_: Open,
 ) -> None:
-    """Its clock is ahead of the writer's: so the last it knows is that it has subscribed."""
+    """The peer's clock is ahead of the writer's, so the last action that it knows is its own subscription."""
     peer, writer = Peer(open_(), "a:1:t"), Peer(open_(), "b:1:t")
     [processed] = peer.subscribe()
     peer.client.say("synced", processed[1])
@@ -161,7 +161,7 @@ def test_each_filter_is_unsubscribed_for_itself(open_: Open) -> None:
 
 
 def test_every_subscription_is_answered(open_: Open) -> None:
-    """Also those that are given up before their history is sent."""
+    """This includes subscriptions that are cancelled before their history is sent."""
     writer = Peer(open_(), "a:1:t")
     for number in range(200):
         writer.sync(event(number, text="t" * 5000))

@@ -1,4 +1,4 @@
-"""Real clients of the npm packages 0.1 against a real server."""
+"""Real clients of the 0.1 npm packages against a real server."""
 
 import hashlib
 from pathlib import Path
@@ -18,7 +18,7 @@ def start(host: Host, client: str, url: str, **options: object) -> None:
 
 
 def settle(host: Host, position: int) -> None:
-    """Until both clients know that they have so much of the server's log, own events among it."""
+    """Wait until both clients know that they have the server's log up to `position`, including own events."""
     for client in ("a", "b"):
         host.wait_position(client, position)
 
@@ -82,13 +82,13 @@ def test_a_client_that_is_cut_off_again_and_again_gets_everything_once(
         npm01.do("add", writer, events=numbered(round_ * 20, round_ * 20 + 20))
         npm01.wait_events(reader, 20 * round_ + 20)
         settle(npm01, 20 * round_ + 20)
-        # Both have another error of their clocks on the next connection.
+        # Both clocks have another error on the next connection.
         npm01.do("setClock", reader, fast=100 * round_)
         npm01.do("cut", reader)
         npm01.do("setClock", writer, fast=-3 * round_)
         npm01.do("cut", writer)
         for client in ("a", "b"):
-            npm01.wait_state(client, "synchronized", round_ + 2)
+            npm01.wait_reconnected(client, round_ + 1)
     npm01.do("add", "a", events=numbered(100, 101))
     npm01.wait_events("b", 101)
     for client in ("a", "b"):
@@ -96,7 +96,7 @@ def test_a_client_that_is_cut_off_again_and_again_gets_everything_once(
 
 
 def test_a_client_that_disconnects_after_a_catch_up_lives_on(npm01: Host, url: str) -> None:
-    """A `ping` that meets it then makes it throw, which ends the process."""
+    """A `ping` that reaches the client at that moment makes it throw, which ends the process."""
     start(npm01, "a", url)
     npm01.do("add", "a", events=numbered(0, 500))
     npm01.wait_position("a", 500)
@@ -117,7 +117,7 @@ def test_a_client_that_lost_its_log_gets_its_own_events(npm01: Host, url: str) -
     npm01.wait_position("a", 20)
     npm01.disconnect("a")
     npm01.do("connect", "a")
-    npm01.wait_state("a", "synchronized", 2)
+    npm01.wait_reconnected("a", 1)
     npm01.disconnect("a")
     assert len(npm01.events("a")) == 20, "it has them"
     start(npm01, "a", url)
@@ -146,7 +146,7 @@ def test_wrong_credentials_are_refused_for_good(npm01: Host, tmp_path: Path) -> 
 
 
 def test_an_event_whose_answer_was_lost_is_stored_once(npm01: Host, url: str) -> None:
-    # One that corrects its clock sends it again with another time: then it is another event to anyone.
+    # A client that corrects its clock sends the event again with another time, which makes it another event.
     start(npm01, "a", url, fixTime=False, ping=10_000, timeout=2000)
     start(npm01, "b", url)
     npm01.wait_state("a", "synchronized")

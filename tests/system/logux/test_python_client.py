@@ -1,4 +1,4 @@
-"""Our own client and a real server: offline and back, killed and started again, let in or not."""
+"""Our own client and a real server: offline and back, killed and restarted, accepted or refused."""
 
 import asyncio
 import hashlib
@@ -31,7 +31,7 @@ def address(server: ServerProcess) -> str:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """One for each test: they look at everything it has stored."""
+    """One server for each test, because tests look at everything that it has stored."""
     with ServerProcess(tmp_path / "server") as process:
         yield process
         assert "Traceback" not in process.stderr, process.stderr
@@ -61,7 +61,7 @@ async def synced(*logs: LoguxClient) -> None:
 
 
 async def stored(server: ServerProcess, log: str = "main") -> list[dict[str, Any]]:
-    """All that is in the topic, as any other protocol reads it."""
+    """Return everything in the topic, as any other protocol reads it."""
     topic = f"$logux/{log}"
     async with httpx.AsyncClient(base_url=server.http_url) as http:
         answer = await http.get("/v1/topics", params={"name": topic})
@@ -107,7 +107,7 @@ async def test_what_happened_while_a_client_was_away_comes_later(
             await add(a, 1, 2)
             assert await take(b.events(), 2) == [1, 2]
         await add(a, 3, 4)
-        # Nobody listens there: it is offline.
+        # Nothing listens at this address, so the client is offline.
         async with connect("logux://127.0.0.1:1", tmp_path / "b") as b:
             await add(b, 10, 11)
         async with connect(address, tmp_path / "b") as b:

@@ -42,7 +42,7 @@ def test_what_was_missed_comes_in_order_and_once(open_: Open) -> None:
             assert reader.hear() == ["sync", n, {"type": "n", "n": n}, [n, "writer", 0]]
         reader.say("ping", 0)
         assert reader.hear() == ["pong", 100]
-    # A position that the log has never had: everything.
+    # For a position that the log has never had, the server sends everything.
     reader = open_()
     reader.connect("reader", 101)
     assert reader.hear()[1] == 1
@@ -79,7 +79,7 @@ def test_duplicates_are_answered_and_delivered_once(
 def test_a_pong_far_ahead_of_what_was_sent_acknowledges_nothing(
     open_: Open, version: list[int]
 ) -> None:
-    """It has the last number of the client's log, of which ten `sync` bring a tenth each."""
+    """The pong carries the last number of the client's log; ten `sync` messages bring a tenth of it each."""
     client = open_()
     client.say("connect", version, "one", 0)
     assert client.hear()[0] == "connected"
@@ -131,7 +131,7 @@ def test_echoes_with_other_times_are_answered_and_not_stored(
 
 
 def test_equal_events_of_a_third_host_are_both_stored(open_: Open) -> None:
-    """One was delivered to whoever brings the other, 3 ms later."""
+    """One event was delivered to the client that sends the other, 3 ms later."""
     writer = open_()
     writer.connect("writer")
     writer.say("sync", 1, {"type": "x"}, [1000, "third", 0])
@@ -151,7 +151,7 @@ def test_a_lost_answer_costs_nothing(open_: Open) -> None:
     one = open_()
     one.connect("one")
     one.say("sync", 1, {"type": "x"}, [1, "one", 0])
-    one.socket.close()  # before the answer is heard
+    one.socket.close()  # before it receives the answer
     again = open_()
     again.connect("one", 0)
     again.say("sync", 1, {"type": "x"}, [1, "one", 0])
@@ -278,7 +278,7 @@ def test_publishers_of_other_protocols_are_refused(server: ServerProcess) -> Non
         client.publish("$logux/main", b"x")
 
 
-# Who is let in
+# Access
 
 
 def digest(token: str) -> str:
@@ -365,7 +365,7 @@ def may(what, event, meta, peer):
 
 @pytest.fixture
 def governed(tmp_path: Path) -> Iterator[Open]:
-    """A server with functions of an application."""
+    """A server with an application's functions."""
     (tmp_path / "application.py").write_text(APPLICATION)
     flags = ("--set=logux.verify=application:verify", "--set=logux.filter=application:may")
     environ = {"PYTHONPATH": str(tmp_path)}

@@ -1,8 +1,7 @@
-"""A second Wombat client, written from the seed and the notes, on `websockets` and `msgpack` alone: it
-imports nothing of headrace.
+"""A second Wombat client on `websockets` and `msgpack`: it imports nothing from headrace.
 
-`Wire` is one connection, message by message, for tests of the protocol. `Client` behaves as the seed asks
-of an SDK: it reconnects, resends, resumes and pings.
+It was written only from the seed and the notes. `Wire` is one connection, message by message, for tests of
+the protocol. `Client` behaves as the seed asks of an SDK: it reconnects, resends, resumes and pings.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ FIELDS: dict[int, tuple[str, dict[str, type | tuple[type, ...]]]] = {
     PONG: ("pong", {"timestamp": (int, float)}),
     DETACHED: ("detached", {"topic": str}),
 }
-"""What servers send: the name and the fields of each type, with what `msgpack` makes of them."""
+"""Messages of servers: the name and the fields of each type, with the Python types that `msgpack` returns."""
 
 Address = tuple[str, int]
 
@@ -41,12 +40,12 @@ class Message(NamedTuple):
     type: int
     topic: str = ""
     serial: str = ""
-    number: float = 0  # the sequence number or the timestamp, whichever the type has
+    number: float = 0  # the sequence number or the timestamp, depending on the type
     data: bytes = b""
 
 
 class Closed(EOFError):  # noqa: N818 - an event, and the way a wire ends
-    """The server has closed; 1006 when it did not say why."""
+    """The server has closed. The code is 1006 if it gave no reason."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{code} {reason}")
@@ -64,7 +63,7 @@ def pack(value: object) -> bytes:
 
 
 def attach(topic: str, serial: str | None = None) -> bytes:
-    """As an SDK writes it that has nothing to resume from, or a serial."""
+    """Encode an ATTACH as an SDK does that resumes from a serial, or has nothing to resume from."""
     fields = {} if serial is None else {"serial": serial}
     return message(ATTACH, "attach", topic=topic, **fields)
 
@@ -82,7 +81,7 @@ def ping(timestamp: float) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """A message from the server; ValueError when it is not exactly what the seed says."""
+    """Decode a message from the server; raise ValueError if it is not exactly as the seed says."""
     whole = msgpack.unpackb(data)
     kind: int = whole.get("type", 0) if isinstance(whole, dict) else 0
     _check(kind in FIELDS, data)
@@ -123,7 +122,7 @@ class WebSocket:
         self.pongs: list[bytes] = []
 
     def feed(self, data: bytes) -> list[Message]:
-        """What these bytes bring; no bytes are the end of the connection."""
+        """Return the messages in these bytes; empty bytes mean the end of the connection."""
         if data:
             self.protocol.receive_data(data)
         elif not self.protocol.eof_sent:
@@ -150,13 +149,13 @@ class WebSocket:
 
     @property
     def closed(self) -> Closed | None:
-        """What the server has said in closing."""
+        """The server's close code and reason, or None."""
         received = self.protocol.close_rcvd
         return None if received is None else Closed(received.code, received.reason)
 
 
 class Wire:
-    """One blocking connection that sends what it is told and hands over message by message."""
+    """One blocking connection that sends given bytes and returns message by message."""
 
     def __init__(
         self,
@@ -185,30 +184,30 @@ class Wire:
 
     @property
     def response(self) -> Response:
-        """The answer to the handshake."""
+        """Return the answer to the handshake."""
         assert self._websocket.response is not None
         return self._websocket.response
 
     @property
     def pongs(self) -> list[bytes]:
-        """What came in pongs of WebSocket's own."""
+        """Payloads of WebSocket pongs."""
         return self._websocket.pongs
 
     def send(self, *messages: bytes) -> None:
-        """Send messages in one go, each in a frame of its own."""
+        """Send messages in one write, each in its own frame."""
         self.send_bytes(*map(frame, messages))
 
     def send_bytes(self, *frames: bytes) -> None:
         self.socket.sendall(b"".join(frames))
 
     def receive(self) -> Message:
-        """The next message; Closed when the server has closed, TimeoutError when silent."""
+        """Return the next message; raise Closed if the server has closed, TimeoutError if it is silent."""
         while not self._messages:
             self.read(65536)
         return self._messages.popleft()
 
     def read(self, size: int) -> int:
-        """Read at most `size` bytes once, for readers that must be slow; returns how many came."""
+        """Read at most `size` bytes once, for readers that must be slow; return the number of bytes read."""
         try:
             data = self.socket.recv(size)
         except ConnectionResetError:
@@ -221,7 +220,7 @@ class Wire:
         return len(data)
 
     def taken(self) -> list[Message]:
-        """What has been read and not yet received, without waiting."""
+        """Return the messages that have been read and not yet received, without waiting."""
         messages = list(self._messages)
         self._messages.clear()
         return messages
@@ -241,7 +240,7 @@ class Wire:
         return attached.serial
 
     def publish(self, topic: str, *payloads: bytes) -> None:
-        """Publish all in one go, with this connection's next numbers, and wait until acknowledged."""
+        """Publish all payloads in one write, with the connection's next numbers; wait until acknowledged."""
         first, self._numbers = self._numbers, self._numbers + len(payloads)
         self.send(*(publish(topic, first + i, data) for i, data in enumerate(payloads)))
         self.wait_ack(topic, self._numbers - 1)
@@ -255,13 +254,13 @@ class Wire:
         return acks
 
     def alive(self) -> bool:
-        """Ask for a PONG and wait for it; only for connections that receive nothing else."""
+        """Send a PING and wait for its PONG; only for connections that receive nothing else."""
         stamp = time.monotonic_ns()
         self.send(ping(stamp))
         return self.expect(PONG).number == stamp
 
     def until_closed(self) -> tuple[list[Message], Closed]:
-        """Everything the server sends until it closes, and what it says then."""
+        """Return everything that the server sends until it closes, and how it closed."""
         messages = []
         while True:
             try:
@@ -293,12 +292,12 @@ class Pending:
 
 
 class Client:
-    """A client that keeps its promises over any number of connections.
+    """Client that keeps its promises over any number of connections.
 
-    One thread does all input and output. The callbacks run in it: `on_send` when a publish goes into a
-    connection for the first time and gives the note handed to `on_ack`; `on_attached` with what was asked
-    and what was given; `on_payload` for each message. What is resent on the same connection is not told to
-    `on_send`: the server must not store it again.
+    One thread does all input and output, and runs the callbacks. `on_send` is called when a publish is
+    written to a connection for the first time; it returns the note that `on_ack` gets. `on_attached` gets the
+    serials that were asked for and answered. `on_payload` is called for each message. `on_send` is not called
+    for a publish that is resent on the same connection: the server must not store it again.
 
     An ACK counts for everything up to its number, or with `by_topic` only for its topic's publishes.
     """
@@ -325,7 +324,7 @@ class Client:
         self.resent = 0
         self.error: BaseException | None = None
         self.closed: list[Closed] = []
-        """What the server has said in closing, each time it did."""
+        """Each close by the server, with its code and reason."""
         self.latencies_s: list[float] = []
         self._on_send, self._on_ack = on_send, on_ack
         self._on_attached, self._on_payload = on_attached, on_payload
@@ -349,7 +348,7 @@ class Client:
         self._thread.start()
 
     def publish(self, topic: str, data: bytes, timeout_s: float = 60.0) -> None:
-        """Hand over one message; waits while the window is full."""
+        """Queue one message; wait while the window is full."""
         with self._changed:
             ready = self._changed.wait_for(lambda: self._room() or self.error, timeout_s)
             if self.error:
@@ -360,7 +359,7 @@ class Client:
         self._wake()
 
     def flush(self, timeout_s: float = 60.0) -> None:
-        """Wait until everything handed over is acknowledged."""
+        """Wait until every queued message is acknowledged."""
         self._wait(lambda: self.unacknowledged == 0, timeout_s, "everything to be acknowledged")
 
     @property
@@ -387,7 +386,7 @@ class Client:
         self._wake()
 
     def serial(self, topic: str) -> str | None:
-        """Of the last message received, or what ATTACHED said, or None before that."""
+        """Serial of the last message received, or the one in ATTACHED, or None before that."""
         state = self._attachments.get(topic)
         return state.serial if state is not None and state.attached else None
 
@@ -465,7 +464,7 @@ class _Attachment:
 
 
 class _Connection:
-    """One connection of a Client: the loop of its thread while that connection lasts."""
+    """One connection of a Client: the loop of the client's thread while the connection lasts."""
 
     def __init__(self, client: Client, wire: Wire) -> None:
         self.client = client
@@ -505,7 +504,7 @@ class _Connection:
         return max(0.0, until - now)
 
     def _resume(self) -> None:
-        """What the seed asks of a client that has reconnected."""
+        """Do what the seed asks of a client that has reconnected."""
         client = self.client
         with client._changed:
             client._orders.clear()
@@ -533,7 +532,7 @@ class _Connection:
                 client._next_number = (client._next_number + 1) % NUMBERS
 
     def _resend(self) -> None:
-        """What was not acknowledged in time, with its old number."""
+        """Resend publishes that were not acknowledged in time, with their old numbers."""
         late_s = time.monotonic() - self.client._resend_s
         for pending in self.client._unacked:
             if pending.sent_s > late_s:

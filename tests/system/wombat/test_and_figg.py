@@ -1,12 +1,10 @@
-"""One log, two protocols: what is published on one is read on the other, in one order, at one place."""
+"""One log, two protocols: records published over one are read over the other, in one order, at one offset."""
 
 from contextlib import ExitStack
 
 import pytest
 
 from headrace.testing import LogChecker
-from tests.system import foreign_figg as figg
-from tests.system import foreign_wombat as wombat_client
 from tests.system.checked import (
     assert_sound,
     end_of,
@@ -19,9 +17,11 @@ from tests.system.checked import (
     wombat_subscriber,
 )
 from tests.system.conftest import SMALL, Connect, Dial, Start
-from tests.system.foreign_figg import DATA
-from tests.system.foreign_wombat import PAYLOAD
+from tests.system.figg import foreign as figg
+from tests.system.figg.foreign import DATA
 from tests.system.support import get_json
+from tests.system.wombat import foreign as wombat_client
+from tests.system.wombat.foreign import PAYLOAD
 
 RECORDS = 3000
 

@@ -11,7 +11,8 @@ from websockets.frames import Opcode
 
 from headrace.testing import ServerProcess, wait_until
 from tests.system.conftest import Dial
-from tests.system.foreign_wombat import (
+from tests.system.support import metrics, resident_bytes
+from tests.system.wombat.foreign import (
     ACK,
     ATTACH,
     ATTACHED,
@@ -32,7 +33,6 @@ from tests.system.foreign_wombat import (
     ping,
     publish,
 )
-from tests.system.support import metrics, resident_bytes
 
 MIB = 1024 * 1024
 PAYLOAD_BYTES_MAX = 262_144
@@ -41,7 +41,7 @@ PROTOCOL, TEXT, POLICY, TOO_BIG = 1002, 1003, 1008, 1009
 
 
 def raw(kind: int, name: str, fields: bytes) -> bytes:
-    """A message whose fields are written by hand."""
+    """Encode a message whose fields are given as raw bytes."""
     return b"\x82" + pack("type") + pack(kind) + pack(name) + fields
 
 
@@ -50,7 +50,7 @@ def raw_publish(payload: bytes) -> bytes:
         PUBLISH,
         "publish",
         b"\x83" + pack("topic") + pack("t") + pack("sequence_number") + pack(9)
-        # The last field, so that nothing has to follow it.
+        # This is the last field, so that nothing has to follow it.
         + pack("message") + payload,
     )  # fmt: skip
 
@@ -217,7 +217,7 @@ def test_a_bad_message_closes_its_connection_after_acknowledging_what_came_befor
 
 
 def _frame(opcode: int, data: bytes, *, flags: int = 0x80, masked: bool = True) -> bytes:
-    """A frame that the library would refuse to make; its mask is 0, which changes nothing."""
+    """Make a frame that the library would refuse to make; its mask is 0, which changes nothing."""
     mask, bit = (bytes(4), 0x80) if masked else (b"", 0)
     if len(data) < 126:
         head = struct.pack(">BB", flags | opcode, bit | len(data))
@@ -334,7 +334,7 @@ def test_a_bad_frame_closes_its_connection_and_nothing_behind_it_is_read(
     late = [frame(publish(name, 20 + number, b"too late")) for number in range(300)]
     sinner.send_bytes(*before, bad, *late)
     messages, closed = sinner.until_closed()
-    # Who frames wrongly may be closed before the ACK of what it published at the same time.
+    # A peer that sends invalid frames may be closed before the ACK of its simultaneous publishes.
     assert {found.topic for found in messages} <= {name}
     assert {found.type for found in messages} <= {ACK}
     assert closed.code in codes, closed.reason
@@ -359,7 +359,7 @@ def test_a_message_that_is_compressed_unasked_is_refused(dial: Dial, name: str) 
 def test_a_size_is_judged_from_the_header_and_costs_nothing(
     server: ServerProcess, dial: Dial
 ) -> None:
-    """The header alone is sent: whoever waits for the body waits until the test times out."""
+    """Only the header is sent, so a server that waits for the body would wait until the test times out."""
     before = resident_bytes(server.pid)
     for _ in range(20):
         sinner = dial()
@@ -380,7 +380,7 @@ def test_what_comes_of_a_frame_that_is_too_large_is_not_kept(
         for _ in range(64):
             sinner.send_bytes(bytes(MIB))
     except OSError:
-        pass  # hung up on, as it may be
+        pass  # the server may close the connection
     assert resident_bytes(server.pid) - before < 16 * MIB
     assert dial().alive()
 
@@ -442,7 +442,7 @@ def test_why_a_connection_was_closed_is_logged_and_counted(
         wire.send_bytes(bad)
         _, closed = wire.until_closed()
         assert word in closed.reason
-        if closed.code != TOO_BIG:  # refused publishes of an address are summed up
+        if closed.code != TOO_BIG:  # refused publishes of an address are logged as a sum
             wait_until(lambda: word in server.stderr[logged:], 30, f"{word} in the log")  # noqa: B023
         assert metrics(server)[key] == counted + 1
 

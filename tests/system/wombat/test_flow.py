@@ -1,4 +1,4 @@
-"""Wombat peers that are slow, greedy or many: they cost themselves time, and nobody else anything."""
+"""Slow, greedy or numerous Wombat peers: they cost themselves time, and nobody else anything."""
 
 import contextlib
 import socket
@@ -12,7 +12,8 @@ from websockets.frames import Opcode
 from headrace.testing import ServerProcess
 from tests.system.checked import offset_of
 from tests.system.conftest import SMALL, Start
-from tests.system.foreign_wombat import (
+from tests.system.support import get_json, held_back, resident_bytes
+from tests.system.wombat.foreign import (
     ACK,
     ATTACHED,
     PAYLOAD,
@@ -26,14 +27,13 @@ from tests.system.foreign_wombat import (
     ping,
     publish,
 )
-from tests.system.support import get_json, held_back, resident_bytes
 
 MIB = 1024 * 1024
 CONTENT = bytes(range(256)) * 64  # 16 KiB
 
 
 def fill(server: ServerProcess, topic: str, size: int) -> int:
-    """Publish about `size` bytes and return the end of the topic."""
+    """Publish about `size` bytes, and return the end of the topic."""
     count = size // len(CONTENT)
     with Wire(server.ws, timeout_s=60) as wire:
         for first in range(0, count, 64):
@@ -54,7 +54,7 @@ def test_a_subscriber_that_never_reads_costs_bounded_memory_and_loses_nothing(st
             end += fill(server, "t", 8 * MIB)
             while not received or offset_of(received[-1]) < end:
                 received.append(reader.expect(PAYLOAD).serial)
-            # Both are clients that are there, only one of them reads.
+            # Both clients are alive, but only one of them reads.
             never.send(ping(1))
             assert reader.alive()
             assert resident_bytes(server.pid) - before < 48 * MIB
@@ -71,7 +71,7 @@ def test_a_subscriber_that_never_reads_costs_bounded_memory_and_loses_nothing(st
 
 @pytest.mark.parametrize("live", [False, True])
 def test_pong_and_ack_do_not_queue_behind_a_backlog(start: Start, live: bool) -> None:
-    """A reader of some 6 MB/s with 20 MiB before it: an SDK gives a PONG 5 seconds."""
+    """A reader of some 6 MB/s has 20 MiB to read; an SDK waits 5 seconds for a PONG."""
     server = start()
     if not live:
         fill(server, "t", 20 * MIB)
@@ -88,7 +88,7 @@ def test_pong_and_ack_do_not_queue_behind_a_backlog(start: Start, live: bool) ->
 
 
 def read_slowly(wire: Wire, wanted: set[tuple[int, int]], bytes_min: int = 0) -> int:
-    """Read 64 KiB every 10 ms until all wanted types and numbers came; how much that was."""
+    """Read 64 KiB every 10 ms until all wanted types and numbers came; return the number of bytes read."""
     read = 0
     while wanted or read < bytes_min:
         read += wire.read(65536)
@@ -102,8 +102,8 @@ def test_a_client_is_not_dropped_by_its_pings_during_a_long_backlog(start: Start
     fill(server, "t", 16 * MIB)
     with Wire(server.ws) as wire:
         end = wire.attach("t")
-    # The client is kept busy in its callback, as an application would, for longer than its patience lasts.
-    # A small buffer: what the kernel holds is ahead of a PONG too, and would be megabytes.
+    # The client is busy in its callback, as an application would be, for longer than it waits for a PONG.
+    # The buffer is small: bytes in the kernel's buffer, which could be megabytes, also precede a PONG.
     client = Client(
         server.ws,
         ping_s=2.0,
@@ -169,7 +169,7 @@ def test_a_peer_that_asks_and_never_reads_costs_bounded_memory(start: Start) -> 
     ):
         with Wire(server.ws, receive_buffer_bytes=65536) as deaf, Wire(server.ws) as other:
             deaf.socket.settimeout(0.3)
-            # Either it stops being read from, or everything it sends is answered in bounded memory.
+            # Either the server stops reading from it, or it answers everything in bounded memory.
             with contextlib.suppress(TimeoutError):
                 for _ in range(300):
                     deaf.send_bytes(questions)
@@ -204,7 +204,8 @@ def test_publishers_that_vanish_before_their_ack_keep_nobody_else_waiting(start:
         for number in range(200):
             with socket.create_connection(server.ws) as gone:
                 gone.sendall(WebSocket(server.ws).to_send() + publishes)
-                # A reset, not a goodbye: the server learns of it while the commit is being written.
+                # A reset instead of an orderly close: the server learns of it while the commit is being
+                # written.
                 gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             if number % 20 == 0:
                 publisher.publish("t", b"still served")

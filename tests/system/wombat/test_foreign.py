@@ -1,12 +1,13 @@
-"""The foreign clients owe nothing to headrace, and Wombat's sends what the seed says."""
+"""The foreign clients use no code of headrace, and the Wombat client sends what the seed says."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-from tests.system import foreign_figg, foreign_wombat
-from tests.system import foreign_wombat as wombat
+from tests.system.figg import foreign as foreign_figg
+from tests.system.wombat import foreign as foreign_wombat
+from tests.system.wombat import foreign as wombat
 
 
 @pytest.mark.parametrize("client", [foreign_figg, foreign_wombat], ids=["figg", "wombat"])

@@ -1,4 +1,4 @@
-"""Random and mutated input: the server answers or closes with a code and a reason, and lives on."""
+"""Random and mutated input: the server answers, or closes with a code and a reason, and keeps running."""
 
 import contextlib
 import socket
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from websockets.frames import Opcode
 
 from headrace.testing import ServerProcess
-from tests.system.foreign_wombat import (
+from tests.system.support import resident_bytes
+from tests.system.wombat.foreign import (
     PONG,
     Closed,
     Wire,
@@ -22,7 +23,6 @@ from tests.system.foreign_wombat import (
     ping,
     publish,
 )
-from tests.system.support import resident_bytes
 
 MIB = 1024 * 1024
 STAMP = 12345.678
@@ -37,7 +37,7 @@ quick = settings(
 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that must be as it was when all is over."""
+    """A server that must still be healthy after all tests."""
     with ServerProcess(tmp_path_factory.mktemp("fuzzed") / "data") as process:
         with Wire(process.ws) as wire:
             wire.publish("t", *[bytes(1000)] * 1000)
@@ -106,14 +106,14 @@ def test_any_messages_are_answered_or_refused_in_words(
 ) -> None:
     with Wire(fuzzed.ws) as wire:
         wire.send(*sent, ping(STAMP))
-        # The foreign client raises when an answer is not exactly what the protocol says.
+        # The foreign client raises an error if an answer is not exactly what the protocol says.
         closed = until_pong(wire)
         assert closed is None or closed.code in CODES
         assert closed is None or closed.reason
 
 
 def until_pong(wire: Wire) -> Closed | None:
-    """Receive until the last PING is answered; what the server said if it closed instead."""
+    """Receive until the last PING is answered; if the server closed instead, return how."""
     try:
         while (found := wire.receive()).type != PONG or found.number != STAMP:
             pass
@@ -139,7 +139,7 @@ def test_any_bytes_behind_the_handshake_end_well(fuzzed: ServerProcess, sent: li
         wire.send_bytes(*sent, frame(ping(STAMP)))
         wire.socket.shutdown(socket.SHUT_WR)
         _, closed = wire.until_closed()
-        # 1006 where we ended in the middle of something; a goodbye of ours is answered as it was.
+        # The code is 1006 if we ended in the middle of something. A close frame of ours is echoed.
         assert 1000 <= closed.code < 5000
 
 

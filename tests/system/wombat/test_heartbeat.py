@@ -1,4 +1,4 @@
-"""Heartbeats: who sends no PING is given up, unless it is the server that does not listen."""
+"""Heartbeats: the server drops a client that sends no PING, unless the server itself is not reading."""
 
 import threading
 import time
@@ -10,7 +10,8 @@ from websockets.frames import Opcode
 
 from headrace.testing import ServerProcess
 from tests.system.conftest import SMALL, Start
-from tests.system.foreign_wombat import (
+from tests.system.support import get_json, held_back
+from tests.system.wombat.foreign import (
     ACK,
     PONG,
     Client,
@@ -22,10 +23,9 @@ from tests.system.foreign_wombat import (
     ping,
     publish,
 )
-from tests.system.support import get_json, held_back
 
 SILENCE_S = 2.0
-"""Long enough for a busy machine to hear the pings of clients that send them in time."""
+"""Silence limit. It is long enough for a busy machine to receive the pings of clients that send in time."""
 LONGER_S = 1.5 * SILENCE_S
 SHORT = f"--set=limits.silence_s={SILENCE_S}"
 SOON_S = 30.0
@@ -63,7 +63,7 @@ def test_a_ping_gives_another_while_and_no_more(impatient: ServerProcess) -> Non
 
 
 def test_nothing_but_ping_counts(impatient: ServerProcess) -> None:
-    """Not publishes, not attachments, not being sent payloads, not pings of WebSocket's own."""
+    """Publishes, attaches, received payloads and WebSocket pings do not count."""
     with Wire(impatient.ws) as wire:
         wire.attach("t")
 
@@ -143,10 +143,10 @@ def test_a_publisher_that_the_server_does_not_read_is_not_silent(start: Start) -
 
 
 def test_a_publisher_that_was_not_read_has_time_to_be_heard_again(start: Start) -> None:
-    """Its PING lies behind everything it could not get rid of."""
+    """The publisher's PING comes after everything that it could not send."""
     server = start(SHORT, config=SMALL + "[limits]\npublish_bytes_max = 8388608\n")
     crowd = framed(publish("crowd", number, bytes(200_000)) for number in range(80))
-    # Arrays take a while to decode, so that the server is mostly reading when it looks at its clock.
+    # Arrays take a while to decode, so that the server is mostly reading when it checks its clock.
     arrays = [publish("t", number, [255] * 200_000) for number in range(40)]
     much = framed([*arrays, ping(42)])
     with ExitStack() as stack:
@@ -165,7 +165,7 @@ def framed(messages: Iterable[bytes]) -> bytes:
 
 @contextmanager
 def sending(wire: Wire, data: bytes) -> Iterator[Callable[[], None]]:
-    """What to call to begin sending, beside the block and for as long as it takes."""
+    """Yield a function that begins to send in a thread beside the block; wait for the thread at the end."""
     thread = threading.Thread(target=lambda: wire.send_bytes(data), daemon=True)
     yield thread.start
     thread.join(30)

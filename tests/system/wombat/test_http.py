@@ -1,4 +1,4 @@
-"""HTTP on the WebSocket listener: who is let in, and what everyone else is answered."""
+"""HTTP on the WebSocket listener: which requests are accepted, and the answers to all others."""
 
 import http.client
 import json
@@ -12,14 +12,14 @@ from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFact
 from websockets.headers import build_extension
 
 from headrace.testing import ServerProcess, wait_until
-from tests.system import foreign_figg
 from tests.system.conftest import SMALL, Dial, Start
-from tests.system.foreign_wombat import PONG, Closed, Message, Wire, frame, ping, publish
+from tests.system.figg import foreign as foreign_figg
 from tests.system.support import held_back
+from tests.system.wombat.foreign import PONG, Closed, Message, Wire, frame, ping, publish
 
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 ACCEPT = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
-"""The example of RFC 6455, section 1.3."""
+"""Example of RFC 6455, section 1.3."""
 
 UPGRADE = {
     "Host": "headrace.example",
@@ -36,7 +36,7 @@ def request(line: str = "GET /v1/ws HTTP/1.1", headers: dict[str, str] = UPGRADE
 
 
 class Answer:
-    """What a server says to a request, up to where its connection or its headers end."""
+    """A server's answer to a request, up to the end of its connection or its headers."""
 
     def __init__(self, data: bytes) -> None:
         head, _, self.body = data.partition(b"\r\n\r\n")
@@ -48,7 +48,7 @@ class Answer:
 
 
 def ask(server: ServerProcess, data: bytes) -> Answer | None:
-    """Send bytes and read all that comes back: None when it is nothing."""
+    """Send bytes and read the whole answer; return None if it is empty."""
     with socket.create_connection(server.ws, timeout=30) as connection:
         connection.sendall(data)
         received = b""
@@ -195,7 +195,7 @@ def test_a_websocket_is_opened_with_get_alone(server: ServerProcess, method: str
 
 
 def test_a_websocket_is_not_opened_with_http_1_0(server: ServerProcess) -> None:
-    """RFC 6455 section 4.2.1 asks for 1.1 or more: an old proxy would not pass frames on."""
+    """RFC 6455 section 4.2.1 asks for 1.1 or more, because an old proxy would not forward frames."""
     found = answer(server, request("GET /v1/ws HTTP/1.0"))
     assert found.status == 426
 
@@ -321,7 +321,7 @@ def test_a_request_beyond_a_limit_is_refused(
 
 
 def test_a_request_that_does_not_arrive_is_given_up_after_5_seconds(server: ServerProcess) -> None:
-    """However busy it looks. The one test that waits for it."""
+    """This holds however busy the peer looks. Only this test waits for the timeout."""
     begun = time.monotonic()
     with ExitStack() as stack:
         silent, slow, late = (
@@ -440,7 +440,7 @@ def test_all_pages_may_connect_where_the_operator_says_so(start: Start) -> None:
         assert status_for(server, origin) == 101
 
 
-# Too many
+# Limits
 
 
 @pytest.fixture

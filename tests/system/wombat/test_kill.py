@@ -1,6 +1,6 @@
-"""A server killed again and again under the load of Wombat clients: they miss nothing and are not misled.
+"""A server that is killed repeatedly under load of Wombat clients: they miss nothing and are not misled.
 
-6 times; HEADRACE_TORTURE=N makes it N, and does the same without waiting for the disk (`written`).
+There are 6 kills. HEADRACE_TORTURE=N makes it N, and repeats it without waiting for the disk (`written`).
 """
 
 import itertools
@@ -23,9 +23,9 @@ from tests.system.checked import (
     wombat_subscriber,
 )
 from tests.system.conftest import Start
-from tests.system.foreign_wombat import NUMBERS, Client
 from tests.system.lives import TINY, end_one_life
 from tests.system.support import verify
+from tests.system.wombat.foreign import NUMBERS, Client
 
 TORTURE = os.environ.get("HEADRACE_TORTURE")
 KILLS = int(TORTURE or 6)
@@ -51,7 +51,8 @@ def test_a_server_killed_again_and_again_keeps_its_promises_to_wombats(
     stop = threading.Event()
     small: list[str] = []
     with ExitStack() as stack:
-        # One from the first offset, one from before there was anything, and one on the other wire.
+        # One reader starts at the first offset, one before any record exists, and one uses the other
+        # protocol.
         readers = [stack.enter_context(wombat_subscriber(server, checker, f"w{i}")) for i in (0, 1)]
         figg_reader = stack.enter_context(subscriber(server, checker, "f"))
         for topic in TOPICS:
@@ -94,7 +95,7 @@ def test_a_server_killed_again_and_again_keeps_its_promises_to_wombats(
 def _load(
     publisher: Client, name: str, chance: random.Random, small: list[str], stop: threading.Event
 ) -> None:
-    """Publish until told to stop: mostly to common topics, now and then to a new one."""
+    """Publish until stopped: mostly to common topics, sometimes to a new one."""
     with publisher as client:
         for number in itertools.count():
             if stop.is_set():

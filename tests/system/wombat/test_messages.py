@@ -1,13 +1,14 @@
-"""Each message of Wombat against a real server, as its SDKs use it; no bad input here."""
+"""Each Wombat message against a real server, as its SDKs use it. Elsewhere: bad input."""
 
 import pytest
 from websockets.frames import Close, Opcode
 from websockets.sync.client import connect as connect_websocket
 
 from headrace.testing import ServerProcess
-from tests.system import foreign_wombat as wombat_client
 from tests.system.conftest import SMALL, Dial, Start
-from tests.system.foreign_wombat import (
+from tests.system.support import get, get_json, held_back
+from tests.system.wombat import foreign as wombat_client
+from tests.system.wombat.foreign import (
     ACK,
     ATTACH,
     ATTACHED,
@@ -25,7 +26,6 @@ from tests.system.foreign_wombat import (
     ping,
     publish,
 )
-from tests.system.support import get, get_json, held_back
 
 PAYLOAD_BYTES_MAX = 262_144
 
@@ -277,7 +277,7 @@ def test_each_topic_of_a_commit_has_one_acknowledgement_with_its_highest_number(
     wombat: Wire, name: str
 ) -> None:
     topics = [f"{name}/{i}" for i in range(10)]
-    # A large one first: from now on reads are large, and what is sent together comes together.
+    # After a large message, reads are large, and messages that are sent together arrive together.
     wombat.send(publish(name, NUMBERS - 1, bytes(100_000)))
     wombat.expect(ACK)
     wombat.send(*(publish(topics[number % 10], number, b"x") for number in range(50)))
@@ -291,7 +291,7 @@ def test_each_topic_of_a_commit_has_one_acknowledgement_with_its_highest_number(
 def test_an_acknowledgement_is_never_above_the_lowest_number_that_is_not_stored(
     start: Start,
 ) -> None:
-    """One counter serves topics that are stored at different times: here one of them at once."""
+    """One counter serves topics that are stored at different times, here one of them at once."""
     server = start(config=SMALL + '[[topics]]\nprefix = "memory/"\ndurability = "memory"\n')
     with Wire(server.ws, timeout_s=30) as publisher, Wire(server.ws) as reader:
         reader.attach("memory/t")
@@ -481,7 +481,7 @@ def test_topics_that_only_look_like_them_are_ordinary(wombat: Wire, topic_name: 
     wombat.publish(topic_name, b"x")
 
 
-# Saying goodbye
+# Closing
 
 
 @pytest.mark.parametrize("code", [1000, 1001, 3000, 4321, 4999])

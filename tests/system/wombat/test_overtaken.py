@@ -1,8 +1,8 @@
-"""A Wombat subscriber that the log overtakes learns of it, though it only compares serials."""
+"""A Wombat subscriber that the log overtakes learns of it, although it only compares serials."""
 
 from tests.system.checked import offset_of
 from tests.system.conftest import Start
-from tests.system.foreign_wombat import PAYLOAD, Message, Wire
+from tests.system.wombat.foreign import PAYLOAD, Message, Wire
 
 CONTENT = bytes(range(256)) * 64  # 16 KiB
 RECORD_BYTES = 4 + len(CONTENT)
@@ -24,7 +24,7 @@ def test_a_slow_subscriber_is_told_what_it_missed_when_it_attaches_again(start: 
             publisher.publish("t", *[CONTENT] * 50)
         received, closed = slow.until_closed()
     check_without_gap(received, 0)
-    assert (closed.code, closed.reason) == (1008, "messages of 't' are gone: attach again")
+    assert (closed.code, closed.reason) == (1008, 'messages of "t" are gone: attach again')
     last = received[-1].serial
     with Wire(server.ws) as again:
         serial = again.attach("t", last)

@@ -1,11 +1,12 @@
-"""Serials: a client that goes on from one has missed something exactly when it is told another."""
+"""Serials: a client that resumes from a serial has missed something exactly when it gets another one."""
 
 import pytest
 
 from headrace.testing import ServerProcess, wait_until
 from tests.system.checked import offset_of
 from tests.system.conftest import KEEP_LITTLE, SMALL, Dial, Start
-from tests.system.foreign_wombat import (
+from tests.system.support import destroy, get_json, start_of
+from tests.system.wombat.foreign import (
     ATTACHED,
     DETACHED,
     PAYLOAD,
@@ -13,7 +14,6 @@ from tests.system.foreign_wombat import (
     attach,
     detach,
 )
-from tests.system.support import destroy, get_json, start_of
 
 
 def data(wire: Wire, records: int) -> list[bytes]:
@@ -27,7 +27,7 @@ def epoch_of(server: ServerProcess, topic: str) -> int:
 
 @pytest.fixture
 def foo_bar_car(dial: Dial, name: str) -> str:
-    """A topic with three records, behind the offsets 7, 14 and 21."""
+    """A topic with three records that end at the offsets 7, 14 and 21."""
     dial().publish(name, b"foo", b"bar", b"car")
     return name
 
@@ -37,7 +37,7 @@ def epoch(server: ServerProcess, foo_bar_car: str) -> int:
     return epoch_of(server, foo_bar_car)
 
 
-# Going on
+# Resuming
 
 
 def test_a_client_goes_on_from_any_serial_it_was_given(dial: Dial, name: str) -> None:
@@ -135,7 +135,7 @@ def test_detaching_and_attaching_in_one_breath_is_answered_with_the_serial_asked
     assert data(wombat, 2) == [b"bar", b"car"]
 
 
-# Serials of other places
+# Serials of other positions
 
 
 @pytest.mark.parametrize(("offset", "rest"), [(0, 3), (7, 2), (14, 1), (21, 0)])
@@ -337,7 +337,7 @@ def test_a_memory_topic_that_began_again_with_its_server_answers_with_another_se
 def test_a_subscriber_that_retention_overtakes_is_told_and_not_left_with_a_gap(
     start: Start,
 ) -> None:
-    """A client compares serials of ATTACHED and no others: so it has to attach again."""
+    """A client compares only the serials of ATTACHED, so it has to attach again."""
     server = start(config=KEEP_LITTLE)
     payloads = [b"%0996d" % number for number in range(12_000)]
     with Wire(server.ws, receive_buffer_bytes=65536) as slow:
@@ -353,7 +353,7 @@ def test_a_subscriber_that_retention_overtakes_is_told_and_not_left_with_a_gap(
         position += 1000
     assert 0 < position < 11_000_000
     assert closed.code == 1008
-    assert "'t'" in closed.reason
+    assert '"t"' in closed.reason
     with Wire(server.ws) as again:
         given = again.attach("t", messages[-1].serial)
         assert given != messages[-1].serial, "now it knows"

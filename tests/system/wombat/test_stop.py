@@ -1,4 +1,4 @@
-"""A clean stop: everyone is told, and what was taken is acknowledged before."""
+"""A clean stop: every peer is told, and accepted publishes are acknowledged before."""
 
 import socket
 import threading
@@ -15,10 +15,10 @@ from tests.system.checked import (
     wombat_subscriber,
 )
 from tests.system.conftest import SMALL, Start
-from tests.system.foreign_wombat import ACK, Wire, publish
+from tests.system.wombat.foreign import ACK, Wire, publish
 
 SOON_S = 25.0
-"""Sooner than the server gives up on what it still has to do."""
+"""Time limit that is shorter than the server's own limit for its remaining work."""
 STOPPING = (1001, "the server is stopping")
 
 

@@ -1,9 +1,9 @@
-"""Messages of batches on their way to channels: checked before the decision, then sent in their order.
+"""Checks the messages of a batch before the batch is decided, then sends them to channels in their order.
 
-Implements `Messages` of `log/batches.py`. What is to be found out about each message is found out in a
-thread. One without a number cannot be known again by it: so the place in the batch up to which messages are
-stored is noted in the same commit as the last of them. Batches are appended one after another, and commits
-are made in the order of the calls: one note is enough for all channels.
+Implements `TopicOwner` of `log/batch/batches.py`. A thread decodes and checks the messages. An unnumbered
+message that comes again cannot be recognised by its number. So each commit also writes a note with the place
+in the batch up to which messages are stored. Batches are appended one after another, and commits are made in
+the order of the calls, so one note is enough for all channels.
 """
 
 import logging
@@ -14,29 +14,28 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.broker.channel_errors import ChannelError
-from headrace.broker.channels import Channels
-from headrace.channel_envelope import BadMessageError, Message
+from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.hub import Channels
 from headrace.errors import StoreFailedError
-from headrace.log.batch_parts import BatchRefusedError, Part
-from headrace.log.blocks import Block
-from headrace.log.message_rows import UNNUMBERED, decode_row
+from headrace.log.batch.batches import BatchPart, BatchRefusedError
+from headrace.log.batch.blocks import Block
 from headrace.log.runner import Runner
 from headrace.log.store import Note
 from headrace.model import CHANNEL_PREFIX
+from headrace.payload.channel import UNNUMBERED, BadMessageError, StoredMessage, decode_row
+from headrace.payload.reducers import CannotFoldError
 from headrace.printing import quoted
-from headrace.reducers import CannotFoldError
 
 logger = logging.getLogger(__name__)
 
 PORTION_MESSAGES_MAX = 1000
-"""Messages that are given to channels at once: the loop looks at each of them, and others wait meanwhile."""
+"""Messages that are passed to channels at once. The loop handles each of them while other work waits."""
 
 SENT_BYTES_MAX = 1 << 18
-"""Of messages that are sent to a channel in one commit, where there is more than one."""
+"""Bytes of messages that are sent to a channel in one commit. A single message may be larger."""
 
 PLACE_KEY = b"cb"
-"""Of the note: keys of channels' own notes are longer, and begin otherwise."""
+"""Key of the note with the place. Keys of channels' own notes are longer and begin with other bytes."""
 
 _LOOKED_AT_ONCE = 100
 """Senders whose last numbers are looked up in one step."""
@@ -45,25 +44,25 @@ Done = Callable[[BaseException | None], None]
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Up to here the messages of a batch are stored."""
+    """Place in a batch up to which its messages are stored."""
 
     batch: bytes
-    """The id of its first staged file."""
+    """Id of the batch's first staged file."""
     file: int
     position: int
-    """Just past a block, as in the batch's progress."""
+    """Position just past a block, as in the batch's progress."""
     messages: int
-    """Of this block."""
+    """Number of messages of this block that are stored."""
 
     def covers(self, other: "_Place") -> bool:
         return self.batch == other.batch and self >= other
 
 
 class _Sending(NamedTuple):
-    """Messages that are stored in one commit."""
+    """Messages to store in one commit."""
 
     channel: str
-    messages: list[Message]
+    messages: list[StoredMessage]
     place: _Place
 
 
@@ -77,7 +76,7 @@ class BatchMessages:
         self._channels = channels
         self._runner = runner
 
-    # Before the decision
+    # Before the batch is decided
 
     def check(self, blocks: Callable[[], Iterator[Block]], done: Done) -> None:
         def checked(first: "dict[_Sender, int] | BatchRefusedError | BaseException") -> None:
@@ -89,7 +88,7 @@ class BatchMessages:
         self._runner.background(lambda: _attempt(self._first_numbers, blocks()), checked)
 
     def _first_numbers(self, blocks: Iterator[Block]) -> dict[_Sender, int]:
-        """The first number of each sender whose messages have any. Raises BatchRefusedError."""
+        """Return the first number of each sender whose messages are numbered. Raises BatchRefusedError."""
         first: dict[_Sender, int] = {}
         last: dict[_Sender, int] = {}
         for block in blocks:
@@ -118,7 +117,10 @@ class BatchMessages:
         return {sender: number for sender, number in first.items() if number != UNNUMBERED}
 
     def _check_numbers(self, first: Iterator[tuple[_Sender, int]], done: Done) -> None:
-        """Whether each goes on where its sender is; a few a step, so that nobody waits for thousands."""
+        """Refuse the batch if a sender's numbers would leave a gap after its last number.
+
+        Each step checks a few senders, so that other work does not wait for thousands.
+        """
         some = list(islice(first, _LOOKED_AT_ONCE))
         for (name, processor), number in some:
             channel = self._channels.get(name)
@@ -134,9 +136,9 @@ class BatchMessages:
         else:
             done(None)
 
-    # Behind it
+    # After the batch is decided
 
-    def add(self, batch: bytes, parts: Sequence[Part], done: Done) -> None:
+    def add(self, batch: bytes, parts: Sequence[BatchPart], done: Done) -> None:
         portions = _portions(parts)
 
         def following() -> None:
@@ -170,7 +172,7 @@ class BatchMessages:
                 note = Note(PLACE_KEY, msgspec.msgpack.encode(place))
                 self._channels.get(channel).send_batch(messages, note, one_done)
         except StoreFailedError:
-            return  # nobody is answered
+            return  # the server is stopping, and the batch is not answered
         one_done()
 
     def _stored(self) -> _Place | None:
@@ -195,8 +197,8 @@ def _channel_of(block: Block) -> str:
     return block.topic.removeprefix(CHANNEL_PREFIX)
 
 
-def _portions(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    portion: list[Part] = []
+def _portions(parts: Sequence[BatchPart]) -> Iterator[list[BatchPart]]:
+    portion: list[BatchPart] = []
     count = 0
     for part in parts:
         if portion and count + part.block.record_count > PORTION_MESSAGES_MAX:
@@ -208,14 +210,14 @@ def _portions(parts: Sequence[Part]) -> Iterator[list[Part]]:
         yield portion
 
 
-def _sendings_of(batch: bytes, parts: Sequence[Part]) -> list[_Sending]:
+def _sendings_of(batch: bytes, parts: Sequence[BatchPart]) -> list[_Sending]:
     return [sending for part in parts for sending in _cut(batch, part)]
 
 
-def _cut(batch: bytes, part: Part) -> Iterator[_Sending]:
-    """A block as it is stored: in pieces that are the same each time, so that their places are."""
+def _cut(batch: bytes, part: BatchPart) -> Iterator[_Sending]:
+    """Cut a block into pieces to store. The cuts are the same every time, so that the places are the same."""
     channel, progress = _channel_of(part.block), part.progress
-    messages: list[Message] = []
+    messages: list[StoredMessage] = []
     size = count = 0
 
     def sending() -> _Sending:
@@ -230,7 +232,8 @@ def _cut(batch: bytes, part: Part) -> Iterator[_Sending]:
         try:
             messages.append(decode_row(payload))
         except BadMessageError as error:
-            # It was checked when it was staged: the batch must not wait for it for ever.
+            # The message was checked when it was staged, so this should not happen. The batch must not wait
+            # for the message for ever.
             name = quoted(part.block.topic)
             logger.error("topic %s: a record of a batch is left out: %s", name, error)
         size += len(payload)

@@ -1,25 +1,25 @@
-"""The state of one channel and how it changes: commits, jobs, who waits for them. Does nothing of itself.
+"""State of one channel, with its commits, its jobs and the calls that wait for them. Starts nothing itself.
 
-What members do is in `channel_joining.py`, `channel_sending.py` and `channel_receiving.py`.
+Elsewhere: the actions of members, in `joining.py`, `sending.py` and `receiving.py`.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace.broker import channel_notes as notes
-from headrace.broker.channel_member import Member, Standing
-from headrace.broker.channel_notes import Snapshot
+from headrace.broker.channel import notes as notes
+from headrace.broker.channel.member import Member, Standing
+from headrace.broker.channel.notes import StoredSnapshot
 from headrace.log.store import Note
 from headrace.model import Position
 
 if TYPE_CHECKING:
-    from headrace.broker.channels import Channels
+    from headrace.broker.channel.hub import Channels
 
 Done = Callable[[], None]
 
 _RENEWED_MS_MIN = 60_000
-"""Time between two notes that a member with a short lease is there."""
+"""Minimum time between two notes that record the presence of a member with a short lease."""
 
 
 class ChannelState:
@@ -35,27 +35,27 @@ class ChannelState:
         self.rule = hub.rule(name)
         self.topic = hub.store.topic(hub.topic_name(name))
         self.end_offset, self.end_ordinal = self.topic.end_offset, self.topic.end_ordinal
-        """Where the log ends when everything is committed that was sent."""
+        """End of the log once all messages sent so far are committed."""
         self.members = {member.name: member for member in notes.read_members(hub.store, name)}
         self.present = 0
-        """How many members are there."""
+        """Number of members that are present."""
         self.schedule = notes.read_schedule(hub.store, name)
-        """When the log is destroyed; or, without a time, that it is not."""
+        """Note with the time when the log is destroyed; without a time, an operator keeps the log."""
         self.is_busy = False
-        """Whether a job is under way."""
+        """True while a job is running."""
         self.trouble = ""
-        """Why the last job failed."""
+        """Reason why the last job failed."""
         self._held: list[Done] | None = None
-        """Who waits for the job."""
+        """Calls that wait until the job is done."""
         self._is_releasing = False
         self._in_flight = 0
-        """How many changes are not committed."""
+        """Number of changes that are not committed."""
         self.waiters: list[Done] | None = None
-        """Requests that wait for a message."""
+        """Callbacks of requests that wait for a message."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that is known of it is on disk, and nobody is there or waits."""
+        """True if everything about the channel is on disk, and no member is present and no call waits."""
         is_used = self.present or self.is_busy or self._in_flight or self._held or self.waiters
         return not (is_used or self.trouble)
 
@@ -64,11 +64,11 @@ class ChannelState:
         return self._in_flight > 0
 
     def load_snapshot(
-        self, done: Callable[[Snapshot | None], None], failed: Callable[[str], None]
+        self, done: Callable[[StoredSnapshot | None], None], failed: Callable[[str], None]
     ) -> None:
-        """Load the snapshot of the log's present life, or of any where states are kept."""
+        """Load the snapshot of the log's present life; of any life if states outlive the log."""
 
-        def loaded(found: Snapshot | None) -> None:
+        def loaded(found: StoredSnapshot | None) -> None:
             topic = self.topic
             is_over = not topic.exists or (found is not None and found.epoch < topic.epoch)
             done(None if is_over and not self.rule.persist else found)
@@ -78,7 +78,7 @@ class ChannelState:
     # Jobs
 
     def hold(self, do: Done) -> bool:
-        """Whether a job is under way: then this is done behind it."""
+        """Return True if a job is running, and call `do` after it."""
         if not self.is_busy:
             return False
         if self._held is None:
@@ -89,7 +89,7 @@ class ChannelState:
     def job_done(self) -> None:
         self.is_busy = False
         if self._is_releasing:
-            return  # what was held was a job of its own: the loop below goes on, however many there are
+            return  # a held call was itself a job: the loop below continues, so jobs do not nest
         self._is_releasing = True
         try:
             while self._held and not self.is_busy:
@@ -105,25 +105,26 @@ class ChannelState:
         self.write([self.schedule], nothing)
 
     def holds(self, member: Member, now_ms: int) -> bool:
-        """Whether the log is kept for it."""
+        """Return True if the log is kept for this member."""
         is_leased = now_ms < self.lease_end_ms(member)
         return member.is_member and (member.is_present or is_leased)
 
     def lease_ms(self, member: Member) -> int:
-        """The lease of a member: the one that it chose if that is shorter than the channel's."""
+        """Return a member's lease: the one that it chose, if that is shorter than the channel's."""
         lease_ms = self.rule.lease_ms
         return min(lease_ms, member.lease_ms) if member.lease_ms else lease_ms
 
     def lease_end_ms(self, member: Member) -> int:
-        """When the lease ends of a member that is away.
+        """Return the time when the lease of an absent member ends.
 
-        Short leases are not noted all the time: after a start of the server, each counts from then on.
+        The presence of members with short leases is not noted all the time. So after a start of the server,
+        these leases count from the start.
         """
         seen_ms = max(member.seen_ms, self.hub.started_ms) if member.lease_ms else member.seen_ms
         return seen_ms + self.lease_ms(member)
 
     def renewed_after_ms(self, member: Member) -> int:
-        """How often it is noted that a member is there."""
+        """Return the time after which a member's presence is noted again."""
         whole_ms = self.rule.lease_ms // 8
         if member.lease_ms:
             whole_ms = min(whole_ms, max(self.lease_ms(member) // 8, _RENEWED_MS_MIN))
@@ -135,7 +136,7 @@ class ChannelState:
         return member.seen_ms + self.hub.remember_ms
 
     def left(self, member: Member) -> Note:
-        """Make a member one that has left; returns what is noted of that."""
+        """Mark a member as left, and return the note to write."""
         member.standing = Standing.LEFT
         member.offset = member.ordinal = member.lease_ms = 0
         if member.number:
@@ -145,7 +146,7 @@ class ChannelState:
 
     def note(self, member: Member) -> Note:
         if member.is_present:
-            # Its lease is counted from when it was last noted: often enough that it is not short of much.
+            # The lease counts from the last note. Notes are frequent, so a lease is shortened only a little.
             due_ms = self.hub.now_ms + self.renewed_after_ms(member)
         elif member.is_member and self.hub.clock_ms() < self.lease_end_ms(member):
             due_ms = self.lease_end_ms(member)
@@ -156,20 +157,20 @@ class ChannelState:
         return notes.member_note(self.name, member, due_ms)
 
     def after_changes(self, do: Done) -> None:
-        """When everything is durable that was changed so far."""
+        """Call `do` when all changes so far are durable."""
         if self._in_flight:
             self.write([], do)
         else:
             do()
 
     def wake(self) -> None:
-        """Let requests that wait for a message look again."""
+        """Let requests that wait for a message check again."""
         waiters, self.waiters = self.waiters or (), None
         for tell in waiters:
             tell()
 
     def write(self, changed: Sequence[Note], done: Done, *, records: Sequence[bytes] = ()) -> None:
-        """Something durable; `done` when it is."""
+        """Write notes and records in one commit; `done` is called when it is durable."""
         self._in_flight += 1
         self.hub.store.change(
             self.topic, records=records, notes=changed, done=partial(self._changed, done)
@@ -183,7 +184,7 @@ class ChannelState:
         trim: Position | None = None,
         destroy: bool = False,
     ) -> None:
-        """The same, where the log becomes shorter."""
+        """Write notes, and trim or destroy the log, in one commit; `done` is called when it is durable."""
         self._in_flight += 1
         self.hub.store.change(
             self.topic, notes=changed, trim=trim, destroy=destroy, done=partial(self._changed, done)

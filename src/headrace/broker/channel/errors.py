@@ -1,4 +1,4 @@
-"""What can be wrong with a request to a channel, and whether the same again can succeed."""
+"""The error of a refused request to a channel, which says if a retry can succeed."""
 
 from headrace.errors import HeadraceError
 

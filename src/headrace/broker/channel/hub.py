@@ -1,7 +1,7 @@
-"""All channels of a server: those that are in memory, and what happens to any of them by the clock.
+"""All channels of a server: the channels in memory, and the work on channels that is due by the clock.
 
-A channel is in memory while someone is there or something of it is under way; everything else is read from
-its notes when it is asked for. Nothing is done per channel and second: notes have a time when they are due.
+A channel is in memory while a member is present or work is in progress. Otherwise it is read from its notes
+when it is needed. There is no periodic work for each channel: notes have a time when they are due.
 """
 
 from collections import OrderedDict
@@ -9,39 +9,42 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from headrace.broker import channel_jobs as jobs
-from headrace.broker import channel_notes as notes
-from headrace.broker.channel import Channel
-from headrace.broker.channel_errors import ChannelError
-from headrace.broker.channel_joining import Joining
-from headrace.broker.channel_member import Member, Subscriber
-from headrace.broker.channel_notes import Snapshot
-from headrace.broker.channel_state import ChannelState
-from headrace.broker.snapshots import Older, Snapshots
-from headrace.broker.state import NOTHING, RecentStates, load_state
+from headrace.broker.channel import notes as notes
+from headrace.broker.channel import trimming as jobs
+from headrace.broker.channel.channel import Channel
+from headrace.broker.channel.core import ChannelState
+from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.joining import Joining
+from headrace.broker.channel.member import Member, MemberConnection
+from headrace.broker.channel.notes import StoredSnapshot
+from headrace.broker.channel.snapshots import Older, Snapshots
+from headrace.broker.channel.state import NOTHING, RecentStates, load_state
 from headrace.errors import BadTopicNameError
 from headrace.log.runner import Runner
 from headrace.log.store import Appended, ColdError, Note, Store
 from headrace.model import CHANNEL_PREFIX, RESERVED_TOPIC_BYTES_MAX, check_topic_name
-from headrace.reducers import Reducer
+from headrace.payload.reducers import Reducer
 
 _NAME_BYTES_MAX = RESERVED_TOPIC_BYTES_MAX - len(CHANNEL_PREFIX)
 
 _LOOKED_AT_ONCE = 100
-"""Channels, and notes that are due, that are looked at in one step."""
+"""Channels, or notes that are due, that are handled in one step."""
 
 
 LOOK_MS = 500
-"""How often the log of a channel may be trimmed: many messages at once cost less for each, and soon enough
-that most are trimmed before they leave the journal."""
+"""Minimum time between two trims of a channel's log.
+
+Trimming many messages at once costs less per message. The time is short enough that most messages are trimmed
+before they leave the journal.
+"""
 
 
 _EXPIRY_MS_MAX = 3_600_000
-"""Time between two rounds in which snapshots are looked at."""
+"""Maximum time between two rounds that look for old snapshots."""
 
 
 class ChannelRule(NamedTuple):
-    """What the configuration says of a channel."""
+    """Configuration of one channel."""
 
     reducer: Reducer
     lease_ms: int
@@ -49,7 +52,7 @@ class ChannelRule(NamedTuple):
     presence_ms: int
     wait_for: Sequence[str] = ()
     persist: bool = True
-    """Whether the last state outlives the log."""
+    """True if the last state outlives the log."""
 
 
 class Channels:
@@ -68,9 +71,9 @@ class Channels:
         snapshot_age_ms: int = 0,
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Times on disk are of `clock_ms`, which may be set; durations in memory are of `elapsed_ms`.
+        """Times on disk come from `clock_ms`, which may be set; durations in memory come from `elapsed_ms`.
 
-        `count` is told the names of counters, as something happens that operators count.
+        `count` is called with the name of a counter to increment it.
         """
         self.store = store
         self.runner = runner
@@ -82,34 +85,34 @@ class Channels:
         self.remember_ms = remember_ms
         self._look_ms = look_ms
         self.snapshot_age_ms = snapshot_age_ms
-        """The age at which the last state of a channel without a log is forgotten; 0: never."""
+        """Age at which the last state of a channel without a log is forgotten; 0: never."""
         self._expiry = _Expiry(self, elapsed_ms) if snapshot_age_ms else None
         self.count = count
         self.recent_states = RecentStates()
         self._known: dict[str, Channel] = {}
         self._changed: dict[ChannelState, None] = {}
-        """Channels of whose logs someone may need less than before."""
+        """Channels whose logs may have become less needed, and may be trimmed."""
         self._looking = False
         self._looked_ms = elapsed_ms() - look_ms
         self._troubled: dict[ChannelState, None] = {}
-        """Channels that could not be trimmed, until they are looked at again, all at once."""
+        """Channels that could not be trimmed. All of them are retried at the same time, at `_again_ms`."""
         self._again_ms = 0
         self._pollers: OrderedDict[tuple[Joining, str], int] = OrderedDict()
-        """Members that are there by their requests, and until when, by `elapsed_ms`."""
+        """Members that are present because of requests, with the time by `elapsed_ms` when that ends."""
         self._swept: str | None = ""
-        """The last topic that was looked at after the start."""
+        """Last topic that the sweep after a start has handled; None when the sweep is complete."""
         self._sweep_ms = self.now_ms = clock_ms()
-        """The time of the last tick: near enough for when a member was seen, and one number for many."""
+        """Time of the last tick. It is exact enough for `seen_ms`, and many members share the int object."""
         self.started_ms = self.now_ms
-        """When this server started, or had its clock set back."""
+        """Time when this server started, or when its clock was last set back."""
 
     def reload(self) -> None:
-        """Give the channels in memory their rules anew, after the settings have changed."""
+        """Update the rules of the channels in memory after the settings have changed."""
         for name, channel in self._known.items():
             channel.rule = self.rule(name)
 
     def get(self, name: str) -> Channel:
-        """Raises ChannelError for what cannot be a channel's name."""
+        """Return the channel with this name. Raises ChannelError if the name is invalid."""
         channel = self._known.get(name)
         if channel is None:
             check_channel_name(name)
@@ -121,7 +124,7 @@ class Channels:
         return CHANNEL_PREFIX + name
 
     def committed(self, one: Appended) -> None:
-        """The log of a channel is longer."""
+        """Pass new records to their channel if it is in memory."""
         channel = self._known.get(one.topic.name.removeprefix(CHANNEL_PREFIX))
         if channel is not None:
             channel.committed(one)
@@ -129,15 +132,15 @@ class Channels:
     def load_snapshot(
         self,
         name: str,
-        done: Callable[[Snapshot | None], None],
+        done: Callable[[StoredSnapshot | None], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Load the state of a channel as of now, for someone else: it is given when it is durable."""
+        """Load the present state for a caller outside the channel; `done` gets it when it is durable."""
         channel = self.get(name)
         if channel.hold(lambda: self.load_snapshot(name, done, failed)):
             return
 
-        def made(state: Snapshot) -> None:
+        def made(state: StoredSnapshot) -> None:
             channel.after_changes(lambda: done(None if state.content is NOTHING else state))
             channel.job_done()
 
@@ -148,8 +151,13 @@ class Channels:
         channel.is_busy = True
         load_state(channel, made, not_made)
 
-    def lost(self, subscriber: Subscriber, processor: str, joined: Mapping[str, Channel]) -> None:
-        """A connection has ended; a few channels a step, so that nobody waits for thousands of them."""
+    def lost(
+        self, subscriber: MemberConnection, processor: str, joined: Mapping[str, Channel]
+    ) -> None:
+        """Handle the end of a connection that joined channels.
+
+        Each step handles a few channels, so that other work does not wait for thousands.
+        """
         rest = iter(list(joined.values()))
 
         def some() -> None:
@@ -165,7 +173,7 @@ class Channels:
         some()
 
     def tick(self) -> None:
-        """Called a few times a second."""
+        """Do the work that is due; called a few times a second."""
         now_ms = self.now_ms = self.clock_ms()
         elapsed_ms = self._elapsed_ms()
         while self._pollers and next(iter(self._pollers.values())) <= elapsed_ms:
@@ -185,7 +193,10 @@ class Channels:
             self._expiry.tick()
 
     def _look(self, changed: Iterator[ChannelState]) -> None:
-        """A few a step, so that nobody waits for thousands of them; each once between two ticks."""
+        """Trim or destroy changed channels, each once between two ticks.
+
+        Each step handles a few channels, so that other work does not wait for thousands.
+        """
         some = list(islice(changed, _LOOKED_AT_ONCE))
         for channel in some:
             del self._changed[channel]
@@ -195,36 +206,36 @@ class Channels:
         if some:
             self.runner.soon(lambda: self._look(changed))
 
-    # What channels ask for
+    # Requests from channels
 
     def look_later(self, channel: ChannelState) -> None:
-        """Someone may need less of its log than before."""
+        """Look at a channel soon, because its log may be less needed than before."""
         self._changed[channel] = None
 
     def readers_moved(self, topics: Iterable[str]) -> None:
-        """Cursors have moved there that may be waited for."""
+        """Look at channels soon whose trimming may have waited for the cursors that moved in these topics."""
         for topic in topics:
             name = topic.removeprefix(CHANNEL_PREFIX)
             if name and name != topic and self.rule(name).wait_for:
                 self.look_later(self.get(name))
 
     def look_again(self, channel: ChannelState, wait_ms: int) -> None:
-        """What was not possible may be so later."""
+        """Retry a failed trim later: with all other failed ones, `wait_ms` after the first of them."""
         if not self._troubled:
             self._again_ms = self._elapsed_ms() + wait_ms
         self._troubled[channel] = None
 
     def polled(self, channel: Joining, member: Member) -> None:
-        """A member is there by a request, for a while."""
+        """Count a member as present for a while because of its request."""
         member.is_polling = True
         key = channel, member.name
         self._pollers.pop(key, None)
         self._pollers[key] = self._elapsed_ms() + channel.rule.presence_ms
 
     def rest(self, channel: ChannelState) -> None:
-        """Let go of a channel that is only on disk."""
+        """Drop a channel from memory if everything about it is on disk."""
         is_over = channel.is_idle and channel not in self._changed
-        # Another of the same name may have taken its place.
+        # Another object for the same channel may have taken its place.
         if is_over and self._known.get(channel.name) is channel:
             del self._known[channel.name]
             self.recent_states.drop(channel)
@@ -233,7 +244,7 @@ class Channels:
     def warm(self, cold: ColdError, then: Callable[[], None]) -> None:
         self.runner.background(cold.warm, lambda _: then())
 
-    # By the clock
+    # Work that is due by the clock
 
     def _due(self, note: Note, now_ms: int) -> None:
         name, processor = notes.channel_of(note.key)
@@ -251,14 +262,15 @@ class Channels:
         self.rest(channel)
 
     def went_back(self) -> None:
-        """The clock was set back: times that lie in the future now are put right, channel by channel."""
+        """Correct times that lie in the future, channel by channel, after the clock was set back."""
         self._swept = ""
         self._sweep_ms = self.now_ms = self.started_ms = self.clock_ms()
 
     def _sweep(self) -> None:
-        """Channels that were not empty when the last server ended are so now, until someone comes back.
+        """Plan the destruction of channels that had members present when the last server ended.
 
-        What the last one has noted with a clock that was ahead must not hold their logs for as long.
+        No member is present now until one comes back. Times that the last server noted with a clock that was
+        ahead are corrected, because they would hold the logs for too long.
         """
         if self._swept is None:
             return
@@ -266,7 +278,7 @@ class Channels:
         for topic in found:
             name = topic.name.removeprefix(CHANNEL_PREFIX)
             channel = self.get(name)
-            # One that is being destroyed has no date any more.
+            # A channel that is being destroyed has no schedule any more.
             if not (channel.present or channel.schedule or channel.is_busy):
                 channel.plan_destruction(self._sweep_ms + channel.rule.grace_ms)
             channel.forget_future(self._sweep_ms)
@@ -277,7 +289,7 @@ class Channels:
 
 
 class _Expiry:
-    """Looks at all snapshots in rounds, a few of them a tick, and has old ones forgotten."""
+    """Checks all snapshots in rounds, a few of them per tick, and has old ones deleted."""
 
     def __init__(self, hub: Channels, elapsed_ms: Callable[[], int]) -> None:
         self._hub = hub

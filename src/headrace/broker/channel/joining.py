@@ -1,29 +1,29 @@
-"""Members of a channel come, are away, and go; without any, its log has a date to be destroyed at."""
+"""Joining and leaving of members, and the planned destruction of a log without members present."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from headrace.broker import channel_notes as notes
-from headrace.broker.channel_errors import ChannelError
-from headrace.broker.channel_member import (
+from headrace.broker.channel import notes as notes
+from headrace.broker.channel.core import Done, nothing
+from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.member import (
     Member,
+    MemberConnection,
     Origin,
     Receive,
     Standing,
-    Subscriber,
 )
-from headrace.broker.channel_notes import Snapshot
-from headrace.broker.channel_receiving import Receiving
-from headrace.broker.channel_state import Done, nothing
-from headrace.broker.state import load_state
+from headrace.broker.channel.notes import StoredSnapshot
+from headrace.broker.channel.receiving import Receiving
+from headrace.broker.channel.state import load_state
 from headrace.log.store import ColdError
 from headrace.model import JUMP, Position
 
 
-class Missed(NamedTuple):
+class MissedByMember(NamedTuple):
     messages: int | None
-    """None when nobody can say how many."""
+    """Number of missed messages; None if it is unknown."""
     reason: str
     """`trimmed`, `destroyed` or `lost`."""
 
@@ -34,17 +34,17 @@ class Joined(NamedTuple):
     end: int
     cursor: int
     number: int
-    missed: Missed | None
-    snapshot: Snapshot | None
+    missed: MissedByMember | None
+    snapshot: StoredSnapshot | None
     lease_ms: int = 0
-    """Of the membership, where the processor has chosen one."""
+    """Lease of the membership if the processor chose one; otherwise 0."""
 
 
 class _Asked(NamedTuple):
-    """A join: who wants to be a member, how, and who is told."""
+    """A request to join: the processor, its options, and the callbacks for the answer."""
 
     processor: str
-    subscriber: Subscriber | None
+    subscriber: MemberConnection | None
     receive: Receive
     answer: Callable[[Joined], None]
     refuse: Callable[[ChannelError], None]
@@ -53,7 +53,7 @@ class _Asked(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """True when it has waited in vain."""
+        """True if the connection ended while the request waited."""
         return self.subscriber is not None and self.subscriber.is_gone
 
 
@@ -63,7 +63,7 @@ class Joining(Receiving):
     def join(
         self,
         processor: str,
-        subscriber: Subscriber | None,
+        subscriber: MemberConnection | None,
         receive: Receive,
         answer: Callable[[Joined], None],
         refuse: Callable[[ChannelError], None],
@@ -71,11 +71,11 @@ class Joining(Receiving):
         origin: Origin = None,
         lease_ms: int = 0,
     ) -> None:
-        """Without a subscriber: by a request, for a while.
+        """Make a processor a member. Without a subscriber, a request makes it present for a while.
 
-        With an `origin` the connection gets the state as of now, or where it has one still the offset behind
-        which it goes on; then every message behind that, its own included. No cursor is moved. `lease_ms`
-        shortens the channel's lease.
+        With an `origin`, the connection gets the present state and then every message after it, its own
+        included. If the origin is an offset that the log still has, the connection gets every message after
+        that offset instead. No cursor is moved. `lease_ms` shortens the channel's lease.
         """
         self._ask_to_join(_Asked(processor, subscriber, receive, answer, refuse, origin, lease_ms))
 
@@ -107,7 +107,7 @@ class Joining(Receiving):
         ):
             self._join(member, asked, None)
             return
-        # Until the snapshot is there, nothing may move.
+        # The log must not be trimmed until the snapshot is loaded.
         self.is_busy = True
         if asked.origin is None:
             self.load_snapshot(partial(self._found, asked, None), partial(self._not_found, asked))
@@ -132,10 +132,14 @@ class Joining(Receiving):
                 self._make_state(asked)
 
     def _find_start(self, asked: _Asked) -> None:
-        """What lay before the start may have been destroyed by hand, or expired, and count no more."""
+        """Let the connection continue at the start of the log, or give it a new state.
+
+        Messages before the start may have been destroyed by hand, or have expired. Then the state that the
+        client made of them is no longer valid.
+        """
         start = self.topic.start
 
-        def loaded(snapshot: Snapshot | None) -> None:
+        def loaded(snapshot: StoredSnapshot | None) -> None:
             if start.offset == 0 or (snapshot is not None and snapshot.offset == start.offset):
                 self._found(asked, start, None)
             else:
@@ -144,12 +148,12 @@ class Joining(Receiving):
         self.load_snapshot(loaded, partial(self._not_found, asked))
 
     def _make_state(self, asked: _Asked) -> None:
-        def made(state: Snapshot) -> None:
+        def made(state: StoredSnapshot) -> None:
             self._found(asked, Position(self.topic.epoch, state.offset, state.ordinal), state)
 
         load_state(self, made, partial(self._not_found, asked))
 
-    def _found(self, asked: _Asked, at: Position | None, snapshot: Snapshot | None) -> None:
+    def _found(self, asked: _Asked, at: Position | None, snapshot: StoredSnapshot | None) -> None:
         self.is_busy = False
         if not asked.is_over:
             name = asked.processor
@@ -166,7 +170,7 @@ class Joining(Receiving):
         self,
         member: Member,
         asked: _Asked,
-        snapshot: Snapshot | None,
+        snapshot: StoredSnapshot | None,
         origin: Position | None = None,
     ) -> None:
         topic, subscriber = self.topic, asked.subscriber
@@ -180,26 +184,26 @@ class Joining(Receiving):
             at = topic.start
         else:
             at = Position(topic.epoch, *member.confirmed)
-        # Who asks for a state has all of it, and misses nothing.
+        # A processor that asks for a state gets all of it, so it misses nothing.
         missed = self._missed(member, at) if is_behind and origin is None else None
         if is_told and not is_behind and (origin is None or not member.is_member):
-            # From now on the log is kept from there, also before this is committed.
+            # From now on the log is kept from this position, even before the join is committed.
             member.standing = Standing.NEW
             member.offset, member.ordinal = at.offset, at.ordinal
             member.acked = None
         member.lease_ms = asked.lease_ms
         self._arrive(member, subscriber)
-        # A request changes nothing for a connection on which the same processor is there.
+        # If the same processor is present on a connection, a request changes nothing for the connection.
         is_beside = subscriber is None and member.subscriber is not None
         if not is_beside:
             member.receive = asked.receive
             member.next_offset = -1
-            member.sent = None  # on another connection
+            member.sent = None  # these messages were sent on another connection
             member.gets_own = False
             if origin is not None and subscriber is not None:
                 member.begin_at(origin)
         if origin is not None and subscriber is None and not is_behind:
-            # A request goes on at its cursor: what lies behind the state is asked for by its offset.
+            # Requests continue at the cursor. Messages after the state are requested by their offset.
             at = Position(topic.epoch, *member.confirmed)
         member.seen_ms = self.hub.now_ms
         if not is_told and origin is None:
@@ -216,7 +220,7 @@ class Joining(Receiving):
         )
 
         def done() -> None:
-            # A request is answered also where its time was over before this was on disk.
+            # A request is answered even if the member's presence ended before the join was durable.
             was_asked = subscriber is None and member.is_member and not member.is_present
             if is_beside or was_asked:
                 asked.answer(joined)
@@ -230,26 +234,28 @@ class Joining(Receiving):
 
         self.write([self.note(member)], done)
 
-    def _missed(self, member: Member, at: Position) -> Missed | None:
-        """What a member will never see that it has not acknowledged, when it goes on at a place."""
+    def _missed(self, member: Member, at: Position) -> MissedByMember | None:
+        """Return the unacknowledged messages that a member will never get if it continues at a position."""
         offset, ordinal = member.confirmed
         gone = at.ordinal - ordinal
         if gone <= 0:
             return None
         if gone >= JUMP:
-            return Missed(None, "lost")
+            return MissedByMember(None, "lost")
         end = notes.read_end(self.hub.store, self.name)
-        return Missed(gone, "destroyed" if end is not None and offset < end.offset else "trimmed")
+        return MissedByMember(
+            gone, "destroyed" if end is not None and offset < end.offset else "trimmed"
+        )
 
     def leave(
         self,
         processor: str,
         answer: Done,
-        by: Subscriber | None = None,
+        by: MemberConnection | None = None,
         *,
         forget: bool = False,
     ) -> None:
-        """`by`: the connection on which it says so, if it is one. `forget`: its number, too."""
+        """End a membership. `by`: the connection that asks for it, if any. `forget`: drop the number too."""
         member = self.members.get(processor)
         if member is None or not member.is_member:
             self.after_changes(answer)
@@ -264,28 +270,29 @@ class Joining(Receiving):
         self._end_membership(member, answer)
 
     def _end_membership(self, member: Member, done: Done) -> None:
-        """Only its number is remembered, where it has sent something."""
+        """End a membership. Only the member's last number is kept, if it has sent a message."""
         self.write([self.left(member)], done)
         self.hub.look_later(self)
 
-    def gone(self, processor: str, subscriber: Subscriber) -> None:
-        """A connection has ended."""
+    def gone(self, processor: str, subscriber: MemberConnection) -> None:
+        """Handle the end of a member's connection."""
         member = self.members.get(processor)
         if member is None or member.subscriber is not subscriber:
             return
         if not member.is_polling:
             self._depart(member)
             return
-        # It is there by its requests still, which are not told what the connection was told.
+        # The member is still present because of its requests. They did not get what the connection was told,
+        # so they continue at the cursor.
         member.depart()
         member.is_polling = True
         if member.offset >= self.topic.start_offset:
             member.enter(Position(self.topic.epoch, member.offset, member.ordinal), is_told=False)
 
     def request(self, processor: str, *, at_cursor: bool = True) -> Member:
-        """A member that is there by a request; raises ChannelError where it must join first.
+        """Return the member that makes a request. Raises ChannelError if it must join first.
 
-        `at_cursor`: it needs what lies behind its cursor.
+        `at_cursor`: the request needs the messages after the member's cursor.
         """
         member = self.members.get(processor)
         if member is None or not member.is_member:
@@ -316,7 +323,7 @@ class Joining(Receiving):
         else:
             member.is_polling = False
 
-    def _arrive(self, member: Member, subscriber: Subscriber | None) -> None:
+    def _arrive(self, member: Member, subscriber: MemberConnection | None) -> None:
         old = member.subscriber
         if not member.is_present:
             self.present += 1
@@ -336,7 +343,7 @@ class Joining(Receiving):
         member.depart()
         self.present -= 1
         if member.lease_ms:
-            # A short lease counts from now on, and not from when the member was last noted.
+            # A short lease counts from now, not from the last note of the member.
             member.seen_ms = self.hub.clock_ms()
             self.write([self.note(member)], nothing)
         if not self.present and self.schedule is None:
@@ -344,7 +351,7 @@ class Joining(Receiving):
         self.hub.look_later(self)
 
     def keep(self, answer: Callable[[bool], None]) -> None:
-        """An operator cancels a destruction; the answer is whether there was one."""
+        """Cancel the destruction of the log for an operator; `answer` gets True if one was planned."""
         was_planned = self.schedule is not None and self.schedule.due_ms > 0
         if not self.present:
             self.schedule = notes.kept_note(self.name)
@@ -353,7 +360,7 @@ class Joining(Receiving):
             self.after_changes(lambda: answer(False))
 
     def renew(self, member: Member, now_ms: int) -> None:
-        """Note that a member is there, or when its lease has ended; or forget it at last."""
+        """Update a member whose note is due: renew its presence, end its short lease, or forget it."""
         if member.is_present:
             member.seen_ms = now_ms
         elif member.is_member and member.lease_ms and now_ms >= self.lease_end_ms(member):
@@ -367,7 +374,7 @@ class Joining(Receiving):
         self.hub.look_later(self)
 
     def forget_future(self, now_ms: int) -> None:
-        """Count what was noted with a clock that was ahead as noted now."""
+        """Correct times that were noted with a clock that was ahead: they count as noted now."""
         future = [member for member in self.members.values() if member.seen_ms > now_ms]
         for member in future:
             member.seen_ms = now_ms
@@ -378,8 +385,8 @@ class Joining(Receiving):
             self.plan_destruction(due_ms)
 
 
-def _is_late(subscriber: Subscriber, member: Member) -> bool:
-    """Whether what a dead connection has sent comes only now, behind what its client has sent since."""
+def _is_late(subscriber: MemberConnection, member: Member) -> bool:
+    """Return True if a join of an old connection arrives after its client joined on a later connection."""
     other = member.subscriber
     if other is None or not subscriber.instance:
         return False

@@ -1,8 +1,8 @@
-"""A member of a channel: how far it has acknowledged, what it has sent, and what was transmitted to it.
+"""A member of a channel: its cursor, the number of its last message, and the messages transmitted to it.
 
-Its **cursor** is what is noted on disk. While it is there, it may have been given a snapshot in place of what
-it missed: then it is further than its cursor, which stays where it is until it acknowledges something. Who is
-cut off before that is told the same again.
+The **cursor** is the position that is noted on disk. A member that is present may have received a snapshot in
+place of the messages that it missed. Then the member is ahead of its cursor, which stays where it is until
+the member acknowledges something. A member that is disconnected before that gets the same answer again.
 """
 
 from bisect import bisect_left
@@ -14,19 +14,19 @@ from headrace.model import Position
 
 WINDOW_MESSAGES_MAX = 1000
 WINDOW_BYTES_MAX = 1 << 20
-"""What is pushed to a member that has not acknowledged it; the last batch may go beyond the bytes."""
+"""Limits of the unacknowledged messages that are pushed to a member; the last batch may exceed the bytes."""
 
 
 class Standing(IntEnum):
     LEFT = 0
-    """Only its number is remembered."""
+    """No longer a member: only the number of its last message is remembered."""
     NEW = 1
-    """It has never acknowledged anything: what was before its time it gets as a snapshot."""
+    """Has never acknowledged anything. It gets a snapshot in place of the messages before its join."""
     MEMBER = 2
 
 
 Origin = Literal["state"] | int | None
-"""Where a connection begins: at the state as of now, just past an offset that it has, or at its cursor."""
+"""Start of a connection: the present state, an offset that the client has messages up to, or the cursor."""
 
 
 class Receive(StrEnum):
@@ -36,43 +36,43 @@ class Receive(StrEnum):
 
 
 class Transmitted(NamedTuple):
-    """A message that a member was sent, and where its cursor is when it has acknowledged it."""
+    """A message that was sent to a member, and the cursor after the member has acknowledged it."""
 
     offset: int
-    """Just past the message."""
+    """Offset just past the message."""
     step_offset: int
-    """Just past those of its own that follow."""
+    """Offset just past the member's own messages that directly follow."""
     step_ordinal: int
 
 
-class Outgoing(NamedTuple):
+class OutgoingMessage(NamedTuple):
     """A message on its way to members."""
 
     offset: int
     ms: int
     payload: bytes
-    """In its envelope."""
+    """The message in its envelope."""
 
 
 class Batch:
-    """Messages that are transmitted together, to one member or to many."""
+    """Messages that are transmitted together to one or more members."""
 
     __slots__ = ("channel", "encoded", "lost", "messages", "more")
 
     def __init__(
-        self, channel: str, messages: Sequence[Outgoing], *, more: bool, lost: int = 0
+        self, channel: str, messages: Sequence[OutgoingMessage], *, more: bool, lost: int = 0
     ) -> None:
         self.channel = channel
         self.messages = messages
         self.more = more
-        """Whether more are pending by now."""
+        """True if more messages were pending when the batch was made."""
         self.lost = lost
-        """How many that should be among them cannot be read any more."""
+        """Number of messages that belong to the batch but can no longer be read."""
         self.encoded: dict[object, bytes] = {}
-        """For whoever encodes it: once for all who get the same."""
+        """Encoded forms of the batch, each made once for all members that get the same form."""
 
 
-class Subscriber(Protocol):
+class MemberConnection(Protocol):
     """The connection that a member has joined on."""
 
     @property
@@ -80,19 +80,22 @@ class Subscriber(Protocol):
 
     @property
     def instance(self) -> str:
-        """The client that has made the connection; empty when it does not say."""
+        """Id of the client that made the connection; empty if the client does not send one."""
 
     @property
     def attempt(self) -> int:
-        """Which of the connections of that client it is."""
+        """Number of this connection among the connections of the same client."""
 
     def messages(self, channel: str, batch: Batch) -> bool:
-        """Take them; False when there is no room, and then `Channel.go_on` is called when there is."""
+        """Take a batch. Return False if there is no room; then `Channel.go_on` is called when there is."""
 
     def signal(self, channel: str) -> None: ...
 
     def ended(self, channel: str, reason: str) -> None:
-        """The processor has joined on another connection ("replaced"), or left on one ("left")."""
+        """Called when the processor has joined ("replaced") or left ("left") on another connection.
+
+        Also called when the channel was destroyed by hand ("destroyed").
+        """
 
 
 class Member:
@@ -115,32 +118,38 @@ class Member:
     ) -> None:
         self.name = name
         self.number = number
-        """Of the last message that was accepted of it."""
+        """Number of the last message that was accepted from the member."""
         self.seen_ms = seen_ms
-        """When it was last heard of, as far as it is noted."""
+        """Time when the member was last seen, as far as it was noted."""
         self.standing = standing
         self.lease_ms = lease_ms
-        """The lease that it chose when it joined; 0: the channel's."""
+        """Lease that the member chose when it joined; 0: the channel's lease."""
         self.gets_own = False
-        """True while its connection gets the log as it is, from a state on, with its own messages."""
+        """True while the connection gets all messages after its origin, the member's own included."""
         self.offset, self.ordinal = offset, ordinal
-        """Up to here nothing is pending for it."""
+        """Position up to which nothing is pending for the member."""
         self.acked: tuple[int, int] | None = None
-        """Its cursor, where its connection is elsewhere: it was given a state, or has asked for a place."""
-        self.subscriber: Subscriber | None = None
+        """The cursor, if the connection is at another position: it got a state, or asked for an offset."""
+        self.subscriber: MemberConnection | None = None
         self.receive = Receive.POLL
         self.is_polling = False
-        """Whether it is there by its requests."""
+        """True while the member is present because of its requests."""
         self.is_signalled = False
         self.next_offset = self.next_ordinal = -1
-        """Where the next message for it is looked for; -1 before it has joined, or been answered."""
+        """Position where the member's next message is looked for; -1 until the join is answered."""
         self.sent: list[Transmitted] | None = None
-        """What it has not acknowledged, oldest first."""
+        """Messages that the member has not acknowledged, oldest first."""
         self.offsets: dict[int, int] | None = None
-        """Where its last messages lie that are kept, by number; looked up when one has come again."""
+        """End offsets, by number, of the member's last messages that are kept.
+
+        They are looked up when the member sends a message again.
+        """
         self.sent_again: list[tuple[int | None, Callable[[int | None], None]]] | None = None
-        """Numbers that have come again and are being looked up, and who is told where they lie; or None,
-        and who only waits for his turn."""
+        """Answers that wait for the lookup of messages that were sent again, in their order.
+
+        Each has the message's number, and a callback that gets its end offset. The number is None if the
+        callback only waits for its turn.
+        """
 
     @property
     def is_present(self) -> bool:
@@ -148,7 +157,7 @@ class Member:
 
     @property
     def is_joining(self) -> bool:
-        """Whether it is there, and its join is not on disk yet."""
+        """True if the member is present on a connection and its join is not durable yet."""
         return self.next_offset < 0 and self.subscriber is not None
 
     @property
@@ -157,12 +166,12 @@ class Member:
 
     @property
     def confirmed(self) -> tuple[int, int]:
-        """Its cursor."""
+        """Offset and ordinal of the cursor."""
         return self.acked or (self.offset, self.ordinal)
 
     @property
     def room(self) -> int:
-        """How many more messages may be pushed to it."""
+        """Number of messages that may be pushed to the member now."""
         if not self.sent:
             return WINDOW_MESSAGES_MAX
         if self.next_offset - self.offset >= WINDOW_BYTES_MAX:
@@ -170,14 +179,14 @@ class Member:
         return WINDOW_MESSAGES_MAX - len(self.sent)
 
     def begin_at(self, at: Position) -> None:
-        """Let its connection have all messages behind a place, and its cursor stay where it is."""
+        """Let the connection get all messages after a position. The cursor stays where it is."""
         self.gets_own = True
         if self.acked is None and self.offset != at.offset:
             self.acked = (self.offset, self.ordinal)
         self.offset, self.ordinal = at.offset, at.ordinal
 
     def enter(self, at: Position, *, is_told: bool) -> None:
-        """It is answered: this is where it goes on. `is_told`: by way of a snapshot."""
+        """Continue at a position, now that the join is answered. `is_told`: a snapshot led there."""
         if is_told and self.offset < at.offset and self.acked is None:
             self.acked = (self.offset, self.ordinal)
         self.offset, self.ordinal = at.offset, at.ordinal
@@ -186,7 +195,7 @@ class Member:
         self.is_signalled = False
 
     def depart(self) -> None:
-        """It is not there any more."""
+        """End the member's presence, and go back to the cursor."""
         self.subscriber = None
         self.is_polling = self.is_signalled = self.gets_own = False
         self.next_offset = self.next_ordinal = -1
@@ -196,7 +205,7 @@ class Member:
             self.acked = None
 
     def sent_itself(self, begin: int, end: int, end_ordinal: int) -> None:
-        """A message of its own lies there: it is not pending, and stepped over where nothing else is."""
+        """Step over the member's own message, which is not pending, unless others are pending before it."""
         if self.gets_own:
             return
         if self.sent and self.sent[-1].step_offset == begin:
@@ -209,7 +218,7 @@ class Member:
     def transmitted(self, sent: list[Transmitted], next_offset: int, next_ordinal: int) -> None:
         if sent:
             self.sent = [*self.sent, *sent] if self.sent else sent
-        # Else only messages of its own were there.
+        # Otherwise only the member's own messages were there.
         elif self.sent and self.sent[-1].step_offset == self.next_offset:
             self.sent[-1] = Transmitted(self.sent[-1].offset, next_offset, next_ordinal)
         elif not self.sent and self.offset == self.next_offset:
@@ -217,7 +226,7 @@ class Member:
         self.next_offset, self.next_ordinal = next_offset, next_ordinal
 
     def fetched(self, sent: list[Transmitted], next_offset: int, next_ordinal: int) -> None:
-        """It has asked itself, and got everything from its cursor on."""
+        """Record the result of a fetch, which has returned everything from the member's position on."""
         if sent:
             self.sent = sent
         elif not self.sent:
@@ -226,7 +235,7 @@ class Member:
             self.next_offset, self.next_ordinal = next_offset, next_ordinal
 
     def find_sent(self, offset: int) -> Transmitted | None:
-        """What it was sent that ends there."""
+        """Return the message that was sent to the member and ends at `offset`, if there is one."""
         if not self.sent:
             return None
         found = bisect_left(self.sent, (offset,))
@@ -234,12 +243,12 @@ class Member:
         return one if one is not None and one.offset == offset else None
 
     def acknowledge(self, offset: int, ordinal: int) -> None:
-        """Everything up to here."""
+        """Acknowledge everything up to a position."""
         if offset == self.next_offset:
-            offset = self.next_offset  # the same object: of many idle members, one number each
+            offset = self.next_offset  # reuse the int object, to save one for each idle member
         cursor = self.confirmed
         self.offset, self.ordinal = offset, ordinal
-        # A connection that began before the cursor catches up with it, and does not move it back.
+        # A connection that began before the cursor must not move the cursor back.
         self.acked = cursor if self.gets_own and cursor[0] > offset else None
         self.standing = Standing.MEMBER
         if self.sent:

@@ -1,6 +1,6 @@
-"""What is noted of channels beside their logs: members, schedules, ends and snapshots, as notes of the store.
+"""Notes of the store about channels: members, schedules, ends and snapshots. Elsewhere: the logs.
 
-Keys sort by channel, then processor, and are told apart by their first two bytes.
+Keys sort by channel, then by processor. The first two bytes of a key say which kind of note it is.
 """
 
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.broker.channel_member import Member, Standing
-from headrace.channel_envelope import Content
+from headrace.broker.channel.member import Member, Standing
 from headrace.log.store import Note, Store
+from headrace.payload.channel import Content
 
 MEMBER = b"cm"
 SCHEDULE = b"cs"
@@ -18,7 +18,7 @@ END = b"ce"
 SNAPSHOT = b"cx"
 
 KEPT = b"kept"
-"""The schedule of a channel without subscribers that an operator wants to keep."""
+"""Schedule of a channel without subscribers that an operator wants to keep."""
 
 _READ_AT_ONCE = 500
 _STOP = b"\0\x01"
@@ -26,8 +26,8 @@ _STOP = b"\0\x01"
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Snapshot(NamedTuple):
-    """The state that all messages up to a place have been folded into."""
+class StoredSnapshot(NamedTuple):
+    """State that all messages up to a position have been folded into."""
 
     epoch: int
     offset: int
@@ -37,7 +37,7 @@ class Snapshot(NamedTuple):
 
 
 class End(NamedTuple):
-    """Where the last life of the log ended that was destroyed."""
+    """End of the last life of the log that was destroyed."""
 
     offset: int
     ordinal: int
@@ -50,22 +50,22 @@ _decode_end = msgspec.msgpack.Decoder(tuple[int, int]).decode
 
 
 def key(kind: bytes, channel: str) -> bytes:
-    # A name may have a zero byte: it is written so that names still sort as they are.
+    # A name may contain a zero byte. The replacement keeps keys in the sort order of the names.
     return kind + channel.encode().replace(b"\0", b"\0\xff") + _STOP
 
 
 def begin(kind: bytes, prefix: str) -> bytes:
-    """What the keys of all channels begin with whose names begin so."""
+    """Return the bytes that begin the keys of all channels whose names begin with `prefix`."""
     return key(kind, prefix).removesuffix(_STOP)
 
 
 def past(kind: bytes, channel: str) -> bytes:
-    """Behind all keys of a channel, and before those of the next."""
+    """Return a key after all keys of a channel, and before the keys of the next channel."""
     return key(kind, channel) + b"\xff"
 
 
 def channel_of(note_key: bytes) -> tuple[str, str]:
-    """The channel that a key is about, and the processor where it is a member's."""
+    """Return the channel of a key, and the processor if the key is a member's (otherwise empty)."""
     name, _, rest = note_key[2:].partition(_STOP)
     return name.replace(b"\0\xff", b"\0").decode(), rest.decode()
 
@@ -95,7 +95,7 @@ def read_members(store: Store, channel: str) -> Iterator[Member]:
         after = found[-1].key
 
 
-def snapshot_note(channel: str, snapshot: Snapshot) -> Note:
+def snapshot_note(channel: str, snapshot: StoredSnapshot) -> Note:
     *place, content = snapshot
     return Note(key(SNAPSHOT, channel), _encode((*place, content.is_json, content.data)))
 
@@ -104,15 +104,15 @@ def no_snapshot(channel: str) -> Note:
     return Note(key(SNAPSHOT, channel), None)
 
 
-def read_snapshot(store: Store, channel: str) -> Snapshot | None:
+def read_snapshot(store: Store, channel: str) -> StoredSnapshot | None:
     note = store.note(key(SNAPSHOT, channel))
     return None if note is None or note.value is None else snapshot_of(note)
 
 
-def snapshot_of(note: Note) -> Snapshot:
+def snapshot_of(note: Note) -> StoredSnapshot:
     assert note.value is not None
     epoch, offset, ordinal, ms, is_json, data = _decode_snapshot(note.value)
-    return Snapshot(epoch, offset, ordinal, ms, Content(data, is_json))
+    return StoredSnapshot(epoch, offset, ordinal, ms, Content(data, is_json))
 
 
 def end_note(channel: str, end: End, due_ms: int) -> Note:

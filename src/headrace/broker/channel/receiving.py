@@ -1,39 +1,39 @@
-"""Receiving from a channel, in any of the three ways, and acknowledging: one cursor for each member."""
+"""Receiving from a channel by push, signal or poll, and acknowledging. Each member has one cursor."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from headrace.broker.channel_errors import ChannelError
-from headrace.broker.channel_member import (
+from headrace.broker.channel.core import ChannelState, Done
+from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.member import (
     Batch,
     Member,
-    Outgoing,
+    MemberConnection,
+    OutgoingMessage,
     Receive,
     Standing,
-    Subscriber,
     Transmitted,
-)
-from headrace.broker.channel_state import ChannelState, Done
-from headrace.channel_envelope import (
-    prefix_of,
 )
 from headrace.log.records import split_records
 from headrace.log.store import Appended, ColdError
 from headrace.model import JUMP, RECORD_HEADER_BYTES, Position
+from headrace.payload.channel import (
+    prefix_of,
+)
 
 BATCH_MESSAGES_MAX = 500
 BATCH_BYTES_MAX = 1 << 18
-"""What is transmitted at once; the last message may go beyond it."""
+"""Limits of the messages that are transmitted at once; the last message may exceed the bytes."""
 
 
 class _Scan(NamedTuple):
-    """What lies behind a place for a member."""
+    """Messages for a member after a position."""
 
-    messages: list[Outgoing]
+    messages: list[OutgoingMessage]
     sent: list[Transmitted]
     offset: int
-    """Where it ends: nothing up to here is for the member but these."""
+    """End of the scan: up to here, only these messages are for the member."""
     ordinal: int
     lost: int
 
@@ -42,7 +42,7 @@ class Receiving(ChannelState):
     __slots__ = ()
 
     def fetch(self, member: Member, messages_max: int, answer: Callable[[Batch], None]) -> None:
-        """What is pending. It stays so until it is acknowledged."""
+        """Answer with pending messages. They stay pending until they are acknowledged."""
         if member.is_joining:
             self.after_changes(partial(self.fetch, member, messages_max, answer))
             return
@@ -61,7 +61,7 @@ class Receiving(ChannelState):
         answer: Callable[[Batch], None],
         refuse: Callable[[ChannelError], None],
     ) -> None:
-        """All messages behind an offset, whoever has sent them. Nothing is moved by that."""
+        """Answer with messages after an offset, from all senders. This moves no cursor."""
         topic = self.topic
         if offset < topic.start_offset:
             text = f"messages behind offset {offset} of channel {self.name!r} are gone: join again"
@@ -81,7 +81,7 @@ class Receiving(ChannelState):
         answer(self._batch(scan))
 
     def wait(self, tell: Done) -> None:
-        """Call this when the next message has come."""
+        """Call `tell` when the next message has come."""
         if self.waiters is None:
             self.waiters = []
         self.waiters.append(tell)
@@ -91,11 +91,11 @@ class Receiving(ChannelState):
             self.waiters.remove(tell)
 
     def is_pending(self, member: Member) -> bool:
-        """Whether there may be something for it."""
+        """Return True if there may be messages for the member."""
         return member.offset < self.topic.end_offset
 
     def go_on(self, member: Member) -> None:
-        """Give a member what is pending, in its way, as far as it has room."""
+        """Push or signal pending messages to a member, as far as it has room."""
         subscriber = member.subscriber
         if subscriber is None or member.next_offset < 0:
             return
@@ -116,7 +116,7 @@ class Receiving(ChannelState):
                     return
                 member.transmitted(scan.sent, scan.offset, scan.ordinal)
 
-    def _go_on_with(self, member: Member, subscriber: Subscriber) -> None:
+    def _go_on_with(self, member: Member, subscriber: MemberConnection) -> None:
         if member.subscriber is subscriber:
             self.go_on(member)
 
@@ -142,20 +142,21 @@ class Receiving(ChannelState):
         return Batch(self.name, scan.messages, more=more, lost=scan.lost)
 
     def _scan(self, skipped: bytes, offset: int, ordinal: int, messages_max: int) -> _Scan:
-        """The messages from a place on, at least all of a block when none is for the member.
+        """Read the messages for a member from a position on, up to the limits of a batch.
 
-        Those that begin with `skipped` are not, unless it is empty.
+        Messages that begin with `skipped` are not for the member, unless `skipped` is empty. They do not
+        count towards the limits.
         """
         topic = self.topic
         reader = self.hub.store.reader(topic)
-        messages: list[Outgoing] = []
+        messages: list[OutgoingMessage] = []
         sent: list[Transmitted] = []
         size = lost = 0
         while offset < topic.end_offset:
             chunk = reader.read(offset, BATCH_BYTES_MAX)
             for run in chunk.runs:
                 if run.offset > offset:
-                    # Damage, or a jump that a crash has made.
+                    # Records are missing here: they are damaged, or a crash has made offsets jump.
                     lost += max(0, run.ordinal - ordinal) % JUMP
                     offset, ordinal = run.offset, run.ordinal
                 for record in split_records(run.data, run.record_count):
@@ -167,7 +168,9 @@ class Receiving(ChannelState):
                         if sent:
                             sent[-1] = Transmitted(sent[-1].offset, offset, ordinal)
                     else:
-                        messages.append(Outgoing(offset, run.ms, record[RECORD_HEADER_BYTES:]))
+                        messages.append(
+                            OutgoingMessage(offset, run.ms, record[RECORD_HEADER_BYTES:])
+                        )
                         sent.append(Transmitted(offset, offset, ordinal))
                         size += len(record)
             if not chunk.runs:
@@ -191,11 +194,11 @@ class Receiving(ChannelState):
         if member.is_joining:
             self.after_changes(partial(self.ack, member, offset, answer, refuse))
             return
-        # Without that, it may be a snapshot that is acknowledged, behind which it has sent something itself.
+        # If this is False, the offset may acknowledge a snapshot after which the member has sent messages.
         is_confirmed = member.acked is None and member.standing is Standing.MEMBER
         if offset <= member.offset and (is_confirmed or offset < self.topic.start_offset):
             self._answer_with_cursor(member, answer)
-            self.hub.look_later(self)  # its cursor may have moved by what it has sent itself
+            self.hub.look_later(self)  # the member's own messages may have moved its cursor
             return
 
         def look() -> None:
@@ -217,7 +220,7 @@ class Receiving(ChannelState):
                 )
             elif found.offset < member.offset:
                 if member.gets_own and found.offset > member.confirmed[0]:
-                    # Its connection began ahead of its cursor, which follows.
+                    # The connection began ahead of the cursor. Now the cursor follows.
                     member.acked = found.offset, found.ordinal
                     member.standing = Standing.MEMBER
                     self.write([self.note(member)], partial(answer, found.offset))
@@ -230,13 +233,13 @@ class Receiving(ChannelState):
         look()
 
     def _answer_with_cursor(self, member: Member, answer: Callable[[int], None]) -> None:
-        """Acknowledge again what was acknowledged before, when that is durable."""
-        # As it is now: what moves it while this waits may not be durable when this is answered.
+        """Answer a repeated acknowledgement when the cursor is durable."""
+        # The answer is the cursor as it is now: later moves may not be durable when this is answered.
         cursor = member.confirmed[0]
         self.after_changes(lambda: answer(cursor))
 
     def _boundary(self, member: Member, offset: int) -> Position | None:
-        """Behind the message that ends at an offset, and those of the member that follow."""
+        """Return the position after the message that ends at `offset` and the member's own that follow."""
         topic = self.topic
         if offset > topic.end_offset or offset < topic.start_offset:
             return None
@@ -245,7 +248,7 @@ class Receiving(ChannelState):
         if at.offset != offset:
             return None
         if member.gets_own:
-            return at  # its own messages are sent to it like all others
+            return at  # the member gets its own messages like all others
         prefix = prefix_of(member.name.encode())
         here, ordinal = at.offset, at.ordinal
         reader = store.reader(topic)
@@ -279,10 +282,10 @@ class Receiving(ChannelState):
         elif member.next_offset < self.topic.end_offset:
             self.go_on(member)
 
-    # What the store says
+    # Calls from the store
 
     def committed(self, one: Appended) -> None:
-        """Give what is new to those who have everything before it."""
+        """Send new messages to members. Those that have everything before them share one batch."""
         shared: Batch | None = None
         count = len(one.records)
         is_long = count > BATCH_MESSAGES_MAX or one.end - one.offset > BATCH_BYTES_MAX
@@ -314,16 +317,16 @@ class Receiving(ChannelState):
         self.wake()
 
     def _new_messages(self, one: Appended) -> Batch:
-        messages: list[Outgoing] = []
+        messages: list[OutgoingMessage] = []
         offset = one.offset
         for record in one.records:
             offset += len(record)
-            messages.append(Outgoing(offset, one.ms, record[RECORD_HEADER_BYTES:]))
+            messages.append(OutgoingMessage(offset, one.ms, record[RECORD_HEADER_BYTES:]))
         return Batch(self.name, messages, more=one.end < self.topic.end_offset)
 
 
 def _own(member: Member) -> bytes:
-    """What the messages begin with that are not for a member."""
+    """Return the bytes that begin messages which are not for a member; empty if it gets all messages."""
     return b"" if member.gets_own else prefix_of(member.name.encode())
 
 

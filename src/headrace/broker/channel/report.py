@@ -1,16 +1,16 @@
-"""What there is to know of channels, for operators: names, members, what holds the log, what comes next."""
+"""Reports about channels for operators: names, members, what holds the log, and planned destruction."""
 
 from collections.abc import Iterator
 from heapq import merge
 from itertools import groupby, islice
 from typing import Any
 
-from headrace.broker import channel_notes as notes
-from headrace.broker.channel_jobs import needed
-from headrace.broker.channel_member import Member, Standing
-from headrace.broker.channel_notes import Snapshot
-from headrace.broker.channel_state import ChannelState
-from headrace.log.holds import waited_for
+from headrace.broker.channel import notes as notes
+from headrace.broker.channel.core import ChannelState
+from headrace.broker.channel.member import Member, Standing
+from headrace.broker.channel.notes import StoredSnapshot
+from headrace.broker.channel.trimming import needed
+from headrace.log.retention import waited_for
 from headrace.log.store import Store
 from headrace.model import CHANNEL_PREFIX, Position, Span
 
@@ -18,10 +18,10 @@ _PAGE = 200
 
 
 def names(store: Store, prefix: str, after: str, limit: int) -> list[str]:
-    """Channels that have a log, a member or a snapshot, in the order of their names."""
+    """Return the channels that have a log, a member or a snapshot, in the order of their names."""
     found = merge(
         _topics(store, prefix, after),
-        _noted(store, notes.MEMBER, prefix, after),
+        _with_members(store, prefix, after),
         _noted(store, notes.SNAPSHOT, prefix, after),
         key=str.encode,
     )
@@ -36,8 +36,15 @@ def _topics(store: Store, prefix: str, after: str) -> Iterator[str]:
         last = found[-1].name
 
 
+def _with_members(store: Store, prefix: str, after: str) -> Iterator[str]:
+    """Yield the channels with members. A channel that only remembers senders that have left has none."""
+    for name in _noted(store, notes.MEMBER, prefix, after):
+        if any(member.is_member for member in notes.read_members(store, name)):
+            yield name
+
+
 def _noted(store: Store, kind: bytes, prefix: str, after: str) -> Iterator[str]:
-    """One for each channel: its other notes of the kind are jumped over."""
+    """Yield each channel with notes of a kind once, and skip its other notes of the kind."""
     start = notes.begin(kind, prefix)
     last = notes.past(kind, after) if after else start
     while found := store.notes(start, last, 1):
@@ -46,7 +53,7 @@ def _noted(store: Store, kind: bytes, prefix: str, after: str) -> Iterator[str]:
         last = notes.past(kind, name)
 
 
-def describe(channel: ChannelState, snapshot: Snapshot | None, now_ms: int) -> dict[str, Any]:
+def describe(channel: ChannelState, snapshot: StoredSnapshot | None, now_ms: int) -> dict[str, Any]:
     topic, schedule = channel.topic, channel.schedule
     first = needed(channel, now_ms)
     store = channel.hub.store

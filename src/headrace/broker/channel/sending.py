@@ -1,41 +1,41 @@
-"""Sending to a channel: every number of a processor is stored once, and in its order."""
+"""Sending to a channel. The messages of a processor are stored once, in the order of their numbers."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from headrace.broker import channel_notes as notes
-from headrace.broker.channel_errors import ChannelError
-from headrace.broker.channel_member import (
+from headrace.broker.channel import notes as notes
+from headrace.broker.channel.core import ChannelState, Done
+from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.member import (
     Member,
     Standing,
-)
-from headrace.broker.channel_state import ChannelState, Done
-from headrace.channel_envelope import (
-    BadMessageError,
-    Content,
-    Message,
-    MessageTooLargeError,
-    decode_message,
-    encode_message,
-    prefix_of,
 )
 from headrace.log.records import pack_record, split_records
 from headrace.log.store import ColdError, Note
 from headrace.model import RECORD_HEADER_BYTES
-from headrace.reducers import CannotFoldError
+from headrace.payload.channel import (
+    BadMessageError,
+    Content,
+    MessageTooLargeError,
+    StoredMessage,
+    decode_message,
+    encode_message,
+    prefix_of,
+)
+from headrace.payload.reducers import CannotFoldError
 
 _READ_BYTES = 1 << 18
 
 _OFFSETS_MAX = 1000
-"""Of the last messages of a member, of which one has come again, it is remembered where they lie."""
+"""Number of messages whose offsets are kept in memory for a member that has sent a message again."""
 
 
 class Accepted(NamedTuple):
-    """A message is durable."""
+    """Answer to a message that is durable."""
 
     offset: int | None
-    """None when it is no longer kept."""
+    """Offset just past the message; None if the message is no longer kept."""
     is_duplicate: bool
 
 
@@ -45,7 +45,7 @@ class Sending(ChannelState):
     def send(
         self, member: Member, number: int, content: Content, answer: Callable[[Accepted], None]
     ) -> None:
-        """Raises ChannelError."""
+        """Store a message unless its number is stored already. Raises ChannelError."""
         if number <= member.number:
             self.hub.count("duplicates_refused_total")
             self._send_again(member, number, answer)
@@ -61,7 +61,7 @@ class Sending(ChannelState):
         except CannotFoldError as error:
             raise ChannelError("cannot-fold", str(error)) from None
         try:
-            record = pack_record(encode_message(Message(member.name, number, content)))
+            record = pack_record(encode_message(StoredMessage(member.name, number, content)))
         except MessageTooLargeError as error:
             raise ChannelError("too-large", str(error)) from None
         except BadMessageError as error:
@@ -82,14 +82,14 @@ class Sending(ChannelState):
     def _stored(member: Member, answer: Callable[[Accepted], None], accepted: Accepted) -> None:
         if member.sent_again is None:
             answer(accepted)
-        else:  # behind those that came again before it
+        else:  # the answer waits for messages that were sent again before this one
             member.sent_again.append((None, lambda _: answer(accepted)))
 
-    def send_batch(self, messages: Sequence[Message], note: Note, done: Done) -> None:
-        """Those that are new, in one commit with a note; without a number a message gets the next one.
+    def send_batch(self, messages: Sequence[StoredMessage], note: Note, done: Done) -> None:
+        """Store the new messages in one commit with a note. An unnumbered message gets the next number.
 
-        They were checked before. A gap can only mean that the numbers before it are forgotten: it is passed
-        over. Who is not a member does not become one, and nobody's lease is renewed.
+        The messages were checked before. A gap can only mean that the numbers before it are forgotten, so it
+        is ignored. A sender that is not a member does not become one, and no lease is renewed.
         """
         now_ms = self.hub.now_ms
         records: list[bytes] = []
@@ -111,20 +111,20 @@ class Sending(ChannelState):
             if member.is_member:
                 member.sent_itself(begin, self.end_offset, self.end_ordinal)
             member.offsets = None
-            # Its number is remembered from now on, its cursor no longer than before.
+            # The number is remembered from now on, but the cursor is not kept longer than before.
             held_ms = self.lease_ms(member) if member.is_member else 0
             member.seen_ms = max(member.seen_ms, now_ms - held_ms)
             senders[name] = member
         changed = [note, *map(self.note, senders.values())]
         if records and not self.present and self.schedule is None:
-            # Nobody was ever there whose going would have planned it.
+            # No member was present whose departure would have planned the destruction.
             due_ms = self.hub.clock_ms() + self.rule.grace_ms
             self.schedule = notes.schedule_note(self.name, due_ms)
             changed.append(self.schedule)
         self.write(changed, done, records=records)
 
     def _send_again(self, member: Member, number: int, answer: Callable[[Accepted], None]) -> None:
-        """Behind the first: that may not be committed yet."""
+        """Answer a message that was sent again, after the first one is committed."""
 
         def tell(offset: int | None) -> None:
             kept = offset is not None and offset > self.topic.start_offset
@@ -151,7 +151,10 @@ class Sending(ChannelState):
         *,
         is_all: bool = True,
     ) -> None:
-        """Find where messages of a member lie; a block a step, so that nobody waits for a long log."""
+        """Find the offsets of a member's messages.
+
+        Each step reads one block, so that other work does not wait for a long log.
+        """
         again = partial(self._look_back, member, wanted)
         if offset < self.topic.end_offset:
             try:
@@ -167,7 +170,7 @@ class Sending(ChannelState):
                     if record.startswith(prefix, RECORD_HEADER_BYTES):
                         found[decode_message(record[RECORD_HEADER_BYTES:]).number] = at
             if len(found) > _OFFSETS_MAX:
-                # From the one that is wanted on: those behind it come again too.
+                # Keep the wanted number and those after it, which the client will send again too.
                 is_all = False
                 numbers = [n for n in found if n >= wanted] or list(found)
                 found = {number: found[number] for number in numbers[:_OFFSETS_MAX]}
@@ -181,7 +184,7 @@ class Sending(ChannelState):
             if number is None or number in found or is_all or number == wanted:
                 tell(found.get(number or 0))
                 continue
-            # It came meanwhile, and its place is not among those that are remembered.
+            # This number came during the lookup, and its offset was not kept: look it up again.
             member.sent_again = asked[place:]
             start = self.topic.start_offset
             self.hub.runner.soon(partial(self._look_back, member, number, {}, start))

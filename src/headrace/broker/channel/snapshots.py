@@ -1,45 +1,45 @@
-"""Where the snapshots of channels are kept: as notes of the store, beside the logs."""
+"""Storage of channel snapshots: the interface, and snapshots as notes of the store, beside the logs."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from headrace.broker import channel_notes as notes
-from headrace.broker.channel_notes import Snapshot, read_snapshot
+from headrace.broker.channel import notes as notes
+from headrace.broker.channel.notes import StoredSnapshot, read_snapshot
 from headrace.log.store import Store
 
 OLDER_MAX = 20
-"""Snapshots that are looked at in one step: each may have a megabyte."""
+"""Snapshots that are read in one step: each may have a megabyte."""
 
 
 class Older(NamedTuple):
     channels: list[str]
     after: str | None
-    """Where the next step begins; None at the end."""
+    """Name after which the next step starts; None at the end."""
 
 
 class Snapshots(Protocol):
     are_notes: bool
-    """Whether they are stored with a change of the store, and not by `save`."""
+    """True if snapshots are stored with a change of the store, and not by `save`."""
 
     def load(
         self,
         channel: str,
-        done: Callable[[Snapshot | None], None],
+        done: Callable[[StoredSnapshot | None], None],
         failed: Callable[[str], None],
     ) -> None:
-        """May call back at once, and with one that is being stored."""
+        """Load a snapshot. May call back at once, and with a snapshot that is still being stored."""
 
     def save(
         self,
         channel: str,
-        snapshot: Snapshot,
+        snapshot: StoredSnapshot,
         done: Callable[[], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Unless there is one of a later offset; `done` when it is durable."""
+        """Store a snapshot unless there is one of a later offset; `done` is called when it is durable."""
 
     def remove(self, channel: str, done: Callable[[], None], failed: Callable[[str], None]) -> None:
-        """Forget the snapshot; `done` when that is durable. Notes are removed by a change instead."""
+        """Delete a snapshot; `done` is called when that is durable. Notes are deleted by a change instead."""
 
     def older(
         self,
@@ -48,7 +48,7 @@ class Snapshots(Protocol):
         done: Callable[[Older], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Find some channels whose snapshots were stored before a time, in the order of their names."""
+        """Find some channels whose snapshots were stored before `before_ms`, in the order of their names."""
 
 
 class NotedSnapshots:
@@ -60,7 +60,7 @@ class NotedSnapshots:
     def load(
         self,
         channel: str,
-        done: Callable[[Snapshot | None], None],
+        done: Callable[[StoredSnapshot | None], None],
         failed: Callable[[str], None],
     ) -> None:
         done(read_snapshot(self._store, channel))
@@ -68,7 +68,7 @@ class NotedSnapshots:
     def save(
         self,
         channel: str,
-        snapshot: Snapshot,
+        snapshot: StoredSnapshot,
         done: Callable[[], None],
         failed: Callable[[str], None],
     ) -> None:

@@ -1,7 +1,7 @@
-"""The state of a channel as of now: its snapshot, and the messages behind it folded in. Stores nothing.
+"""The present state of a channel: its snapshot with later messages folded in. Stores nothing on disk.
 
-A state that was made is remembered while its channel is in memory, so that the next one is made of the
-messages since then alone.
+A computed state is kept while its channel is in memory, so that the next one only needs the messages since
+then.
 """
 
 import logging
@@ -9,34 +9,34 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from headrace.broker.channel_notes import Snapshot
-from headrace.broker.channel_state import ChannelState
-from headrace.channel_envelope import BadMessageError, Content, Message, decode_message
+from headrace.broker.channel.core import ChannelState
+from headrace.broker.channel.notes import StoredSnapshot
 from headrace.log.records import split_records
 from headrace.log.store import ColdError
 from headrace.model import RECORD_HEADER_BYTES, Position
+from headrace.payload.channel import BadMessageError, Content, StoredMessage, decode_message
+from headrace.payload.reducers import CannotFoldError
 from headrace.printing import quoted
-from headrace.reducers import CannotFoldError
 
 logger = logging.getLogger(__name__)
 
 STATES_BYTES_MAX = 64 << 20
-"""Bytes of all states that are remembered."""
+"""Bytes of all states that are kept in memory."""
 
 _READ_BYTES = 1 << 18
 _FOLDED_HERE_BYTES = 1 << 14
-"""So much is folded at once and without a thread: most channels have less."""
+"""Size of state and messages up to which they are folded without a thread. Most channels have less."""
 
 NOTHING = Content(b"null", True)
-"""The content of a state where there was no message: this very object."""
+"""Content of a state without any message. Code compares it by identity."""
 
 
 def load_state(
-    channel: ChannelState, done: Callable[[Snapshot], None], failed: Callable[[str], None]
+    channel: ChannelState, done: Callable[[StoredSnapshot], None], failed: Callable[[str], None]
 ) -> None:
-    """Find the state that all messages make; with the reducer `uploaded`, the last upload.
+    """Compute the state after all messages; with the reducer `uploaded`, load the last upload.
 
-    A job of the channel: nothing may be trimmed before it is done.
+    This is a job of the channel: nothing may be trimmed before it is done.
     """
     assert channel.is_busy
     channel.load_snapshot(partial(_loaded, channel, done, failed), failed)
@@ -44,9 +44,9 @@ def load_state(
 
 def _loaded(
     channel: ChannelState,
-    done: Callable[[Snapshot], None],
+    done: Callable[[StoredSnapshot], None],
     failed: Callable[[str], None],
-    snapshot: Snapshot | None,
+    snapshot: StoredSnapshot | None,
 ) -> None:
     topic, recent = channel.topic, channel.hub.recent_states
     if channel.rule.reducer.is_uploaded:
@@ -61,29 +61,29 @@ def _loaded(
         done(snapshot)
         return
 
-    def folded(state: Snapshot) -> None:
+    def folded(state: StoredSnapshot) -> None:
         recent.put(channel, state)
         done(state)
 
     Fold(channel, snapshot, end, folded, failed).go_on()
 
 
-def _empty(channel: ChannelState, at: Position) -> Snapshot:
-    return Snapshot(at.epoch, at.offset, at.ordinal, channel.hub.clock_ms(), NOTHING)
+def _empty(channel: ChannelState, at: Position) -> StoredSnapshot:
+    return StoredSnapshot(at.epoch, at.offset, at.ordinal, channel.hub.clock_ms(), NOTHING)
 
 
 class RecentStates:
-    """States that were made lately, of channels in memory. The oldest are forgotten for new ones."""
+    """Recently computed states of channels in memory. New states replace the oldest ones."""
 
     def __init__(self, bytes_max: int = STATES_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._states: OrderedDict[ChannelState, Snapshot] = OrderedDict()
+        self._states: OrderedDict[ChannelState, StoredSnapshot] = OrderedDict()
 
-    def get(self, channel: ChannelState) -> Snapshot | None:
+    def get(self, channel: ChannelState) -> StoredSnapshot | None:
         return self._states.get(channel)
 
-    def put(self, channel: ChannelState, state: Snapshot) -> None:
+    def put(self, channel: ChannelState, state: StoredSnapshot) -> None:
         self.drop(channel)
         self._states[channel] = state
         self._bytes += len(state.content.data)
@@ -97,16 +97,16 @@ class RecentStates:
 
 
 class Fold:
-    """Folds the messages behind a snapshot up to a place. The log must not be trimmed meanwhile."""
+    """Folds the messages after a snapshot, up to a position. The log must not be trimmed meanwhile."""
 
     __slots__ = ("_channel", "_done", "_failed", "_offset", "_reader", "_state", "_until")
 
     def __init__(
         self,
         channel: ChannelState,
-        snapshot: Snapshot | None,
+        snapshot: StoredSnapshot | None,
         until: Position,
-        done: Callable[[Snapshot], None],
+        done: Callable[[StoredSnapshot], None],
         failed: Callable[[str], None],
     ) -> None:
         self._channel = channel
@@ -127,7 +127,7 @@ class Fold:
             hub.warm(cold, self.go_on)
             return
         work = partial(reducer.fold, self._state, messages)
-        # A large state is decoded and encoded again, however few messages there are.
+        # A large state is decoded and encoded again, even for a few messages.
         if size + len(self._state.data if self._state else b"") <= _FOLDED_HERE_BYTES:
             self._folded(_attempt(work))
         else:
@@ -144,11 +144,14 @@ class Fold:
             return
         at = self._until
         content = state if state is not None else NOTHING
-        self._done(Snapshot(at.epoch, at.offset, at.ordinal, channel.hub.clock_ms(), content))
+        self._done(StoredSnapshot(at.epoch, at.offset, at.ordinal, channel.hub.clock_ms(), content))
 
-    def _read(self) -> tuple[list[Message], int]:
-        """The next messages; what is damaged or no message is passed over, and was told by who reads it."""
-        messages: list[Message] = []
+    def _read(self) -> tuple[list[StoredMessage], int]:
+        """Return the next messages and their size in bytes.
+
+        Damaged records, which the store reports, and records that are not messages are skipped.
+        """
+        messages: list[StoredMessage] = []
         chunk = self._reader.read(self._offset, _READ_BYTES)
         size = 0
         for run in chunk.runs:

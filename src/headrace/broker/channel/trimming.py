@@ -1,9 +1,9 @@
-"""What makes the log of a channel shorter: folding into the snapshot, trimming, destroying.
+"""Jobs that shorten the log of a channel: folding into the snapshot, trimming, destroying.
 
     look ──▶ snapshot loaded ──▶ folded, a block at a time ──▶ stored ──▶ trimmed or destroyed
 
-Until the last step nothing has changed. What is folded is stored before the log forgets it, in the same
-commit where the snapshots are notes of the store.
+The log does not change before the last step. Folded messages are stored in the snapshot before the log
+forgets them; if snapshots are notes of the store, in the same commit.
 """
 
 import logging
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from headrace.broker import channel_notes as notes
-from headrace.broker.channel_notes import End, Snapshot
-from headrace.broker.channel_state import ChannelState
-from headrace.broker.state import Fold
-from headrace.log.holds import Hold, waited_for
+from headrace.broker.channel import notes as notes
+from headrace.broker.channel.core import ChannelState
+from headrace.broker.channel.notes import End, StoredSnapshot
+from headrace.broker.channel.state import Fold
+from headrace.log.retention import Hold, waited_for
 from headrace.log.store import Note
 from headrace.model import Position
 from headrace.printing import quoted
@@ -23,21 +23,21 @@ from headrace.printing import quoted
 logger = logging.getLogger(__name__)
 
 DESTROYED = "destroyed"
-"""What members are told of whom a channel is destroyed by hand."""
+"""Reason that members get when their channel is destroyed by hand."""
 
 RETRY_MS = 60_000
-"""After so long, or the grace where that is less, it is tried again what was not possible."""
+"""Retry delay after a failed trim or destruction; the channel's grace if that is shorter."""
 
 
 class _Goal(NamedTuple):
     position: Position
-    """Up to where messages are forgotten."""
+    """Position up to which messages are forgotten."""
     is_end: bool
-    """Whether the log ends there."""
+    """True if the log is destroyed there."""
 
 
 def look(channel: ChannelState, now_ms: int) -> None:
-    """Trim or destroy the log, as far as nobody needs it."""
+    """Trim or destroy the log, as far as no member or reader needs it."""
     if channel.hold(lambda: look(channel, channel.hub.clock_ms())):
         return
     goal = _goal(channel, now_ms)
@@ -71,7 +71,7 @@ def _goal(channel: ChannelState, now_ms: int) -> _Goal | None:
 
 
 def needed(channel: ChannelState, now_ms: int) -> Position:
-    """From where on someone needs the log; its end when nobody does."""
+    """Return the position from which a member or reader needs the log; its end if none does."""
     topic = channel.topic
     offset, ordinal = topic.end_offset, topic.end_ordinal
     for member in channel.members.values():
@@ -79,7 +79,7 @@ def needed(channel: ChannelState, now_ms: int) -> Position:
             continue
         if member.offset < offset:
             offset, ordinal = member.offset, member.ordinal
-        # Its connection may be ahead of its cursor, from where it goes on the next time.
+        # The connection may be ahead of the cursor, where the member continues the next time.
         if member.acked is not None and topic.start_offset <= member.acked[0] < offset:
             offset, ordinal = member.acked
     for hold in _readers(channel):
@@ -93,7 +93,7 @@ def _readers(channel: ChannelState) -> list[Hold]:
     return waited_for(channel.hub.store, channel.topic, readers) if readers else []
 
 
-def _loaded(channel: ChannelState, goal: _Goal, snapshot: Snapshot | None) -> None:
+def _loaded(channel: ChannelState, goal: _Goal, snapshot: StoredSnapshot | None) -> None:
     start = channel.topic.start
     if goal.is_end and not channel.rule.persist:
         _shorten(channel, goal, notes.no_snapshot(channel.name))
@@ -107,13 +107,13 @@ def _loaded(channel: ChannelState, goal: _Goal, snapshot: Snapshot | None) -> No
         Fold(channel, snapshot, goal.position, folded, failed).go_on()
         return
     if goal.is_end and snapshot is not None and channel.hub.snapshot_age_ms:
-        # Its age counts from the end of the log.
+        # The age of the snapshot counts from the end of the log.
         _folded(channel, goal, snapshot._replace(ms=channel.hub.clock_ms()))
     else:
         _shorten(channel, goal)
 
 
-def _folded(channel: ChannelState, goal: _Goal, snapshot: Snapshot) -> None:
+def _folded(channel: ChannelState, goal: _Goal, snapshot: StoredSnapshot) -> None:
     snapshots = channel.hub.snapshots
     if snapshots.are_notes:
         note, limit = notes.snapshot_note(channel.name, snapshot), channel.hub.store.note_bytes_max
@@ -132,14 +132,14 @@ def _folded(channel: ChannelState, goal: _Goal, snapshot: Snapshot) -> None:
 
 
 def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -> None:
-    """In one commit, with the snapshot where that is a note."""
+    """Trim or destroy the log in one commit, which includes the snapshot if that is a note."""
     hub, topic = channel.hub, channel.topic
     channel.trouble = ""
     changed = [snapshot] if snapshot is not None else []
     if goal.is_end:
         is_alive = channel.has_unwritten or topic.end_offset != goal.position.offset
         if is_alive or not is_due(channel, hub.clock_ms()):
-            channel.job_done()  # someone has come meanwhile, or wants to keep it
+            channel.job_done()  # a member or message has come meanwhile, or an operator keeps the log
             return
         channel.schedule = None
         end = End(goal.position.offset, goal.position.ordinal)
@@ -150,7 +150,7 @@ def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -
         done = partial(_is_done, channel, "destroyed")
 
         def destroyed() -> None:
-            # The state counts no more in the next life of the log, also where the database is away now.
+            # The next life of the log ignores this state, even if the database cannot delete it now.
             _remove_snapshot(channel, done, lambda _: done())
 
         is_kept = channel.rule.persist
@@ -159,7 +159,7 @@ def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -
     now_ms = hub.clock_ms()
     if is_due(channel, now_ms):
         _postpone(channel)
-    # Who was away for too long may have come back meanwhile, and holds it again.
+    # A member whose lease had ended may have come back meanwhile, and holds the log again.
     position, still_needed = goal.position, needed(channel, now_ms)
     if still_needed.offset < position.offset:
         position = still_needed
@@ -174,7 +174,7 @@ def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -
 def destroy(
     channel: ChannelState, answer: Callable[[], None], refuse: Callable[[str], None]
 ) -> None:
-    """Destroy a channel by hand: its log, its snapshot and every membership. Numbers are remembered."""
+    """Destroy a channel by hand: its log, its snapshot and every membership. Senders' numbers are kept."""
     if channel.hold(lambda: destroy(channel, answer, refuse)):
         return
     channel.is_busy = True
@@ -203,7 +203,7 @@ def _destroy_now(channel: ChannelState, done: Callable[[], None]) -> None:
             subscriber.ended(name, DESTROYED)
     channel.present, channel.schedule, channel.trouble = 0, None, ""
     hub.recent_states.drop(channel)
-    # What is being written is destroyed with the rest.
+    # Messages that are being written are destroyed too.
     has_log = topic.exists or channel.end_offset > topic.end_offset
     if has_log:
         end = End(channel.end_offset, channel.end_ordinal)
@@ -214,14 +214,14 @@ def _destroy_now(channel: ChannelState, done: Callable[[], None]) -> None:
 
 
 def expire(channel: ChannelState, before_ms: int) -> None:
-    """Forget the snapshot of a channel without a log, if it was stored before a time."""
+    """Delete the snapshot of a channel without a log, if it was stored before `before_ms`."""
     if channel.hold(lambda: expire(channel, before_ms)):
         return
     if channel.topic.exists or channel.present or channel.has_unwritten:
         return
     channel.is_busy = True
 
-    def loaded(snapshot: Snapshot | None) -> None:
+    def loaded(snapshot: StoredSnapshot | None) -> None:
         if snapshot is None or snapshot.ms >= before_ms:
             channel.job_done()
             return
@@ -234,7 +234,7 @@ def expire(channel: ChannelState, before_ms: int) -> None:
         channel.change(done, changed=[notes.no_snapshot(channel.name)])
 
     def failed(reason: str) -> None:
-        channel.job_done()  # it is tried again with the next round
+        channel.job_done()  # the next round tries again
 
     channel.hub.snapshots.load(channel.name, loaded, failed)
 
@@ -242,7 +242,7 @@ def expire(channel: ChannelState, before_ms: int) -> None:
 def _remove_snapshot(
     channel: ChannelState, done: Callable[[], None], failed: Callable[[str], None]
 ) -> None:
-    """From the database, where it is in one; its note goes with the change that follows."""
+    """Delete the snapshot from the database, if it is in one. The change that follows deletes its note."""
     snapshots = channel.hub.snapshots
     if snapshots.are_notes:
         done()

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from headrace.broker import channel_notes as notes
-from headrace.broker.channel_errors import ChannelError
-from headrace.broker.channel_notes import Snapshot
-from headrace.broker.channel_state import ChannelState
-from headrace.channel_envelope import Content
+from headrace.broker.channel import notes as notes
+from headrace.broker.channel.core import ChannelState
+from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.notes import StoredSnapshot
 from headrace.log.store import ColdError
-from headrace.reducers import STATE_BYTES_MAX
+from headrace.payload.channel import Content
+from headrace.payload.reducers import STATE_BYTES_MAX
 
 
 def upload(
@@ -18,9 +18,9 @@ def upload(
     answer: Callable[[int], None],
     refuse: Callable[[ChannelError], None],
 ) -> None:
-    """Keep the state that all messages up to an offset make; the answer is the offset of the one kept.
+    """Store the state after all messages up to `offset`; `answer` gets the offset of the stored state.
 
-    One of an earlier offset never replaces one of a later. Raises ChannelError.
+    A state of an earlier offset never replaces a state of a later one. Raises ChannelError.
     """
     if not channel.rule.reducer.is_uploaded:
         raise ChannelError(
@@ -40,7 +40,7 @@ def upload(
         refuse(ChannelError("unavailable", f"the snapshots cannot be read: {reason}"))
         channel.job_done()
 
-    def loaded(known: Snapshot | None) -> None:
+    def loaded(known: StoredSnapshot | None) -> None:
         if known is not None and known.offset >= offset:
             answer(known.offset)
             channel.job_done()
@@ -59,7 +59,7 @@ def upload(
             )
             channel.job_done()
             return
-        snapshot = Snapshot(at.epoch, at.offset, at.ordinal, channel.hub.clock_ms(), content)
+        snapshot = StoredSnapshot(at.epoch, at.offset, at.ordinal, channel.hub.clock_ms(), content)
 
         def done() -> None:
             answer(offset)

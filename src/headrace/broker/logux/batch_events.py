@@ -1,7 +1,7 @@
-"""Events of batches on their way to the logs of Logux, a portion at a time. Knows no producer and no file.
+"""Adds the events of batches to Logux logs, a portion at a time. Elsewhere: producers and staged files.
 
-Implements `Events` of `log/batches.py`. What is to be found out about each event is found out in a thread;
-the loop only learns which of them are new.
+Implements `TopicOwner` of `log/batch/batches.py`. A thread looks up each event; the loop only learns which
+events are new.
 """
 
 import logging
@@ -9,10 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from headrace.broker.logux_log import LoguxLog, NewEvent
-from headrace.log.blocks import Block
+from headrace.broker.logux.log import LoguxLog, NewEvent
+from headrace.log.batch.batches import BatchPart
+from headrace.log.batch.blocks import Block
 from headrace.log.runner import Runner
-from headrace.logux_envelope import (
+from headrace.payload.logux import (
     BadEnvelopeError,
     Envelope,
     created_of,
@@ -24,12 +25,12 @@ from headrace.printing import quoted
 logger = logging.getLogger(__name__)
 
 PORTION_EVENTS_MAX = 1000
-"""Events that are given to logs at once: the loop looks at each of them, and others wait meanwhile."""
+"""Events that are passed to logs at once. The loop handles each of them while other work waits."""
 
 Done = Callable[[BaseException | None], None]
 
 _Events = dict[str, list[NewEvent]]
-"""By topic, in the order of the batch."""
+"""Events by topic, in the order of the batch."""
 
 
 class BatchEvents:
@@ -37,8 +38,12 @@ class BatchEvents:
         self._log = log
         self._runner = runner
 
-    def add(self, blocks: Sequence[Block], done: Done) -> None:
-        self._next(deque(_portions(blocks)), done)
+    def check(self, blocks: Callable[[], Iterator[Block]], done: Done) -> None:
+        """Accept every batch: its events were checked when they were uploaded."""
+        done(None)
+
+    def add(self, batch: bytes, parts: Sequence[BatchPart], done: Done) -> None:
+        self._next(deque(_portions([part.block for part in parts])), done)
 
     def _next(self, portions: deque[list[Block]], done: Done) -> None:
         if portions:
@@ -87,7 +92,8 @@ def _events_of(blocks: Sequence[Block]) -> _Events:
                 envelope = decode_envelope(payload)
                 events.append(NewEvent.of(_marked(payload, envelope), created_of(envelope)))
             except BadEnvelopeError as error:
-                # It was checked when it was staged: the batch must not wait for it for ever.
+                # The event was checked when it was staged, so this should not happen. The batch must not wait
+                # for the event for ever.
                 logger.error(
                     "topic %s: a record of a batch is left out: %s", quoted(block.topic), error
                 )
@@ -95,13 +101,13 @@ def _events_of(blocks: Sequence[Block]) -> _Events:
 
 
 def _marked(payload: bytes, envelope: Envelope) -> bytes:
-    """As of a batch: its origin is connected perhaps, and has not sent it."""
+    """Return the payload marked as part of a batch: its origin may be connected, but has not sent it."""
     if envelope.origin is None or envelope.batch:
         return payload
     envelope.batch = True
     try:
         return encode_envelope(envelope)
     except BadEnvelopeError:
-        # The mark made it too large by a few bytes. Without an origin it needs none, and has room.
+        # The mark made the payload too large by a few bytes. Without an origin the event needs no mark.
         envelope.origin, envelope.batch = None, False
         return encode_envelope(envelope)

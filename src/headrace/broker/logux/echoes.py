@@ -1,18 +1,18 @@
-"""Finds events of a 0.x client that are echoes of events from this log. Knows no connection.
+"""Finds events of a 0.x client that are echoes of events from this log. Elsewhere: connections.
 
-When such a client connects again, it sends back, in one message, what it got from us since our last `synced`.
-The times differ from those in the log, because the client corrects its clock by another amount on every
-connection. An event with a time that the log has is a duplicate, which `LoguxLog` knows. Any other event is
-an echo only if
+When such a client reconnects, it sends back, in one message, the events that it got from us since our last
+`synced`. Their times differ from those in the log, because the client corrects its clock by another amount on
+every connection. An event with a time that the log has is a duplicate, which `LoguxLog` detects. Any other
+event is an echo only if
 
-- its host, counter and content are those of an event that was delivered to this client, and
+- its host, counter and content are equal to those of an event that was delivered to this client, and
 - at least two such events of the message differ from the delivered ones by the same time, and no other
   difference explains as many of them.
 
-Each delivered event absorbs one echo. In doubt an event is stored: a duplicate is better than a loss.
+Each delivered event absorbs one echo. In doubt, an event is stored: a duplicate is better than a loss.
 
-A client that connects with `synced` N has got everything before the Nth record that it may see and has not
-sent itself. So the log says what was delivered, also after a restart of the server.
+A client that connects with `synced` N has received all records before the Nth that it may see and has not
+sent itself. So the log shows which events were delivered, even after a restart of the server.
 """
 
 import hashlib
@@ -25,7 +25,8 @@ import msgspec
 from headrace.log.records import split_records
 from headrace.log.runner import Runner
 from headrace.log.store import ColdError, Reader, Run, Store, Topic
-from headrace.logux_envelope import (
+from headrace.model import RECORD_HEADER_BYTES
+from headrace.payload.logux import (
     BadEnvelopeError,
     Created,
     Event,
@@ -36,16 +37,15 @@ from headrace.logux_envelope import (
     plain,
     stamp_of,
 )
-from headrace.model import RECORD_HEADER_BYTES
 
 DELIVERED_MAX = 100_000
-"""Delivered events, the newest, that echoes are compared with."""
+"""Number of delivered events that echoes are compared with: the newest ones."""
 DELIVERED_BYTES_MAX = 64 << 20
-"""The same in bytes of the log."""
+"""Bytes of the log that echoes are compared with: the newest ones."""
 MESSAGES_MAX = 8
-"""Messages of one connection that are compared: clients echo once, when they connect."""
+"""Messages of one connection that are compared. Clients send echoes once, when they connect."""
 PAIRS_MAX = 500_000
-"""Pairs of events of one message and of the log that are compared to find the difference in time."""
+"""Pairs of one event in a message and one in the log that are compared to find the difference in time."""
 
 _DIGEST_BYTES = 16
 _READ_BYTES = 1 << 20
@@ -54,7 +54,7 @@ Host = str | Number
 Origin = Host | None
 
 
-class Sent(NamedTuple):
+class SentEvent(NamedTuple):
     """An event that a client has sent."""
 
     event: Event
@@ -74,22 +74,22 @@ class Echoes:
         synced: int,
         may_see: Callable[[Event, Created, Origin], bool],
     ) -> None:
-        """`synced` is the position that the client has connected with."""
+        """`synced` is the position that the client sent when it connected."""
         self._topic = topic
         self._store = store
         self._runner = runner
         self._host = host
-        # A position that the log has never had: nothing is known to be delivered.
+        # If the log never had this position, it is unknown which events were delivered.
         self._synced = synced if synced <= topic.end_ordinal else 0
         self._may_see = may_see
         self._messages = 0
         self._absorbed: set[tuple[bytes, Number]] = set()
         """Delivered events that have absorbed an echo, by digest and milliseconds."""
-        self._waiting: deque[tuple[Sequence[Sent], Callable[[list[bool]], None]]] = deque()
+        self._waiting: deque[tuple[Sequence[SentEvent], Callable[[list[bool]], None]]] = deque()
         self._busy = False
 
-    def sift(self, events: Sequence[Sent], answer: Callable[[list[bool]], None]) -> None:
-        """Say of each event of one message whether it is an echo; messages are answered in their order."""
+    def sift(self, events: Sequence[SentEvent], answer: Callable[[list[bool]], None]) -> None:
+        """Call `answer` with True for each event that is an echo. Messages are answered in their order."""
         self._waiting.append((events, answer))
         if not self._busy:
             self._go_on()
@@ -117,8 +117,8 @@ class Echoes:
         events, answer = self._waiting.popleft()
         answer([place in echoes for place in range(len(events))])
 
-    def _candidates(self, events: Sequence[Sent]) -> "_Candidates":
-        """Events of other hosts, by digest; empty where there is nothing to compare."""
+    def _candidates(self, events: Sequence[SentEvent]) -> "_Candidates":
+        """Return the events of other hosts by digest; empty if there is nothing to compare."""
         found: _Candidates = {}
         if not self._synced or self._messages >= MESSAGES_MAX or len(events) < 2:
             return found
@@ -131,13 +131,13 @@ class Echoes:
             found.clear()
         return found
 
-    # What is an echo
+    # Detection of echoes
 
     def _find(self, candidates: "_Candidates") -> set[int]:
-        """The places of the echoes among the events of one message."""
+        """Return the places of the echoes among the events of one message."""
         for digest, same in candidates.items():
             for ms in list(same.delivered):
-                # One with the very time of a delivered event is that event: the log knows it.
+                # A sent event with exactly the time of a delivered event is that event: the log detects it.
                 is_known = same.places.pop(ms, None) is not None
                 if is_known or (digest, ms) in self._absorbed or not self._was_shown(same, ms):
                     del same.delivered[ms]
@@ -155,7 +155,7 @@ class Echoes:
 
 
 class _Same:
-    """Events that differ in nothing but their milliseconds."""
+    """Events that differ only in their milliseconds."""
 
     __slots__ = ("delivered", "event", "places", "stamp")
 
@@ -163,19 +163,19 @@ class _Same:
         self.event = event
         self.stamp = stamp
         self.places: dict[Number, int] = {}
-        """The places of the events in the message, by their milliseconds."""
+        """Places of the events in the message, by milliseconds."""
         self.delivered: dict[Number, Origin] = {}
-        """The origin of each that is in the log and was delivered, by its milliseconds."""
+        """Origins of the delivered events in the log, by milliseconds."""
 
 
 _Candidates = dict[bytes, _Same]
 
 
 def _shift(candidates: Iterable[_Same]) -> Number | None:
-    """The difference in time that explains the most events and at least two, if only one does."""
+    """Return the one difference in time that explains the most events, and at least two; None without one."""
     counts: Counter[Number] = Counter()
     left = PAIRS_MAX
-    # Those with few equal ones say most.
+    # Events with few equal events are the most conclusive, so they are counted first.
     for same in sorted(candidates, key=lambda one: len(one.places) * len(one.delivered)):
         left -= len(same.places) * len(same.delivered)
         if left < 0:
@@ -186,7 +186,7 @@ def _shift(candidates: Iterable[_Same]) -> Number | None:
 
 
 class _Reading:
-    """Finds the delivered events that are the same as those of a message, but for their time."""
+    """Finds the delivered events that differ from those of a message only in their time."""
 
     def __init__(self, topic: Topic, store: Store, runner: Runner, candidates: _Candidates) -> None:
         self._topic = topic
@@ -219,7 +219,7 @@ class _Reading:
         self._try(begin)
 
     def _try(self, step: Callable[[], None]) -> None:
-        """Do something that may have to wait for the disk."""
+        """Run a step; if it would wait for the disk, read from disk in a thread first and run it again."""
         try:
             step()
         except ColdError as cold:

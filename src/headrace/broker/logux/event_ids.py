@@ -1,7 +1,7 @@
-"""Which ids the records of a topic have, in a SQLite file: so that an event that comes again is known.
+"""SQLite table with the ids of a topic's events, which shows if an event was stored before.
 
-Nothing here is the truth: all of it can be read from the records again, and is when the file is missing,
-damaged or of another life of the topic. It never knows of a record that is not committed. Used from threads.
+The records are authoritative: the table is rebuilt from them if the file is missing or damaged, or belongs to
+another life of the topic. The table only has records that are committed. Its methods are called from threads.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ FILE_NAME = "event-ids.sqlite"
 
 _FORMAT = 2
 _RENAME = "UPDATE logs SET name = CAST('$' || name AS BLOB)"
-"""With format 2, names of logs begin with `$logux/`; before, they began with `logux/`."""
+"""Migration to format 2, in which names of logs begin with `$logux/`. Before, they began with `logux/`."""
 _ASKED_AT_ONCE = 500
 _CACHE_KIB = 16 << 10
 _BUSY_S = 30.0
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, None)
-"""Codes of SQLite; errors of our own have none."""
+"""SQLite error codes that mean damage. None stands for our own errors, which have no code."""
 
 _SCHEMA = """
 CREATE TABLE logs (
@@ -41,28 +41,28 @@ CREATE TABLE hosts (log INTEGER NOT NULL, host BLOB NOT NULL, ms NUMERIC NOT NUL
 """
 
 Time = tuple[float, float]
-"""The milliseconds and the number of a time; integers where they are some."""
+"""Milliseconds and number of a time; both are integers if their values are whole."""
 
 
 class Known(NamedTuple):
-    """What the table knows of ids and hosts that were asked for."""
+    """Result of a lookup: ordinals by id, and the latest time by host. Unknown ids and hosts are missing."""
 
     ordinals: dict[bytes, int]
     latest: dict[bytes, Time]
 
 
 class EventIds:
-    """All topics share one file; a topic is known by its name."""
+    """Event ids of all topics in one file. A topic is identified by its name."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / FILE_NAME
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self.generation = 0
-        """Another number when everything that was known is forgotten."""
+        """Number that changes whenever the file is discarded."""
 
     def indexed(self, topic: str) -> Position | None:
-        """Up to where the records of a topic are in the table; None when it knows none."""
+        """Return the position up to which a topic is in the table; None if the table lacks the topic."""
 
         def work(connection: sqlite3.Connection) -> Position | None:
             asked = "SELECT epoch, offset, ordinal FROM logs WHERE name = ?"
@@ -78,7 +78,7 @@ class EventIds:
         latest: Mapping[bytes, Time],
         position: Position,
     ) -> None:
-        """Records up to here have these ids and ordinals; the latest time of each host among them."""
+        """Add ids with their ordinals, and the latest time of each host, for records up to `position`."""
 
         def work(connection: sqlite3.Connection) -> None:
             with connection:
@@ -101,7 +101,7 @@ class EventIds:
         self._run(work)
 
     def find(self, topic: str, ids: Collection[bytes], hosts: Collection[bytes]) -> Known:
-        """Which of these ids there are, with their ordinals, and the latest time of each host."""
+        """Return the ordinals of those ids that the table has, and the latest time of each host."""
 
         def work(connection: sqlite3.Connection) -> Known:
             log = _find_log(connection, topic)
@@ -117,7 +117,7 @@ class EventIds:
         return self._run(work)
 
     def forget_before(self, topic: str, ordinal: int) -> None:
-        """The records before are no longer kept."""
+        """Delete the ids of records before `ordinal`, which are no longer kept."""
 
         def work(connection: sqlite3.Connection) -> None:
             with connection:
@@ -127,7 +127,7 @@ class EventIds:
         self._run(work)
 
     def reset(self, topic: str, position: Position) -> None:
-        """Forget everything of a topic: it is read again from here."""
+        """Delete everything about a topic. Its records will be added again from `position`."""
 
         def work(connection: sqlite3.Connection) -> None:
             with connection:
@@ -155,7 +155,7 @@ class EventIds:
                 raise EventIdsError(f"{self._path}: {error}", is_damage=is_damage) from error
 
     def discard(self) -> None:
-        """The file is of no use: start with an empty one."""
+        """Delete a file that cannot be used; the next call starts with an empty one."""
         with self._lock:
             self._forget_connection()
             self.generation += 1
@@ -196,7 +196,7 @@ class EventIdsError(OSError):
     def __init__(self, message: str, *, is_damage: bool) -> None:
         super().__init__(message)
         self.is_damage = is_damage
-        """Whether it will never be: else the reason may pass, as a full disk does."""
+        """True if the file is damaged for good. Otherwise the reason may pass, for example a full disk."""
 
 
 def _find_log(connection: sqlite3.Connection, topic: str) -> int | None:
@@ -205,7 +205,7 @@ def _find_log(connection: sqlite3.Connection, topic: str) -> int | None:
 
 
 def _log_of(connection: sqlite3.Connection, topic: str) -> int:
-    """Its number; made when there is none yet, so only inside a transaction."""
+    """Return the number of a topic's log, or insert a new one: so call this only inside a transaction."""
     log = _find_log(connection, topic)
     if log is None:
         made = connection.execute("INSERT INTO logs VALUES (NULL, ?, 0, 0, 0)", (topic.encode(),))

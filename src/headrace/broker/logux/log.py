@@ -1,8 +1,9 @@
-"""One log of Logux: every event is stored once, whoever brings it and how often. Knows no connection.
+"""One Logux log: every event is stored once, however often it comes and from any client. No connections here.
 
-An event is known by the time it was made. One that is newer than the latest of its host is new, and nobody is
-asked; others are looked up in the table of ids, which follows the records and is a little behind them: what
-it lacks is remembered here. There is one job on the table at a time: no answer of it is out of date.
+An event is identified by the time it was made. An event that is newer than the latest of its host is new
+without a lookup. Other events are looked up in the table of ids. The table is updated from the records and is
+a little behind them; the ids that it lacks are kept here in memory. Only one job uses the table at a time, so
+its answers are never out of date.
 
     waiting ──all ids are known──▶ appended ──commit──▶ done
 """
@@ -15,12 +16,13 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from headrace.broker.logux.event_ids import EventIds, EventIdsError, Known, Time
 from headrace.errors import StoreFailedError
-from headrace.log.event_ids import EventIds, EventIdsError, Known, Time
 from headrace.log.records import pack_record, split_records
 from headrace.log.runner import Runner
 from headrace.log.store import ColdError, Reader, Run, Store, Topic
-from headrace.logux_envelope import (
+from headrace.model import RECORD_HEADER_BYTES, Durability, Position
+from headrace.payload.logux import (
     BadEnvelopeError,
     Created,
     Stamp,
@@ -29,7 +31,6 @@ from headrace.logux_envelope import (
     key_of,
     stamp_of,
 )
-from headrace.model import RECORD_HEADER_BYTES, Durability, Position
 from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
@@ -37,20 +38,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HOSTS_MAX = 100_000
-"""Hosts whose latest event is remembered without asking the table."""
+"""Hosts whose latest event is kept in memory, so that the table need not be asked."""
 
 RECENT_MAX = 200_000
-"""Events that the table may lack before further ones wait for it."""
+"""Events that the table may lack. If it lacks more, further events wait."""
 
 INDEXED_AT_ONCE = 4096
-"""So many events that the table lacks are brought into it at once; fewer with the next tick."""
+"""Number of events missing in the table at which they are added without waiting for the next tick."""
 
 _LOOKED_UP_MAX = 5000
 _READ_BYTES = 1 << 20
 
 
 class NewEvent(NamedTuple):
-    """An event that is to be stored unless it is there."""
+    """An event to store, unless the log has it already."""
 
     payload: bytes
     key: bytes
@@ -62,12 +63,12 @@ class NewEvent(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """Where an event lies."""
+    """A request for the ordinal of an event."""
 
     keys: Sequence[bytes]
-    """One of which it has."""
+    """Possible keys of the event."""
     end: int
-    """The offset up to which the table must have everything before it is asked."""
+    """Offset up to which the table must have all records before the lookup."""
     answer: Callable[[int | None], None]
 
 
@@ -85,7 +86,7 @@ class LoguxLog:
         ids: EventIds,
         repeated: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`repeated` is told how many events were there already."""
+        """`repeated` is called with the number of events that the log has already."""
         self.topic = topic
         self._repeated = repeated
         self._store = store
@@ -93,35 +94,35 @@ class LoguxLog:
         self._ids = ids
         self._generation = -1
         self._life = 0
-        """The topic's id: another one when it is made anew."""
+        """The topic's id, which changes when the topic is created again."""
         self._ready = False
-        """Whether the table had everything once since it was opened."""
+        """True once the table has caught up with the records since it was opened."""
         self._busy = False
-        """Whether a job on the table is under way."""
+        """True while a job on the table is running."""
         self._reader: Reader | None = None
         self._indexed = topic.start
-        """Up to where the table has the records."""
+        """Position up to which the table has the records."""
         self._forgotten = 0
         self._waiting: deque[_Addition] = deque()
         self._questions: list[_Question] = []
         self._recent: dict[bytes, int] = {}
-        """Events that the table lacks, each with the number of its append."""
+        """Keys of events that the table lacks, each with the number of its append."""
         self._latest: OrderedDict[bytes, Time] = OrderedDict()
         self._found: dict[bytes, int | None] = {}
-        """What the table said since the last event came into it."""
+        """Ordinals found by lookups since the table was last extended; None for unknown keys."""
         self._appended = self._durable = 0
-        """Numbers of the last append, and of the last that is committed."""
+        """Number of the last append, and of the last committed one."""
         self._unanswered: deque[tuple[int, Callable[[], None]]] = deque()
         self._trouble = ""
-        """Why the last job failed; it is told once."""
+        """Error of the last job, which is logged once."""
 
     def add(self, events: Sequence[NewEvent], done: Callable[[], None]) -> None:
-        """Store those that are new, together and in this order; `done` when all of them are durable."""
+        """Store the new events together and in this order; `done` is called when all events are durable."""
         self._waiting.append(_Addition(events, done))
         self._go_on()
 
     def locate(self, keys: Sequence[bytes], answer: Callable[[int | None], None]) -> None:
-        """The ordinal of the event with one of these; None when there is none such, or it is not kept."""
+        """Call `answer` with the ordinal of the event with one of these keys; None if it is not kept."""
         if not self.topic.exists:
             answer(None)
             return
@@ -129,7 +130,7 @@ class LoguxLog:
         self._go_on()
 
     def tick(self) -> None:
-        """Called a few times a second."""
+        """Continue pending work and update the table; called a few times a second."""
         self._go_on()
         if not self._busy and self._ready:
             if self._indexed.offset < self.topic.end_offset:
@@ -139,7 +140,7 @@ class LoguxLog:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way, and nothing remembered that is not in the table."""
+        """True if nothing is in progress and the table has all events."""
         busy = self._busy or self._waiting or self._unanswered or self._questions
         return not (busy or self._recent)
 
@@ -161,14 +162,14 @@ class LoguxLog:
         if len(self._recent) >= INDEXED_AT_ONCE and not self._busy:
             self._index()
 
-    # New or not
+    # Detection of new events
 
     def _is_known(self, event: NewEvent) -> bool:
-        """Whether we can say if it is new."""
+        """Return True if we can tell without another lookup whether the event is new."""
         return event.key in self._recent or event.key in self._found or self._is_newer(event)
 
     def _is_newer(self, event: NewEvent) -> bool:
-        """Whether it was made after all that are there of its host."""
+        """Return True if the event is newer than all stored events of its host."""
         stamp = event.stamp
         if stamp is None:
             return False
@@ -186,7 +187,7 @@ class LoguxLog:
                 records = [pack_record(event.payload) for event in events]
                 self._store.append({self.topic: records}, self._committed)
             except StoreFailedError:
-                return  # nobody is told that it was stored, and the server is about to stop
+                return  # no client gets an acknowledgement, and the server is about to stop
             needed = self._appended = self._appended + 1
             for event in events:
                 self._recent[event.key] = needed
@@ -211,12 +212,12 @@ class LoguxLog:
 
     def _committed(self) -> None:
         if self._life == 0:
-            self._life = self.topic.id  # the first append has made it
+            self._life = self.topic.id  # the first append has created the topic
         self._durable += 1
         self._answer()
 
     def _answer(self) -> None:
-        # In their order: an addition with nothing new may still wait for one before it.
+        # Additions are answered in order: one without new events may still wait for an earlier one.
         while self._unanswered and self._unanswered[0][0] <= self._durable:
             self._unanswered.popleft()[1]()
 
@@ -234,13 +235,13 @@ class LoguxLog:
         def found(known: Known) -> None:
             self._found |= {key: known.ordinals.get(key) for key in keys}
             for host in hosts:
-                # One that the table has never heard of: whatever comes of it is new.
+                # If the table does not have the host, all events of the host are new.
                 self._note_latest(host, known.latest.get(host, _BEFORE_ALL))
 
         self._job(lambda: self._ids.find(name, keys, hosts), found)
 
     def _ask(self) -> None:
-        """Where events lie that someone has asked for."""
+        """Look up the ordinals of events for `locate`."""
         if self._indexed.offset < min(self._questions[-1].end, self.topic.end_offset):
             self._index()
             return
@@ -259,7 +260,7 @@ class LoguxLog:
         self._job(lambda: self._ids.find(name, keys, ()), found, failed)
 
     def _open(self) -> None:
-        """Find out what the table has."""
+        """Find out up to which position the table has the records."""
         self._generation = self._ids.generation
         name = self.topic.name
 
@@ -279,7 +280,7 @@ class LoguxLog:
                 self._indexed = max(indexed, topic.start)
                 self._catch_up()
             else:
-                # Ids of records that were lost with a machine must not be believed.
+                # The table may have ids of records that were lost in a crash of the machine.
                 start = self._indexed = topic.start
                 self._job(lambda: self._ids.reset(name, start), lambda _: self._catch_up())
 
@@ -292,7 +293,7 @@ class LoguxLog:
             self._ready = True
 
     def _index(self) -> None:
-        """Bring the next records into the table."""
+        """Add the next records to the table."""
         if self._reader is None:
             self._reader = self._store.reader(self.topic)
         start = max(self._indexed, self.topic.start)
@@ -304,7 +305,7 @@ class LoguxLog:
         epoch, name = self.topic.epoch, self.topic.name
         ordinal = max((run.ordinal + run.record_count for run in chunk.runs), default=start.ordinal)
         end = Position(epoch, chunk.next_offset, ordinal)
-        # What is durable by now is in it, or is no longer kept.
+        # Every append that is durable by now is in this chunk or before it, or is no longer kept.
         everything = self._durable if end.offset >= self.topic.end_offset else 0
 
         def work() -> list[bytes]:
@@ -325,11 +326,11 @@ class LoguxLog:
         self._job(work, indexed)
 
     def _forget_recent(self, last: int) -> None:
-        """Those that came with this append or an earlier one."""
+        """Drop the keys of events that came with this append or an earlier one."""
         self._recent = {key: number for key, number in self._recent.items() if number > last}
 
     def _forget(self) -> None:
-        """Let go of what retention has taken, when it is worth the while."""
+        """Delete the ids of records that retention has deleted, once there are enough of them."""
         start = self.topic.start_ordinal
         if start - self._forgotten <= INDEXED_AT_ONCE:
             return
@@ -345,7 +346,7 @@ class LoguxLog:
         done: Callable[[T], None],
         undone: Callable[[], None] = lambda: None,
     ) -> None:
-        """Do something in a thread, and go on with what comes of it; `undone` when nothing does."""
+        """Run `work` in a thread, then call `done` with its result; `undone` if it failed or is stale."""
         assert not self._busy
         self._busy = True
 
@@ -367,7 +368,7 @@ class LoguxLog:
         self._runner.background(work, finished)
 
     def _failed(self, error: BaseException) -> None:
-        """Try again with the next tick; with an empty table when this one is of no use."""
+        """Log the error. The next tick tries again, with an empty table if this one is damaged."""
         if str(error) != self._trouble:
             self._trouble = str(error)
             logger.error("the ids of %s: %s", quoted(self.topic.name), error)
@@ -377,7 +378,7 @@ class LoguxLog:
                 self._ids.discard()
 
     def _is_stale(self) -> bool:
-        """Whether what we know is of an earlier life of the topic, or of a table that is gone."""
+        """Return True if our data is of an earlier life of the topic, or of a table that was discarded."""
         return self._life != self.topic.id or self._generation != self._ids.generation
 
 
@@ -393,7 +394,7 @@ def _time(stamp: Stamp) -> Time:
 
 
 def _read_ids(runs: Sequence[Run]) -> tuple[list[tuple[bytes, int]], dict[bytes, Time]]:
-    """The id and ordinal of each event, and the latest time of each host."""
+    """Return the id and ordinal of each event, and the latest time of each host."""
     ids: list[tuple[bytes, int]] = []
     latest: dict[bytes, Time] = {}
     for run in runs:
@@ -401,7 +402,7 @@ def _read_ids(runs: Sequence[Run]) -> tuple[list[tuple[bytes, int]], dict[bytes,
             try:
                 created = created_of(decode_envelope(record[RECORD_HEADER_BYTES:]))
             except BadEnvelopeError:
-                continue  # not written by a protocol of ours: it has no id
+                continue  # none of our protocols has written this record: it has no id
             ids.append((key_of(created), run.ordinal + number))
             stamp = stamp_of(created)
             if stamp is not None:

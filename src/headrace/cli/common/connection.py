@@ -1,13 +1,12 @@
-"""A client for the length of one command, which fails when no server can be reached."""
+"""Run a command with a client; the command fails if it cannot reach a server."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.failure import CommandError, with_hint
-from headrace.cli.options import url_or_default
-from headrace.cli.output import note
+from headrace.cli.common.options import url_or_default
+from headrace.cli.common.output import CommandError, note, with_hint
 from headrace.errors import ConnectTimeoutError
 
 if TYPE_CHECKING:
@@ -24,7 +23,10 @@ def run_with_client(
     patient: bool = False,
     lake: Path | None = None,
 ) -> None:
-    """Run `work`; CommandError after `timeout_s` without connection, only at first if `patient`."""
+    """Run `work`; raise CommandError after `timeout_s` without a connection.
+
+    If `patient`, the limit is only for the first connection.
+    """
     import uvloop
 
     try:
@@ -53,7 +55,7 @@ async def _run(url: str, timeout_s: float, work: Work, patient: bool, lake: Path
 
 
 class _Watch:
-    """Says when the connection is lost, and finishes `lost` when it stays so for too long."""
+    """Print a note when the connection is lost, and fail `lost` if it stays lost for too long."""
 
     def __init__(self, client: "Client", timeout_s: float, patient: bool) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""How help looks: `TOPIC…` for an argument that may be repeated, without the types of Python."""
+"""The layout of help texts: `TOPIC…` for an argument that may be repeated, and no Python types."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ MORE = "…"
 
 
 class App(typer.Typer):
-    """A group of commands whose help is written here; all texts may hold brackets, which are no markup."""
+    """A group of commands with this layout. Brackets in help texts are not treated as markup."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(
@@ -27,10 +27,10 @@ class App(typer.Typer):
 
 class _Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command; typer's own hint offers names that are hardly similar."""
-        from headrace.cli.failure import UsageError
+        """Find the command; suggest similar names, because typer's own hint suggests hardly similar ones."""
+        from headrace.cli.common.output import UsageError
+        from headrace.config.load import nearest
         from headrace.printing import quoted
-        from headrace.settings import nearest
 
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             hint = nearest(args[0], self.list_commands(ctx))

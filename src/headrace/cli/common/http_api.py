@@ -1,19 +1,21 @@
-"""One request to the server's HTTP API and its JSON answer, or one clear sentence. No retries."""
+"""Send one request to the server's HTTP API; return its JSON answer or raise a clear error. No retries."""
 
 import http.client
 import json
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-from headrace.cli.failure import CommandError, UsageError, with_hint
-from headrace.printing import masked, quoted, unreachable
+from headrace.cli.common.output import CommandError, UsageError, with_hint
+from headrace.printing import masked, one_line, quoted, unreachable
 
 _TIMEOUT_S = 30.0
 _ANSWER_BYTES_MAX = 256 * 1024 * 1024
+_WRONG_PORT = b"this is HTTP, and "
+"""Start of the Figg port's answer to HTTP; after it, the answer says where HTTP listens."""
 
 
 class HttpApi(NamedTuple):
-    """Where a server's HTTP API is, and what it takes to be let in."""
+    """Address of a server's HTTP API, and the token for it."""
 
     base: str
     """`http://host:port`"""
@@ -28,7 +30,7 @@ class UnreachableError(CommandError):
 
 
 class NotFoundError(CommandError):
-    """The server answers that there is no such thing."""
+    """The server answered 404: the requested object does not exist."""
 
 
 def request(
@@ -41,7 +43,7 @@ def request(
     content_type: str | None = None,
     **query: object,
 ) -> Any:
-    """Send one request; query values of None are left out."""
+    """Send one request and return the answer; query values of None are left out."""
     base, token = api
     headers = {"Content-Type": content_type} if content_type is not None else {}
     if token is not None:
@@ -75,6 +77,10 @@ def _answer(base: str, status: int, body: bytes) -> Any:
     try:
         answer = json.loads(body)
     except ValueError:
+        if body.startswith(_WRONG_PORT):
+            raise CommandError(
+                f"{base}: {one_line(body.decode(errors='replace').strip())}"
+            ) from None
         raise CommandError(
             f"{base} answers {status} without JSON: is it Headrace's HTTP address?"
         ) from None

@@ -1,28 +1,35 @@
-"""Records as lines of JSON: what `subscribe --json` prints, read by `publish --json`. Knows no connection."""
+"""Lines of a file descriptor, read in batches, and records in JSON lines that `subscribe --json` prints."""
 
+import asyncio
 import base64
 import binascii
+import contextlib
 import json
+import os
+import threading
 from collections.abc import AsyncIterator
 
 from headrace.errors import BadTopicNameError
 from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic
 
 JSON_LINE_BYTES_MAX = 6 * PAYLOAD_BYTES_MAX + 4096
-"""JSON may write a byte as six characters; a name and the other members come to it."""
+"""JSON may encode a byte as six characters; the rest is for the name and the other members."""
 
 Record = tuple[str, bytes]
 """A topic and a payload."""
 
 
 class WrongRecordError(Exception):
-    """A line is no record: correct it, and publish from there on."""
+    """A line is not a valid record: correct it, and publish from this line on."""
 
 
 async def read_records(
     lines: AsyncIterator[list[bytes]], topic: str | None
 ) -> AsyncIterator[list[Record]]:
-    """Yield the records of the lines, for `topic` if it is given; then WrongRecordError if one is wrong."""
+    """Yield the records of the lines, for `topic` if it is given; raise WrongRecordError at a wrong line.
+
+    The records before the wrong line are yielded first.
+    """
     number = 0
     async for batch in lines:
         records: list[Record] = []
@@ -41,7 +48,7 @@ async def read_records(
 
 
 def parse_record(line: bytes, topic: str | None) -> Record:
-    """One record; ValueError says what is wrong with it. Members that are not known are left alone."""
+    """Return the record of a line; raise ValueError if it is wrong. Unknown members are ignored."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -73,3 +80,62 @@ def _payload(found: dict[str, object]) -> bytes:
     except (UnicodeEncodeError, binascii.Error):
         pass
     raise ValueError("payload must be a string of valid Unicode, and payload_base64 one of base64")
+
+
+_CHUNK_BYTES = 64 * 1024
+_CHUNKS_AHEAD_MAX = 4
+
+
+class LineTooLongError(Exception):
+    """A line is longer than the caller allows."""
+
+    def __init__(self, number: int, bytes_max: int) -> None:
+        super().__init__(f"line {number} is longer than {bytes_max:,} bytes")
+
+
+async def read_lines(fd: int, bytes_max: int) -> AsyncIterator[list[bytes]]:
+    """Yield batches of lines as they arrive, without newlines.
+
+    Raises LineTooLongError at a line that is too long, after yielding the lines before it.
+    """
+    number = 0
+    rest = b""
+    async for chunk in _read_chunks(fd):
+        *lines, rest = (rest + chunk).split(b"\n")
+        too_long = next((i for i, line in enumerate(lines) if len(line) > bytes_max), None)
+        if too_long is None and len(rest) > bytes_max:
+            too_long = len(lines)
+        yield lines[:too_long]
+        if too_long is not None:
+            raise LineTooLongError(number + too_long + 1, bytes_max)
+        number += len(lines)
+    if rest:
+        yield [rest]
+
+
+async def _read_chunks(fd: int) -> AsyncIterator[bytes]:
+    # A daemon thread with `os.read`, so that Ctrl-C ends the command even if a pipe or terminal is silent.
+    # The thread has its own descriptor, because it may still read after the caller has closed the other one.
+    fd = os.dup(fd)
+    loop = asyncio.get_running_loop()
+    chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
+    room = threading.Semaphore(_CHUNKS_AHEAD_MAX)
+
+    def read() -> None:
+        chunk: bytes | OSError = b"."
+        while chunk and not isinstance(chunk, OSError):
+            room.acquire()
+            try:
+                chunk = os.read(fd, _CHUNK_BYTES)
+            except OSError as error:
+                chunk = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for more
+                loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+        os.close(fd)
+
+    threading.Thread(target=read, daemon=True).start()
+    while chunk := await chunks.get():
+        if isinstance(chunk, OSError):
+            raise chunk
+        yield chunk
+        room.release()

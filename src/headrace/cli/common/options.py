@@ -1,20 +1,20 @@
-"""Options that several commands share, and what their values mean."""
+"""Options that several commands share, and the parsing of their values."""
 
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
-from headrace.cli.failure import UsageError
-from headrace.cli.http_api import HttpApi, request
-from headrace.cli.moment import MOMENT_HELP
-from headrace.config import Listen
-from headrace.config_values import parse_seconds
+from headrace.cli.common.http_api import HttpApi, request
+from headrace.cli.common.output import UsageError
+from headrace.config.load import SETTINGS, Loaded, load
+from headrace.config.settings import Listen
+from headrace.config.values import SECONDS, Quantity, parse_seconds
 from headrace.errors import HeadraceError
 from headrace.printing import quoted
-from headrace.settings import SETTINGS, Loaded, load
 
 Url = Annotated[
     str | None,
@@ -56,13 +56,20 @@ Timeout = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FromOffset = Annotated[
     int | None,
-    typer.Option("--from-offset", metavar="N", min=0, max=2**64 - 1, help="Begin at this offset."),
+    typer.Option(
+        "--from-offset",
+        metavar="N",
+        min=0,
+        max=2**64 - 1,
+        help="Begin with the record at this offset.",
+    ),
 ]
 FromStart = Annotated[bool, typer.Option("--from-start", help="Begin with the oldest record kept.")]
 Last = Annotated[
     int | None,
     typer.Option("--last", metavar="N", min=0, help="Begin this many records before the end."),
 ]
+MOMENT_HELP = "how long ago (90s, 10m, 2h, 7d, 1w), an ISO 8601 time, or milliseconds since 1970"
 Since = Annotated[
     str | None, typer.Option("--since", metavar="TIME", help=f"Begin at a time: {MOMENT_HELP}.")
 ]
@@ -81,7 +88,7 @@ _COMPLETED_MAX = 100
 
 
 def complete_topic(incomplete: str) -> list[str]:
-    """The topics that begin so, for a shell; none where no server answers in time."""
+    """Return topics with this prefix, for shell completion; none if no server answers in time."""
     try:
         query: dict[str, Any] = {"prefix": incomplete or None, "limit": _COMPLETED_MAX}
         api = http_api(None, None)
@@ -147,7 +154,7 @@ _TIMEOUT_S_MIN = 0.1
 
 
 def seconds(option: str, text: str) -> float:
-    """A duration that was given for an option, in seconds unless it has a unit."""
+    """Return the duration given for an option, in seconds; a number without a unit is in seconds."""
     try:
         return parse_seconds(text)
     except ValueError as error:
@@ -166,23 +173,23 @@ def url_or_default(url: str | None) -> str:
 
 
 def http_api(http: str | None, token: str | None) -> HttpApi:
-    """The HTTP API that is named, or the default one."""
+    """Return the given HTTP API, or that of the environment, or the default one."""
     address = http or os.environ.get("HEADRACE_HTTP") or str(Listen().http)
     base = address.rstrip("/") if "://" in address else f"http://{address}"
     return HttpApi(base, token or os.environ.get("HEADRACE_TOKEN") or None)
 
 
 def is_same_server(url: str | None, http: str | None) -> bool:
-    """Whether the HTTP address can be taken for that of the server at `url`.
+    """Return True if the HTTP address probably belongs to the server at `url`.
 
-    Not where only the latter was named: the default HTTP address may be that of another.
+    False if only the URL was given: the default HTTP address may be that of another server.
     """
     url_named = bool(url or os.environ.get("HEADRACE_URL"))
     return bool(http or os.environ.get("HEADRACE_HTTP")) or not url_named
 
 
 def is_elsewhere(url: str | None, http: str | None) -> bool:
-    """Whether the default HTTP address is surely not that of the server at `url`."""
+    """Return True if the default HTTP address is certainly not that of the server at `url`."""
     host = urlsplit(url or os.environ.get("HEADRACE_URL") or "").hostname
     return not is_same_server(url, http) and host not in ("127.0.0.1", "localhost", "::1")
 
@@ -219,7 +226,25 @@ def load_settings(
 
 
 def only_one(**given: bool) -> None:
-    """Refuse options that exclude each other; names are those of the options, without dashes."""
+    """Raise UsageError if several of these options are given. Names are option names without dashes."""
     names = ["--" + name.replace("_", "-") for name, used in given.items() if used]
     if len(names) > 1:
         raise UsageError(f"{' and '.join(names)} exclude each other")
+
+
+def parse_moment(text: str, now: datetime) -> int:
+    """Return milliseconds since 1970; raise ValueError if the text is not a time.
+
+    A text without a time zone is in the zone of `now`.
+    """
+    ago = Quantity.parse(text)
+    if ago is not None and ago.unit == SECONDS:
+        return max(0, int(now.timestamp() * 1000 - ago.value * 1000))
+    if (
+        text.isascii() and text.isdigit() and len(text) > 8
+    ):  # shorter ones are dates such as 20250131
+        return int(text)
+    when = datetime.fromisoformat(text)
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=now.tzinfo)
+    return max(0, int(when.timestamp() * 1000))

@@ -1,4 +1,4 @@
-"""How tables, sizes and times look on a terminal and in a pipe."""
+"""Output of tables, sizes, times, notes, progress and errors, to a terminal or a pipe."""
 
 import os
 import sys
@@ -19,6 +19,29 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+from typer.exceptions import TyperException
+
+from headrace.errors import HeadraceError
+
+
+def with_hint(reason: str) -> str:
+    """Return the reason why a server was not reached, with a hint what to check next if one is known."""
+    if "is it running?" in reason:
+        return f"{reason} (`headrace serve` starts one)"
+    if "broke the protocol" in reason or "the server answered" in reason:
+        return f"{reason}; is it the server's address for this protocol?"
+    return reason
+
+
+class UsageError(TyperException):
+    """The command line is wrong: exit code 2."""
+
+    exit_code = 2
+
+
+class CommandError(HeadraceError):
+    """The command failed: exit code 1."""
+
 
 _SHORT_S = 1.0
 _WIDTH_MAX = 10_000
@@ -26,16 +49,16 @@ _quiet = False
 
 
 def console() -> Console:
-    """Standard output; in a pipe as wide as its content, so that no cell is cut."""
+    """Return a console for standard output; for a pipe it is very wide, so that no cell is cut."""
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False)
     return Console(highlight=False, markup=False, width=_WIDTH_MAX, no_color=True, soft_wrap=True)
 
 
 def print_table(table: Table, optional: Sequence[str] = ()) -> None:
-    """Print without breaking a cell: a narrow terminal does without columns of `optional`, in that order.
+    """Print a table without breaking cells; on a narrow terminal, leave out columns of `optional` in order.
 
-    What still does not fit is wrapped by the terminal, which is better than a number without its end.
+    If the table still does not fit, the terminal wraps its lines, which is better than a truncated number.
     """
     out = console()
     for column in table.columns:
@@ -68,7 +91,7 @@ def _natural_width(out: Console, table: Table) -> int:
 
 
 def be_quiet(quiet: bool) -> None:
-    """With `--quiet`, print results and errors only: no notes and no bars of progress."""
+    """Set `--quiet`: print results and errors only, without notes and progress bars."""
     global _quiet  # noqa: PLW0603 - one process runs one command
     _quiet = quiet
 
@@ -78,15 +101,15 @@ def is_quiet() -> bool:
 
 
 def note(text: str) -> None:
-    """Say something beside the result, on standard error; `--quiet` leaves it out."""
+    """Print a text that is not part of the result to standard error, unless `--quiet`."""
     if not _quiet:
         typer.echo(text, err=True)
 
 
 def open_closed_streams() -> None:
-    """Put the null device where a standard stream is closed, which Python shows as None.
+    """Open the null device for each closed standard stream (None in Python).
 
-    Its number would otherwise go to the next socket or file that is opened.
+    Otherwise the next socket or file would get the stream's descriptor number.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -99,12 +122,15 @@ def open_closed_streams() -> None:
 
 
 def discard_output() -> None:
-    """After a broken pipe: the interpreter would flush standard output once more, and complain."""
+    """Redirect standard output to the null device after a broken pipe.
+
+    Otherwise the interpreter would flush it again at exit, and report an error.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def discard_unwritable() -> None:
-    """Forget what a closed terminal cannot take: the interpreter would end with an error because of it."""
+    """Discard output that a closed terminal cannot take: else the interpreter would exit with an error."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -132,12 +158,12 @@ def moment(ms: int | None) -> str:
 
 
 class ProgressBar:
-    """Bytes done, on standard error when that is a terminal and the work takes a while."""
+    """A bar of processed bytes on standard error, if that is a terminal and the work takes a while."""
 
     def __init__(self, total: int | None) -> None:
         self._begin = time.monotonic()
         self._progress: Progress | None = None
-        # Without a total the input is typed or followed: a bar would stand in its way.
+        # Without a total the input is typed or followed: a bar would disturb it.
         self._wanted = total is not None and sys.stderr.isatty() and not _quiet
         self._total = total
 
@@ -149,7 +175,7 @@ class ProgressBar:
             self._progress.stop()
 
     def advance_to(self, done: int, total: int | None = None) -> None:
-        """With a total where it has become another."""
+        """Show the bytes done; pass `total` if it has changed."""
         if not self._wanted:
             return
         if self._progress is None:
@@ -169,7 +195,7 @@ class ProgressBar:
 
 
 class _Speed(ProgressColumn):
-    """In the units of everything else: the one that comes with the library counts in thousands."""
+    """Speed in the units of `size`: the library's own column counts in thousands."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed

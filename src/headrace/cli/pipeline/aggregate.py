@@ -1,13 +1,13 @@
-"""`headrace pipeline aggregate`: a state for each topic. The job is in `pipeline/aggregate.py`."""
+"""`headrace pipeline aggregate`: compute a state per topic. Elsewhere: the job (`pipeline/aggregate/`)."""
 
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import jobs, options
-from headrace.cli.failure import UsageError
-from headrace.cli.output import counted
+from headrace.cli.common import options
+from headrace.cli.common.output import UsageError, counted
+from headrace.cli.pipeline import jobs
 
 
 def aggregate(
@@ -64,9 +64,9 @@ def aggregate(
 ) -> None:
     """Fold all records of each topic in lake and log into one state, as the server folds channels.
 
-    The states become a Delta table, which is replaced as a whole, in one step. With --stream it goes on, and
-    states that have changed are replaced; no lake is needed for that. Without topics and a pattern, it is all
-    topics.
+    The states become a Delta table, which is replaced as a whole, in one step. With --stream the job keeps
+    running and replaces the states that have changed; it needs no lake. Without topics or a pattern, the job
+    takes all topics.
 
     \b
     headrace pipeline aggregate --lake /lake --reducer last --into /states

@@ -1,4 +1,4 @@
-"""`headrace pipeline audit`: whether anything was lost. The job is in `pipeline/audit.py`."""
+"""`headrace pipeline audit`: report whether anything was lost. Elsewhere: the job (`pipeline/audit/`)."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from headrace.cli import jobs, options
+from headrace.cli.common import options
+from headrace.cli.pipeline import jobs
 
 
 def audit(
@@ -54,8 +55,9 @@ def audit(
     if no_log:
         jobs.lake_of(found)
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
-    server = jobs.Server()
-    # A directory says more than a server, which keeps its journal to itself; one that is named must be there.
+    server = jobs.ServerAddress()
+    # A data directory is preferred: it shows more than a server, which does not expose its journal. A
+    # directory that the user names must exist.
     if http or not (no_log or data_dir or Path(directory).exists()):
         server = jobs.server_of(http, token, config_file=config_file)
         if not http:

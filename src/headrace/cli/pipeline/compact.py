@@ -1,11 +1,12 @@
-"""`headrace pipeline compact`: small files of a lake into large ones. The job is in `pipeline/compact.py`."""
+"""`headrace pipeline compact`: merge small files of a lake. Elsewhere: the job (`pipeline/compact/`)."""
 
 from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import jobs, options
-from headrace.cli.output import counted, size
+from headrace.cli.common import options
+from headrace.cli.common.output import counted, size
+from headrace.cli.pipeline import jobs
 
 
 def compact(
@@ -33,11 +34,11 @@ def compact(
     config_file: options.ConfigFile = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make few large files of the many small ones that an export leaves, with the same rows.
+    """Merge the small files that an export leaves into a few large ones, with the same rows.
 
-    Exports and readers may go on meanwhile, and it may be killed at any moment. Files that are in the table
-    no more, and those that killed jobs have left, are deleted when they are older than --sweep-after: that is
-    how long a reader may hold on to an old state of the table.
+    Exports and readers may run meanwhile, and the job may be killed at any moment. Files that are no longer
+    in the table, and files left by killed jobs, are deleted when they are older than --sweep-after: a reader
+    may use an old state of the table for that long.
 
     \b
     headrace pipeline compact --lake /lake

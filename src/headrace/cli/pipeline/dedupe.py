@@ -1,12 +1,12 @@
-"""`headrace pipeline dedupe`: every key once. The job is in `pipeline/dedupe.py`."""
+"""`headrace pipeline dedupe`: remove rows with duplicate keys. Elsewhere: the job (`pipeline/dedupe/`)."""
 
 from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import jobs, options
-from headrace.cli.failure import UsageError
-from headrace.cli.output import counted
+from headrace.cli.common import options
+from headrace.cli.common.output import UsageError, counted
+from headrace.cli.pipeline import jobs
 
 
 def dedupe(
@@ -96,7 +96,7 @@ def dedupe(
 
 
 def _window_s(text: str | None) -> float | None:
-    """As the setting has it, where 0 is for ever."""
+    """Return the window as the setting has it: seconds, where 0 means no limit."""
     if text == "all":
         return 0.0
     found = jobs.seconds("--window", text)

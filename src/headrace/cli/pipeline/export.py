@@ -1,12 +1,16 @@
-"""`headrace pipeline export`: topics into a lake, once or on and on. The job is in `pipeline/export.py`."""
+"""`headrace pipeline export`: export topics to a lake, once or continuously.
+
+Elsewhere: the job (`pipeline/export/`).
+"""
 
 from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import jobs, options
-from headrace.cli.output import counted, size
-from headrace.config_pipeline import LakePartition
+from headrace.cli.common import options
+from headrace.cli.common.output import counted, size
+from headrace.cli.pipeline import jobs
+from headrace.config.pipeline import LakePartition
 
 _BY_TOPIC = {LakePartition.AUTO: None, LakePartition.DATE: False, LakePartition.TOPIC: True}
 
@@ -88,8 +92,9 @@ def export(
 ) -> None:
     """Write topics to a lake table, every record exactly once.
 
-    Goes on until Ctrl-C or SIGTERM, and ends then after the batch that runs; --once ends by itself. Killed at
-    any moment, it goes on where the table ends. Without topics and a pattern, all of them.
+    The job runs until Ctrl-C or SIGTERM and finishes its batch first; with --once it ends by itself. It may
+    be killed at any moment: the next run continues where the table ends. Without topics or a pattern, it
+    exports all topics.
 
     \b
     headrace pipeline export --lake /lake --once

@@ -1,4 +1,4 @@
-"""What the commands of `headrace pipeline` share: options, settings, how a job is run and how it ends."""
+"""Shared parts of the commands `headrace pipeline …`: options, settings, and running and ending a job."""
 
 import importlib
 import json
@@ -14,14 +14,13 @@ from typing import Annotated, Any, NamedTuple, Self
 
 import typer
 
-from headrace.cli import options
-from headrace.cli.failure import CommandError, UsageError
-from headrace.cli.output import ProgressBar
-from headrace.config_pipeline import Pipeline
-from headrace.settings import load
+from headrace.cli.common import options
+from headrace.cli.common.output import CommandError, ProgressBar, UsageError, note
+from headrace.config.load import load
+from headrace.config.pipeline import Pipeline
 
 _EVERYWHERE = ("0.0.0.0", "::")
-"""Where a server listens that listens on all addresses."""
+"""Hosts that mean: the server listens on all addresses."""
 
 Topics = Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.")]
 Pattern = Annotated[
@@ -47,7 +46,7 @@ Master = Annotated[
 
 
 def settings(config_file: Path | None, **flags: object) -> Pipeline:
-    """What is set of `[pipeline]`; flags go over the environment, and that over the file."""
+    """Return the settings of `[pipeline]`: flags override the environment, which overrides the file."""
     given = {f"pipeline.{name}": value for name, value in flags.items()}
     return load(given, os.environ, config_file).config.pipeline
 
@@ -59,11 +58,11 @@ def lake_of(found: Pipeline) -> str:
 
 
 def seconds(option: str, text: str | None) -> float | None:
-    """A duration, in seconds unless it has a unit; None where the option is not given."""
+    """Return a duration in seconds; None if the option is not given. Without a unit it is in seconds."""
     return None if text is None else options.seconds(option, text)
 
 
-class Server(NamedTuple):
+class ServerAddress(NamedTuple):
     url: str = ""
     token: str = ""
 
@@ -74,33 +73,33 @@ def server_of(
     data_dir: str | None = None,
     *,
     config_file: Path | None = None,
-) -> Server:
-    """The one that is named, that of the file, or the default one; none where only a directory is named."""
+) -> ServerAddress:
+    """Return the server given by option, environment, file or default; empty if only `data_dir` is given."""
     if data_dir and not http:
-        return Server()
+        return ServerAddress()
     if not http and not os.environ.get("HEADRACE_HTTP") and config_file:
         listen = load({}, os.environ, config_file).config.listen.http
         http = str(listen._replace(host="127.0.0.1") if listen.host in _EVERYWHERE else listen)
     api = options.http_api(http, token)
-    return Server(api.base, api.token or "")
+    return ServerAddress(api.base, api.token or "")
 
 
 def pattern_of(found: Pipeline, topics: list[str] | None, pattern: str | None) -> str:
-    """Topics on the command line go over a pattern in the file."""
+    """Return the pattern to use. Topics on the command line override a pattern in the settings."""
     return (pattern or "") if topics else found.pattern
 
 
 class Job(NamedTuple):
     run: Callable[..., Any]
     progress: Callable[[int, int], None]
-    """To be told how many bytes are done, of how many."""
+    """Called with the bytes that are done, and the total."""
 
 
 @contextmanager
 def running(name: str) -> Iterator[Job]:
-    """The function of a job where what it needs is installed, and a bar for its progress."""
+    """Yield the function of a job and a progress bar; raise CommandError if a package is missing."""
     run = _function(name)
-    from headrace.spark.options import OptionError
+    from headrace.errors import OptionError
 
     with ExitStack() as stack:
         bars: list[ProgressBar] = []
@@ -117,13 +116,16 @@ def running(name: str) -> Iterator[Job]:
         except OptionError as error:
             raise UsageError(str(error)) from None
         except KeyboardInterrupt:
-            typer.echo("interrupted: the same command does the rest", err=True)
+            note("interrupted: the same command does the rest")
             raise
 
 
 @contextmanager
 def _told_on_standard_error() -> Iterator[None]:
-    """What jobs say while they run; on a terminal also what they are about to do."""
+    """Print log messages of jobs to standard error, on a terminal also debug messages.
+
+    Other loggers print warnings and errors only.
+    """
     jobs = logging.getLogger("headrace.pipeline")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("headrace: %(message)s"))
@@ -132,7 +134,7 @@ def _told_on_standard_error() -> Iterator[None]:
     jobs.addHandler(handler)
     others = logging.StreamHandler()
     others.setLevel(logging.WARNING)
-    # It logs a traceback for a JVM that has died, and the job ends with a sentence about it.
+    # py4j logs a traceback if the JVM has died; the job itself reports that in one sentence.
     others.addFilter(lambda record: "py4j" not in record.pathname)
     logging.root.addHandler(others)
     try:
@@ -146,9 +148,7 @@ def _told_on_standard_error() -> Iterator[None]:
 
 def _function(name: str) -> Callable[..., Any]:
     try:
-        found: Callable[..., Any] = getattr(
-            importlib.import_module(f"headrace.pipeline.{name}"), name
-        )
+        found: Callable[..., Any] = getattr(importlib.import_module("headrace.pipeline"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("headrace"):
             raise
@@ -163,7 +163,7 @@ def print_summary(summary: Any, words: Callable[[Any], str], *, as_json: bool) -
 
 
 class Ending:
-    """Ctrl-C or SIGTERM end a job that goes on, after what it is doing; the second one at once."""
+    """End a continuous job on Ctrl-C or SIGTERM, after its current work; a second signal ends it at once."""
 
     def __init__(self, *, goes_on: bool) -> None:
         self._signals = (signal.SIGINT, signal.SIGTERM) if goes_on else ()

@@ -1,17 +1,15 @@
-"""`headrace pipeline`: jobs between the log and a lake, one file each. What they do is in `pipeline/`."""
+"""`headrace pipeline`: jobs between the log and a lake, one file each. Elsewhere: the jobs (`pipeline/`)."""
 
 import typer
 
-from headrace.cli import (
-    pipeline_aggregate,
-    pipeline_audit,
-    pipeline_compact,
-    pipeline_dedupe,
-    pipeline_export,
-    pipeline_replay,
-    pipeline_report,
-)
-from headrace.cli.help import App
+from headrace.cli.common.help import App
+from headrace.cli.pipeline import aggregate as pipeline_aggregate
+from headrace.cli.pipeline import audit as pipeline_audit
+from headrace.cli.pipeline import compact as pipeline_compact
+from headrace.cli.pipeline import dedupe as pipeline_dedupe
+from headrace.cli.pipeline import export as pipeline_export
+from headrace.cli.pipeline import replay as pipeline_replay
+from headrace.cli.pipeline import report as pipeline_report
 
 app = App()
 

@@ -1,15 +1,18 @@
-"""`headrace pipeline replay`: records of a lake into a topic. The job is in `pipeline/replay.py`."""
+"""`headrace pipeline replay`: publish records of a lake to a topic.
+
+Elsewhere: the job (`pipeline/replay/`).
+"""
 
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import jobs, options
-from headrace.cli.failure import UsageError
-from headrace.cli.moment import parse_moment
-from headrace.cli.output import counted, size
-from headrace.config_values import Quantity
+from headrace.cli.common import options
+from headrace.cli.common.options import parse_moment
+from headrace.cli.common.output import UsageError, counted, size
+from headrace.cli.pipeline import jobs
+from headrace.config.values import Quantity
 from headrace.printing import quoted
 
 _TIME_HELP = "an ISO 8601 time, or milliseconds since 1970"
@@ -53,10 +56,10 @@ def replay(
     config_file: options.ConfigFile = None,
     as_json: options.Json = False,
 ) -> None:
-    """Publish what a lake has of a topic to another one, in its order.
+    """Publish the records that a lake has of a topic to another topic, in their order.
 
-    All of it, or what lies between two offsets or times. The same command again goes on where it was killed,
-    and does nothing when it is done: so it can be repeated until it succeeds.
+    Publishes all records, or those between two offsets or times. Repeat the same command until it succeeds:
+    it continues where it was killed, and does nothing once it is done.
 
     \b
     headrace pipeline replay orders --to orders-again --lake /lake

@@ -1,11 +1,12 @@
-"""`headrace pipeline report`: a page to look at. The job is in `pipeline/report.py`."""
+"""`headrace pipeline report`: write a page with plots. Elsewhere: the job (`pipeline/report/`)."""
 
 from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import jobs, options
-from headrace.cli.output import counted, moment, size
+from headrace.cli.common import options
+from headrace.cli.common.output import counted, moment, size
+from headrace.cli.pipeline import jobs
 
 
 def report(

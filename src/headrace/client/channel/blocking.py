@@ -1,7 +1,7 @@
-"""The blocking twin of a channel, for scripts and threads: the same channel in a thread of its own.
+"""The blocking channel client, for scripts and threads: it runs a `ChannelClient` in a thread of its own.
 
-Every method may be called from any thread, and messages are taken by one thread at a time. `restore` and
-handlers run in the channel's thread and must not block it: methods that would wait there refuse to.
+Every method may be called from any thread, but only one thread at a time may take messages. `restore` and
+handlers run in the channel's thread and must not block it: there, methods that wait raise LocalProtocolError.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,10 +9,10 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from headrace.client.channel_client import Channel
-from headrace.client.channel_events import Message, Missed, Snapshot
+from headrace.client.channel.client import ChannelClient
+from headrace.client.channel.events import ChannelMessage, MissedMessages, Snapshot
 from headrace.client.client_thread import ClientThread
-from headrace.client.events import ConnectionState
+from headrace.client.topics.events import ConnectionState
 from headrace.errors import ClientClosedError
 
 ADVICE = (
@@ -22,10 +22,13 @@ ADVICE = (
 
 
 class BlockingChannel:
-    """A channel whose methods wait. `timeout_s` is in seconds everywhere; None waits for ever."""
+    """A channel whose methods wait. `timeout_s` is in seconds everywhere; None means no limit."""
 
-    def __init__(self, channel: Channel, shared: ClientThread | None = None) -> None:
-        """`shared`: the thread of a connection that goes on without the channel, which is entered there."""
+    def __init__(self, channel: ChannelClient, shared: ClientThread | None = None) -> None:
+        """Use `shared`, the thread of a connection in which the channel is already entered, or start one.
+
+        A shared thread keeps running when the channel is closed.
+        """
         self._channel = channel
         self._is_shared = shared is not None
         if shared is not None:
@@ -50,7 +53,7 @@ class BlockingChannel:
 
     @property
     def restored(self) -> Snapshot | None:
-        """The last snapshot that came in place of messages, as soon as it is its turn."""
+        """The last snapshot that replaced messages; set when the application reaches it."""
         return self._channel.restored
 
     @property
@@ -64,25 +67,25 @@ class BlockingChannel:
 
     @property
     def last_error(self) -> str:
-        """Why the last connection, or attempt at one, ended; empty while connected."""
+        """Reason why the last connection or attempt ended; empty while connected."""
         return self._channel.last_error
 
     @property
     def unacknowledged(self) -> int:
-        """How many messages of this client the server is not known to have."""
+        """Number of sent messages that the server has not acknowledged."""
         return self._channel.unacknowledged
 
     def send(self, content: Any, timeout_s: float | None = None) -> int | None:
-        """Send a JSON value or bytes, and wait until it is durable; returns the offset just past it.
+        """Send a JSON value or bytes, wait until it is durable, and return the offset just past it.
 
-        After a TimeoutError it may be sent all the same.
+        After a TimeoutError the message may still be sent.
         """
         return self._thread.call(lambda: self._channel.send(content), timeout_s)
 
     def send_nowait(self, content: Any) -> "Future[int | None]":
         """Queue a message and return a future of its offset, which need not be waited for.
 
-        What is wrong with the message is told by the future, and so is QueueFullError.
+        The future raises the error of an invalid message, and QueueFullError.
         """
 
         async def send() -> int | None:
@@ -95,11 +98,11 @@ class BlockingChannel:
         self._thread.call(self._channel.room, timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything that was sent so far is stored, or refused."""
+        """Wait until every message sent so far is stored or refused."""
         self._thread.call(self._channel.flush, timeout_s)
 
-    def messages(self, timeout_s: float | None = None) -> Iterator[Message]:
-        """Iterate over messages until none has come for so long, or the channel is closed."""
+    def messages(self, timeout_s: float | None = None) -> Iterator[ChannelMessage]:
+        """Iterate over messages until none arrives for `timeout_s`, or the channel is closed."""
         while True:
             try:
                 message = self.take(timeout_s)
@@ -109,30 +112,30 @@ class BlockingChannel:
                 return
             yield message
 
-    def take(self, timeout_s: float | None = None) -> Message | None:
-        """The next message, or None when the channel is closed; TimeoutError when none comes in time."""
+    def take(self, timeout_s: float | None = None) -> ChannelMessage | None:
+        """Return the next message, or None if the channel is closed; raise TimeoutError after `timeout_s`."""
         try:
             return self._thread.call(lambda: anext(self._channel, None), timeout_s)
         except ClientClosedError:
             return None
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[ChannelMessage]:
         return self.messages()
 
-    def ack(self, upto: Message | Snapshot | int, timeout_s: float | None = None) -> None:
-        """Everything up to a message is done with; returns when the server has noted that."""
+    def ack(self, upto: ChannelMessage | Snapshot | int, timeout_s: float | None = None) -> None:
+        """Acknowledge everything up to a message; return when the server has recorded it."""
         self._thread.call(lambda: self._channel.ack(upto), timeout_s)
 
     def snapshot(self, timeout_s: float | None = None) -> Snapshot | None:
-        """The state as of now, or the last upload; None when there is none."""
+        """Return the current state or the last upload; None if there is none."""
         return self._thread.call(self._channel.snapshot, timeout_s)
 
     def upload(self, state: Any, offset: int, timeout_s: float | None = None) -> int:
-        """Give the state that covers everything up to an offset; returns the offset that is kept."""
+        """Upload the state that covers everything up to an offset; return the offset that is kept."""
         return self._thread.call(lambda: self._channel.upload(state, offset), timeout_s)
 
     def connected(self, timeout_s: float | None = None) -> None:
-        """Wait until the channel is joined; raises when it never will be."""
+        """Wait until the channel is joined; raise if it never will be."""
         self._thread.call(self._channel.connected, timeout_s)
 
     @overload
@@ -141,29 +144,29 @@ class BlockingChannel:
     ) -> Callable[[], None]: ...
     @overload
     def on(
-        self, event: Literal["missed"], handler: Callable[[Missed], object]
+        self, event: Literal["missed"], handler: Callable[[MissedMessages], object]
     ) -> Callable[[], None]: ...
     def on(self, event: Any, handler: Callable[[Any], object]) -> Callable[[], None]:
-        """Call `handler`, in the channel's thread, with every event of a kind, as `Channel.on`."""
+        """Call `handler`, in the channel's thread, with every event of a kind, as `Channel.on` does."""
         return self._channel.on(event, handler)
 
     def leave(self, timeout_s: float | None = None) -> None:
-        """Be a member no more, when what was sent is stored; then the channel is closed."""
+        """End the membership once all sent messages are stored, then close the channel."""
         self._thread.call(self._channel.leave, timeout_s)
         self._end_thread()
 
     def close(self, flush_s: float | None = None) -> None:
         """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
 
-        Raises UnacknowledgedError when it does not have all messages; with 0 nothing is waited for and
-        nothing raised.
+        Raises UnacknowledgedError if the server does not have all messages by then. With 0 it neither waits
+        nor raises.
         """
         self._thread.check()
         try:
             if not self._thread.is_closed:
                 self._thread.call(lambda: self._channel.close(flush_s))
         except ClientClosedError:
-            pass  # by another thread
+            pass  # closed by another thread
         finally:
             self._end_thread()
 

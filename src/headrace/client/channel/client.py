@@ -1,6 +1,6 @@
-"""The channel an application uses: sending, receiving, snapshots. Frames and sockets are elsewhere.
+"""The channel client of an application: send, receive, snapshots. Elsewhere: frames and sockets.
 
-It belongs to one event loop and is not safe to use from other threads.
+A client belongs to one event loop and is not safe to use from other threads.
 """
 
 import asyncio
@@ -9,12 +9,12 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from headrace.client.channel_connection import ChannelConnection
-from headrace.client.channel_events import Inbox, Message, Snapshot
-from headrace.client.channel_options import ChannelOptions
+from headrace.client.channel.connection import ProcessorConnection
+from headrace.client.channel.events import ChannelMessage, Inbox, Snapshot
+from headrace.client.channel.options import ChannelOptions
 from headrace.client.entering import wait_for_connection
-from headrace.client.events import Handlers
 from headrace.client.link import Link
+from headrace.client.topics.events import Handlers
 from headrace.errors import (
     ChannelRefusedError,
     ClientClosedError,
@@ -26,47 +26,48 @@ from headrace.errors import (
     ReplacedError,
     UnacknowledgedError,
 )
-from headrace.session import client_channel as told
-from headrace.session.channel_client import ChannelClientEvent, Refused
-from headrace.session.client import ConnectionState
-from headrace.wire.channel_answers import Delivered, Missed, State
+from headrace.session.channel import membership as told
+from headrace.session.channel.client import ChannelClientEvent, ConnectionRefused
+from headrace.session.topics.client import ConnectionState
+from headrace.wire.channel.answers import Delivered, MissedMessages, SnapshotBody
 
 
-class Channel:
+class ChannelClient:
     """A member of a channel: an async iterator over the messages of others, and a way to send to them.
 
     Use `async with join(url, processor=name) as channel`, or `channel = await join(...)` and
-    `channel.close()`. Closing ends the connection and not the membership: messages wait for the next time.
+    `channel.close()`. Closing ends the connection but not the membership: the server keeps messages for the
+    next connection.
     """
 
-    def __init__(self, name: str, connection: ChannelConnection, options: ChannelOptions) -> None:
-        """`connection` ends with the channel, unless it is shared."""
+    def __init__(self, name: str, connection: ProcessorConnection, options: ChannelOptions) -> None:
+        """Create a member that is not joined yet. `connection` ends with the channel, unless it is shared."""
         assert options.processor is not None
         self.url = connection.url
         self.name = name
         self.processor = options.processor
         self.options = options
         self.restored: Snapshot | None = None
-        """The last snapshot that came in place of messages, as soon as it is its turn."""
+        """The last snapshot that replaced messages; set when the application reaches it."""
         self._connection = connection
         self._session = connection.session
         self._handlers = Handlers("state", "missed")
         self._link: Link[ChannelClientEvent] | None = None
         self._inbox = Inbox()
         self._taken: int | None = None
-        """The offset of what the application has and is not done with."""
+        """Offset of the last entry that the application took and that is not acknowledged yet."""
         self._told: object = None
-        """What the application has been told that it missed."""
+        """The entry whose missed messages were already reported to the application."""
         self._is_taking = self._is_joined = self._is_leaving = self._is_closing = False
         self._is_gone = False
-        """Whether the connection, which others use too, goes on without it."""
+        """True once the channel has left a shared connection, which other channels may still use."""
         self._sends: dict[int, asyncio.Future[int | None]] = {}
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._over: ClientError | None = None
-        """Why nothing more happens, for good."""
+        """Error that ended the channel for good; None before its end."""
         self._unaccepted = 0
-        """Messages that were not accepted when it was over."""
-        # Only ever set and cleared at once: it wakes all who wait, to look again.
+        """Number of messages that were not accepted when the channel ended."""
+        # Set and cleared in one step: this wakes all waiting tasks, which then check their condition again.
         self._changes = asyncio.Event()
 
     @property
@@ -80,23 +81,23 @@ class Channel:
 
     @property
     def last_error(self) -> str:
-        """Why the last connection, or attempt at one, ended; empty while connected."""
+        """Reason why the last connection or attempt ended; empty while connected."""
         return self._connection.last_error
 
     @property
     def unacknowledged(self) -> int:
-        """How many messages of this client the server is not known to have."""
+        """Number of sent messages that the server has not acknowledged."""
         return len(self._sends) + self._unaccepted
 
     # Sending
 
     async def send(self, content: Any) -> int | None:
-        """Send a JSON value or bytes, and wait until it is durable; returns the offset just past it.
+        """Send a JSON value or bytes, wait until it is durable, and return the offset just past it.
 
-        Without a connection it waits for the next one. Whatever is lost on the way, it is stored once; the
-        offset is None when the answer got lost. Raises ChannelRefusedError for what the server does not take,
-        BadMessageError or PayloadTooLargeError for what no server takes. Cancelled, it may be sent all the
-        same.
+        Without a connection, the message waits for the next one. It is stored exactly once, even if
+        connections are lost. The offset is None if the server's answer was lost. Raises ChannelRefusedError
+        if the server refuses the message, BadMessageError or PayloadTooLargeError if every server would.
+        If the call is cancelled, the message may still be sent.
         """
         while True:
             try:
@@ -107,9 +108,9 @@ class Channel:
         return await sent
 
     def send_nowait(self, content: Any) -> "asyncio.Future[int | None]":
-        """Queue a message and return a future of its offset. It need not be awaited.
+        """Queue a message and return a future of its offset, which need not be awaited.
 
-        Raises QueueFullError when too many are not accepted yet: `await channel.room()` first.
+        Raises QueueFullError if too many messages are not accepted yet: `await channel.room()` first.
         """
         link = self._entered()
         if self._is_leaving:
@@ -126,7 +127,7 @@ class Channel:
         await self._wait(lambda: self._session.has_room(self.name))
 
     async def flush(self) -> None:
-        """Wait until everything that was sent so far is stored, or refused."""
+        """Wait until every message sent so far is stored or refused."""
         self._entered()
         last = next(reversed(self._sends), 0)
         await self._wait(lambda: next(iter(self._sends), last + 1) > last)
@@ -136,8 +137,8 @@ class Channel:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Message:
-        """The next message of another processor; with `auto_ack`, the one before it is done with."""
+    async def __anext__(self) -> ChannelMessage:
+        """Return the next message; with `auto_ack`, acknowledge the one before it."""
         if self._is_taking:
             raise LocalProtocolError("one task at a time takes the messages of a channel")
         self._is_taking = True
@@ -148,27 +149,30 @@ class Channel:
         finally:
             self._is_taking = False
 
-    async def ack(self, upto: "Message | Snapshot | int") -> None:
-        """Everything up to a message is done with; returns when the server has noted that."""
+    async def ack(self, upto: "ChannelMessage | Snapshot | int") -> None:
+        """Acknowledge everything up to a message; return when the server has recorded it."""
         link = self._entered()
-        offset = upto if isinstance(upto, int) else upto.offset
+        if isinstance(upto, int):
+            offset = upto
+        else:
+            offset = upto.next_offset if isinstance(upto, ChannelMessage) else upto.offset
         self._session.ack(self.name, offset)
         link.send_soon()
         await self._wait(lambda: self._session.acked(self.name) >= offset)
 
-    # The last known state
+    # Snapshots
 
     async def snapshot(self) -> Snapshot | None:
-        """The state as of now, or the last upload; None when there is none."""
+        """Return the current state or the last upload; None if there is none."""
         link = self._entered()
-        state: State | None = await self._answer(link, self._session.snapshot(self.name))
+        state: SnapshotBody | None = await self._answer(link, self._session.snapshot(self.name))
         return None if state is None else Snapshot.of(state)
 
     async def upload(self, state: Any, offset: int) -> int:
-        """Give the state that covers everything up to an offset, a JSON value or bytes.
+        """Upload the state that covers everything up to an offset, a JSON value or bytes.
 
-        Returns the offset of the upload that is kept. For channels with the reducer `uploaded`:
-        ChannelRefusedError for others.
+        Returns the offset of the upload that is kept. Raises ChannelRefusedError unless the channel has the
+        reducer `uploaded`.
         """
         link = self._entered()
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 1 << 63:
@@ -176,12 +180,12 @@ class Channel:
         kept: int = await self._answer(link, self._session.upload(self.name, offset, state))
         return kept
 
-    # The end
+    # Leaving and closing
 
     async def leave(self) -> None:
-        """Be a member no more, when what was sent is stored; then nothing is kept for this processor.
+        """End the membership once all sent messages are stored, then close the channel.
 
-        Waits for a connection if there is none.
+        After this, the server keeps nothing for this processor. Waits for a connection if there is none.
         """
         link = self._entered()
         await self.flush()
@@ -197,8 +201,8 @@ class Channel:
     async def close(self, flush_s: float | None = None) -> None:
         """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
 
-        Raises UnacknowledgedError when it does not have all messages; with 0 nothing is waited for and
-        nothing raised. The iteration ends; futures and waiting calls get ClientClosedError.
+        Raises UnacknowledgedError if the server does not have all messages by then. With 0 it neither waits
+        nor raises. The iteration ends; futures and waiting calls raise ClientClosedError.
         """
         flush_s = self.options.flush_timeout_s if flush_s is None else flush_s
         is_first, self._is_closing = not self._is_closing, True
@@ -220,7 +224,7 @@ class Channel:
                 self._handlers.tell("state", ConnectionState.CLOSED)
 
     async def connected(self) -> None:
-        """Wait until the channel is joined; raises when it never will be."""
+        """Wait until the channel is joined; raise if it never will be."""
         self._entered()
         await self._wait(lambda: self._is_joined)
 
@@ -230,13 +234,13 @@ class Channel:
     ) -> Callable[[], None]: ...
     @overload
     def on(
-        self, event: Literal["missed"], handler: Callable[[Missed], object]
+        self, event: Literal["missed"], handler: Callable[[MissedMessages], object]
     ) -> Callable[[], None]: ...
     def on(self, event: str, handler: Callable[[Any], object]) -> Callable[[], None]:
-        """Call `handler` with every event of a kind; returns a function that ends that.
+        """Call `handler` with every event of a kind; return a function that removes the handler.
 
-        `state`: a ConnectionState, at every change. `missed`: a Missed, where messages did not and will
-        not come; `restored` is what is in their place.
+        `state`: a ConnectionState, at every change. `missed`: a Missed, where messages are lost for this
+        processor; `restored` is the snapshot that replaces them, if there is one.
         """
         return self._handlers.add(event, handler)
 
@@ -268,15 +272,15 @@ class Channel:
     ) -> None:
         if error is None and self.options.auto_ack and self._over is None:
             self._done_with_taken()
-        # With an error on its way out, waiting would delay it and a second error would hide it.
+        # Waiting would delay the error that is being raised, and a second error would hide it.
         await self.close(flush_s=None if error is None else 0)
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
 
-    # Taking
+    # Taking entries from the inbox
 
-    async def _next(self) -> Message:
+    async def _next(self) -> ChannelMessage:
         while True:
             if isinstance(self._over, ClientClosedError):
                 raise StopAsyncIteration
@@ -285,7 +289,7 @@ class Channel:
             if isinstance(first, Delivered):
                 self._inbox.take(first)
                 self._taken = first.offset
-                return Message.of(first, self)
+                return ChannelMessage.of(first, self)
             if isinstance(first, told.Restored):
                 await self._restore(first)
             elif first is not None:
@@ -297,7 +301,7 @@ class Channel:
                 await self._changes.wait()
 
     async def _restore(self, entry: told.Restored) -> None:
-        """Give a state to the application. Cancelled, or failed, it is given again."""
+        """Pass a state to the application. If that is cancelled or fails, the next call passes it again."""
         snapshot = None
         if entry.snapshot is not None:
             snapshot = self.restored = Snapshot.of(entry.snapshot, entry.missed)
@@ -321,26 +325,26 @@ class Channel:
             if self._link is not None:
                 self._link.send_soon()
 
-    # What the session and the link say
+    # Events of the session and the link
 
     def happened(self, event: ChannelClientEvent) -> None:
-        """Take an event of the session; `wake` follows."""
-        if isinstance(event, told.Received | told.Restored | told.Lost):
+        """Handle an event of the session. The caller calls `wake` afterwards."""
+        if isinstance(event, told.ReceivedMessages | told.Restored | told.LostMessages):
             self._inbox.put(event)
-        elif isinstance(event, told.Accepted):
+        elif isinstance(event, told.SendAccepted):
             _settle(self._sends.pop(event.ticket, None), event.offset)
         elif isinstance(event, told.Rejected):
             futures = self._sends if event.ticket in self._sends else self._questions
             _fail(futures.pop(event.ticket, None), ChannelRefusedError(event.code, event.text))
         elif isinstance(event, told.Answered):
             _settle(self._questions.pop(event.ticket, None), event.answer)
-        elif isinstance(event, told.Joined):
+        elif isinstance(event, told.JoinedChannel):
             self._is_joined = True
-        elif isinstance(event, told.Left):
+        elif isinstance(event, told.LeftChannel):
             self._end(ClientClosedError(f"channel {self.name!r} is left"))
-        elif isinstance(event, told.Ended | Refused):
+        elif isinstance(event, told.Ended | ConnectionRefused):
             self._end(_error_of(event))
-        # Of what else there is, a link takes care, and whoever waits for it looks at the session.
+        # The link handles the other events; tasks that wait for them check the session.
 
     def state_changed(self, state: ConnectionState) -> None:
         if state is not ConnectionState.CONNECTED:
@@ -349,12 +353,12 @@ class Channel:
         self._handlers.tell("state", state)
 
     def ended(self, error: ClientError) -> None:
-        """The connection is over, and with it every channel."""
+        """Called when the connection has failed, which ends all its channels."""
         self._end(error)
         self._handlers.tell("state", ConnectionState.CLOSED)
 
     def _end(self, error: ClientError) -> None:
-        """Refuse everything from now on, and let everyone who waits know."""
+        """Refuse everything from now on, and fail all pending calls."""
         if self._over is not None:
             return
         self._over = error
@@ -363,7 +367,7 @@ class Channel:
         for future in (*self._sends.values(), *self._questions.values()):
             _fail(future, error)
             if not future.cancelled():
-                future.exception()  # whoever does not await it need not be warned: the channel is over
+                future.exception()  # no warning if nothing awaits it: the channel has ended
         self._sends.clear()
         self._questions.clear()
         self.wake()
@@ -390,7 +394,7 @@ class Channel:
 
     async def _flush(self, flush_s: float) -> None:
         def is_over() -> bool:
-            # Acknowledgements are worth no waiting for a connection: messages only come again.
+            # Do not wait for a connection to send acknowledgements: messages are only delivered again.
             noted = self._session.is_acknowledged(self.name) or not self._is_joined
             return not self._sends and noted
 
@@ -398,19 +402,19 @@ class Channel:
             if self._over is None:
                 async with asyncio.timeout(flush_s):
                     await self._wait(is_over)
-        except (TimeoutError, ClientError):  # the latter: over meanwhile
+        except (TimeoutError, ClientError):  # ClientError: the channel has ended meanwhile
             pass
         if self.unacknowledged:
             raise UnacknowledgedError(self.unacknowledged)
 
     def wake(self) -> None:
-        """Let everyone who waits look again."""
+        """Let all waiting tasks check their condition again."""
         self._changes.set()
         self._changes.clear()
 
 
-def _error_of(event: told.Ended | Refused) -> ClientError:
-    if isinstance(event, Refused):
+def _error_of(event: told.Ended | ConnectionRefused) -> ClientError:
+    if isinstance(event, ConnectionRefused):
         return RefusedError(event.kind, event.reason)
     if event.code == told.REPLACED:
         return ReplacedError(f"{event.text}: give every processor a name of its own")
@@ -420,7 +424,7 @@ def _error_of(event: told.Ended | Refused) -> ClientError:
 
 
 def _settle(future: "asyncio.Future[Any] | None", result: object) -> None:
-    if future is not None and not future.done():  # else cancelled, or told that it is over
+    if future is not None and not future.done():  # else it was cancelled, or the channel ended
         future.set_result(result)
 
 

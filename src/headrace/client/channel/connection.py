@@ -1,21 +1,25 @@
-"""The connection of one processor that its channels share: session, link, and who is told of what."""
+"""The connection of one processor: session, link, and the channels that receive their events."""
 
 import secrets
 from typing import Protocol
 
 from headrace.client.backoff import exponential
-from headrace.client.channel_options import ChannelOptions
-from headrace.client.connection import MakeConnection
-from headrace.client.events import Handlers
+from headrace.client.channel.options import ChannelOptions
 from headrace.client.link import Link
+from headrace.client.topics.events import Handlers
+from headrace.client.transport.connection import MakeConnection
 from headrace.errors import ClientClosedError, ClientError, RefusedError
 from headrace.printing import described
-from headrace.session.channel_client import ChannelClientEvent, ChannelClientSession, Refused
-from headrace.session.client import Broken, ConnectionState, Finished
+from headrace.session.channel.client import (
+    ChannelClientEvent,
+    ChannelClientSession,
+    ConnectionRefused,
+)
+from headrace.session.topics.client import Broken, ConnectionState, Finished
 
 
-class Joined(Protocol):
-    """A channel of the connection."""
+class ConnectedChannel(Protocol):
+    """A channel as its connection sees it."""
 
     @property
     def name(self) -> str: ...
@@ -32,8 +36,11 @@ class Joined(Protocol):
     def wake(self) -> None: ...
 
 
-class ChannelConnection:
-    """With `is_shared`, channels come and go; else there is one, and both end together."""
+class ProcessorConnection:
+    """A connection with one channel, or with `is_shared` any number of channels.
+
+    A single channel and its connection end together; channels can enter and leave a shared connection.
+    """
 
     def __init__(
         self, url: str, make_connection: MakeConnection, options: ChannelOptions, *, is_shared: bool
@@ -54,24 +61,24 @@ class ChannelConnection:
         )
         self.handlers = Handlers("state")
         self.is_closing = False
-        """Whether nothing has to be said of channels any more, since the connection ends too."""
+        """True once the whole connection ends, so that the server need not be told about single channels."""
         self.over: ClientError | None = None
-        """Why nothing more happens, where neither a channel nor the application has ended it."""
+        """Error that ended the connection for good, if the server refused it or the client failed."""
         self._make_connection = make_connection
         self._options = options
         self._link: Link[ChannelClientEvent] | None = None
-        self._channels: dict[str, Joined] = {}
+        self._channels: dict[str, ConnectedChannel] = {}
 
     @property
     def last_error(self) -> str:
         return self._link.last_error if self._link is not None else ""
 
     @property
-    def channels(self) -> list[Joined]:
+    def channels(self) -> list[ConnectedChannel]:
         return list(self._channels.values())
 
     def start(self) -> Link[ChannelClientEvent]:
-        """Connect, and keep connected."""
+        """Connect and stay connected."""
         if self._link is None:
             self._link = Link(
                 self.session,
@@ -84,8 +91,8 @@ class ChannelConnection:
             )
         return self._link
 
-    def enter(self, channel: Joined) -> Link[ChannelClientEvent]:
-        """Join a channel. Raises LocalProtocolError for one that is joined already."""
+    def enter(self, channel: ConnectedChannel) -> Link[ChannelClientEvent]:
+        """Join a channel; raise LocalProtocolError if it is already joined."""
         options = channel.options
         self.session.join(
             channel.name,
@@ -98,8 +105,8 @@ class ChannelConnection:
         link.send_soon()
         return link
 
-    def part(self, channel: Joined) -> None:
-        """Go on without a channel; the processor stays a member of it."""
+    def part(self, channel: ConnectedChannel) -> None:
+        """Remove a channel from the connection; the processor stays a member of it."""
         if self._channels.get(channel.name) is channel:
             del self._channels[channel.name]
             if self.is_closing:
@@ -109,7 +116,7 @@ class ChannelConnection:
                 self._link.send_soon()
 
     async def stop(self, *, abort: bool) -> None:
-        """End for good. Without `abort`, what the transport holds is sent first."""
+        """End for good. Without `abort`, pending bytes are sent first."""
         if self._link is not None:
             await self._link.stop(abort=abort)
         if self.session.state is not ConnectionState.CLOSED:
@@ -117,11 +124,11 @@ class ChannelConnection:
             if self._link is not None:
                 self._tell(ConnectionState.CLOSED)
 
-    # What the session and the link say
+    # Events of the session and the link
 
     def _handle(self, events: list[ChannelClientEvent]) -> None:
         for event in events:
-            if isinstance(event, Refused):
+            if isinstance(event, ConnectionRefused):
                 for channel in self.channels:
                     channel.happened(event)
                 self.over = RefusedError(event.kind, event.reason)

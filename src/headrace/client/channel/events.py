@@ -1,17 +1,17 @@
-"""What a channel hands to the application: messages and snapshots, and the order they wait in."""
+"""Messages and snapshots that a channel passes to the application, and the inbox in which they wait."""
 
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-from headrace.session.client_channel import Lost, Received, Restored
-from headrace.wire.channel_answers import Delivered, Missed, State
+from headrace.session.channel.membership import LostMessages, ReceivedMessages, Restored
+from headrace.wire.channel.answers import Delivered, MissedMessages, SnapshotBody
 
-__all__ = ["Inbox", "Message", "Missed", "Snapshot"]
+__all__ = ["ChannelMessage", "Inbox", "MissedMessages", "Snapshot"]
 
 
 class Acknowledges(Protocol):
-    async def ack(self, upto: "Message") -> None: ...
+    async def ack(self, upto: "ChannelMessage") -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,30 +22,30 @@ class _Held:
 
     @property
     def payload(self) -> Any:
-        """The JSON value; None also when there are bytes instead."""
+        """The JSON value; None if the content is bytes (or JSON null)."""
         return self.content if self.is_json else None
 
     @property
     def bytes(self) -> bytes | None:
-        """The bytes; None when there is JSON instead."""
+        """The bytes; None if the content is JSON."""
         return None if self.is_json else self.content
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Message(_Held):
-    """What another processor has sent."""
+class ChannelMessage(_Held):
+    """A message of another processor, or after a start from the state also an own one."""
 
     processor: str
     number: int
-    """Which of the messages of its processor it is."""
-    offset: int
-    """Just past this message in the log."""
+    """Number of the message, counted per processor."""
+    next_offset: int
+    """Offset just past this message in the log."""
     ms: int
-    """When it was stored, in milliseconds since 1970."""
+    """Time at which the message was stored, in milliseconds since 1970."""
     _channel: Acknowledges = field(repr=False, compare=False)
 
     async def ack(self) -> None:
-        """This message, and all before it, are done with; returns when the server has noted that."""
+        """Acknowledge this message and all before it; return when the server has recorded it."""
         await self._channel.ack(self)
 
     @classmethod
@@ -55,7 +55,7 @@ class Message(_Held):
             is_json=told.is_json,
             processor=told.processor,
             number=told.number,
-            offset=told.offset,
+            next_offset=told.offset,
             ms=told.ms,
             _channel=channel,
         )
@@ -63,15 +63,16 @@ class Message(_Held):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot(_Held):
-    """The last known state: what all messages up to an offset have been folded into."""
+    """The last known state: the result of all messages up to an offset."""
 
     offset: int
+    """Offset just past the last message that the state covers."""
     epoch: int
-    missed: Missed | None = None
-    """What it stands in for that this processor will never see, if there is any."""
+    missed: MissedMessages | None = None
+    """Messages that the snapshot replaces and that this processor will never see; None: there are none."""
 
     @classmethod
-    def of(cls, told: State, missed: Missed | None = None) -> Self:
+    def of(cls, told: SnapshotBody, missed: MissedMessages | None = None) -> Self:
         return cls(
             content=told.content,
             is_json=told.is_json,
@@ -81,11 +82,14 @@ class Snapshot(_Held):
         )
 
 
-Entry = Delivered | Restored | Lost
+Entry = Delivered | Restored | LostMessages
 
 
 class Inbox:
-    """What came and is not taken. A server sends no more than its window before it is acknowledged."""
+    """Received entries that are not taken yet.
+
+    The server's window limits their number: it sends no more until messages are acknowledged.
+    """
 
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque()
@@ -94,17 +98,17 @@ class Inbox:
     def first(self) -> Entry | None:
         return self._entries[0] if self._entries else None
 
-    def put(self, event: Received | Restored | Lost) -> None:
-        if isinstance(event, Received):
+    def put(self, event: ReceivedMessages | Restored | LostMessages) -> None:
+        if isinstance(event, ReceivedMessages):
             self._entries.extend(event.messages)
         else:
             if isinstance(event, Restored):
-                # What came before it is in it.
+                # The restored state covers all earlier entries.
                 self._entries.clear()
             self._entries.append(event)
 
     def take(self, entry: Entry) -> None:
-        """The first one is done, unless something else has come in its place."""
+        """Remove the first entry if it is still `entry`; a restored state may have replaced it."""
         if self._entries and self._entries[0] is entry:
             self._entries.popleft()
 

@@ -1,52 +1,52 @@
-"""Channels: from a URL to a channel and its connections. What applications see is `channel_client.py`."""
+"""Create a channel or a shared connection from a URL. Elsewhere: the API for applications (`client.py`)."""
 
 from typing import Any
 from urllib.parse import unquote
 
-from headrace.client.channel_client import Channel
-from headrace.client.channel_connection import ChannelConnection
-from headrace.client.channel_options import ChannelOptions
-from headrace.client.channel_pool import Connection
-from headrace.client.connection import Owner
+from headrace.client.channel.client import ChannelClient
+from headrace.client.channel.connection import ProcessorConnection
+from headrace.client.channel.options import ChannelOptions
+from headrace.client.channel.pool import ChannelPool
+from headrace.client.transport.connection import Owner
+from headrace.client.transport.websocket import WebSocketTransport
 from headrace.client.url import Url, parse_url
-from headrace.client.websocket_connection import WebSocketConnection
 from headrace.errors import BadTopicNameError, ConfigError
 from headrace.model import CHANNEL_PREFIX, check_topic_name
-from headrace.wire import channel as wire
-from headrace.wire.channel_answers import ANSWER_BYTES_MAX
+from headrace.wire.channel import messages as wire
+from headrace.wire.channel.answers import ANSWER_BYTES_MAX
 
 SCHEMES = ["channel", "channels"]
 DEFAULT_PORT = 8120
 DEFAULT_TLS_PORT = 443
-"""The server speaks no TLS: a load balancer does, where such things usually are."""
+"""The server does not support TLS. A load balancer does, and usually listens on this port."""
 
 
-def make_channel(url: str, options: dict[str, Any]) -> Channel:
+def make_channel(url: str, options: dict[str, Any]) -> ChannelClient:
     parsed = parse_url(url, SCHEMES)
     checked = ChannelOptions(**options)
     connection = _connection(parsed, checked, is_shared=False)
-    return Channel(_name_of(url, parsed.path), connection, checked)
+    return ChannelClient(_name_of(url, parsed.path), connection, checked)
 
 
-def make_connection(url: str, options: dict[str, Any]) -> Connection:
-    """One that many channels share."""
+def make_connection(url: str, options: dict[str, Any]) -> ChannelPool:
+    """Return a connection that many channels share."""
     parsed = parse_url(url, SCHEMES)
     if parsed.path.removeprefix("/"):
         text = "a connection names no channel: give that to `join`"
         raise ConfigError(f"{url} has a path, and {text}")
     checked = ChannelOptions(**options)
-    return Connection(_connection(parsed, checked, is_shared=True), checked)
+    return ChannelPool(_connection(parsed, checked, is_shared=True), checked)
 
 
-def _connection(url: Url, options: ChannelOptions, *, is_shared: bool) -> ChannelConnection:
+def _connection(url: Url, options: ChannelOptions, *, is_shared: bool) -> ProcessorConnection:
     tls = url.scheme == "channels"
     if options.ssl is not None and not tls:
         raise ConfigError(f"{url} is not encrypted: `ssl` is for channels://")
     port = url.port or (DEFAULT_TLS_PORT if tls else DEFAULT_PORT)
     address = f"[{url.host}]" if ":" in url.host else url.host
 
-    def dial(owner: Owner) -> WebSocketConnection:
-        return WebSocketConnection(
+    def dial(owner: Owner) -> WebSocketTransport:
+        return WebSocketTransport(
             owner,
             url.host,
             port,
@@ -55,7 +55,7 @@ def _connection(url: Url, options: ChannelOptions, *, is_shared: bool) -> Channe
             message_bytes_max=ANSWER_BYTES_MAX,
         )
 
-    return ChannelConnection(url.text, dial, options, is_shared=is_shared)
+    return ProcessorConnection(url.text, dial, options, is_shared=is_shared)
 
 
 def _name_of(url: str, path: str) -> str:

@@ -1,25 +1,26 @@
-"""What an application can set on a channel: every option with its meaning, unit and default."""
+"""The options of a channel: every option with its meaning, unit and default."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from ssl import SSLContext
 from typing import Any, Literal, Required, TypedDict
 
-from headrace.channel_envelope import BadMessageError, check_processor
 from headrace.client.backoff import Backoff
-from headrace.client.channel_events import Snapshot
-from headrace.client.options import check_number
+from headrace.client.channel.events import Snapshot
+from headrace.client.topics.options import check_number
 from headrace.errors import ConfigError
-from headrace.session import channel_client, client_sends
-from headrace.wire import logux
-from headrace.wire.channel import LEASE_S_MAX, LEASE_S_MIN
+from headrace.payload.channel import BadMessageError, check_processor
+from headrace.session.channel import client as channel_client
+from headrace.session.channel import outbox as client_sends
+from headrace.wire.channel.messages import LEASE_S_MAX, LEASE_S_MIN
+from headrace.wire.logux import messages as logux
 
 Receive = Literal["push", "signal", "poll"]
 StartAt = Literal["cursor", "state"]
 WAYS = ("push", "signal", "poll")
 
 Restore = Callable[[Snapshot], object]
-"""Takes over a state. What it returns is awaited if it can be, and else ignored."""
+"""Function that takes over a state. An awaitable result is awaited; any other result is ignored."""
 
 _NO_PROCESSOR = (
     "processor must be a name: under it the server remembers, over all connections and restarts, what "
@@ -32,61 +33,61 @@ class ChannelOptions:
     """The options of `join` and `join_blocking`. Times are seconds."""
 
     processor: str | None = None
-    """The name of this client, which no other may have; always the same. It has to be given."""
+    """Name of this client. Required. It must be unique, and must always stay the same."""
 
     token: Any = None
-    """What the server is shown with `hello`. None: nothing."""
+    """Any JSON value that the client sends to the server with `hello`. None: nothing."""
 
     receive: Receive = "push"
-    """`push`: messages come of themselves; `signal`: they are announced, and fetched; `poll`: they are asked
-    for every `poll_interval_s`."""
+    """`push`: the server sends messages. `signal`: the server announces messages and the client fetches them.
+    `poll`: the client asks for messages every `poll_interval_s`."""
 
     start_at: StartAt = "cursor"
-    """`state`: begin with the state as of now, then get every message behind it, the own ones included;
-    `cursor`: begin behind what was acknowledged last, without own messages."""
+    """`state`: begin with the current state, then receive every later message, own messages included.
+    `cursor`: begin after the last acknowledged message, without own messages."""
 
     lease_s: float | None = None
-    """How long the membership lasts without a connection, from 1 on; None: as long as the server says."""
+    """Seconds that the membership lasts without a connection, at least 1; None: the server's default."""
 
     restore: Restore | None = None
-    """Called with the last known state when there is one in place of messages, before any message behind it
-    is given out; may be asynchronous."""
+    """Called with the last known state if it replaces messages, before any later message is delivered. May be
+    asynchronous."""
 
     auto_ack: bool = True
-    """Whether a message is acknowledged when the next one is asked for; else the application does it."""
+    """True: taking the next message acknowledges the one before it. False: the application acknowledges."""
 
     poll_interval_s: float = channel_client.POLL_INTERVAL_S
-    """How long to wait before asking again, with `receive="poll"`."""
+    """Seconds between requests for messages, with `receive="poll"`."""
 
     queue_max: int = client_sends.QUEUE_MAX
-    """Messages kept that the server is not known to have; more wait (`send`) or are refused
-    (`send_nowait`)."""
+    """Largest number of messages that the server has not acknowledged. Beyond it, `send` waits and
+    `send_nowait` raises QueueFullError."""
 
     queue_bytes_max: int = client_sends.QUEUE_BYTES_MAX
-    """The same in bytes; the last message taken may go beyond it."""
+    """The same limit in bytes; the last message may exceed it."""
 
     connect_timeout_s: float | None = 10.0
-    """How long entering waits until the channel is joined; None: not at all, and what is sent meanwhile goes
-    out when a server is there."""
+    """Seconds that entering waits until the channel is joined. None: it does not wait, and messages are sent
+    once a server is connected."""
 
     attempt_timeout_s: float = 5.0
-    """How long one attempt to connect may take."""
+    """Seconds that one attempt to connect may take."""
 
     backoff: Backoff | None = None
-    """The wait before the next attempt, from its number. None: exponential, 0.1 to 10 s, up to half of
-    it cut off at random."""
+    """Function from an attempt's number to the seconds before the next attempt. None: exponential, 0.1 to
+    10 s, of which a random part, at most half, is cut off."""
 
     ping_interval_s: float | None = None
-    """After so long without a word of the server it is pinged. None: what the server says, 15 by default."""
+    """Seconds without data from the server before it is pinged. None: the server's value, 15 by default."""
 
     pings_unanswered_max: int = channel_client.PINGS_UNANSWERED_MAX
-    """With so many unanswered when the next is due, the connection is given up."""
+    """If this many pings are unanswered when the next one is due, the client gives up the connection."""
 
     flush_timeout_s: float = 5.0
-    """How long closing waits for the server to have every message; 0: it does not wait."""
+    """Seconds that closing waits for the server to have every message; 0: it does not wait."""
 
     ssl: SSLContext | None = None
-    """How a `channels://` server is checked; None: by its name and the system's authorities."""
+    """TLS context that verifies a `channels://` server; None: its name and the system's authorities."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.processor, str):
@@ -110,7 +111,7 @@ class ChannelOptions:
         self._check_numbers()
         try:
             heard = logux.unpack(logux.pack([self.token], binary=True), binary=True)
-        except (logux.BadMessageError, TypeError, ValueError, RecursionError) as error:
+        except (logux.BadLoguxMessageError, TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"token must be what JSON has: {error}") from None
         if heard != [self.token]:
             raise ConfigError(f"token must be what JSON has, not {self.token!r}")
@@ -153,7 +154,7 @@ class ChannelOptionsDict(TypedDict, total=False):
 
 
 class JoinOptionsDict(TypedDict, total=False):
-    """The options that each channel of a connection may have for itself."""
+    """The options that each channel of a shared connection may set for itself."""
 
     receive: Receive
     start_at: StartAt

@@ -1,6 +1,6 @@
-"""Many channels over one connection, as an application uses them; and the blocking twin.
+"""Many channels over one connection, asynchronous and blocking.
 
-What a channel does is in `channel_client.py`.
+Elsewhere: a single channel (`client.py`).
 """
 
 import asyncio
@@ -9,13 +9,13 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
-from headrace.client.channel_blocking import ADVICE, BlockingChannel
-from headrace.client.channel_client import Channel
-from headrace.client.channel_connection import ChannelConnection
-from headrace.client.channel_options import ChannelOptions, JoinOptionsDict
+from headrace.client.channel.blocking import ADVICE, BlockingChannel
+from headrace.client.channel.client import ChannelClient
+from headrace.client.channel.connection import ProcessorConnection
+from headrace.client.channel.options import ChannelOptions, JoinOptionsDict
 from headrace.client.client_thread import ClientThread
 from headrace.client.entering import wait_for_connection
-from headrace.client.events import ConnectionState
+from headrace.client.topics.events import ConnectionState
 from headrace.errors import (
     BadTopicNameError,
     ClientClosedError,
@@ -26,22 +26,22 @@ from headrace.errors import (
 from headrace.model import CHANNEL_PREFIX, check_topic_name
 
 
-class Connection:
-    """One connection of a processor, for as many channels as it joins.
+class ChannelPool:
+    """One connection of a processor, for any number of channels.
 
     Use `async with connect(url, processor=name) as connection`, then `await connection.join("room")`.
-    Closing ends the connection and no membership. It belongs to one event loop.
+    Closing ends the connection but no membership. The pool belongs to one event loop.
     """
 
-    def __init__(self, connection: ChannelConnection, options: ChannelOptions) -> None:
+    def __init__(self, connection: ProcessorConnection, options: ChannelOptions) -> None:
         assert options.processor is not None
         self.url = connection.url
         self.processor = options.processor
         self.options = options
         self._connection = connection
-        self._joined: dict[str, Channel] = {}
+        self._joined: dict[str, ChannelClient] = {}
         self._is_entered = self._is_closed = False
-        # Only ever set and cleared at once: it wakes all who wait, to look again.
+        # Set and cleared in one step: this wakes all waiting tasks, which then check their condition again.
         self._changes = asyncio.Event()
 
     @property
@@ -55,14 +55,14 @@ class Connection:
 
     @property
     def last_error(self) -> str:
-        """Why the last connection, or attempt at one, ended; empty while connected."""
+        """Reason why the last connection or attempt ended; empty while connected."""
         return self._connection.last_error
 
-    async def join(self, name: str, **options: Unpack[JoinOptionsDict]) -> Channel:
-        """Join a channel; returns when that is done, as entering `headrace.channels.join` does.
+    async def join(self, name: str, **options: Unpack[JoinOptionsDict]) -> ChannelClient:
+        """Join a channel, and return once it is joined, as entering `headrace.channels.join` does.
 
-        The options are those of the connection where they are not given. `close` of the channel ends its
-        messages and keeps the connection; the processor stays a member, and `leave` ends that.
+        Options that are not given are those of the connection. `close` of the channel ends its messages but
+        neither the connection nor the membership; `leave` ends the membership.
         """
         self._check_open()
         try:
@@ -74,12 +74,12 @@ class Connection:
         unknown = set(options) - set(JoinOptionsDict.__annotations__)
         if unknown:
             raise TypeError(f"{min(unknown)} is no option of a channel that shares its connection")
-        channel = await Channel(name, self._connection, replace(self.options, **options))
+        channel = await ChannelClient(name, self._connection, replace(self.options, **options))
         self._joined[name] = channel
         return channel
 
     async def connected(self) -> None:
-        """Wait until the server has let this processor in; raises when it never will."""
+        """Wait until the server has accepted this processor; raise if it never will."""
         self._check_open()
         while self.state is not ConnectionState.CONNECTED:
             await self._changes.wait()
@@ -88,14 +88,14 @@ class Connection:
     def on(
         self, event: Literal["state"], handler: Callable[[ConnectionState], object]
     ) -> Callable[[], None]:
-        """Call `handler` with every state of the connection; returns a function that ends that."""
+        """Call `handler` with every state of the connection; return a function that removes the handler."""
         return self._connection.handlers.add(event, handler)
 
     async def close(self, flush_s: float | None = None) -> None:
         """Close every channel, as `Channel.close` does, and then the connection."""
         await self._close(lambda channel: channel.close(flush_s), is_abort=flush_s == 0)
 
-    async def _close(self, close: Callable[[Channel], Any], *, is_abort: bool) -> None:
+    async def _close(self, close: Callable[[ChannelClient], Any], *, is_abort: bool) -> None:
         self._is_closed = self._connection.is_closing = True
         joined, self._joined = list(self._joined.values()), {}
         try:
@@ -155,10 +155,10 @@ class Connection:
         self._changes.clear()
 
 
-class BlockingConnection:
-    """The same for scripts and threads. Its channels share one thread."""
+class BlockingChannelPool:
+    """The blocking `ChannelPool`, for scripts and threads. Its channels share one thread."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ChannelPool) -> None:
         self._connection = connection
         self._thread = ClientThread(
             f"headrace {connection.url}",
@@ -182,11 +182,11 @@ class BlockingConnection:
 
     @property
     def last_error(self) -> str:
-        """Why the last connection, or attempt at one, ended; empty while connected."""
+        """Reason why the last connection or attempt ended; empty while connected."""
         return self._connection.last_error
 
     def join(self, name: str, **options: Unpack[JoinOptionsDict]) -> BlockingChannel:
-        """Join a channel; returns when that is done."""
+        """Join a channel, and return once it is joined."""
         channel = self._thread.call(lambda: self._connection.join(name, **options))
         return BlockingChannel(channel, self._thread)
 
@@ -200,7 +200,7 @@ class BlockingConnection:
             if not self._thread.is_closed:
                 self._thread.call(close)
         except ClientClosedError:
-            pass  # by another thread
+            pass  # closed by another thread
         finally:
             self._thread.end()
 

@@ -1,6 +1,6 @@
-"""The Logux client an application uses: a log of events. Frames, stores and sockets are elsewhere.
+"""The Logux client of an application: a log of events. Elsewhere: frames, stores and sockets.
 
-It belongs to one event loop and is not safe to use from other threads.
+A client belongs to one event loop and is not safe to use from other threads.
 """
 
 import asyncio
@@ -10,30 +10,29 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from headrace.client.connection import MakeConnection
 from headrace.client.entering import wait_for_connection
-from headrace.client.events import Handlers
-from headrace.client.logux_events import LogEvents, check_event
-from headrace.client.logux_file import is_in_memory
-from headrace.client.logux_open import OpenLog
-from headrace.client.logux_options import LoguxOptions
-from headrace.client.logux_store import LogEvent
-from headrace.client.logux_sync import Add
+from headrace.client.logux.events import LogEvents, check_event
+from headrace.client.logux.open import OpenLog
+from headrace.client.logux.options import LoguxOptions
+from headrace.client.logux.store import LogEvent, is_in_memory
+from headrace.client.logux.sync import LocalAdd
+from headrace.client.topics.events import Handlers
+from headrace.client.transport.connection import MakeConnection
 from headrace.errors import (
     ClientClosedError,
     LocalProtocolError,
     RefusedError,
     UnacknowledgedError,
 )
-from headrace.logux_envelope import Created, Event
+from headrace.payload.logux import Created, Event
 from headrace.printing import described
-from headrace.session.client import ConnectionState
+from headrace.session.topics.client import ConnectionState
 
 T = TypeVar("T")
 
 
 class LoguxClient:
-    """A local log of events, the same as that of a server as soon as the two are connected.
+    """A local log of events that is synchronised with a server's log while the two are connected.
 
     Use `async with connect(url, store=path) as log`, or `log = await connect(...)` and `log.close()`.
     """
@@ -50,12 +49,12 @@ class LoguxClient:
         self._opening = asyncio.Lock()
         self._closed: ClientClosedError | None = None
         self._closing: asyncio.Task[None] | None = None
-        # Only ever set and cleared at once: it wakes all who wait, to look again.
+        # Set and cleared in one step: this wakes all waiting tasks, which then check their condition again.
         self._changes = asyncio.Event()
 
     @property
     def host(self) -> str:
-        """The name of this client, in the times of its events."""
+        """Name of this client, as it appears in the times of its events."""
         return self._entered().host
 
     @property
@@ -71,58 +70,58 @@ class LoguxClient:
 
     @property
     def last_error(self) -> str:
-        """Why the last connection, or attempt at one, ended; while connected, what the server objects to."""
+        """Reason why the last connection or attempt ended; while connected, the server's last complaint."""
         if self._open is None:
             return ""
         return self._open.link.last_error or self._open.session.complaint
 
     @property
     def unacknowledged(self) -> int:
-        """How many events of this client the server is not known to have."""
+        """Number of own events that the server has not acknowledged."""
         return self._open.sync.unacknowledged if self._open is not None else 0
 
     async def add(self, event: Event) -> Created:
-        """Add an event to the log, also without a connection; returns its time when it is stored.
+        """Add an event to the log, also without a connection; return its time once it is stored.
 
-        Raises BadEventError or PayloadTooLargeError for what cannot be in a log, LocalStoreError when
-        storing failed. Cancelled, it may be added all the same.
+        Raises BadEventError or PayloadTooLargeError if a log cannot hold the event, LocalStoreError if
+        storing it failed. If the call is cancelled, the event may still be added.
         """
         log = self._entered()
         added: asyncio.Future[LogEvent] = asyncio.get_running_loop().create_future()
         data = check_event(event, log.host)
-        log.sync.add(Add(data, int(time.time() * 1000), lambda result: _settle(added, result)))
+        log.sync.add(LocalAdd(data, int(time.time() * 1000), lambda result: _settle(added, result)))
         return (await added).created
 
     def events(self, after: int = 0) -> LogEvents:
-        """All events behind a number, of this client and of others, in the order of this log; and on and on.
+        """Iterate over all events after a number, in this log's order, then wait for new ones.
 
-        Where the iteration would have to wait and nothing more will come from the server, it raises
-        RefusedError.
+        The events are those of this client and of others. If the iteration would wait although the connection
+        is refused for good, it raises RefusedError.
         """
         self._entered()
         return LogEvents(self, after)
 
     async def synced(self) -> None:
-        """Wait until the server has every event that was added so far; RefusedError when it never will."""
+        """Wait until the server has every event added so far; raise RefusedError if it never will."""
         sync = self._entered().sync
         until = sync.added
         await self._wait(lambda: sync.acknowledged >= until)
 
     async def connected(self) -> None:
-        """Wait until there is a connection; RefusedError when there will be none."""
+        """Wait until there is a connection; raise RefusedError if there will be none."""
         await self._wait(lambda: self.state is ConnectionState.CONNECTED)
 
     def on(
         self, event: Literal["state"], handler: Callable[[ConnectionState], object]
     ) -> Callable[[], None]:
-        """Call `handler` with the state at every change; returns a function that ends that."""
+        """Call `handler` with the state at every change; return a function that removes the handler."""
         return self._handlers.add(event, handler)
 
     async def close(self, flush_s: float | None = None) -> None:
         """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
 
-        A file keeps what was not sent, so without a connection nothing is waited for. A store in
-        memory does not: UnacknowledgedError says how many events are lost; with 0 nothing is raised.
+        A file keeps unsent events, so with a file it does not wait while disconnected. A store in memory
+        loses them: UnacknowledgedError says how many. With 0 it neither waits nor raises.
         """
         flush_s = self.options.flush_timeout_s if flush_s is None else flush_s
         try:
@@ -136,7 +135,7 @@ class LoguxClient:
                 await asyncio.shield(self._closing)
 
     async def page(self, behind: int) -> list[LogEvent]:
-        """For iterators: the next events behind a number, waited for; none when the client is closed."""
+        """For iterators: wait for the next events after a number; return none if the client is closed."""
         try:
             log = self._entered()
             await self._wait(lambda: log.sync.last > behind)
@@ -160,7 +159,7 @@ class LoguxClient:
                     failed=self._failed,
                 )
         try:
-            self._entered()  # it may have been closed meanwhile
+            self._entered()  # the client may have been closed meanwhile
             await wait_for_connection(
                 self.options.connect_timeout_s,
                 self.connected,
@@ -178,7 +177,7 @@ class LoguxClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # With an error on its way out, waiting would delay it and a second error would hide it.
+        # Waiting would delay the error that is being raised, and a second error would hide it.
         await self.close(flush_s=None if error is None else 0)
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -203,7 +202,7 @@ class LoguxClient:
         in_memory = is_in_memory(self.options.store)
 
         def is_over() -> bool:
-            # An attempt that is under way may succeed; the wait for the next one is no time to wait.
+            # A running attempt may succeed. The backoff before the next attempt is not worth waiting for.
             no_hope = self.state is ConnectionState.DISCONNECTED and not in_memory
             return no_hope or self.unacknowledged == 0
 
@@ -230,7 +229,7 @@ class LoguxClient:
         self._handlers.tell("state", ConnectionState.CLOSED)
 
     def _shut(self, error: ClientClosedError) -> None:
-        """Refuse everything from now on, and let everyone who waits know."""
+        """Refuse everything from now on, and wake all waiting tasks."""
         if self._closed is None:
             self._closed = error
             self._wake()

@@ -1,19 +1,19 @@
-"""The Logux client: from a URL to a log and its connections. What applications see is `logux_client.py`."""
+"""Create a Logux client from a URL. Elsewhere: the API for applications (`client.py`)."""
 
 from urllib.parse import quote, unquote
 
-from headrace.client.connection import Owner
-from headrace.client.logux_client import LoguxClient
-from headrace.client.logux_options import LoguxOptions
+from headrace.client.logux.client import LoguxClient
+from headrace.client.logux.options import LoguxOptions
+from headrace.client.transport.connection import Owner
+from headrace.client.transport.websocket import WebSocketTransport
 from headrace.client.url import Url
-from headrace.client.websocket_connection import WebSocketConnection
 from headrace.errors import BadTopicNameError, ConfigError
 from headrace.model import LOGUX_PREFIX, check_topic_name
-from headrace.wire import logux
+from headrace.wire.logux import messages as logux
 
 DEFAULT_PORT = 8120
 DEFAULT_TLS_PORT = 443
-"""The server speaks no TLS: a load balancer does, where such things usually are."""
+"""The server does not support TLS. A load balancer does, and usually listens on this port."""
 
 MAIN = "main"
 
@@ -28,8 +28,8 @@ def make_client(url: Url, options: LoguxOptions) -> LoguxClient:
     port = url.port or (DEFAULT_TLS_PORT if tls else DEFAULT_PORT)
     address = f"[{url.host}]" if ":" in url.host else url.host
 
-    def make_connection(owner: Owner) -> WebSocketConnection:
-        return WebSocketConnection(
+    def make_connection(owner: Owner) -> WebSocketTransport:
+        return WebSocketTransport(
             owner,
             url.host,
             port,

@@ -1,28 +1,28 @@
-"""Events of a local log as applications give and take them: what may be added, and an iterator over all."""
+"""Events of a local log as applications see them: the check before adding, and the iterator."""
 
 from collections import deque
 from typing import Any, Protocol, Self
 
-from headrace.client.logux_store import LogEvent
+from headrace.client.logux.store import LogEvent
 from headrace.errors import BadEventError, PayloadTooLargeError
-from headrace.logux_envelope import BadEnvelopeError, Envelope, encode_envelope, raw_event
 from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.wire import logux
+from headrace.payload.logux import BadEnvelopeError, Envelope, encode_envelope, raw_event
+from headrace.wire.logux import messages as logux
 
 _TIME = [-(10**15) - 0.5, "", 10**9]
-"""A time that is longer than any that an event can get."""
+"""A time whose encoding is longer than that of any real event."""
 
 
 def check_event(event: Any, host: str) -> bytes:
-    """The event in JSON; raises BadEventError or PayloadTooLargeError for what no server takes."""
+    """Return the event as JSON; raise BadEventError or PayloadTooLargeError if no server would accept it."""
     if not isinstance(event, dict) or not isinstance(event.get("type"), str):
         raise BadEventError("an event is a dict with a string `type`")
     try:
-        # As a server will do.
+        # Decode the event as a server will.
         found = logux.decode(logux.pack(["sync", 1, event, _TIME], binary=True), binary=True)
         assert isinstance(found, logux.Sync)
         [(same, _)] = found.events
-    except (logux.BadMessageError, TypeError, ValueError, RecursionError) as error:
+    except (logux.BadLoguxMessageError, TypeError, ValueError, RecursionError) as error:
         raise BadEventError(f"an event has only what JSON has: {error}") from None
     if same != event:
         raise BadEventError(
@@ -42,18 +42,18 @@ def check_event(event: Any, host: str) -> bytes:
 
 class Source(Protocol):
     async def page(self, behind: int) -> list[LogEvent]:
-        """Wait for events behind a number; none when there will be no more."""
+        """Wait for events after a number and return them; empty if there will be no more."""
 
 
 class LogEvents:
-    """An async iterator over a local log, in its order and on and on; it ends when the client is closed.
+    """An async iterator over a local log, in order and without end, until the client is closed.
 
     Several tasks may iterate over it; each event goes to one of them.
     """
 
     def __init__(self, source: Source, after: int) -> None:
         self.after = after
-        """The number of the last event taken: go on behind it another time."""
+        """Number of the last event taken: pass it to `events` to continue after it later."""
         self._source = source
         self._read = after
         self._ready: deque[LogEvent] = deque()
@@ -66,7 +66,7 @@ class LogEvents:
             page = await self._source.page(self._read)
             if not page:
                 raise StopAsyncIteration
-            # Another task may have got the same page.
+            # Another task may have received the same page.
             self._ready.extend(one for one in page if one.added > self._read)
             self._read = max(self._read, page[-1].added)
         taken = self._ready.popleft()

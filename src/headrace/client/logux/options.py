@@ -1,4 +1,4 @@
-"""What an application can set on a Logux client: every option with its meaning, unit and default."""
+"""The options of a Logux client: every option with its meaning, unit and default."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -7,14 +7,14 @@ from ssl import SSLContext
 from typing import Any, TypedDict
 
 from headrace.client.backoff import Backoff
-from headrace.client.options import check_number
+from headrace.client.topics.options import check_number
 from headrace.errors import ConfigError
-from headrace.logux_envelope import Number
-from headrace.session import logux_client
-from headrace.wire import logux
+from headrace.payload.logux import Number
+from headrace.session.logux import client as logux_client
+from headrace.wire.logux import messages as logux
 
 Verifier = Callable[[str | Number, Any], bool | Awaitable[bool]]
-"""Given a server's host and its credentials (None: it sent none), whether it is the one that is meant."""
+"""Function of a server's host and credentials (None: it sent none) that returns True if it is trusted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,40 +22,41 @@ class LoguxOptions:
     """The options of `connect` for `logux://` and `loguxs://`. Times are seconds."""
 
     store: str | os.PathLike[str] | None = None
-    """The file that the log is kept in, made when it is not there. None: in memory, and gone with the
+    """File that holds the log, created if it does not exist. None: the log is in memory and is lost with the
     client."""
 
     host: str | None = None
-    """The name of this client, which no other may have. None: a UUID, kept in the store."""
+    """Name of this client, which must be unique. None: a UUID, kept in the store."""
 
     credentials: Any = None
-    """What the server is told with `connect`: anything that JSON has. None: nothing."""
+    """Any JSON value that the client sends to the server with `connect`. None: nothing."""
 
     verify: Verifier | None = None
-    """Called with the server's host and credentials, also when it sends none: false ends it all."""
+    """Called with the server's host and credentials, also if it sends none. If the result is false, the
+    server is refused for good."""
 
     connect_timeout_s: float | None = None
-    """How long entering the client waits for its first connection; None: not at all."""
+    """Seconds that entering the client waits for its first connection; None: it does not wait."""
 
     attempt_timeout_s: float = 5.0
-    """How long one attempt to connect may take."""
+    """Seconds that one attempt to connect may take."""
 
     backoff: Backoff | None = None
-    """The wait before the next attempt, from its number. None: exponential, 0.1 to 10 s, up to half of
-    it cut off at random."""
+    """Function from an attempt's number to the seconds before the next attempt. None: exponential, 0.1 to
+    10 s, of which a random part, at most half, is cut off."""
 
     ping_interval_s: float = logux_client.PING_INTERVAL_S
-    """After so long without a word of the server it is pinged."""
+    """Seconds without data from the server before it is pinged."""
 
     pings_unanswered_max: int = logux_client.PINGS_UNANSWERED_MAX
-    """With so many unanswered when the next is due, the connection is given up; so is one on which
-    `connect` is not answered in that time."""
+    """If this many pings are unanswered when the next one is due, the client gives up the connection. It also
+    does so if `connect` is not answered in that time."""
 
     flush_timeout_s: float = 5.0
-    """How long closing waits for the server to have every event; 0: it does not wait."""
+    """Seconds that closing waits for the server to have every event; 0: it does not wait."""
 
     ssl: SSLContext | None = None
-    """How a `loguxs://` server is checked; None: by its name and the system's authorities."""
+    """TLS context that verifies a `loguxs://` server; None: its name and the system's authorities."""
 
     def __post_init__(self) -> None:
         if not (self.host is None or (isinstance(self.host, str) and self.host)):
@@ -76,14 +77,14 @@ class LoguxOptions:
         said = [self.host, self.credentials]
         try:
             heard = logux.unpack(logux.pack(said, binary=True), binary=True)
-        except (logux.BadMessageError, TypeError, ValueError, RecursionError) as error:
+        except (logux.BadLoguxMessageError, TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"host and credentials must be what JSON has: {error}") from None
         if heard != said:
             raise ConfigError(f"credentials must be what JSON has, not {self.credentials!r}")
 
 
 class LoguxOptionsDict(TypedDict, total=False):
-    """The same options as keyword arguments, but for `store`."""
+    """The same options as keyword arguments, except `store`."""
 
     host: str | None
     credentials: Any

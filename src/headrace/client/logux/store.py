@@ -1,41 +1,173 @@
-"""The local log of a Logux client, in a SQLite file or in memory. Knows no connection and no thread.
+"""The local log of a Logux client, in a SQLite file or in memory. Elsewhere: connections and threads.
 
-Every event is in it once: one that comes again is recognised by its wire time (`logux_times.py`). What
-belongs together is one transaction (`run`), and durable when that returns. The positions `sent` and
-`received` may be noted without writing, and are written with the next event: what they lack after a crash
-is exchanged again, and recognised.
+The log contains every event once: an event that arrives again is recognised by its wire time.
+`run` does several jobs in one transaction, which is durable when `run` returns. The positions `sent` and
+`received` may be noted in memory, and are written with the next event. If a crash loses noted positions, some
+events are exchanged again and recognised.
 
 The file belongs to one log and one host, and to one process at a time.
+
+An event has two times. `created` is by the local clock. The *wire time* is by the server's clock, and other
+clients identify the event by it. The wire time is assigned once: a later connection may measure another
+difference between the clocks, and the same event must not appear as another one.
+
+Errors of SQLite become LocalStoreError, and files of other programs are refused.
 """
 
+import contextlib
 import os
+import sqlite3
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.client.logux_file import LogFile
-from headrace.client.logux_times import (
-    NEVER,
-    Tick,
-    after,
-    created_of_text,
-    following,
-    shifted,
-    text_of,
-)
 from headrace.errors import LocalStoreError
-from headrace.logux_envelope import Created, Event, Number
+from headrace.payload.logux import Created, Event, Number, plain, stamp_of
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Tick(NamedTuple):
+    """A time of one host without its name: milliseconds, and a number within the millisecond."""
+
+    ms: Number
+    number: Number
+
+
+NEVER = Tick(0, -1)
+
+AHEAD_MS_MAX = 60_000
+"""Milliseconds that times may be ahead of the clock. Times keep growing if the clock is set back a little."""
+
+
+def following(last: Tick, wanted: Tick) -> Tick:
+    """Return the wanted tick if it is later than the last, else the next tick after the last.
+
+    If the last tick is more than `AHEAD_MS_MAX` ahead, the wanted one is returned: a clock that was once far
+    ahead must not determine the times for ever.
+    """
+    if wanted > last or wanted.ms < last.ms - AHEAD_MS_MAX:
+        return wanted
+    return Tick(last.ms, last.number + 1)
+
+
+def shifted(created: Created, ms: int) -> Created:
+    """Return the time by another clock. Times that are not of the standard timer are returned unchanged."""
+    if stamp_of(created) is None:
+        return created
+    return [plain(created[0] + ms), *created[1:]]
+
+
+def after(created: Created) -> Created:
+    """Return the next time of the standard timer in the same millisecond."""
+    # As an integer: adding 1 to a large float does not change it, and a search for a free time would not end.
+    return [*created[:2], int(created[2]) + 1]
+
+
+def text_of(created: Created) -> str:
+    """Return a text that is the same for equal times only: numbers are compared by value."""
+    return _encode([one if isinstance(one, str) else plain(one) for one in created]).decode()
+
+
+def created_of_text(text: str) -> Created:
+    created: Created = msgspec.json.decode(text)
+    return created
+
+
+MEMORY = ":memory:"
+
+_FORMAT = 1
+_APPLICATION = 0x4C6F6778
+"""Application id in SQLite's header that marks a file as ours: "Logx"."""
+
+_LOCK_WAIT_S = 1.0
+
+
+class LogFile:
+    """An open or closed file. Use it in one thread only."""
+
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self.path = None if path is None or is_in_memory(path) else Path(path).absolute()
+        self.name = "the store in memory" if self.path is None else str(self.path)
+        self._connection: sqlite3.Connection | None = None
+
+    def open(self) -> bool:
+        """Lock the file for this process; return True if it is new: then make the tables and call `made`."""
+        with self.told_plainly():
+            file = MEMORY if self.path is None else self.path
+            self._connection = sqlite3.connect(file, timeout=_LOCK_WAIT_S, isolation_level=None)
+            # SQLite keeps its locks until the file is closed, and needs no file for shared memory.
+            self.do("PRAGMA locking_mode = EXCLUSIVE")
+            self.do("BEGIN EXCLUSIVE")
+            [application] = self.one("PRAGMA application_id")
+            [version] = self.one("PRAGMA user_version")
+            [tables] = self.one("SELECT count(*) FROM sqlite_master")
+            self.do("COMMIT")
+            is_new = (application, version, tables) == (0, 0, 0)
+            if not is_new and (application, version) != (_APPLICATION, _FORMAT):
+                raise LocalStoreError(f"{self.name} is no store of a Logux client")
+            self.do("PRAGMA journal_mode = WAL")
+            self.do("PRAGMA synchronous = FULL")
+            return is_new
+
+    def made(self) -> None:
+        """Mark the file as a store, in the transaction that creates the tables."""
+        self.do(f"PRAGMA application_id = {_APPLICATION}")
+        self.do(f"PRAGMA user_version = {_FORMAT}")
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit all statements of the block durably, or none of them."""
+        with self.told_plainly():
+            self.do("BEGIN")
+            try:
+                yield
+                self.do("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back already
+                    self.do("ROLLBACK")
+                raise
+
+    def do(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        assert self._connection is not None
+        return self._connection.execute(statement, values)
+
+    def one(self, statement: str, *values: Any) -> tuple[Any, ...]:
+        row: tuple[Any, ...] = self.do(statement, *values).fetchone()
+        return row
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+    @contextlib.contextmanager
+    def told_plainly(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, msgspec.DecodeError) as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+                raise LocalStoreError(
+                    f"{self.name} is in use by another client: close it, or give each its own store"
+                ) from None
+            raise LocalStoreError(f"{self.name}: {error}") from error
+
+
+def is_in_memory(path: str | os.PathLike[str] | None) -> bool:
+    return path is None or os.fspath(path) == MEMORY
+
 
 SYNC_EVENTS_MAX = 500
 SYNC_BYTES_MAX = 1 << 20
-"""What goes into one message; the last event may go beyond it."""
+"""Limits of one `sync` message; the last event may exceed the bytes."""
 
 PAGE_EVENTS_MAX = 500
 PAGE_BYTES_MAX = 1 << 20
-"""What is read at once; the last event may go beyond it."""
+"""Limits of one read; the last event may exceed the bytes."""
 
 _SCHEMA = """
 CREATE TABLE log (
@@ -47,9 +179,9 @@ CREATE TABLE events (
   own INTEGER NOT NULL);
 CREATE INDEX own_events ON events (added) WHERE own = 1;
 """
-# `created` is local, `wire` the server's; NULL for an event of our own that was never to be sent yet.
+# `created` is by the local clock, `wire` by the server's. `wire` is NULL for an own event without a wire
+# time: it gets one before it is first sent.
 
-_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
@@ -58,33 +190,33 @@ class LogEvent(NamedTuple):
 
     event: Event
     created: Created
-    """When it was made, by the local clock; no other event of this log has the same."""
+    """Time of the event by the local clock, unique in this log."""
     added: int
-    """Its number in this log, counted from 1: read on behind it with `events(after=added)`."""
+    """Number of the event in this log, counted from 1: continue after it with `events(after=added)`."""
 
 
 class Facts(NamedTuple):
-    """What there is when a store is opened."""
+    """State of a store when it is opened."""
 
     host: str
     last: int
-    """The number of the last event."""
+    """Number of the last event."""
     unsent: int | None
-    """That of the first of our own that the server is not known to have."""
+    """Number of the first own event that the server has not acknowledged."""
     unacknowledged: int
-    """How many of those there are."""
+    """Number of own events that the server has not acknowledged."""
     received: Number
 
 
-class Place(NamedTuple):
-    """Which reception of which connection something is."""
+class ReceptionPlace(NamedTuple):
+    """Identity of one reception: its connection, and its number on that connection."""
 
     connection: int
     number: int
 
 
 class Unsent(NamedTuple):
-    """Events for the server, oldest first, and the number of the next one."""
+    """Events for the server, oldest first, and the number of the next unsent event (`rest`)."""
 
     events: list[tuple[int, Event, Created]]
     rest: int | None
@@ -94,7 +226,7 @@ Job = Callable[["LoguxStore"], Any]
 
 
 class LoguxStore:
-    """Open, use and close it in one thread."""
+    """The store of a local log. Open, use and close it in one thread."""
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self._file = LogFile(path)
@@ -103,24 +235,24 @@ class LoguxStore:
         self._sent = 0
         self._received: Number = 0
         self._made = self._told = NEVER
-        """The last times that the local timer has given, and that were made for the server."""
-        self._place: Place | None = None
+        """The last local time and the last wire time that were assigned to own events."""
+        self._place: ReceptionPlace | None = None
         """The last reception that was stored."""
         self._unstamped = False
-        """Whether the last events of our own have no wire time: they get theirs in their order."""
+        """True if the last own events have no wire time yet: wire times are assigned in order."""
         self._written = False
-        """Whether the transaction has changed events."""
+        """True if the transaction has changed events."""
         self._noted = False
-        """Whether positions have changed that are not written."""
+        """True if positions have changed and are not written yet."""
         self._doubtful = False
-        """Whether a transaction has failed: what is above must be read again."""
+        """True after a failed transaction: the fields above must be read from the file again."""
 
     @property
     def path(self) -> Path | None:
         return self._file.path
 
     def open(self, log: str, host: str | None) -> Facts:
-        """Raises LocalStoreError when it is another's, in use, or no store at all."""
+        """Open or create the store; raise LocalStoreError if it is in use or not of this log and host."""
         try:
             is_new = self._file.open()
             with self._file.told_plainly():
@@ -133,10 +265,16 @@ class LoguxStore:
         except BaseException:
             self._file.close()
             raise
-        return Facts(self._host, self._last, unsent, count, self._received)
+        return Facts(
+            host=self._host,
+            last=self._last,
+            unsent=unsent,
+            unacknowledged=count,
+            received=self._received,
+        )
 
     def run(self, jobs: Sequence[Job]) -> list[Any]:
-        """Do all of this durably, and return what comes of each; or nothing of it, with LocalStoreError."""
+        """Do all jobs durably and return their results; if that fails, do none and raise LocalStoreError."""
         try:
             with self._file.transaction():
                 if self._doubtful:
@@ -153,7 +291,7 @@ class LoguxStore:
         return results
 
     def close(self) -> None:
-        """Write what was only noted. Raises LocalStoreError, and is closed all the same."""
+        """Write noted positions and close. The store is closed even if this raises LocalStoreError."""
         try:
             if self._noted and not self._doubtful:
                 with self._file.transaction():
@@ -161,10 +299,10 @@ class LoguxStore:
         finally:
             self._file.close()
 
-    # Jobs: only inside of `run`
+    # Jobs: call them only in `run`
 
     def add(self, event: bytes, now_ms: int, difference_ms: int | None) -> LogEvent:
-        """Add an event of our own, in JSON. `difference_ms`: the local clock less the server's, if known."""
+        """Add an own event, in JSON. `difference_ms`: local clock minus server's clock, None if unknown."""
         self._made = following(self._made, Tick(now_ms, 0))
         created = self._free("created", [self._made.ms, self._host, self._made.number])
         self._made = Tick(created[0], created[2])
@@ -181,12 +319,13 @@ class LoguxStore:
         number: Number,
         events: Sequence[tuple[Event, Created]],
         difference_ms: int,
-        place: Place,
+        place: ReceptionPlace,
     ) -> int | LocalStoreError:
-        """Add events of the server that are new; returns the number of the last event."""
-        # What is behind one that could not be stored must not be: it would never be asked for again.
+        """Add those events of the server that are new; return the number of the log's last event."""
+        # If the reception before this one was not stored, this one must not be stored either:
+        # the client would never ask for the missing events again.
         if place.number and self._place != (place.connection, place.number - 1):
-            # Not raised: other jobs of the transaction are not concerned.
+            # Returned, not raised: other jobs of the transaction are not affected.
             return LocalStoreError("an earlier event could not be stored")
         self._place = place
         for event, wire in events:
@@ -200,7 +339,7 @@ class LoguxStore:
         return self._last
 
     def unsent(self, start: int, difference_ms: int) -> Unsent:
-        """The next events of our own from a number on; from now on their wire times are what they are."""
+        """Return the next own events from a number on. Events without a wire time get one, which is final."""
         rows = self._file.do(
             "SELECT added, event, created, wire FROM events WHERE own = 1 AND added >= ?"
             " ORDER BY added LIMIT ?",
@@ -230,7 +369,7 @@ class LoguxStore:
         return Unsent(events, None)
 
     def read(self, behind: int) -> list[LogEvent]:
-        """The next events behind a number."""
+        """Return the next events after a number."""
         rows = self._file.do(
             "SELECT event, created, added FROM events WHERE added > ? ORDER BY added LIMIT ?",
             behind,
@@ -247,7 +386,7 @@ class LoguxStore:
         return events
 
     def note(self, *, sent: int | None = None, received: Number | None = None) -> None:
-        """Positions to write when there is occasion."""
+        """Note positions in memory; the next transaction that changes events, or `close`, writes them."""
         if sent is not None:
             self._sent = sent
         if received is not None:
@@ -264,14 +403,14 @@ class LoguxStore:
         self._written = True
 
     def _wire(self, created: Created, difference_ms: int) -> str:
-        """The server's time of an event of our own, behind all that were given before."""
+        """Return a wire time for an own event, after the last one that was assigned (see `following`)."""
         self._told = following(self._told, Tick(created[0] - difference_ms, created[2]))
         wire = self._free("wire", [self._told.ms, self._host, self._told.number])
         self._told = Tick(wire[0], wire[2])
         return text_of(wire)
 
     def _free(self, column: str, created: Created) -> Created:
-        """The time, or the next that no event has: clocks that were corrected may give one twice."""
+        """Return the time, or the next time that no event has: a corrected clock may repeat times."""
         while self._is_there(column, text_of(created)):
             created = after(created)
         return created
@@ -281,7 +420,7 @@ class LoguxStore:
             self._file.do(f"SELECT 1 FROM events WHERE {column} = ?", text).fetchone() is not None
         )
 
-    # The state
+    # State
 
     def _make(self, log: str, host: str) -> None:
         with self._file.transaction():
@@ -314,5 +453,8 @@ class LoguxStore:
         self._file.do(
             "UPDATE log SET sent = ?, received = ?,"
             " made_ms = ?, made_number = ?, told_ms = ?, told_number = ?",
-            *(self._sent, self._received, *self._made, *self._told),
+            self._sent,
+            self._received,
+            *self._made,
+            *self._told,
         )

@@ -1,54 +1,54 @@
-"""Keeps a local log and a server's the same: what a session receives is stored, what is added it is offered.
+"""Synchronise a local log with a server's: store received events, and offer added events to the session.
 
-Waits for nothing: jobs of the store are asked for, and what comes of them is told later, in their order. A
-connection may be gone by then. What it has brought is stored all the same, and answered no more.
+Nothing here waits. The store's jobs are requested, and their results arrive later, in order. The connection
+may have ended by then. Its events are stored nevertheless, but no longer answered.
 """
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from headrace.client.logux_store import Facts, Job, LogEvent, Place, Unsent
-from headrace.logux_envelope import Number
-from headrace.session.client import Broken
-from headrace.session.logux_client import (
-    Acknowledged,
+from headrace.client.logux.store import Facts, Job, LogEvent, ReceptionPlace, Unsent
+from headrace.payload.logux import Number
+from headrace.session.logux.client import (
+    EventsAcknowledged,
+    LogRefused,
     LoguxClientSession,
     LoguxEvent,
     Opened,
     Passed,
-    Received,
-    Refused,
+    ReceivedEvents,
     Verify,
 )
+from headrace.session.topics.client import Broken
 
 UNSTORED_EVENTS_MAX = 2000
-"""Received and not stored yet. Above it the client stops reading."""
+"""Number of received events that are not stored yet. Above it the client stops reading."""
 
 
 class Shell(Protocol):
-    """Who has the connection, the thread and the application."""
+    """The owner of the connection and the store's thread; it also informs the application."""
 
     def ask(self, job: Job, done: Callable[[Any], None]) -> None:
-        """Have something done with the store; `done` with its result, or the exception."""
+        """Run a job in the store; `done` is called with its result or exception."""
 
     def take(self, events: list[LoguxEvent]) -> None:
-        """What the session said when it was told something: comes back to `handle`."""
+        """Process events that the session returned; the shell passes them to `handle`."""
 
     def read(self, reading: bool) -> None:
-        """Go on reading, or stop."""
+        """Resume or pause reading."""
 
     def changed(self) -> None:
-        """Events were added or acknowledged."""
+        """Called when events were added or acknowledged."""
 
     def verify(self, question: Verify) -> None:
-        """Answer with `accept` or `reject`; nothing is read until then."""
+        """Verify the server, then call `LoguxSync.verified`. Reading is paused until then."""
 
-    def refused(self, refusal: Refused) -> None: ...
+    def refused(self, refusal: LogRefused) -> None: ...
 
 
-class Add(NamedTuple):
-    """An event of the application that is to be added."""
+class LocalAdd(NamedTuple):
+    """An event that the application wants to add."""
 
     event: bytes
     now_ms: int
@@ -63,32 +63,32 @@ class LoguxSync:
         shell: Shell,
         offset_ms: Callable[[], float],
     ) -> None:
-        """`offset_ms`: the local clock less the one that the session is told."""
+        """Prepare for the first connection. `offset_ms` returns the local clock minus the session's clock."""
         self.last = facts.last
-        """The number of the last event."""
+        """Number of the last event."""
         self.added = facts.unacknowledged
         self.acknowledged = 0
-        """How many events of our own there are for the server, and how many of them it has: both counted
-        from those that it was not known to have when the store was opened."""
+        """`added`: number of own events for the server. `acknowledged`: how many of them it has. Both count
+        from the first event that was not acknowledged when the store was opened."""
         self._session = session
         self._shell = shell
         self._offset_ms = offset_ms
         self._difference_ms: int | None = None
-        """The local clock less the server's, on this connection."""
+        """Local clock minus server's clock, measured on this connection; None: not known yet."""
         self._connection = 0
-        """Which it is: what was asked for on another is not answered on this one."""
+        """Number of the connection: results of another connection's requests are not answered on this one."""
         self._receives = 0
-        """How many receptions there were on this connection."""
+        """Number of receptions on this connection."""
         self._unstored = 0
         self._is_verifying = False
         self._is_looking = False
-        """Whether the store is being asked for events to send."""
+        """True while the store looks for events to send."""
 
     @property
     def unacknowledged(self) -> int:
         return self.added - self.acknowledged
 
-    def add(self, addition: Add) -> None:
+    def add(self, addition: LocalAdd) -> None:
         difference_ms = self._difference_ms
         self._shell.ask(
             lambda store: store.add(addition.event, addition.now_ms, difference_ms),
@@ -97,11 +97,11 @@ class LoguxSync:
 
     def handle(self, events: list[LoguxEvent]) -> None:
         for event in events:
-            if isinstance(event, Received):
+            if isinstance(event, ReceivedEvents):
                 self._receive(event)
             elif isinstance(event, Passed):
                 self._note(received=event.received)
-            elif isinstance(event, Acknowledged):
+            elif isinstance(event, EventsAcknowledged):
                 self._acknowledge(event)
             elif isinstance(event, Opened):
                 self._open(event)
@@ -109,12 +109,12 @@ class LoguxSync:
                 self._is_verifying = True
                 self._shell.read(False)
                 self._shell.verify(event)
-            elif isinstance(event, Refused):
+            elif isinstance(event, LogRefused):
                 self._shell.refused(event)
         self._look()
 
     def verified(self, reason: str | None, now: float) -> None:
-        """The peer is the one that is meant, or there is a reason why not."""
+        """Accept the server, or reject it for a reason."""
         self._is_verifying = False
         self._shell.read(True)
         session = self._session
@@ -128,7 +128,7 @@ class LoguxSync:
 
     # From the application to the server
 
-    def _added(self, addition: Add, result: LogEvent | Exception) -> None:
+    def _added(self, addition: LocalAdd, result: LogEvent | Exception) -> None:
         if isinstance(result, LogEvent):
             self.last = result.added
             self.added += 1
@@ -138,7 +138,7 @@ class LoguxSync:
         addition.done(result)
 
     def _look(self) -> None:
-        """Look for events to send, if the session wants some."""
+        """Ask the store for events to send, if the session wants some."""
         start = self._session.wants
         difference_ms = self._difference_ms
         if start is None or difference_ms is None or self._is_looking:
@@ -158,7 +158,7 @@ class LoguxSync:
             self._session.offer(result.events, result.rest)
             self._shell.take([])
 
-    def _acknowledge(self, event: Acknowledged) -> None:
+    def _acknowledge(self, event: EventsAcknowledged) -> None:
         self.acknowledged += event.events
         self._note(sent=event.number)
         self._shell.changed()
@@ -168,12 +168,12 @@ class LoguxSync:
     def _open(self, event: Opened) -> None:
         self._difference_ms = round(self._offset_ms() - event.shift_ms)
         if self._unstored > UNSTORED_EVENTS_MAX:
-            self._shell.read(False)  # what an earlier connection has brought
+            self._shell.read(False)  # events of an earlier connection are not stored yet
 
-    def _receive(self, event: Received) -> None:
+    def _receive(self, event: ReceivedEvents) -> None:
         difference_ms = self._difference_ms
         assert difference_ms is not None
-        place = Place(self._connection, self._receives)
+        place = ReceptionPlace(self._connection, self._receives)
         self._receives += 1
         count = len(event.events)
         self._unstored += count
@@ -200,9 +200,9 @@ class LoguxSync:
         self._shell.take(self._session.stored(number))
 
     def _note(self, *, sent: int | None = None, received: Number | None = None) -> None:
-        # When it fails, a later one takes its place; until then more is exchanged than need be.
+        # If this fails, a later note replaces it. Until then, some events may be exchanged again.
         self._shell.ask(lambda store: store.note(sent=sent, received=received), lambda _: None)
 
     def _give_up(self, error: Exception) -> None:
-        """The store fails: what the server has sent must be asked for again."""
+        """End the connection because the store failed: the next one asks for the server's events again."""
         self._shell.take([Broken(str(error))])

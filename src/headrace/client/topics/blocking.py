@@ -1,8 +1,8 @@
-"""The blocking twin of the client, for scripts and threads: the same client in a thread of its own.
+"""The blocking client for topics, for scripts and threads: it runs a `Client` in a thread of its own.
 
-Publishes are handed over through a queue, so that many cost one wake-up of that thread. Every
-method may be called from any thread. Handlers run in the client's thread and must not block it:
-methods that would wait there, for what only that thread can do, refuse to.
+Publishes go through a queue, so that many of them cost one wake-up of that thread. Every method may be
+called from any thread. Handlers run in the client's thread and must not block it: there, methods that would
+make the thread wait for itself raise LocalProtocolError.
 """
 
 import asyncio
@@ -15,12 +15,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
-from headrace.client.client import Client, Payload, as_bytes
 from headrace.client.client_thread import ClientThread
-from headrace.client.events import ConnectionState, Message, Missed
-from headrace.client.handler import Handler, check_handler
-from headrace.client.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
-from headrace.client.subscription import Subscription
+from headrace.client.topics.client import Client, Payload, as_bytes
+from headrace.client.topics.events import ConnectionState, Message, Missed
+from headrace.client.topics.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
+from headrace.client.topics.subscription import Handler, Subscription, check_handler
 from headrace.errors import (
     ClientClosedError,
     LocalProtocolError,
@@ -30,17 +29,18 @@ from headrace.errors import (
     WindowFullError,
 )
 from headrace.model import check_publish_topic
-from headrace.session.client import check_payload, check_topic_type
+from headrace.session.topics.client import check_payload, check_topic_type
 
 T = TypeVar("T")
 
 GATHER_S = 0.001
-"""How long `publish_nowait` lets messages gather before the client's thread is given them: waking
-it for each would cost more than all the rest. Whoever waits for an acknowledgement cuts it short."""
+"""Seconds for which `publish_nowait` collects messages before the client's thread gets them: waking the
+thread for each message would cost more than all other work. A call that waits for acknowledgements ends the
+delay."""
 
 
 class BlockingClient:
-    """A client whose methods wait. `timeout_s` is in seconds everywhere; None waits for ever."""
+    """A client whose methods wait. `timeout_s` is in seconds everywhere; None means no limit."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -51,7 +51,7 @@ class BlockingClient:
             "a handler runs in the client's own thread, and would wait here for itself: "
             "use publish_nowait, or another thread",
         )
-        # Guards what follows, and tells of progress.
+        # Guards the fields below; notified when publishes are settled.
         self._lock = self._thread.lock
         self._queue: deque[tuple[str, bytes, Future[None]]] = deque()
         self._drain_scheduled = False
@@ -59,7 +59,7 @@ class BlockingClient:
         self._acknowledged = 0
         self._in_flight_bytes = 0
         self._refusal: PublishRefusedError | None = None
-        """The first refusal that nobody was told of by `publish` or `flush`."""
+        """The first refusal that neither `publish` nor `flush` has raised yet."""
         self._thread.start()
 
     @property
@@ -73,18 +73,18 @@ class BlockingClient:
 
     @property
     def last_error(self) -> str:
-        """Why the last connection, or attempt at one, ended; empty while connected."""
+        """Reason why the last connection or attempt ended; empty while connected."""
         return self._client.last_error
 
     @property
     def unacknowledged(self) -> int:
-        """How many publishes wait for their acknowledgement."""
+        """Number of publishes that are not acknowledged yet."""
         return self._published - self._acknowledged
 
     def publish(self, topic: str, payload: Payload, timeout_s: float | None = None) -> None:
-        """Publish and wait until the server has acknowledged it.
+        """Publish a message and wait until the server has acknowledged it.
 
-        After a TimeoutError the message may still be published, unless there was no room for it.
+        After a TimeoutError the message may still be published, unless the window had no room for it.
         """
         self._thread.check()
         deadline = _deadline(timeout_s)
@@ -104,16 +104,16 @@ class BlockingClient:
             raise
 
     def publish_nowait(self, topic: str, payload: Payload) -> "Future[None]":
-        """Publish and return a future that the acknowledgement resolves. It need not be waited for.
+        """Publish a message; return a future that its acknowledgement resolves. It need not be waited for.
 
-        Raises WindowFullError when too much is unacknowledged: call `window` first.
+        Raises WindowFullError if too much is unacknowledged: call `window` first.
         """
         payload = as_bytes(payload)
         check_topic_type(topic)
         check_publish_topic(topic)
         check_payload(payload)
         future: Future[None] = Future()
-        future.set_running_or_notify_cancel()  # a publish cannot be taken back
+        future.set_running_or_notify_cancel()  # a publish cannot be cancelled
         with self._lock:
             self._thread.check_open()
             if not self._has_room():
@@ -135,7 +135,7 @@ class BlockingClient:
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything published so far, by any thread, is acknowledged.
 
-        Raises PublishRefusedError if the server did not take one of them; the others are acknowledged.
+        Raises PublishRefusedError if the server refused one of the messages; the others are acknowledged.
         """
         self._settled(timeout_s)
         with self._lock:
@@ -183,9 +183,9 @@ class BlockingClient:
     ) -> "BlockingSubscription":
         """Subscribe from an offset (0: from the oldest message kept), a serial, or from now on.
 
-        Iterate over what is returned, or give a `handler`, which is called with each message in
-        turn, in the client's thread. With `timeout_s` the iteration ends when no message has come
-        for so long. `reader`, `start` and `ack` are those of `Client.subscribe`.
+        Iterate over the subscription, or pass a `handler`, which is called with each message in order, in the
+        client's thread. The iteration ends if no message arrives for `timeout_s`. `reader`, `start` and `ack`
+        are those of `Client.subscribe`.
         """
         check_handler(handler)
         if reader is not None:
@@ -209,7 +209,7 @@ class BlockingClient:
         ack: Acknowledge,
         timeout_s: float | None,
     ) -> "BlockingReaderSubscription":
-        # An iteration acknowledges message by message, though it fetches them in batches.
+        # An iteration acknowledges single messages, although it fetches batches.
         inner: Acknowledge = "manual" if handler is None and ack == "auto" else ack
 
         async def subscribe() -> ReaderSubscription:
@@ -219,15 +219,15 @@ class BlockingClient:
         return BlockingReaderSubscription(self, self.call(subscribe), timeout_s, is_auto=is_auto)
 
     def soon(self, call: Callable[[], None]) -> None:
-        """For subscriptions: do something in the client's thread, unless it has ended."""
+        """For subscriptions: schedule a call in the client's thread, unless the client is closed."""
         with self._lock:
             if not self._thread.is_closed:
                 self._thread.loop.call_soon_threadsafe(call)
 
     def unsubscribe(self, topic: str) -> None:
-        """End the subscription of a topic; without one, do nothing.
+        """End the subscription of a topic; do nothing if there is none.
 
-        Returns when the server has confirmed it; called by a handler, at once.
+        Returns when the server has confirmed it, or at once if a handler calls it.
         """
         if self._thread.is_current:
             self._client.unsubscribe_nowait(topic)
@@ -247,14 +247,13 @@ class BlockingClient:
         self, event: Literal["reader"], handler: Callable[[ReaderChange], object]
     ) -> Callable[[], None]: ...
     def on(self, event: Any, handler: Callable[[Any], object]) -> Callable[[], None]:
-        """Call `handler`, in the client's thread, with every event of a kind, as `Client.on`."""
+        """Call `handler`, in the client's thread, with every event of a kind, as `Client.on` does."""
         return self._client.on(event, handler)
 
     def close(self, flush_s: float | None = None) -> None:
         """Wait up to `flush_s` (default `flush_timeout_s`) for acknowledgements, then disconnect.
 
-        Raises UnacknowledgedError when they did not all come; with 0 nothing is waited for and
-        nothing raised.
+        Raises UnacknowledgedError if some are missing by then. With 0 it neither waits nor raises.
         """
         flush_s = self._client.options.flush_timeout_s if flush_s is None else flush_s
         try:
@@ -262,7 +261,7 @@ class BlockingClient:
                 self._settled(flush_s)
                 if not self._thread.is_current:
                     self._flush_readers(flush_s)
-        except (TimeoutError, ClientClosedError):  # the latter: closed by another thread meanwhile
+        except (TimeoutError, ClientClosedError):  # the second: closed by another thread
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None
         finally:
@@ -280,7 +279,7 @@ class BlockingClient:
         self.close(flush_s=None if error is None else 0)
 
     def call(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine in the client's thread and wait for it."""
+        """Run a coroutine in the client's thread and wait for its result."""
         return self._thread.call(function)
 
     def _flush_readers(self, timeout_s: float) -> None:
@@ -298,7 +297,7 @@ class BlockingClient:
         )
 
     def _hurry(self) -> None:
-        """Give the client's thread at once what has gathered."""
+        """Pass collected publishes to the client's thread now."""
         with self._lock:
             if self._queue and not self._thread.is_closed:
                 self._thread.loop.call_soon_threadsafe(self._drain)
@@ -314,7 +313,7 @@ class BlockingClient:
             if not done():
                 self._thread.check_open()
 
-    # The client's thread.
+    # Run in the client's thread
 
     async def _enter(self) -> None:
         self._client.on("state", self._state_changed)
@@ -336,7 +335,7 @@ class BlockingClient:
         batch: list[tuple[Future[None], asyncio.Future[None]]] = []
         batch_bytes = 0
         last: asyncio.Future[None] | None = None
-        # Full: the next acknowledgement comes back here. Closed: `_main` ends what is queued.
+        # Full: `_settle` calls this again after an acknowledgement. Closed: `_leave` fails queued publishes.
         with suppress(WindowFullError, ClientClosedError):
             while self._queue:
                 topic, payload, future = self._queue[0]
@@ -345,7 +344,7 @@ class BlockingClient:
                 batch.append((future, last))
                 batch_bytes += len(payload)
         if last is not None:
-            # Acknowledgements come in order and a batch is sent together: the last one tells of all.
+            # Acknowledgements arrive in order and a batch is sent together: the last one settles all.
             last.add_done_callback(partial(self._settle, batch, batch_bytes))
 
     def _settle(
@@ -377,7 +376,7 @@ class BlockingClient:
 class BlockingSubscription:
     """An iterator over the messages of one topic; it ends when unsubscribed, closed or timed out.
 
-    After a time-out it can be iterated again. As a context manager it unsubscribes on leaving.
+    After a timeout it can be iterated again. As a context manager it unsubscribes on exit.
     """
 
     def __init__(
@@ -388,23 +387,23 @@ class BlockingSubscription:
         self._client = client
         self._subscription = subscription
         self._last: Message | None = None
-        # Filled by the client's thread: what comes after a wait was given up is not lost.
+        # Filled by the client's thread, so that messages which arrive after a timeout are not lost.
         self._ready: deque[Message] = deque()
 
     @property
-    def offset(self) -> int | None:
-        """Just past the last message taken, or where delivery began, as `Subscription.offset`."""
-        return self._subscription.offset if self._last is None else self._last.offset
+    def next_offset(self) -> int | None:
+        """Offset after the last message taken, or where delivery began: see `Subscription.next_offset`."""
+        return self._subscription.next_offset if self._last is None else self._last.next_offset
 
     @property
     def serial(self) -> str | None:
-        """The same as a serial, as `Subscription.serial`. Wombat only."""
+        """The same position as a serial: see `Subscription.serial`. Wombat only."""
         return self._subscription.serial if self._last is None else self._last.serial
 
     def attached(self) -> int | None:
-        """Wait until the server delivers this topic, and return the offset it began from.
+        """Wait until the server delivers this topic, and return the offset at which delivery began.
 
-        None over Wombat when the server's serials do not tell offsets: see `serial`.
+        None over Wombat if the server's serials do not contain offsets: see `serial`.
         """
         return self._client.call(self._subscription.attached)
 
@@ -436,7 +435,7 @@ class BlockingSubscription:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with suppress(ClientClosedError):  # then it has ended with the client
+        with suppress(ClientClosedError):  # the subscription has ended with the client
             self.unsubscribe()
 
     def _fetch(self) -> bool:
@@ -455,7 +454,7 @@ class BlockingSubscription:
 class BlockingReaderSubscription(BlockingSubscription):
     """An iterator over the messages that a named reader has not acknowledged.
 
-    As `ReaderSubscription`: with `ack="auto"` the next message acknowledges the one before it.
+    As in `ReaderSubscription`, with `ack="auto"` taking the next message acknowledges the one before it.
     """
 
     _subscription: ReaderSubscription
@@ -472,23 +471,23 @@ class BlockingReaderSubscription(BlockingSubscription):
         self.reader = subscription.reader
         self._is_auto = is_auto
         self._unhandled: Message | None = None
-        """The message that the next one acknowledges."""
+        """The message that taking the next one acknowledges."""
         self._handled: deque[Message] = deque()
-        """On their way to the client's thread."""
+        """Handled messages that the client's thread has not acknowledged yet."""
         self._losses = subscription.losses
 
     @property
     def acknowledged(self) -> int | None:
-        """The offset up to which everything is acknowledged, durably."""
+        """Offset up to which every message is durably acknowledged."""
         return self._subscription.acknowledged
 
     @property
     def losses(self) -> int:
-        """How often unacknowledged messages went to another process."""
+        """Number of times that unacknowledged messages went to another process."""
         return self._subscription.losses
 
     def ack(self, message: Message) -> None:
-        """Say that a message was handled, as `ReaderSubscription.ack`."""
+        """Acknowledge a message, as `ReaderSubscription.ack` does."""
 
         async def ack() -> None:
             self._subscription.ack(message)
@@ -496,7 +495,7 @@ class BlockingReaderSubscription(BlockingSubscription):
         self._client.call(ack)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until what was acknowledged is stored, as `ReaderSubscription.flush`."""
+        """Wait until acknowledgements are stored, as `ReaderSubscription.flush` does."""
 
         async def flush() -> None:
             self._tell_handled()
@@ -507,7 +506,7 @@ class BlockingReaderSubscription(BlockingSubscription):
 
     def unsubscribe(self) -> None:
         if not self._subscription.ended:
-            # Behind what was handled, in the same thread.
+            # Runs in the same thread before unsubscribing, so that handled messages are acknowledged.
             self._client.soon(self._tell_handled)
         super().unsubscribe()
 
@@ -517,16 +516,31 @@ class BlockingReaderSubscription(BlockingSubscription):
             self._unhandled = None
             if len(self._handled) == 1:
                 self._client.soon(self._tell_handled)
+        if self._ready and not self._subscription.is_sure and not self._make_sure():
+            raise StopIteration
         if self._losses != self._subscription.losses:
             self._losses = self._subscription.losses
-            self._ready.clear()  # another process gets these
+            self._ready.clear()  # another process receives these messages
         message = super().__next__()
         if self._is_auto:
             self._unhandled = message
         return message
 
+    def _make_sure(self) -> bool:
+        """Ask the server whether fetched messages are still ours; return False if it does not answer."""
+
+        async def make_sure() -> None:
+            async with asyncio.timeout(self.timeout_s):
+                await self._subscription.until_sure()
+
+        try:
+            self._client.call(make_sure)
+        except (TimeoutError, ClientClosedError):
+            return False
+        return True
+
     def _tell_handled(self) -> None:
-        """In the client's thread."""
+        """Acknowledge handled messages. Runs in the client's thread."""
         while self._handled:
             with suppress(ReaderLostError):
                 self._subscription.ack(self._handled.popleft())

@@ -1,8 +1,8 @@
-"""The client an application uses, whatever the protocol. Frames, sockets and retries are elsewhere.
+"""The client of an application, for every protocol that has topics. Elsewhere: frames, sockets and retries.
 
-`Client` joins a session (what the protocol says), a link (connections and time) and a flow (what a
-slow subscription does), and keeps what belongs to the application: futures, subscriptions and
-handlers. It belongs to one event loop and is not safe to use from other threads; `blocking.py` is.
+`Client` combines a session (the protocol), a link (connections and time) and a flow (slow subscriptions). It
+keeps the application's futures, subscriptions and handlers. A client belongs to one event loop and is not
+safe to use from other threads; the one in `blocking.py` is.
 """
 
 import asyncio
@@ -11,19 +11,19 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
 from secrets import randbits
+from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from headrace.client.connection import MakeConnection
 from headrace.client.entering import wait_for_connection
-from headrace.client.events import Handlers
-from headrace.client.flow import Flow
-from headrace.client.handler import Handler, check_handler
-from headrace.client.lake import Gap, open_lake
 from headrace.client.link import Link
-from headrace.client.options import Options, Pace
-from headrace.client.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
-from headrace.client.subscription import Subscription
+from headrace.client.topics.events import Handlers
+from headrace.client.topics.flow import Flow
+from headrace.client.topics.lake import LakeGap, open_lake
+from headrace.client.topics.options import Options, Pace
+from headrace.client.topics.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
+from headrace.client.topics.subscription import Handler, Subscription, check_handler
+from headrace.client.transport.connection import MakeConnection
 from headrace.errors import (
     ClientClosedError,
     ClientError,
@@ -33,23 +33,24 @@ from headrace.errors import (
     UnacknowledgedError,
 )
 from headrace.printing import described
-from headrace.session.client import (
-    Acknowledged,
-    Attached,
+from headrace.session.topics.client import (
     ClientSession,
     ConnectionState,
-    Detached,
     Event,
-    Messages,
     Missed,
-    Refused,
+    PublishesAcknowledged,
+    PublishRefused,
+    TopicAttached,
+    TopicDetached,
+    TopicMessages,
 )
-from headrace.session.reader_events import (
+from headrace.session.topics.reader_events import (
     ReaderActive,
     ReaderEvent,
     ReaderFailed,
     ReaderLost,
     ReaderStored,
+    ReaderSure,
     ReaderWaiting,
     ReadMessages,
 )
@@ -58,7 +59,7 @@ Payload = bytes | bytearray | memoryview
 
 
 class Client:
-    """Publishes to and subscribes to topics of one server, over as many connections as it takes.
+    """A client that publishes and subscribes to topics of one server, and reconnects when necessary.
 
     Use `async with connect(url) as client`, or `client = await connect(url)` and `client.close()`.
     """
@@ -78,19 +79,19 @@ class Client:
         self._pace = pace
         self._lake = open_lake(options.lake) if options.lake is not None else None
         self._handlers = Handlers("state", "missed", "reader")
-        # Not of `random`: processes that were forked would have the same.
+        # Not from `random`: forked processes would get the same number.
         self._instance = randbits(53)
-        """A number by which the server knows this client on another connection."""
+        """Number by which the server recognises this client on a later connection."""
         self._subscriptions: dict[str, Subscription] = {}
         self._detaching: set[str] = set()
-        # One per unacknowledged publish, in the session's order.
+        # One future per unacknowledged publish, in the session's order.
         self._publishes: deque[asyncio.Future[None]] = deque()
         self._published = 0
         self._acknowledged = 0
         self._refusal: PublishRefusedError | None = None
-        """The first refusal that nobody was told of by `publish` or `flush`."""
+        """The first refusal that neither `publish` nor `flush` has raised yet."""
         self._closed: ClientClosedError | None = None
-        # Both are only ever set and cleared at once: they wake all who wait, to look again.
+        # Both are set and cleared in one step: this wakes all waiting tasks, which then check again.
         self._acks = asyncio.Event()
         self._changes = asyncio.Event()
         self._link: Link[Event] | None = None
@@ -107,21 +108,21 @@ class Client:
 
     @property
     def last_error(self) -> str:
-        """Why the last connection, or attempt at one, ended; empty while connected."""
+        """Reason why the last connection or attempt ended; empty while connected."""
         return self._link.last_error if self._link is not None else ""
 
     @property
     def unacknowledged(self) -> int:
-        """How many publishes wait for their acknowledgement."""
+        """Number of publishes that are not acknowledged yet."""
         return self._session.unacknowledged
 
     async def publish(self, topic: str, payload: Payload) -> None:
-        """Publish and wait until the server has acknowledged it.
+        """Publish a message and wait until the server has acknowledged it.
 
-        Raises PublishRefusedError when the server does not take it.
+        Raises PublishRefusedError if the server refuses the message.
 
-        Waits for room in the window first; cancelled there, nothing is published. Cancelled later,
-        the message is published all the same and only nobody waits for it.
+        The call first waits for room in the window; if it is cancelled there, nothing is published. If it is
+        cancelled later, the message is published nevertheless.
         """
         await self.window()
         try:
@@ -132,12 +133,12 @@ class Client:
             raise
 
     def publish_nowait(self, topic: str, payload: Payload) -> "asyncio.Future[None]":
-        """Publish and return a future that the acknowledgement resolves. It need not be awaited.
+        """Publish a message; return a future that its acknowledgement resolves. It need not be awaited.
 
-        It fails with PublishRefusedError when the server does not take this publish; `flush` tells too.
+        The future fails with PublishRefusedError if the server refuses the message; `flush` raises it too.
 
-        What is published in one step of the event loop is sent together, in order. Raises
-        WindowFullError when too much is unacknowledged: `await client.window()` first.
+        Messages that are published in one step of the event loop are sent together, in order. Raises
+        WindowFullError if too much is unacknowledged: `await client.window()` first.
         """
         link = self._link
         if link is None or self._closed is not None:
@@ -163,7 +164,7 @@ class Client:
     async def flush(self) -> None:
         """Wait until everything published so far is acknowledged.
 
-        Raises PublishRefusedError if the server did not take one of them; the others are acknowledged.
+        Raises PublishRefusedError if the server refused one of the messages; the others are acknowledged.
         """
         await self._settled()
         if self._refusal is not None:
@@ -209,16 +210,16 @@ class Client:
     ) -> Subscription:
         """Subscribe from an offset (0: from the oldest message kept), a serial, or from now on.
 
-        A serial is that of a `Message` that was received over Wombat, in this process or another.
-        Iterate over what is returned, or give a `handler`, which is called with each message in
-        turn, and awaited if it is asynchronous. After a lost connection it goes on where it
-        stopped. Where the server cannot start at the place, the `missed` event tells. One
-        subscription per topic: LocalProtocolError otherwise.
+        A serial comes from a `Message` that was received over Wombat, in this process or another. Iterate
+        over the subscription, or pass a `handler`, which is called with each message in order, and awaited if
+        it is asynchronous. After a lost connection, the subscription continues where it stopped. If the
+        server cannot start at the requested position, the `missed` event reports it. A client can have one
+        subscription per topic; a second one raises LocalProtocolError.
 
-        With `reader`, the server remembers how far this reader has come: the subscription starts
-        there, or, for a new reader, where `start` says. One process at a time is given the
-        messages. With `ack="auto"` the next message acknowledges the one before it, and a handler that
-        returns acknowledges its message; with `ack="manual"` the subscription's `ack` does.
+        With `reader`, the server stores the reader's position: the subscription starts there, or, for a new
+        reader, at `start`. Only one process at a time receives the messages. With `ack="auto"`, taking the
+        next message acknowledges the one before it, and a handler acknowledges its message by returning. With
+        `ack="manual"`, the application calls the subscription's `ack`.
         """
         check_handler(handler)
         link, _ = self._running()
@@ -273,16 +274,16 @@ class Client:
         return subscription
 
     async def unsubscribe(self, topic: str) -> None:
-        """End the subscription of a topic at once; without one, do nothing.
+        """End the subscription of a topic at once; do nothing if there is none.
 
-        Returns when the server has confirmed it, or there is no connection to hear it from.
+        Returns when the server has confirmed it. Does not wait without a connection.
         """
         self.unsubscribe_nowait(topic)
         while topic in self._detaching:
             await self._changes.wait()
 
     def unsubscribe_nowait(self, topic: str) -> None:
-        """The same without waiting for the server; nothing more is delivered."""
+        """End the subscription of a topic without waiting for the server; nothing more is delivered."""
         link, flow = self._running()
         subscription = self._subscriptions.pop(topic, None)
         if subscription is not None:
@@ -305,11 +306,11 @@ class Client:
         self, event: Literal["reader"], handler: Callable[[ReaderChange], object]
     ) -> Callable[[], None]: ...
     def on(self, event: str, handler: Callable[[Any], object]) -> Callable[[], None]:
-        """Call `handler` with every event of a kind; returns a function that ends that.
+        """Call `handler` with every event of a kind; return a function that removes the handler.
 
-        `state`: a ConnectionState, at every change. `missed`: a Missed, when messages of a topic
-        did not and will not come. `reader`: a ReaderChange, when a named reader of this client waits,
-        becomes active, or is superseded.
+        `state`: a ConnectionState, at every change. `missed`: a Missed, when messages of a topic are lost for
+        this client. `reader`: a ReaderChange, when a named reader of this client waits, becomes active, or is
+        superseded.
         """
         return self._handlers.add(event, handler)
 
@@ -323,8 +324,8 @@ class Client:
     async def close(self, flush_s: float | None = None) -> None:
         """Wait up to `flush_s` (default `flush_timeout_s`) for acknowledgements, then disconnect.
 
-        Raises UnacknowledgedError when they did not all come; with 0 nothing is waited for and
-        nothing raised. Iterations end; futures and waiting calls get ClientClosedError.
+        Raises UnacknowledgedError if some are missing by then. With 0 it neither waits nor raises.
+        Iterations end; futures and waiting calls raise ClientClosedError.
         """
         if self._link is None or self._closed is not None:
             self._shut(ClientClosedError("the client is closed"))
@@ -336,7 +337,7 @@ class Client:
                     await self.flush_readers()
                     if self.unacknowledged:
                         await self._settled()
-        except (TimeoutError, ClientClosedError):  # the latter: closed by another call meanwhile
+        except (TimeoutError, ClientClosedError):  # the second: closed by another call
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None
         finally:
@@ -367,25 +368,35 @@ class Client:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # With an error on its way out, waiting would delay it and a second error would hide it.
+        # Waiting would delay the error that is being raised, and a second error would hide it.
         await self.close(flush_s=None if error is None else 0)
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
 
     def handled(self, topic: str, offset: int) -> bool:
-        """For subscriptions: a message of a reader was handled; False if it is no longer ours."""
+        """For subscriptions: mark a reader's message as handled; return False if it is no longer ours."""
         is_ours = self._session.handled(topic, offset)
         if is_ours and self._link is not None:
             self._link.send_soon()
         return is_ours
 
     def handled_up_to(self, topic: str) -> int:
-        """For subscriptions: the offset up to which every message of a reader was handled."""
+        """For subscriptions: return the offset up to which every message of a reader was handled."""
         return self._session.handled_up_to(topic)
 
+    def is_sure(self, topic: str) -> bool:
+        """For subscriptions: True while no other process can have a reader's messages. Thread-safe."""
+        return self._session.is_sure(topic, monotonic())
+
+    def make_sure(self, topic: str) -> None:
+        """For subscriptions: ask the server; `ReaderSubscription.sure` is called when it answers."""
+        self._session.make_sure(topic, monotonic())
+        if self._link is not None:
+            self._link.send_soon()
+
     async def flush_readers(self) -> None:
-        """Wait until the server has stored what readers have acknowledged, where there is a connection."""
+        """Wait until the server has stored the readers' acknowledgements; do not wait for a connection."""
         for subscription in list(self._subscriptions.values()):
             connected = self.state is ConnectionState.CONNECTED
             if isinstance(subscription, ReaderSubscription) and connected:
@@ -393,7 +404,7 @@ class Client:
                     await subscription.flush()
 
     def caught_up(self, subscription: Subscription) -> None:
-        """For subscriptions: one that was over its bound has room again."""
+        """For subscriptions: called when a subscription that exceeded its limit has room again."""
         if self._flow is not None:
             self._flow.caught_up(subscription)
 
@@ -423,17 +434,17 @@ class Client:
         if self._closed is not None:
             return
         for event in events:
-            if isinstance(event, Messages):
+            if isinstance(event, TopicMessages):
                 self._messages(event)
-            elif isinstance(event, Acknowledged):
+            elif isinstance(event, PublishesAcknowledged):
                 self._acknowledge(event.publishes)
-            elif isinstance(event, Refused):
+            elif isinstance(event, PublishRefused):
                 self._refuse(PublishRefusedError(event.reason, event.times))
             elif isinstance(event, Missed):
                 self._missed(event)
-            elif isinstance(event, Attached):
+            elif isinstance(event, TopicAttached):
                 self._subscriptions[event.topic].begin(event.place)
-            elif isinstance(event, Detached):
+            elif isinstance(event, TopicDetached):
                 self._detaching.discard(event.topic)
                 _wake(self._changes)
             elif isinstance(event, ReaderEvent):
@@ -442,7 +453,7 @@ class Client:
     def _of_reader(self, event: ReaderEvent) -> None:
         subscription = self._subscriptions.get(event.topic)
         if not isinstance(subscription, ReaderSubscription):
-            return  # a handler of an event before this one has ended it
+            return  # a handler of an earlier event has ended the subscription
         tell = partial(self._handlers.tell, "reader")
         change = partial(ReaderChange, event.topic, subscription.reader)
         if isinstance(event, ReadMessages):
@@ -453,6 +464,8 @@ class Client:
             subscription.begin(event.position.offset)
             subscription.stored(event.position.offset)
             tell(change("active"))
+        elif isinstance(event, ReaderSure):
+            subscription.sure()
         elif isinstance(event, ReaderWaiting):
             tell(change("waiting"))
         elif isinstance(event, ReaderLost):
@@ -469,16 +482,16 @@ class Client:
     def _missed(self, event: Missed) -> None:
         tell = partial(self._handlers.tell, "missed")
         asked, got = event.asked, event.got
-        # The cursor of a reader lies in the log: messages of a lake would have no place to acknowledge.
+        # A reader's cursor is a position in the log, so messages from a lake could not be acknowledged.
         is_read = isinstance(self._subscriptions.get(event.topic), ReaderSubscription)
         if self._lake is None or is_read or asked is None or got is None or got <= asked:
             tell(event)
             return
         has_serials = event.got_serial is not None
-        gap = Gap(self._lake, event.topic, asked, got, has_serials=has_serials, tell=tell)
+        gap = LakeGap(self._lake, event.topic, asked, got, has_serials=has_serials, tell=tell)
         self._subscriptions[event.topic].deliver_from_lake(gap)
 
-    def _messages(self, event: Messages) -> None:
+    def _messages(self, event: TopicMessages) -> None:
         subscription = self._subscriptions[event.topic]
         if not subscription.deliver(event.messages) and self._flow is not None:
             self._flow.over(subscription)
@@ -492,18 +505,21 @@ class Client:
         _wake(self._acks)
 
     def _refuse(self, error: PublishRefusedError) -> None:
-        """The oldest publish is given up."""
+        """Give up the oldest publish."""
         self._acknowledged += 1
         self._refusal = self._refusal or error
         future = self._publishes.popleft()
         if not future.done():
             future.set_exception(error)
-            future.exception()  # `flush` tells of it, if nobody awaits it
+            future.exception()  # no warning if nothing awaits it: `flush` raises the error
         _wake(self._acks)
 
     def _state_changed(self, state: ConnectionState) -> None:
         if state is ConnectionState.DISCONNECTED:
             self._detaching.clear()
+            for subscription in self._subscriptions.values():
+                if isinstance(subscription, ReaderSubscription):
+                    subscription.doubt()
             if self._flow is not None:
                 self._flow.disconnected()
         _wake(self._changes)
@@ -517,12 +533,12 @@ class Client:
         self._handlers.tell("state", ConnectionState.CLOSED)
 
     def _step_aside(self) -> None:
-        # Reading is paused for a slow subscription, and an acknowledgement is now waited for.
+        # Reading is paused for a slow subscription, but an acknowledgement is now expected.
         if self._flow is not None:
             self._flow.step_aside()
 
     def _shut(self, error: ClientClosedError) -> None:
-        """Refuse everything from now on, and let everyone who waits know."""
+        """Refuse everything from now on, and fail all pending calls."""
         if self._closed is not None:
             return
         self._closed = error
@@ -533,7 +549,7 @@ class Client:
         for future in self._publishes:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # a future nobody awaits is no reason for a warning
+                future.exception()  # no warning if nothing awaits it
         self._publishes.clear()
         self._detaching.clear()
         _wake(self._acks)

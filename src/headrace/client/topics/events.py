@@ -1,4 +1,4 @@
-"""What a client hands to the application, and who asked to be told. Decides nothing."""
+"""Messages and events that a client passes to the application, and the handlers it calls. No decisions."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,28 +6,37 @@ from typing import Any
 
 import msgspec
 
-from headrace.session.client import ConnectionState, Missed
+from headrace.model import RECORD_HEADER_BYTES
+from headrace.session.topics.client import ConnectionState, Missed
 
 __all__ = ["ConnectionState", "Handlers", "Message", "Missed"]
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """A message of a topic, as a subscription gives it."""
+    """A message of a topic, as a subscription delivers it."""
 
-    # A struct and not a tuple: it is made once per message received, in a quarter of the time.
+    # A struct instead of a tuple: one is created per received message, in a quarter of the time.
     topic: str
-    offset: int | None
-    """Just past this message: subscribe from here to get the next one. None over Wombat, when the server's
-    serials do not tell offsets; those of a Headrace server do."""
+    next_offset: int | None
+    """Offset of the next record, just past this message: subscribe from here to continue after it. None over
+    Wombat if the server's serials do not contain offsets; those of a Headrace server do."""
     payload: bytes
     serial: str | None = None
-    """The message's serial: subscribe from it to get the next one. Opaque. Wombat only."""
+    """Opaque serial of the message: subscribe from it to continue after the message. Wombat only."""
     ordinal: int | None = None
-    """How many records of the topic precede it. Named readers only."""
+    """Number of records of the topic that precede this one. Named readers only."""
     epoch: int | None = None
-    """The life of the topic: one that was destroyed and made again has another. Named readers only."""
+    """Epoch of the topic: a topic that is destroyed and made again has another one. Set for named readers,
+    and over Wombat with the serials of a Headrace server."""
     time: float | None = None
-    """When the server stored it, in Unix seconds. Named readers only."""
+    """Time at which the server stored the message, in Unix seconds. Named readers only."""
+
+    @property
+    def offset(self) -> int | None:
+        """Offset of this record, as in the lake and in Spark: subscribe from here to receive it again."""
+        if self.next_offset is None:
+            return None
+        return self.next_offset - RECORD_HEADER_BYTES - len(self.payload)
 
 
 class Handlers:
@@ -37,7 +46,7 @@ class Handlers:
         self._handlers: dict[str, list[Callable[[Any], object]]] = {name: [] for name in names}
 
     def add(self, name: str, handler: Callable[[Any], object]) -> Callable[[], None]:
-        """Returns a function that takes the handler out again."""
+        """Add a handler; return a function that removes it."""
         if name not in self._handlers:
             raise ValueError(f"there is no event {name!r}, only {', '.join(self._handlers)}")
         handlers = self._handlers[name]
@@ -50,11 +59,11 @@ class Handlers:
         return remove
 
     def tell(self, name: str, event: object) -> None:
-        """Call the handlers at once: of a gap they know before the messages behind it are taken."""
+        """Call the handlers at once, so that they learn of a gap before the messages after it are taken."""
         for handler in tuple(self._handlers[name]):
             try:
                 handler(event)
-            except Exception as error:  # theirs: not to be mixed with the connection's
+            except Exception as error:  # of the handler, and not of the connection
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": f"a handler of {name!r} events failed", "exception": error}
                 )

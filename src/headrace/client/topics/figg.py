@@ -1,14 +1,14 @@
-"""The Figg client: its session and a TCP connection. What applications see is `client.py`."""
+"""Create a Figg client: its session and a TCP connection. Elsewhere: the API (`client.py`)."""
 
 from headrace.client.backoff import exponential
-from headrace.client.client import Client
-from headrace.client.connection import Owner
-from headrace.client.options import Options, Pace
-from headrace.client.tcp_connection import TcpConnection
+from headrace.client.topics.client import Client
+from headrace.client.topics.options import Options, Pace
+from headrace.client.transport.connection import Owner
+from headrace.client.transport.tcp import TcpConnection
 from headrace.client.url import Url
 from headrace.errors import ConfigError
-from headrace.session import figg_client
-from headrace.session.figg_client import FiggClientSession
+from headrace.session.figg import client as figg_client
+from headrace.session.figg.client import FiggClientSession
 
 DEFAULT_PORT = 8119
 

@@ -1,21 +1,20 @@
-"""Keeps slow subscriptions from filling memory, and from holding up all else.
+"""Keep slow subscriptions from filling memory and from blocking everything else.
 
-A subscription over its bound first stops the reading of the whole connection: that costs nothing
-and suits a reader that is a little slower than the log. But acknowledgements, pongs and other
-topics wait with it. So when publishes are unacknowledged, or the pause has lasted long enough, the
-topic steps aside: it is detached, and attached again where it stopped once the application has
-caught up.
+A subscription over its limit first pauses reading on the whole connection: that costs nothing and suits a
+reader that is a little slower than the log. But acknowledgements, pongs and other topics wait too. So if
+publishes are unacknowledged, or the pause has lasted long enough, the topic steps aside: the client detaches
+it, and attaches it again where it stopped once the application has caught up.
 """
 
 import asyncio
 
 from headrace.client.link import Link
-from headrace.client.subscription import Subscription
-from headrace.session.client import ClientSession, Event
+from headrace.client.topics.subscription import Subscription
+from headrace.session.topics.client import ClientSession, Event
 
 
 class Flow:
-    """Every subscription over its bound is in exactly one of `_pausing` and `_aside`."""
+    """Flow control. Every subscription over its limit is in exactly one of `_pausing` and `_aside`."""
 
     def __init__(self, link: Link[Event], session: ClientSession, pause_s: float) -> None:
         self._link = link
@@ -26,7 +25,7 @@ class Flow:
         self._timer: asyncio.TimerHandle | None = None
 
     def over(self, subscription: Subscription) -> None:
-        """A subscription has more than it may buffer."""
+        """Called when a subscription buffers more than it may."""
         if subscription in self._aside:
             return
         self._pausing.add(subscription)
@@ -37,7 +36,7 @@ class Flow:
             self._timer = asyncio.get_running_loop().call_later(self._pause_s, self.step_aside)
 
     def caught_up(self, subscription: Subscription) -> None:
-        """A subscription has room again."""
+        """Called when a subscription has room again."""
         if subscription in self._aside:
             self._aside.discard(subscription)
             self._session.resume(subscription.topic)
@@ -48,7 +47,7 @@ class Flow:
                 self._resume()
 
     def step_aside(self) -> None:
-        """Read on at once, without the topics that pause the reading."""
+        """Resume reading at once, without the topics that have paused it."""
         for subscription in self._pausing:
             self._session.pause(subscription.topic)
         self._aside |= self._pausing
@@ -57,19 +56,19 @@ class Flow:
         self._link.send_soon()
 
     def forget(self, subscription: Subscription) -> None:
-        """The subscription has ended."""
+        """Forget a subscription that has ended."""
         self._aside.discard(subscription)
         self._pausing.discard(subscription)
         if not self._pausing:
             self._resume()
 
     def disconnected(self) -> None:
-        # The next connection starts reading: what is over its bound must not be on it.
+        # The next connection starts with reading: topics over their limit must not be attached to it.
         if self._pausing:
             self.step_aside()
 
     def stop(self) -> None:
-        """The client is closing: hold nothing back any more."""
+        """Resume reading because the client is closing."""
         self._aside.clear()
         self._pausing.clear()
         self._resume()

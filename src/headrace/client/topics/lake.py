@@ -1,9 +1,9 @@
-"""What the log of a topic has no more, read from the lake in its place. Needs no Spark.
+"""Read records from the lake that the log of a topic no longer has. Does not need Spark.
 
-A gap lies among the messages of a subscription where they were missed. It is read in a thread, some thousands
-of records at a time, when its turn comes; what the lake does not have either is told as missed.
-A lake knows offsets. Over Wombat its records have serials of the form `@OFFSET`, from which a Headrace
-server resumes.
+A gap takes the place of the missed messages in a subscription. When the subscription reaches the gap, a
+thread reads it, some thousands of records at a time. Records that the lake does not have either are reported
+as missed. A lake stores offsets. Over Wombat its records get serials of the form `@OFFSET`, from which a
+Headrace server resumes.
 """
 
 import asyncio
@@ -16,37 +16,37 @@ from typing import Protocol
 from headrace.errors import ConfigError, HeadraceError
 from headrace.model import RECORD_HEADER_BYTES
 from headrace.printing import quoted
-from headrace.session.client import Missed, Place, missed
+from headrace.session.topics.client import Missed, Place, missed
 
 logger = logging.getLogger(__name__)
 
 Batch = Sequence[tuple[Place, bytes]]
-"""Messages: the place just past each, and its payload."""
+"""Messages: for each, the place just past it and its payload."""
 
 Rows = list[tuple[int, bytes]]
-"""Records of a lake: the offset just past each, and its payload."""
+"""Records of a lake: for each, the offset just past it and its payload."""
 
 
 class Lake(Protocol):
     def read(self, topic: str, offset: int) -> Iterator[Rows]:
-        """The records from an offset on, in order, each with the offset just past it."""
+        """Return the records from an offset on, in order, each with the offset just past it."""
 
 
 class _Lake:
-    """Opened for each gap: exports go on meanwhile."""
+    """A lake that is opened anew for each gap, because exports continue meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self, topic: str, offset: int) -> Iterator[Rows]:
-        from headrace.lake.reading import read_topic
+        from headrace.lake.files.reading import read_topic
         from headrace.lake.table import open_table
 
         return read_topic(self._path, open_table(self._path), topic, offset)
 
 
 def open_lake(path: str | PathLike[str]) -> Lake:
-    """Raises ConfigError where nothing can be read from."""
+    """Return the lake at a path; raise ConfigError if it cannot be read."""
     place = Path(path)
     try:
         from headrace.lake.table import open_table
@@ -61,8 +61,8 @@ def open_lake(path: str | PathLike[str]) -> Lake:
     return _Lake(place)
 
 
-class Gap:
-    """Offsets of a topic that the log has no more, from `begin` to `end`."""
+class LakeGap:
+    """Offsets of a topic that the log no longer has, from `begin` to `end`."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Gap:
         self._reading: asyncio.Future[Rows | None] | None = None
 
     async def next(self) -> Batch:
-        """Some of its records; none when it is passed. Cancelling it loses nothing."""
+        """Return the next records of the gap; empty at its end. If it is cancelled, nothing is lost."""
         while self._at < self._end:
             if self._reading is None:
                 self._reading = asyncio.ensure_future(asyncio.to_thread(self._read))
@@ -101,12 +101,12 @@ class Gap:
             if self._records is None:
                 self._records = self._lake.read(self._topic, self._at)
             return next(self._records, None)
-        except Exception as error:  # of files, of Arrow, of the table's library
+        except Exception as error:  # errors of files, of Arrow, of the table's library
             logger.error("topic %s cannot be read from the lake: %s", quoted(self._topic), error)
             return None
 
     def _mine(self, found: Rows) -> Batch:
-        """Those that follow and belong here; what lies between is missed."""
+        """Return the records that belong to the gap; report offsets between them as missed."""
         batch: list[tuple[Place, bytes]] = []
         for end, payload in found:
             begin = end - RECORD_HEADER_BYTES - len(payload)

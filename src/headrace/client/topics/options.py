@@ -1,4 +1,4 @@
-"""What an application can set on a client: every option with its meaning, unit and default."""
+"""The options of a client: every option with its meaning, unit and default."""
 
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -8,7 +8,7 @@ from typing import Final, TypedDict
 
 from headrace.client.backoff import Backoff
 from headrace.errors import ConfigError
-from headrace.session import client_window
+from headrace.session.topics import window as client_window
 
 
 class _Own(Enum):
@@ -16,74 +16,76 @@ class _Own(Enum):
 
 
 OF_PROTOCOL: Final = _Own.OF_PROTOCOL
-"""What an option is when it was not given, where None means something else."""
+"""Default of an option for which None has another meaning: use the protocol's default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """What each protocol has its own defaults for. Times are seconds."""
+    """Settings whose defaults depend on the protocol. Times are seconds."""
 
     backoff: Backoff
     ping_interval_s: float | None
     """None: no pings."""
     pings_unanswered_max: int
     resend_s: float | None
-    """None: a protocol that does not send again on the same connection."""
+    """None: the protocol does not resend on the same connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of `connect` and `connect_blocking`. Times are seconds.
 
-    Where None stands for the protocol's own default, `pace` puts that in its place.
+    `pace` replaces None by the protocol's default where None means that default.
     """
 
     connect_timeout_s: float | None = 10.0
-    """How long entering the client waits for its first connection; None: it does not wait at all,
-    and what is published or subscribed meanwhile is sent when a server is there."""
+    """Seconds that entering the client waits for its first connection. None: it does not wait, and publishes
+    and subscriptions are sent once a server is connected."""
 
     attempt_timeout_s: float = 5.0
-    """How long one attempt to connect may take."""
+    """Seconds that one attempt to connect may take."""
 
     backoff: Backoff | None = None
-    """The wait before the next attempt, from its number. Figg and Wombat: exponential, 0.1 to 10 s;
-    with Figg up to half of each wait is cut off at random."""
+    """Function from an attempt's number to the seconds before the next attempt. Figg and Wombat: exponential,
+    0.1 to 10 s; with Figg, a random part of each wait, at most half, is cut off."""
 
     window_max: int = client_window.WINDOW_MAX
-    """Unacknowledged publishes kept; more wait (`publish`) or are refused (`publish_nowait`)."""
+    """Largest number of unacknowledged publishes. Beyond it, `publish` waits and `publish_nowait` raises
+    WindowFullError."""
 
     window_bytes_max: int = client_window.WINDOW_BYTES_MAX
-    """The same in bytes; the last publish taken may go beyond it."""
+    """The same limit in bytes; the last publish may exceed it."""
 
     receive_bytes_max: int = 8 * 1024 * 1024
-    """Received for one subscription and not yet taken by the application. Above it the client stops
-    reading; nothing is lost."""
+    """Bytes that one subscription may buffer until the application takes them. Above this limit the client
+    stops reading; nothing is lost."""
 
     receive_pause_s: float = 1.0
-    """How long a slow subscription may keep the client from reading. After that only its own topic
-    waits: it is detached, and attached again where it stopped once the application caught up."""
+    """Seconds for which a slow subscription may keep the client from reading. After that only its own topic
+    waits: it is detached, and attached again where it stopped once the application has caught up."""
 
     ping_interval_s: float | _Own | None = OF_PROTOCOL
-    """How often the server is pinged. Figg: 2; None: never, for servers that do not answer pings or hang
-    up on them. Wombat: 5, and its servers hang up on a client that is silent for longer than their
+    """Seconds between pings. Figg: 2; None: no pings, for servers that do not answer pings or disconnect
+    because of them. Wombat: 5; its servers disconnect a client that is silent for longer than their
     `limits.silence_s`, 10 by default."""
 
     pings_unanswered_max: int | None = None
-    """With so many unanswered when the next is due, the connection is given up. Figg: 2, Wombat: 1."""
+    """If this many pings are unanswered when the next one is due, the client gives up the connection. Figg:
+    2, Wombat: 1."""
 
     resend_s: float | None = None
-    """After this time without acknowledgement a publish is sent again on the same connection, and
-    stored once. Wombat only: 2."""
+    """Seconds without acknowledgement after which a publish is resent on the same connection; it is stored
+    once. Wombat only: 2."""
 
     flush_timeout_s: float = 5.0
-    """How long closing waits for acknowledgements; 0: it does not wait."""
+    """Seconds that closing waits for acknowledgements; 0: it does not wait."""
 
     ssl: SSLContext | None = None
-    """How a `wombats://` server is checked; None: by its name and the system's authorities."""
+    """TLS context that verifies a `wombats://` server; None: its name and the system's authorities."""
 
     lake: str | PathLike[str] | None = None
-    """The directory of a lake that the server's topics are exported to: what a topic has no more is read from
-    there, as if it had. Needs the extra `headrace[lake]`."""
+    """Directory of a lake to which the server's topics are exported: records that a topic no longer has are
+    read from the lake instead. Needs the extra `headrace[lake]`."""
 
     def __post_init__(self) -> None:
         if self.backoff is not None and not callable(self.backoff):
@@ -100,7 +102,7 @@ class Options:
                 check_number(name, value, may_be_zero=name in _MAY_BE_ZERO)
 
     def pace(self, own: Pace) -> Pace:
-        """What was set, and for the rest the protocol's own."""
+        """Return the settings of the application, with the protocol's defaults for the rest."""
         if self.resend_s is not None and own.resend_s is None:
             raise ConfigError("resend_s is for wombat:// only: other protocols do not send again")
         names = [option.name for option in fields(Pace) if option.name != "ping_interval_s"]

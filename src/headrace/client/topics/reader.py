@@ -1,19 +1,30 @@
-"""What one topic brings to a named reader: to iterate over or for a handler, and to acknowledge."""
+"""The subscription of a named reader: its messages, for an iteration or a handler, and acknowledgements."""
 
 import asyncio
 from collections import deque
+from time import monotonic
 from typing import Literal, NamedTuple, Protocol
 
-from headrace.client.events import Message
-from headrace.client.handler import Handler, call_handler
-from headrace.client.subscription import Subscriber, Subscription
+from headrace.client.topics.events import Message
+from headrace.client.topics.subscription import (
+    Handler,
+    SubscribingClient,
+    Subscription,
+    call_handler,
+)
 from headrace.errors import ClientError, LocalProtocolError, ReaderLostError
-from headrace.session.reader_events import ReadMessages
+from headrace.session.topics.reader_events import ReadMessages
 
 Start = Literal["oldest", "newest"]
-"""Where a reader without a cursor starts."""
+"""Start of a reader that has no cursor."""
 Acknowledge = Literal["auto", "manual"]
-"""Whether asking for the next message acknowledges the one before it."""
+"""`auto`: taking the next message acknowledges the one before it. `manual`: the application does."""
+
+
+TURN_S = 0.01
+"""Seconds for which messages are delivered without checking the connection and without yielding to the event
+loop. Without this limit, an application that never waits would keep the loop from sending
+acknowledgements."""
 
 
 class ReaderChange(NamedTuple):
@@ -25,14 +36,20 @@ class ReaderChange(NamedTuple):
     reason: str = ""
 
 
-class ReadingClient(Subscriber, Protocol):
+class ReadingClient(SubscribingClient, Protocol):
     """The client, as its readers see it."""
 
     def handled(self, topic: str, offset: int) -> bool:
-        """A message was handled; False if it is no longer this client's."""
+        """Mark a message as handled; return False if it is no longer this client's."""
 
     def handled_up_to(self, topic: str) -> int:
-        """The offset up to which every message was handled."""
+        """Return the offset up to which every message was handled."""
+
+    def is_sure(self, topic: str) -> bool:
+        """Return True while no other process can have this reader's messages."""
+
+    def make_sure(self, topic: str) -> None:
+        """Ask the server; `ReaderSubscription.sure` is called when it answers."""
 
     def unsubscribe_nowait(self, topic: str) -> None: ...
 
@@ -40,8 +57,8 @@ class ReadingClient(Subscriber, Protocol):
 class ReaderSubscription(Subscription):
     """An async iterator over the messages of one topic that a named reader has not acknowledged.
 
-    With `ack="auto"`, asking for the next message (or batch) acknowledges what was taken before. With
-    `ack="manual"`, `ack` does, in any order.
+    With `ack="auto"`, taking the next message (or batch) acknowledges those taken before. With
+    `ack="manual"`, the application calls `ack`, in any order.
     """
 
     def __init__(
@@ -50,20 +67,34 @@ class ReaderSubscription(Subscription):
         super().__init__(client, topic, None, 0)
         self.reader = reader
         self.acknowledged: int | None = None
-        """The offset up to which everything is acknowledged, durably. None before the first connection."""
+        """Offset up to which every message is durably acknowledged. None until the reader is first active."""
         self.losses = 0
-        """How often unacknowledged messages went to another process."""
+        """Number of times that unacknowledged messages went to another process."""
         self._reading_client = client
         self._is_auto = acknowledge == "auto"
         self._fresh: deque[deque[Message]] = deque()
-        """Received and not taken, as it came together."""
+        """Received messages that are not taken yet, in the batches in which they arrived."""
         self._taken: list[Message] = []
-        """Given to the application, and not acknowledged, where that happens by itself."""
+        """With `ack="auto"`: messages that the application took and that are not acknowledged yet."""
         self._waiters = 0
+        self._turn_at = 0.0
+        """Monotonic time until which messages are delivered at once (see `TURN_S`)."""
         self._failure: ClientError | None = None
 
+    async def attached(self) -> int | None:
+        """Wait until this process is active, and return the offset at which delivery began.
+
+        Raises ReaderRefusedError if the server refuses the reader.
+        """
+        try:
+            return await super().attached()
+        except ClientError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+
     async def batch(self) -> list[Message]:
-        """Wait for messages and take all that came together; empty when the subscription has ended."""
+        """Wait for messages and return all that arrived together; empty if the subscription has ended."""
         await self._next_fresh()
         if not self._fresh:
             return []
@@ -80,22 +111,22 @@ class ReaderSubscription(Subscription):
         return message
 
     def ack(self, message: Message) -> None:
-        """Say that a message was handled. It is sent soon, and stored with others; see `flush`.
+        """Acknowledge a message. The acknowledgement is sent soon, and stored with others; see `flush`.
 
-        The reader resumes behind the last message before which all were handled. Raises
-        ReaderLostError when another process reads now: the message may be handled there again.
+        The reader resumes at the first message that is not acknowledged. Raises ReaderLostError if another
+        process reads now: that process may handle the message again.
         """
-        if message.topic != self.topic or message.offset is None:
+        if message.topic != self.topic or message.next_offset is None:
             raise LocalProtocolError(f"this is not a message of {self.topic!r}")
-        if not self._reading_client.handled(self.topic, message.offset):
-            if self.acknowledged is not None and message.offset <= self.acknowledged:
+        if not self._reading_client.handled(self.topic, message.next_offset):
+            if self.acknowledged is not None and message.next_offset <= self.acknowledged:
                 return
             raise self._lost_error()
 
     async def flush(self) -> None:
-        """Wait until everything that `ack` allows is stored: it is never delivered again.
+        """Wait until the reader's new position is stored: messages before it are never delivered again.
 
-        Messages behind one that was not handled are not waited for.
+        It does not wait for acknowledged messages that follow an unacknowledged one.
         """
         losses = self.losses
         until = self._reading_client.handled_up_to(self.topic)
@@ -107,7 +138,7 @@ class ReaderSubscription(Subscription):
             await self._news.wait()
 
     def receive(self, event: ReadMessages) -> None:
-        """Buffer messages. The server sends no more than the window that it was told."""
+        """Buffer messages. The window that the client gave the server limits them."""
         topic, epoch, ordinal, ms, messages = event
         time = ms / 1000
         self._fresh.append(
@@ -122,8 +153,28 @@ class ReaderSubscription(Subscription):
         self.acknowledged = offset
         self._wake()
 
+    @property
+    def is_sure(self) -> bool:
+        """True while no other process can have received the messages that are buffered here."""
+        return self._reading_client.is_sure(self.topic)
+
+    async def until_sure(self) -> None:
+        """Wait until `is_sure`, the messages went to another process, or the subscription has ended."""
+        losses = self.losses
+        while not (self.is_sure or self.ended or self.losses != losses):
+            self._reading_client.make_sure(self.topic)
+            await self._news.wait()
+
+    def sure(self) -> None:
+        """Called when the server has answered `make_sure`."""
+        self._wake()
+
+    def doubt(self) -> None:
+        """Called when the connection is lost: another process may receive the buffered messages."""
+        self._turn_at = 0.0
+
     def lost(self) -> None:
-        """Forget what the application has not taken: another process gets it."""
+        """Forget buffered and unacknowledged messages: another process receives them."""
         self.losses += 1
         self._fresh.clear()
         self._taken.clear()
@@ -152,25 +203,37 @@ class ReaderSubscription(Subscription):
                 'has handled which: subscribe with ack="manual"'
             )
         for message in self._taken:
-            assert message.offset is not None
-            self._reading_client.handled(self.topic, message.offset)
+            assert message.next_offset is not None
+            self._reading_client.handled(self.topic, message.next_offset)
         self._taken.clear()
+        if self._fresh and monotonic() < self._turn_at:
+            return
         self._waiters += 1
         try:
-            while not self._fresh and not self.ended:
-                await self._news.wait()
+            await asyncio.sleep(0)
+            while not self.ended:
+                if not self._fresh:
+                    await self._news.wait()
+                elif self.is_sure:
+                    self._turn_at = monotonic() + TURN_S
+                    break
+                else:
+                    await self.until_sure()
         finally:
             self._waiters -= 1
         if self._failure is not None:
             raise self._failure
 
     def _took(self, messages: list[Message]) -> None:
-        self._place = messages[-1].offset
+        self._place = messages[-1].next_offset
         if self._is_auto:
             self._taken += messages
 
     async def _hand_out(self, handler: Handler) -> None:
-        """Give messages to a handler, in order. One that fails ends the subscription, unacknowledged."""
+        """Pass messages to a handler, in order.
+
+        If the handler fails, the subscription ends and the message is not acknowledged.
+        """
         while True:
             try:
                 await self._wait_for_fresh()
@@ -189,7 +252,7 @@ class ReaderSubscription(Subscription):
             if losses == self.losses:
                 self._took([message])
             if not self._fresh:
-                await asyncio.sleep(0)  # where the handler never waits, others are to run as well
+                await asyncio.sleep(0)  # let other tasks run, even if the handler never waits
 
     def _pop_message(self) -> Message:
         first = self._fresh[0]

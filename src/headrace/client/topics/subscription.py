@@ -1,26 +1,64 @@
-"""What one topic brings, to iterate over or for a handler. Buffers; knows no protocol."""
+"""The subscription of one topic: buffered messages, for an iteration or a handler. Protocol-independent."""
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from inspect import isawaitable
 from types import TracebackType
 from typing import Protocol, Self
 
-from headrace.client.events import Message
-from headrace.client.handler import Handler, call_handler
-from headrace.client.lake import Batch, Gap
-from headrace.errors import ClientError, LocalProtocolError
-from headrace.session.client import Place, offset_of, serial_of
+from headrace.client.topics.events import Message
+from headrace.client.topics.lake import Batch, LakeGap
+from headrace.errors import ClientClosedError, ClientError, LocalProtocolError
+from headrace.session.topics.client import Place, epoch_of, offset_of, serial_of
+
+Handler = Callable[[Message], object]
+"""Called with each message in order. An awaitable result is awaited; any other result is ignored."""
+
+
+def check_handler(handler: object) -> None:
+    if handler is not None and not callable(handler):
+        raise TypeError(
+            f"a handler is a function, not {type(handler).__name__}: "
+            "to begin at an offset, subscribe(topic, offset=...)"
+        )
+
+
+async def call_handler(handler: Handler, message: Message, has_ended: Callable[[], bool]) -> bool:
+    """Call a handler and wait for it. If it fails, report the error to the event loop and return False."""
+    try:
+        result = handler(message)
+        if result is not None and isawaitable(result):
+            await result
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise  # this task is cancelled, and not something that the handler waited for
+        _tell(message, error)
+        return False
+    except Exception as error:  # of the handler: the next message may succeed
+        # If the client closes while the handler publishes with it, the handler is not to blame.
+        if not (isinstance(error, ClientClosedError) and has_ended()):
+            _tell(message, error)
+        return False
+    return True
+
+
+def _tell(message: Message, error: BaseException) -> None:
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": f"the handler of {message.topic!r} failed", "exception": error}
+    )
+
 
 MESSAGE_OVERHEAD_BYTES = 128
-"""What a received message takes in memory beside its payload, for the bound on buffering."""
+"""Assumed bytes of memory per received message besides its payload, for the limit on buffering."""
 
 
-class Subscriber(Protocol):
+class SubscribingClient(Protocol):
     """The client, as its subscriptions see it."""
 
     def caught_up(self, subscription: "Subscription") -> None:
-        """A subscription that was over its bound has room again."""
+        """Called when a subscription that exceeded its limit has room again."""
 
     def unsubscribe(self, topic: str) -> Awaitable[None]: ...
 
@@ -28,12 +66,12 @@ class Subscriber(Protocol):
 class Subscription:
     """An async iterator over the messages of one topic; it ends when unsubscribed or closed.
 
-    Use it as a context manager to unsubscribe on leaving. Several tasks may iterate over it; each
-    message goes to one of them.
+    Use it as a context manager to unsubscribe on exit. Several tasks may iterate over it; each message goes
+    to one of them.
     """
 
     def __init__(
-        self, client: Subscriber, topic: str, place: Place | None, receive_bytes_max: int
+        self, client: SubscribingClient, topic: str, place: Place | None, receive_bytes_max: int
     ) -> None:
         self.topic = topic
         self.ended = False
@@ -41,7 +79,7 @@ class Subscription:
         self._place = place
         self._attached_at: Place | None = None
         self._receive_bytes_max = receive_bytes_max
-        self._batches: deque[Batch | Gap] = deque()
+        self._batches: deque[Batch | LakeGap] = deque()
         self._batches_bytes = 0
         self._over = False
         self._current: Iterator[tuple[Place, bytes]] = iter(())
@@ -50,26 +88,26 @@ class Subscription:
         self._one_reads = asyncio.Lock()
 
     @property
-    def offset(self) -> int | None:
-        """Just past the last message taken, or where delivery began: store it to resume later.
+    def next_offset(self) -> int | None:
+        """Offset just past the last message taken, or where delivery began: store it to resume later.
 
-        None while the server has not said where the topic ends, and over Wombat when the server's
-        serials do not tell offsets; those of a Headrace server do.
+        None until the server has said where the topic ends, and over Wombat if the server's serials do not
+        contain offsets; those of a Headrace server do.
         """
         return None if self._place is None else offset_of(self._place)
 
     @property
     def serial(self) -> str | None:
-        """The serial of the last message taken, or of where delivery began: store it to resume later.
+        """Serial of the last message taken, or of where delivery began: store it to resume later.
 
-        Wombat only; None while the server has not said where the topic ends.
+        Wombat only; None until the server has said where the topic ends.
         """
         return None if self._place is None else serial_of(self._place)
 
     async def attached(self) -> int | None:
-        """Wait until the server delivers this topic, and return the offset it began from.
+        """Wait until the server delivers this topic, and return the offset at which delivery began.
 
-        None over Wombat when the server's serials do not tell offsets: see `serial`.
+        None over Wombat if the server's serials do not contain offsets: see `serial`.
         """
         while self._attached_at is None:
             if self.ended:
@@ -78,9 +116,9 @@ class Subscription:
         return offset_of(self._attached_at)
 
     async def batch(self) -> list[Message]:
-        """Wait for messages and take all that came together: the cheapest way to take many.
+        """Wait for messages and return all that arrived together: the cheapest way to take many.
 
-        Empty only when the subscription has ended. Cancelling it loses nothing.
+        The list is empty only if the subscription has ended. If the call is cancelled, nothing is lost.
         """
         pairs = list(self._current) or await self._take()
         if not pairs:
@@ -124,7 +162,7 @@ class Subscription:
         await self.unsubscribe()
 
     def begin(self, place: Place) -> None:
-        """The server has attached the topic; also called for every later connection."""
+        """Called when the server has attached the topic, on the first and on every later connection."""
         if self._attached_at is None:
             self._attached_at = place
         if self._place is None:
@@ -132,24 +170,24 @@ class Subscription:
         self._wake()
 
     def hand_to(self, handler: Handler) -> None:
-        """Give every message to a handler, and to nobody else."""
+        """Pass every message to a handler only; iterating then raises LocalProtocolError."""
         self._handing = asyncio.get_running_loop().create_task(self._hand_out(handler))
 
     def deliver(self, batch: Batch) -> bool:
-        """Buffer messages. False asks to hold back until `caught_up`."""
+        """Buffer messages. Return False if the client must hold messages back until `caught_up`."""
         self._batches.append(batch)
         self._batches_bytes += _size(batch)
         self._wake()
         self._over = self._over or self._batches_bytes > self._receive_bytes_max
         return not self._over
 
-    def deliver_from_lake(self, gap: Gap) -> None:
-        """Read this before what is delivered from now on."""
+    def deliver_from_lake(self, gap: LakeGap) -> None:
+        """Queue a gap before the messages that are delivered after this call."""
         self._batches.append(gap)
         self._wake()
 
     def end(self) -> None:
-        """Let the iteration end at once; what was not taken is dropped."""
+        """End the iteration at once; messages that were not taken are dropped."""
         self.ended = True
         self._batches.clear()
         self._current = iter(())
@@ -163,7 +201,7 @@ class Subscription:
                 self._place = place
                 message = _message(self.topic, place, payload)
                 await call_handler(handler, message, lambda: self.ended)
-            await asyncio.sleep(0)  # where the handler never waits, others are to run as well
+            await asyncio.sleep(0)  # let other tasks run, even if the handler never waits
 
     async def _take(self) -> Batch:
         if self._handing is not None:
@@ -178,16 +216,16 @@ class Subscription:
                 if self.ended:
                     return []
                 await self._news.wait()
-            elif isinstance(gap := self._batches[0], Gap):
+            elif isinstance(gap := self._batches[0], LakeGap):
                 if found := await self._read(gap):
                     return found
             else:
                 return self._pop()
 
-    async def _read(self, gap: Gap) -> Batch:
+    async def _read(self, gap: LakeGap) -> Batch:
         async with self._one_reads:
             if not self._batches or self._batches[0] is not gap:
-                return []  # others have read all of it
+                return []  # other tasks have read the whole gap
             found = await gap.next()
             if not found and self._batches:
                 self._batches.popleft()
@@ -195,7 +233,7 @@ class Subscription:
 
     def _pop(self) -> Batch:
         batch = self._batches.popleft()
-        assert not isinstance(batch, Gap)
+        assert not isinstance(batch, LakeGap)
         self._batches_bytes -= _size(batch)
         if self._over and self._batches_bytes <= self._receive_bytes_max // 2:
             self._over = False
@@ -208,10 +246,10 @@ class Subscription:
 
 
 def _messages(topic: str, pairs: Batch) -> list[Message]:
-    """Make messages of a batch: the fast way if all are offsets, or serials of one life of a topic."""
+    """Make messages of a batch: the fast way if all places are offsets, or serials of one epoch."""
     first = pairs[0][0]
     if isinstance(first, int):
-        # A topic has one protocol.
+        # A topic's places come from one protocol, so all of them are offsets.
         return [Message(topic, offset, payload) for offset, payload in pairs]  # type: ignore[arg-type]
     life = first[: first.find("@") + 1]
     size = len(life)
@@ -219,20 +257,21 @@ def _messages(topic: str, pairs: Batch) -> list[Message]:
     is_plain = len(tails) == len(pairs) and "" not in tails and "".join(tails).isdecimal()
     if not is_plain or not life or offset_of(first) is None or max(map(len, tails)) > 20:
         return [_message(topic, place, payload) for place, payload in pairs]
+    epoch = epoch_of(first)
     return [
-        Message(topic, offset, payload, serial)  # type: ignore[arg-type]
+        Message(topic, offset, payload, serial, None, epoch)  # type: ignore[arg-type]
         for offset, (serial, payload) in zip(map(int, tails), pairs, strict=True)
     ]
 
 
 def _message(topic: str, place: Place, payload: bytes) -> Message:
-    return Message(topic, offset_of(place), payload, serial_of(place))
+    return Message(topic, offset_of(place), payload, serial_of(place), None, epoch_of(place))
 
 
 def _size(batch: Batch) -> int:
     first, last = batch[0][0], batch[-1][0]
     if isinstance(first, int) and isinstance(last, int):
-        # Offsets are byte positions: their difference is the payloads' bytes, without adding them up.
+        # Offsets are byte positions: their difference gives the size without adding up the payloads.
         size = last - first + len(batch[0][1])
     else:
         size = sum([len(payload) for _, payload in batch])

@@ -1,19 +1,19 @@
-"""The Wombat client: its session and a WebSocket connection. What applications see is `client.py`."""
+"""Create a Wombat client: its session and a WebSocket connection. Elsewhere: the API (`client.py`)."""
 
 from headrace.client.backoff import exponential
-from headrace.client.client import Client
-from headrace.client.connection import Owner
-from headrace.client.options import Options, Pace
+from headrace.client.topics.client import Client
+from headrace.client.topics.options import Options, Pace
+from headrace.client.transport.connection import Owner
+from headrace.client.transport.websocket import WebSocketTransport
 from headrace.client.url import Url
-from headrace.client.websocket_connection import WebSocketConnection
 from headrace.errors import ConfigError
-from headrace.session import wombat_client
-from headrace.session.wombat_client import WombatClientSession
-from headrace.wire import wombat
+from headrace.session.wombat import client as wombat_client
+from headrace.session.wombat.client import WombatClientSession
+from headrace.wire.wombat import messages as wombat
 
 DEFAULT_PORT = 8120
 DEFAULT_TLS_PORT = 443
-"""The server speaks no TLS: a load balancer does, where such things usually are."""
+"""The server does not support TLS. A load balancer does, and usually listens on this port."""
 
 PACE = Pace(
     backoff=exponential(jitter=0.0),
@@ -46,8 +46,8 @@ def make_client(url: Url, options: Options) -> Client:
     path = wombat.PATH if url.path in ("", "/") else url.path
     address = f"[{url.host}]" if ":" in url.host else url.host
 
-    def make_connection(owner: Owner) -> WebSocketConnection:
-        return WebSocketConnection(
+    def make_connection(owner: Owner) -> WebSocketTransport:
+        return WebSocketTransport(
             owner,
             url.host,
             port,

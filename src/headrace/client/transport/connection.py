@@ -1,6 +1,6 @@
-"""One attempt to connect and the connection it may become, whatever carries it: what TCP and WebSocket share.
+"""One connection to a server, from the attempt to its end: the parts that TCP and WebSocket share.
 
-Decides nothing: what comes goes to the owner (`link.py`), what the owner gives goes out.
+It makes no decisions: it passes received data to its owner (`client/link.py`) and sends the owner's frames.
 """
 
 import asyncio
@@ -9,29 +9,32 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 WRITE_BYTES_MAX = 256 * 1024
-"""Handed to the transport at once. What is still in the session can be overtaken by a ping."""
+"""Bytes handed to the transport at once. A ping can overtake frames that are still in the session."""
 
 CLOSED_BY_SERVER = "the server closed the connection"
 
 
 class Owner(Protocol):
-    """Who a connection reports to."""
+    """The object that a connection reports to."""
 
-    def opened(self, connection: "Connection") -> None:
-        """It stands, and can be written to."""
+    def opened(self, connection: "Transport") -> None:
+        """Called when the connection is established and can be written to."""
 
     def received(self, chunks: Sequence[bytes]) -> None:
-        """What one read has brought."""
+        """Called with the data of one read."""
 
     def writable(self) -> None:
-        """Writing is no longer paused."""
+        """Called when writing is no longer paused."""
 
     def closed(self, reason: str) -> None:
-        """It is gone. Nothing more is reported."""
+        """Called when the connection has ended. Nothing is reported after it."""
 
 
-class Connection(ABC):
-    """Reports `opened` when it stands and then, once, `closed`; settles `lost` in any case."""
+class Transport(ABC):
+    """A connection that reports `opened` when it is established and later, once, `closed`.
+
+    `lost` is resolved in any case, also if the connection is never established.
+    """
 
     transport: asyncio.Transport
 
@@ -40,29 +43,29 @@ class Connection(ABC):
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.writing_paused = False
         self.was_hung_up = False
-        """Whether it was the server that ended it, of its own will."""
+        """True if the server ended the connection; over WebSocket, only with a close code that blames us."""
         self._open = False
         self._dropped = False
 
     @abstractmethod
     async def dial(self) -> None:
-        """Connect; raises OSError when that fails."""
+        """Connect to the server; raise OSError if that fails."""
 
     @abstractmethod
     def write(self, frames: list[bytes]) -> None:
-        """Send frames of the protocol, together."""
+        """Send several frames of the protocol together."""
 
     @abstractmethod
     def close(self) -> None:
-        """Say good-bye, and end when what was written is out."""
+        """Close the connection properly, after everything written has been sent."""
 
     @property
     def closing(self) -> bool:
-        """Whether nothing more can be written."""
+        """True if nothing more can be written."""
         return self.transport.is_closing()
 
     def drop(self, reason: str = "") -> None:
-        """Close without sending what is left."""
+        """Close at once, without sending buffered bytes."""
         self._dropped = True
         if self._open:
             self._leave(reason)
@@ -85,7 +88,7 @@ class Connection(ABC):
 
     def _opened(self, transport: asyncio.Transport) -> None:
         self.transport = transport
-        if self._dropped:  # given up while the connection was being made
+        if self._dropped:  # `drop` was called while the connection was being made
             transport.abort()
             return
         transport.set_write_buffer_limits(high=WRITE_BYTES_MAX // 4)
@@ -106,4 +109,4 @@ class Connection(ABC):
             self._owner.closed(reason)
 
 
-MakeConnection = Callable[[Owner], Connection]
+MakeConnection = Callable[[Owner], Transport]

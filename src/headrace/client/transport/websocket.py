@@ -1,6 +1,7 @@
 """A connection over WebSocket, plain or with TLS. picows does the handshake and reads frames.
 
-Binary messages only, each a chunk. Small ones that are written together go out together.
+It carries binary messages only; each message is one chunk. Small messages that are written together are sent
+together.
 """
 
 import asyncio
@@ -22,25 +23,26 @@ from picows import (
     ws_connect,
 )
 
-from headrace.client.connection import CLOSED_BY_SERVER, Connection, Owner
-from headrace.client.sockets import open_socket
+from headrace.client.transport.connection import CLOSED_BY_SERVER, Owner, Transport
+from headrace.client.transport.tcp import open_socket
 from headrace.printing import described
-from headrace.wire.masking import KEY_BYTES, masked_frames
+from headrace.wire.websocket import KEY_BYTES, masked_frames
 
 SMALL_BYTES_MAX = 512
-"""Up to this size masking in Python is cheaper than a system call for the message."""
+"""Up to this many bytes, masking a message in Python is cheaper than a system call for it."""
 
 RECEIVE_WINDOW_BYTES_MAX = 1024 * 1024
-"""What the kernel may hold for us, about: picows takes all of it in one read, and keeps the room."""
+"""Approximate limit of received bytes in the kernel: picows reads them all at once, and keeps a buffer of
+that size."""
 
 BLAMING_CODES = frozenset({1002, 1003, 1007, 1008, 1009})
-"""Close codes by which a server says that something is wrong with what it was sent."""
+"""Close codes that mean: the server objects to something that it was sent."""
 
 REASON_MAX = 250
-"""Characters of a server's refusal that are repeated."""
+"""Characters of a server's refusal that an error message repeats."""
 
 
-class WebSocketConnection(Connection, WSListener):
+class WebSocketTransport(Transport, WSListener):
     _ws: WSTransport
 
     def __init__(
@@ -53,7 +55,7 @@ class WebSocketConnection(Connection, WSListener):
         ssl: SSLContext | None,
         message_bytes_max: int,
     ) -> None:
-        """`url` is what the handshake names; a `wss` one without `ssl` has the default context."""
+        """Prepare to connect. The handshake names `url`; `wss` without `ssl` uses the default TLS context."""
         super().__init__(owner)
         self._host = host
         self._port = port
@@ -75,14 +77,14 @@ class WebSocketConnection(Connection, WSListener):
                 ssl_context=self._ssl,
                 socket_factory=lambda _: sock,
                 use_aiofastnet=False,
-                websocket_handshake_timeout=None,  # whoever calls has one for the whole attempt
+                websocket_handshake_timeout=None,  # the caller has a timeout for the whole attempt
                 max_redirects=0,
                 max_frame_size=self._message_bytes_max,
-                enable_auto_pong=False,  # an answered ping may be the last frame of a read
+                enable_auto_pong=False,  # else `on_ws_frame` misses a ping at the end of a read
                 logger_name=_log,
             )
         except BaseException as error:
-            # picows leaves its transport open when it is cancelled: the end of the stream closes it.
+            # A cancelled picows leaves its transport open. The end of the stream closes the transport.
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             if isinstance(error, WSError):
@@ -107,9 +109,9 @@ class WebSocketConnection(Connection, WSListener):
         self._write_small(small)
 
     def close(self) -> None:
-        self._ws.send_close(WSCloseCode.OK)  # the server's answer to it ends the connection
+        self._ws.send_close(WSCloseCode.OK)  # the server's answer ends the connection
 
-    # What picows says.
+    # Callbacks of picows
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._ws = transport
@@ -127,7 +129,7 @@ class WebSocketConnection(Connection, WSListener):
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         if self._open:
-            # picows knows the reason when this has returned.
+            # picows knows the reason only after this callback has returned.
             self._explanation = asyncio.get_running_loop().create_task(self._explain())
 
     async def _explain(self) -> None:
@@ -150,7 +152,7 @@ class WebSocketConnection(Connection, WSListener):
             self._fragment(frame)
 
     def _fragment(self, frame: WSFrame) -> None:
-        """A piece of a message: BINARY, then CONTINUATION up to the one that is final."""
+        """Take a fragment of a message: BINARY first, then CONTINUATION up to the final one."""
         if frame.msg_type is WSMsgType.BINARY and self._fragments is None:
             self._fragments = bytearray()
         elif frame.msg_type is WSMsgType.BINARY or self._fragments is None:
@@ -166,20 +168,20 @@ class WebSocketConnection(Connection, WSListener):
 
     def _hand_over(self) -> None:
         messages = self._messages
-        # picows reads on for a moment behind an error; it has sent CLOSE then.
+        # After an error, picows still delivers some frames. It has sent CLOSE by then.
         if not messages or not self._open or self._ws.is_close_frame_sent:
             return
         self._messages = []
         try:
             self._owner.received(messages)
         except Exception as error:
-            # A fault of ours: told as asyncio tells of those; picows would only log it.
+            # Internal error: report it as asyncio does. picows would only log it.
             context = {"message": "receiving failed", "exception": error, "protocol": self}
             asyncio.get_running_loop().call_exception_handler(context)
             self.drop(described(error))
 
     def _closed_by_server(self, payload: bytes) -> None:
-        if self._ws.is_close_frame_sent:  # this is the answer
+        if self._ws.is_close_frame_sent:  # this is the answer to our close frame
             self.transport.abort()
             return
         code = int.from_bytes(payload[:2], "big")
@@ -211,11 +213,14 @@ def _refusal(error: WSError) -> str:
 
 
 class _Quiet(logging.LoggerAdapter[logging.Logger]):
-    """picows tells of every connection and warns of every failure: our callers know it from us."""
+    """Lower all messages of picows to DEBUG.
+
+    picows logs every connection and warns of every failure; our callers learn of them from us.
+    """
 
     def log(self, level: int, msg: object, *args: Any, **details: Any) -> None:
         super().log(min(level, logging.DEBUG), msg, *args, **details)
 
 
-# An adapter and not a logger: of that picows would make a child for each connection.
+# An adapter instead of a logger: picows would create a child logger for each connection.
 _log = _Quiet(logging.getLogger("headrace.client.websocket"), {})

@@ -1,4 +1,4 @@
-"""Rows of a table as the log has their records, and checksums of those; of two stretches from theirs too."""
+"""Checksums of rows in the log's record format, and joining of the checksums of adjacent ranges."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,21 +8,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
-from headrace.lake.format import Range
+from headrace.lake.format import RecordRange
 from headrace.model import RECORD_HEADER_BYTES
 
 _READ_BYTES = 1 << 20
 _POLYNOMIAL = 0x82F63B78
-"""CRC-32C, with the lowest bit first."""
+"""Polynomial of CRC-32C, lowest bit first."""
 
 
 def crc_of_records(payloads: pa.BinaryArray, crc: int = 0) -> int:
-    """What the log has of these records: each a size and its payload."""
+    """Return the checksum of these records in the log's format: a size and a payload each."""
     return int(crc32c(records_of(payloads), crc))
 
 
 def records_of(payloads: pa.BinaryArray) -> memoryview:
-    """The very bytes that the log has of these records."""
+    """Return exactly the bytes that the log has for these records."""
     count = len(payloads)
     lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False)
     places = np.arange(0, (count + 1) * RECORD_HEADER_BYTES, RECORD_HEADER_BYTES, dtype=np.int32)
@@ -37,7 +37,7 @@ def records_of(payloads: pa.BinaryArray) -> memoryview:
 
 
 def crc_of_file(path: Path) -> int:
-    """Of all its bytes."""
+    """Return the checksum of a file's bytes."""
     crc = 0
     with path.open("rb", buffering=0) as file:
         while some := file.read(_READ_BYTES):
@@ -46,13 +46,14 @@ def crc_of_file(path: Path) -> int:
 
 
 def joined(first: int, second: int, second_bytes: int) -> int:
-    """The checksum of two stretches that follow each other, from those of each.
+    """Return the checksum of two adjacent stretches, computed from their two checksums.
 
-    That of the first, moved on by as many zeros as the second is long, and that of the second. One zero bit
-    is a linear map of 32 bits, twice as many are the map applied to itself.
+    It is the first checksum, advanced by as many zeros as the second stretch is long, XORed with the second.
+    Appending one zero bit is a linear map of 32 bits. Applying the map to itself gives the map for twice as
+    many bits.
     """
     matrix = [_POLYNOMIAL, *(1 << bit for bit in range(31))]
-    # From one zero bit to eight, which are a byte.
+    # Go from one zero bit to eight, which are a byte.
     for _ in range(3):
         matrix = [_times(matrix, row) for row in matrix]
     while second_bytes:
@@ -63,12 +64,13 @@ def joined(first: int, second: int, second_bytes: int) -> int:
     return first ^ second
 
 
-def joined_ranges(ranges: Iterable[Range]) -> list[Range]:
-    """Those that follow each other as one, in the order of topic and offset, without their files.
+def joined_ranges(ranges: Iterable[RecordRange]) -> list[RecordRange]:
+    """Join consecutive ranges, sorted by topic and offset; their file numbers are dropped.
 
-    Nothing is read for it, and yet it is what the log had. Raises ValueError where two have the same records.
+    The joined checksums are those of the log's bytes, although no record is read. Raise ValueError if two
+    ranges contain the same records.
     """
-    found: list[Range] = []
+    found: list[RecordRange] = []
     for one in sorted(ranges):
         last = found[-1] if found else None
         if last is None or last.topic != one.topic:

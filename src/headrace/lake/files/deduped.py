@@ -1,4 +1,4 @@
-"""Rows that stay → Parquet files by date, sorted, on disk and read back before anyone is told of them."""
+"""Writer of deduplicated rows: sorted Parquet files by date, fsynced and verified before use."""
 
 import datetime
 from pathlib import Path
@@ -9,25 +9,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
-from headrace.lake.checksums import crc_of_records
+from headrace.lake.files.checksums import crc_of_records
+from headrace.lake.files.reading import read_groups
+from headrace.lake.files.sorted_file import SortedFile
+from headrace.lake.files.writing import Statistics, Values, WrittenFile, time_text
 from headrace.lake.format import LakeError
-from headrace.lake.reading import read_groups
-from headrace.lake.sorted_file import SortedFile
-from headrace.lake.writing import Statistics, Values, Written, time_text
 
 _DAY_US = 86_400_000_000
 _1970 = datetime.date(1970, 1, 1)
 
 
 class DedupedWriter:
-    """The files of one task."""
+    """Writer of the files of one task."""
 
     def __init__(self, directory: Path, name: str, columns: pa.Schema) -> None:
         self._directory, self._name, self._columns = directory, name, columns
         self._open: dict[int, _File] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Rows that come behind all that were added, in the order of topic and offset."""
+        """Add rows that follow all earlier ones in the order of topic and offset."""
         days = rows["timestamp"].cast(pa.int64()).to_numpy() // _DAY_US
         for day in np.unique(days).tolist():
             if day not in self._open:
@@ -37,7 +37,7 @@ class DedupedWriter:
             some = rows if is_of_day.all() else rows.filter(pa.array(is_of_day))
             self._open[day].add(some)
 
-    def finish(self) -> list[Written]:
+    def finish(self) -> list[WrittenFile]:
         return [self._open[day].finish() for day in sorted(self._open)]
 
 
@@ -47,14 +47,14 @@ class _File:
         self._file = SortedFile(directory, f"date={date}/{name}.parquet", columns)
         self._added = _Sums()
         self._found: list[Values] = []
-        """The least and the greatest values of each some rows."""
+        """Least and greatest values of each batch of rows."""
 
     def add(self, rows: pa.RecordBatch) -> None:
         self._added = self._added.and_of(rows)
         self._found += _values(rows)
         self._file.add(rows, rows["payload"].nbytes)
 
-    def finish(self) -> Written:
+    def finish(self) -> WrittenFile:
         path = self._file.finish({})
         held = _Sums()
         for rows in read_groups(self._directory / path, ("offset", "payload")):
@@ -64,11 +64,11 @@ class _File:
         columns = list(zip(*self._found, strict=True))
         statistics = Statistics(Values(*map(min, columns)), Values(*map(max, columns)))
         size = (self._directory / path).stat().st_size
-        return Written(path, size, held.rows, {"date": self._date}, statistics, ())
+        return WrittenFile(path, size, held.rows, {"date": self._date}, statistics, ())
 
 
 class _Sums(NamedTuple):
-    """The same for the same rows, however they are divided."""
+    """Checksums that are equal for equal rows, independent of how the rows are divided into batches."""
 
     rows: int = 0
     payloads: int = 0

@@ -1,4 +1,4 @@
-"""What must survive a crash of the machine, written so: libraries for tables leave it to the system."""
+"""File operations that survive a crash of the machine. Table libraries do not fsync."""
 
 import errno
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """A file's content, or a directory's names, are on disk when this returns."""
+    """Fsync a file's content, or the names in a directory."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -16,8 +16,8 @@ def sync(path: Path) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """The whole new content or the whole old one, whatever happens."""
-    made = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.tmp")  # others may do the same
+    """Replace a file atomically: after a crash it has either the whole old or the whole new content."""
+    made = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.tmp")  # unique per writer
     try:
         made.write_bytes(data)
         sync(made)
@@ -29,7 +29,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def is_older(path: Path, moment: float) -> bool:
-    """Whether it has not changed since; False for one that is gone meanwhile."""
+    """True if the file has not changed since `moment`; False if it was deleted meanwhile."""
     try:
         return path.stat().st_mtime < moment
     except FileNotFoundError:
@@ -37,7 +37,7 @@ def is_older(path: Path, moment: float) -> bool:
 
 
 def make_directory(path: Path) -> None:
-    """With those above it, each known to the one above it for good."""
+    """Create the directory and its parents, and fsync each parent."""
     if path.is_dir():
         return
     if path.exists():

@@ -1,4 +1,4 @@
-"""Records out of a lake: whether a file holds what it says, and one topic in its order, without Spark."""
+"""Reading of a lake's files without Spark: verify a file's content, and read one topic in order."""
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from headrace.lake.checksums import records_of
+from headrace.lake.files.checksums import records_of
 from headrace.lake.format import (
     RANGES_KEY,
     LakeError,
-    Range,
+    RecordRange,
     decode_ranges,
     has_old_names,
     ranges_in,
@@ -27,7 +27,7 @@ from headrace.model import RECORD_HEADER_BYTES
 _COLUMNS = ("topic", "epoch", "offset", "ordinal", "payload")
 
 Record = tuple[int, bytes]
-"""The offset just past it, as clients know it, and its payload."""
+"""The record's next offset, which clients use, and its payload."""
 
 
 _Places = npt.NDArray[np.int64]
@@ -40,26 +40,27 @@ class FilesOf(Protocol):
 
 
 class Checked(NamedTuple):
-    """Rows of a file that are what it says."""
+    """Rows of a file that match the file's ranges."""
 
-    range: Range
+    range: RecordRange
     rows: pa.RecordBatch
     records: memoryview
-    """The same as the log had them."""
+    """The same records in the log's format."""
 
 
-def check_file(path: Path, ranges: Sequence[Range]) -> None:
-    """Raise `LakeError` unless the rows of a file are these ranges, byte for byte as the log had them."""
+def check_file(path: Path, ranges: Sequence[RecordRange]) -> None:
+    """Raise `LakeError` unless a file's rows are exactly these ranges, byte for byte as in the log."""
     for _ in read_checked(path, ranges):
         pass
 
 
 def read_checked(
-    path: Path, ranges: Sequence[Range], columns: Sequence[str] = _COLUMNS
+    path: Path, ranges: Sequence[RecordRange], columns: Sequence[str] = _COLUMNS
 ) -> Generator[Checked, None, None]:
-    """The rows of a file, which must be these ranges; the last of each only when its checksum holds.
+    """Yield the rows of a file, which must be exactly these ranges.
 
-    Topics are named as they are in the file, whatever version has written it.
+    The last rows of a range are yielded only after its checksum matches. Topics have the names in the file,
+    also if an earlier version wrote it.
     """
     with _open(path) as file:
         rows = sum(one.rows for one in ranges)
@@ -83,20 +84,20 @@ def read_checked(
                     check = next(checks, None)
 
 
-def read_ranges(path: Path, *, as_stored: bool = False) -> list[Range]:
-    """What a file says of itself; with `as_stored`, topics are named as they are in the file."""
+def read_ranges(path: Path, *, as_stored: bool = False) -> list[RecordRange]:
+    """Return the ranges in a file's footer; with `as_stored`, topics have the names in the file."""
     with _sentences(path):
         footer = pq.read_metadata(path)
     return _said(path, footer, as_stored=as_stored)
 
 
 def are_names_old(path: Path) -> bool:
-    """Return whether an earlier version named the topics in a file."""
+    """True if an earlier version wrote the topic names in a file."""
     with _sentences(path):
         return has_old_names(pq.read_metadata(path))
 
 
-def _said(path: Path, footer: pq.FileMetaData, *, as_stored: bool = False) -> list[Range]:
+def _said(path: Path, footer: pq.FileMetaData, *, as_stored: bool = False) -> list[RecordRange]:
     text = (footer.metadata or {}).get(RANGES_KEY.encode())
     if text is None:
         raise LakeError(f"{path} does not say what it holds: it is damaged, or not one of ours")
@@ -105,28 +106,28 @@ def _said(path: Path, footer: pq.FileMetaData, *, as_stored: bool = False) -> li
 
 
 def read_groups(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """All rows of a file, a row group at a time."""
+    """Yield all rows of a file, one row group at a time."""
     with _open(path) as file:
         yield from _row_groups(path, file, columns, range(file.metadata.num_row_groups))
 
 
 class Chosen(NamedTuple):
-    """Rows of a row group that were asked for."""
+    """The requested rows of a row group."""
 
     places: _Places
-    """Which rows of the file they are."""
+    """Row numbers within the file."""
     topics: Sequence[str]
     which: _Places
-    """The place of each row's topic in `topics`."""
+    """Index into `topics` for each row."""
     columns: pa.RecordBatch
 
 
 def read_chosen(
     path: Path, columns: Collection[str], starts: Callable[[str], int | None]
 ) -> Iterator[Chosen]:
-    """Rows of topics from an offset on, which `starts` says of each, or None where there is none wanted.
+    """Yield the rows of each topic from the offset that `starts` returns; None skips a topic.
 
-    The footer says which rows are of which topic: row groups without any are not read.
+    The footer says which rows belong to which topic, so row groups without wanted rows are not read.
     """
     with _open(path) as file:
         ranges = _said(path, file.metadata)
@@ -161,7 +162,7 @@ def read_chosen(
 
 
 def _between(firsts: _Places, lasts: _Places, begin: int, stop: int) -> tuple[_Places, _Places]:
-    """The rows of stretches that lie between two, and which stretch each is of."""
+    """Return the rows between `begin` and `stop` that belong to a stretch, and the stretch of each row."""
     left, right = np.searchsorted(lasts, begin, "right"), np.searchsorted(firsts, stop)
     some = np.maximum(firsts[left:right], begin)
     counts = np.minimum(lasts[left:right], stop) - some
@@ -170,9 +171,9 @@ def _between(firsts: _Places, lasts: _Places, begin: int, stop: int) -> tuple[_P
 
 
 class _Check:
-    """Rows against the range that they are to be."""
+    """Comparison of rows with the range that they should be."""
 
-    def __init__(self, path: Path, expected: Range) -> None:
+    def __init__(self, path: Path, expected: RecordRange) -> None:
         self._path, self.expected = path, expected
         self._crc = 0
         self._offset, self._ordinal = expected.offset, expected.ordinal
@@ -182,7 +183,7 @@ class _Check:
         return self.expected.end_ordinal - self._ordinal
 
     def add(self, rows: pa.RecordBatch) -> memoryview:
-        """The rows as the log had them."""
+        """Check the next rows and return them in the log's format."""
         payloads = rows["payload"]
         lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False).astype(np.int64)
         ends = self._offset + np.cumsum(lengths + RECORD_HEADER_BYTES)
@@ -209,7 +210,7 @@ class _Check:
 
     def _is_constant(self, rows: pa.RecordBatch, name: str, value: object) -> bool:
         if name not in rows.schema.names:
-            return True  # what a table is partitioned by is in no file
+            return True  # files do not contain the columns that the table is partitioned by
         return bool(
             pc.all(pc.equal(rows[name], pa.scalar(value, rows.schema.field(name).type))).as_py()
         )
@@ -221,16 +222,16 @@ class _Check:
         )
 
 
-class Piece(NamedTuple):
-    """A range of a topic, and where its rows lie."""
+class StoredRange(NamedTuple):
+    """A range of a topic, and the location of its rows."""
 
-    range: Range
+    range: RecordRange
     path: Path
     row: int
 
 
 def read_topic(lake: Path, table: FilesOf, topic: str, offset: int = 0) -> Iterator[list[Record]]:
-    """The records of a topic from an offset on, in their order, some thousands at a time."""
+    """Yield the records of a topic from an offset on, in order, one list for each row group."""
     paths = [lake / path for path in files_of(table, topic, offset)]
     for piece in pieces_of(paths, topic, offset):
         for found in read_piece(piece, offset):
@@ -243,29 +244,29 @@ def read_topic(lake: Path, table: FilesOf, topic: str, offset: int = 0) -> Itera
 
 
 def files_of(table: FilesOf, topic: str, offset: int) -> list[str]:
-    """The files that may hold records of a topic, under whichever name."""
+    """Return the files that may hold records of a topic, under its present or its earlier name."""
     found = (path for name in stored_names(topic) for path in table.files_of(name, offset))
     return list(dict.fromkeys(found))
 
 
 def pieces_of(
     paths: Iterable[Path], topic: str, offset: int = 0, end: int | None = None
-) -> list[Piece]:
-    """Those in files that have records of a topic between two offsets, in its order."""
+) -> list[StoredRange]:
+    """Return the ranges in these files with records of a topic between two offsets, sorted by offset."""
     found = []
     for path in paths:
         row = 0
         for one in read_ranges(path):
             if one.topic == topic and one.end > offset and (end is None or one.offset < end):
-                found.append(Piece(one, path, row))
+                found.append(StoredRange(one, path, row))
             row += one.rows
     return sorted(found, key=lambda piece: piece.range.offset)
 
 
 def read_piece(
-    piece: Piece, offset: int = 0, end: int | None = None, column: str = "payload"
+    piece: StoredRange, offset: int = 0, end: int | None = None, column: str = "payload"
 ) -> Iterator[pa.RecordBatch]:
-    """Its records that begin between two offsets: where each begins, and another column."""
+    """Yield the offsets, and one other column, of a piece's records that begin between two offsets."""
     first, last = piece.row, piece.row + piece.range.rows
     with _open(piece.path) as file:
         begin = 0
@@ -293,7 +294,7 @@ def _may_have(file: pq.ParquetFile, number: int, offset: int, end: int | None) -
 def _row_groups(
     path: Path, file: pq.ParquetFile, columns: Collection[str], numbers: Sequence[int]
 ) -> Iterator[pa.RecordBatch]:
-    """Each as one batch: their size is bounded when they are written."""
+    """Yield each row group as one batch. The writer limits its size."""
     names = [name for name in columns if name in file.schema_arrow.names]
     for number in numbers:
         with _sentences(path):
@@ -308,7 +309,7 @@ def _open(path: Path) -> pq.ParquetFile:
 
 @contextmanager
 def _sentences(path: Path) -> Iterator[None]:
-    """What reading a damaged file raises, as one sentence."""
+    """Translate any error from reading a damaged file into one sentence."""
     try:
         yield
     except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:

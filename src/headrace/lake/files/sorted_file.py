@@ -1,4 +1,4 @@
-"""One Parquet file of rows that come in their order: in row groups, synced, and named after its checksum."""
+"""Writer of one Parquet file with rows that arrive sorted: row groups, fsync, a name with the checksum."""
 
 import re
 from collections.abc import Mapping
@@ -7,22 +7,22 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.lake.checksums import crc_of_file
-from headrace.lake.syncing import make_directory, sync
-from headrace.lake.trouble import writing
+from headrace.lake.errors import writing
+from headrace.lake.files.checksums import crc_of_file
+from headrace.lake.files.durable import make_directory, sync
 
 ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 64 << 20
-"""A row group is written when either is reached: readers take in a whole one at a time."""
+"""A row group is written when either limit is reached: readers load a whole row group at once."""
 
 _NUMBERS = ("epoch", "offset", "ordinal", "timestamp")
 _NAMED = re.compile(r"-([0-9a-f]{8})\.(?:parquet|data)$")
 
 NAME = r"c?([0-9]{8,})-[0-9a-f]{12}-([0-9]{4,})(?:-[0-9a-f]{8})?\.(?:parquet|data)"
-"""What jobs call a file: by batch and task, and never the same again; those of others are left alone."""
+"""Names that jobs give to files, with batch and task; each is used once. Other files are left alone."""
 
 DATED = rf"date=[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}/{NAME}"
-"""And below its date."""
+"""The same, in the directory of its date."""
 
 
 class SortedFile:
@@ -35,7 +35,7 @@ class SortedFile:
                 lake / path,
                 schema,
                 compression="snappy",
-                # What is decoded is text, or counts little beside the payload.
+                # Decoded columns are text, or small compared with the payload.
                 use_dictionary=[name for name in names if name not in (*_NUMBERS, "payload")],
                 column_encoding={
                     **dict.fromkeys(_NUMBERS, "DELTA_BINARY_PACKED"),
@@ -48,14 +48,14 @@ class SortedFile:
                     if name in names
                 ],
                 store_schema=False,
-                # Times are in no checksum of the log's bytes.
+                # The checksums of the log's bytes do not cover timestamps.
                 write_page_checksum=True,
             )
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = self._gathered_bytes = 0
 
     def add(self, rows: pa.RecordBatch, size: int) -> None:
-        """`size` is about how many bytes they have."""
+        """Add rows of about `size` bytes."""
         self._gathered.append(rows.select(self._schema.names))
         self._gathered_rows += rows.num_rows
         self._gathered_bytes += size
@@ -63,14 +63,14 @@ class SortedFile:
             self._write_group()
 
     def finish(self, footer: Mapping[str, str]) -> str:
-        """On disk; its path below the lake."""
+        """Complete the file, make it durable and return its path below the lake."""
         self._write_group()
         self._writer.add_key_value_metadata(dict(footer))
         with writing(self._lake / self._path):
             self._writer.close()
         path = self._lake / self._path
         sync(path)
-        # So every byte can be checked, of the footer too, wherever the file has come to.
+        # The name allows a check of every byte, including the footer, even after the file was copied.
         self._path = named_after(self._path, crc_of_file(path))
         path = path.rename(self._lake / self._path)
         sync(path.parent)
@@ -90,6 +90,6 @@ def named_after(path: str, crc: int) -> str:
 
 
 def crc_in_name(path: str) -> int | None:
-    """The checksum that a file was written with; None where its name has none."""
+    """Return the checksum in a file's name; None if the name has none."""
     found = _NAMED.search(path)
     return int(found[1], 16) if found else None

@@ -1,6 +1,6 @@
-"""Records → Parquet files of a lake: by date, sorted, on disk and read back before anyone is told of them.
+"""Writer of a lake's records: sorted Parquet files by date, fsynced and verified before use.
 
-Whoever feeds it keeps the order of topics and offsets; so each file is sorted without a sort.
+The caller passes records in the order of topic and offset, so each file is sorted without a sort.
 """
 
 import datetime
@@ -14,22 +14,22 @@ import numpy.typing as npt
 import pyarrow as pa
 from crc32c import crc32c
 
-from headrace.lake.format import FORMAT, NAMES_KEY, RANGES_KEY, Range, Shape, encode_ranges
-from headrace.lake.reading import check_file
-from headrace.lake.sorted_file import SortedFile
+from headrace.lake.files.reading import check_file
+from headrace.lake.files.sorted_file import SortedFile
+from headrace.lake.format import FORMAT, NAMES_KEY, RANGES_KEY, RecordRange, Shape, encode_ranges
 
 _DAY_MS = 86_400_000
 _1970 = datetime.date(1970, 1, 1)
 
 
-class Rows(NamedTuple):
-    """Records that follow each other in a topic, as the log has them and as columns."""
+class RecordRows(NamedTuple):
+    """Consecutive records of a topic, in the log's format and as columns."""
 
     topic: str
     epoch: int
     ordinal: int
     boundaries: npt.NDArray[np.int64]
-    """Where each begins, as offsets of the topic, and where the last ends."""
+    """Topic offset where each record begins, followed by the offset where the last record ends."""
     ms: npt.NDArray[np.int64]
     data: memoryview
     columns: pa.RecordBatch
@@ -44,42 +44,44 @@ class Values(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """The least and the greatest value of each column that readers look for records by."""
+    """Least and greatest value of each column by which readers find records."""
 
     least: Values
     most: Values
 
 
 Bounds = Mapping[str, tuple[Any, Any]]
-"""What a table says of the least and the greatest in a file, None where it says nothing: of columns, times in
-microseconds and dates in days since 1970, and of `rows`, which is their number."""
+"""A table's least and greatest values for a file, None if unknown, by column.
+
+Times are in microseconds and dates in days since 1970. The key `rows` has the number of rows.
+"""
 
 
-class Written(NamedTuple):
-    """A file that is on disk and was read back, and that nobody knows of yet."""
+class WrittenFile(NamedTuple):
+    """A file that is durable and verified, but not in the table yet."""
 
     path: str
     bytes: int
     rows: int
     partition: Mapping[str, str]
     statistics: Statistics
-    ranges: tuple[Range, ...]
+    ranges: tuple[RecordRange, ...]
 
 
-class Layout(NamedTuple):
-    """Where the files of a table lie in its lake, and what is in them."""
+class FileLayout(NamedTuple):
+    """Location of a table's files in its lake, and their columns."""
 
     directory: str = ""
-    """Below the lake."""
+    """Path below the lake."""
     suffix: str = ".parquet"
     has_topic: bool = False
-    """Also where files are kept apart by topic: their readers know it from nowhere else."""
+    """True if files contain the topic even when partitioned by it: their readers have no other source."""
 
 
 class Writer:
-    """The files of one task.
+    """Writer of the files of one task.
 
-    With `old_names` their topics are named as earlier versions did, and the footers say so.
+    With `old_names`, topics have the names of earlier versions, and the footers say so.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Writer:
         lake: Path,
         name: str,
         shape: Shape,
-        layout: Layout = Layout(),  # noqa: B008
+        layout: FileLayout = FileLayout(),  # noqa: B008
         *,
         old_names: bool = False,
     ) -> None:
@@ -95,15 +97,16 @@ class Writer:
         self._footer = {} if old_names else {NAMES_KEY: str(FORMAT)}
         self._open: dict[str, _File] = {}
         self._topic = ""
-        self._written: list[Written] = []
+        self._written: list[WrittenFile] = []
 
-    def add(self, rows: Rows) -> None:
-        """Records that come behind all that were added, in the order of topic and offset."""
+    def add(self, rows: RecordRows) -> None:
+        """Add records that follow all earlier ones in the order of topic and offset."""
         if self._shape.by_topic and rows.topic != self._topic:
-            # Nothing more comes for it: ten thousand topics are not ten thousand open files.
+            # The previous topic is complete. Close its files, so that ten thousand topics do not need ten
+            # thousand open files.
             self._finish()
             self._topic = rows.topic
-        # Times never decrease within a topic.
+        # Timestamps never decrease within a topic.
         days = rows.ms // _DAY_MS
         first = 0
         while first < len(days):
@@ -114,7 +117,7 @@ class Writer:
             self._open[date].add(_slice(rows, first, last))
             first = last
 
-    def finish(self) -> list[Written]:
+    def finish(self) -> list[WrittenFile]:
         self._finish()
         return self._written
 
@@ -122,7 +125,8 @@ class Writer:
         path = f"date={date}/{self._name}{self._layout.suffix}"
         partition = {"date": date}
         if self._shape.by_topic:
-            # A topic's name may hold anything, also `/`: readers take it from the table, not from here.
+            # A topic's name may contain any character, including `/`. Readers take the name from the table,
+            # not from the path.
             path = f"t-{hashlib.sha256(topic.encode()).hexdigest()[:16]}/{path}"
             partition = {"topic": topic, **partition}
         path = f"{self._layout.directory}{path}"
@@ -131,7 +135,13 @@ class Writer:
             for field in self._shape.columns
             if field.name not in partition or self._layout.has_topic
         ]
-        return _File(self._lake, path, partition, pa.schema(fields), self._footer)
+        return _File(
+            lake=self._lake,
+            path=path,
+            partition=partition,
+            columns=pa.schema(fields),
+            footer=self._footer,
+        )
 
     def _finish(self) -> None:
         for file in self._open.values():
@@ -150,28 +160,28 @@ class _File:
     ) -> None:
         self._lake, self._partition, self._footer = lake, partition, footer
         self._file = SortedFile(lake, path, columns)
-        self._ranges: list[Range] = []
+        self._ranges: list[RecordRange] = []
         self._least: Values | None = None
         self._most: Values | None = None
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: RecordRows) -> None:
         self._note(rows)
         self._file.add(rows.columns, len(rows.data))
 
-    def finish(self) -> Written:
+    def finish(self) -> WrittenFile:
         path = self._file.finish({RANGES_KEY: encode_ranges(self._ranges), **self._footer})
         check_file(self._lake / path, self._ranges)
         assert self._least is not None and self._most is not None
-        return Written(
-            path,
-            (self._lake / path).stat().st_size,
-            sum(one.rows for one in self._ranges),
-            self._partition,
-            Statistics(self._least, self._most),
-            tuple(self._ranges),
+        return WrittenFile(
+            path=path,
+            bytes=(self._lake / path).stat().st_size,
+            rows=sum(one.rows for one in self._ranges),
+            partition=self._partition,
+            statistics=Statistics(self._least, self._most),
+            ranges=tuple(self._ranges),
         )
 
-    def _note(self, rows: Rows) -> None:
+    def _note(self, rows: RecordRows) -> None:
         offset, end = int(rows.boundaries[0]), int(rows.boundaries[-1])
         count = len(rows.ms)
         last = self._ranges[-1] if self._ranges else None
@@ -182,12 +192,29 @@ class _File:
         else:
             crc = int(crc32c(rows.data))
             self._ranges.append(
-                Range(rows.topic, rows.epoch, offset, end, rows.ordinal, rows.ordinal + count, crc)
+                RecordRange(
+                    topic=rows.topic,
+                    epoch=rows.epoch,
+                    offset=offset,
+                    end=end,
+                    ordinal=rows.ordinal,
+                    end_ordinal=rows.ordinal + count,
+                    crc=crc,
+                )
             )
-        first = Values(rows.topic, rows.epoch, offset, rows.ordinal, time_text(int(rows.ms[0])))
+        first = Values(
+            topic=rows.topic,
+            epoch=rows.epoch,
+            offset=offset,
+            ordinal=rows.ordinal,
+            timestamp=time_text(int(rows.ms[0])),
+        )
         final = Values(
-            *(rows.topic, rows.epoch, int(rows.boundaries[-2]), rows.ordinal + count - 1),
-            time_text(int(rows.ms[-1])),
+            topic=rows.topic,
+            epoch=rows.epoch,
+            offset=int(rows.boundaries[-2]),
+            ordinal=rows.ordinal + count - 1,
+            timestamp=time_text(int(rows.ms[-1])),
         )
         self._least = Values(*_each(min, self._least, first)) if self._least else first
         self._most = Values(*_each(max, self._most, final)) if self._most else final
@@ -197,18 +224,18 @@ def _each(choose: Any, one: Values, other: Values) -> Any:
     return (choose(pair) for pair in zip(one, other, strict=True))
 
 
-def _slice(rows: Rows, first: int, last: int) -> Rows:
+def _slice(rows: RecordRows, first: int, last: int) -> RecordRows:
     if first == 0 and last == len(rows.ms):
         return rows
     begin = int(rows.boundaries[0])
-    return Rows(
-        rows.topic,
-        rows.epoch,
-        rows.ordinal + first,
-        rows.boundaries[first : last + 1],
-        rows.ms[first:last],
-        rows.data[int(rows.boundaries[first]) - begin : int(rows.boundaries[last]) - begin],
-        rows.columns.slice(first, last - first),
+    return RecordRows(
+        topic=rows.topic,
+        epoch=rows.epoch,
+        ordinal=rows.ordinal + first,
+        boundaries=rows.boundaries[first : last + 1],
+        ms=rows.ms[first:last],
+        data=rows.data[int(rows.boundaries[first]) - begin : int(rows.boundaries[last]) - begin],
+        columns=rows.columns.slice(first, last - first),
     )
 
 

@@ -1,8 +1,8 @@
-"""A lake as a Delta table: commits that count once, whoever else writes; readable by all who read Delta.
+"""A lake as a Delta table: each commit counts once, despite other writers; any Delta reader can read it.
 
-The library takes a number of an application again, even a smaller one, from a table that was opened after it
-was committed. So the last number is asked of the very object that commits, and nothing is tried again by
-itself: a commit of someone else in between fails ours, and we look again.
+The library accepts an application's number again, even a smaller one, if the table object was opened after
+the number was committed. Therefore the object that makes the commit is asked for the last number, and the
+library must not retry: a commit of another writer in between makes ours fail, and we check again.
 """
 
 import json
@@ -19,11 +19,11 @@ from deltalake.table import Metadata
 from deltalake.transaction import AddAction, RemoveAction
 
 from headrace.lake.columns import columns_text, parse_columns
+from headrace.lake.errors import in_a_sentence, reads, writes
+from headrace.lake.files.durable import make_directory, sync
+from headrace.lake.files.sorted_file import DATED
+from headrace.lake.files.writing import Bounds, FileLayout, Statistics, Values, WrittenFile
 from headrace.lake.format import DATE, FORMAT, LakeError, Oddity, Shape, check_format
-from headrace.lake.sorted_file import DATED
-from headrace.lake.syncing import make_directory, sync
-from headrace.lake.trouble import in_a_sentence, reads, writes
-from headrace.lake.writing import Bounds, Layout, Statistics, Values, Written
 
 LOG = "_delta_log"
 _FORMAT_KEY = "headrace.format"
@@ -32,20 +32,20 @@ _DECODED_KEY = "headrace.decoded"
 _BATCH_KEY = "headrace.batch"
 
 _NOTES_LOOKED_AT = (10, 1000)
-"""How many commits are searched for a batch's notes: it is nearly always one of the last."""
+"""Numbers of commits to search for a batch's notes: the batch is nearly always one of the last."""
 
 _OURS = re.compile(rf"(t-[0-9a-f]{{16}}/)?{DATED}")
-"""Paths of files that are written here."""
+"""Paths of files that Headrace writes."""
 
 _SYNCED = 100
-"""Commits that a job has synced when it starts: some of them may be of one that was killed."""
+"""Number of commits that a job fsyncs when it starts: some may come from a job that was killed."""
 
 
 class DeltaLake:
-    """Implements `table.Table`."""
+    """Implementation of `table.Table` for Delta."""
 
     kind = "delta"
-    layout = Layout()
+    layout = FileLayout()
     _where = LOG
 
     def __init__(self, lake: Path, shape: Shape) -> None:
@@ -54,7 +54,7 @@ class DeltaLake:
 
     @classmethod
     def open(cls, lake: Path) -> Self | None:
-        """None where there is no Delta table; one that we have not made is refused."""
+        """Open the Delta table; None if it does not exist. Raise LakeError if Headrace did not create it."""
         with in_a_sentence(lake, LOG):
             try:
                 metadata = DeltaTable(str(lake)).metadata()
@@ -76,7 +76,7 @@ class DeltaLake:
             DeltaTable.create(
                 str(lake),
                 shape.columns.append(DATE),
-                mode="ignore",  # someone may have been faster
+                mode="ignore",  # another process may have created it first
                 partition_by=_partition(shape),
                 name="headrace",
                 configuration={
@@ -104,7 +104,7 @@ class DeltaLake:
         self,
         app: str,
         number: int,
-        files: Sequence[Written],
+        files: Sequence[WrittenFile],
         notes: Mapping[str, str],
         *,
         replaced: Collection[str] = (),
@@ -123,7 +123,7 @@ class DeltaLake:
                 return False
             removed = _removed(table, replaced)
             if removed is None:
-                return False  # the library would take them out twice, and their rows be there twice
+                return False  # else the library removes them twice and doubles their rows
             try:
                 table.create_write_transaction(
                     [*removed, *added],
@@ -133,7 +133,7 @@ class DeltaLake:
                     commit_properties=properties,
                 )
             except CommitFailedError:
-                continue  # someone was faster: whether we are still to do it has to be looked at again
+                continue  # another commit came first: check again whether ours is still needed
             self._sync(f"{table.version():020}.json")
             return True
 
@@ -165,7 +165,7 @@ class DeltaLake:
         found = DeltaTable(str(self._lake)).file_uris(
             file_pruning_predicate=f"topic = '{quoted}' and offset >= {offset}"
         )
-        # Addresses of files, however the library writes them: their ends are ours.
+        # The library returns addresses in its own form, but their last parts are our paths.
         depth = len(_partition(self.shape)) + 1
         return ["/".join(uri.split("/")[-depth:]) for uri in found]
 
@@ -199,9 +199,9 @@ class DeltaLake:
     def sweep(self, after_s: float, *, dry_run: bool) -> int:
         unnamed = DeltaTable(str(self._lake)).vacuum(
             -int(-after_s // 3600),
-            dry_run=True,  # it would delete whatever else lies in the directory, too
+            dry_run=True,  # a real vacuum would also delete foreign files in the directory
             enforce_retention_duration=False,
-            full=True,  # also what no commit has ever named
+            full=True,  # also list files that no commit has ever named
         )
         ours = [path for path in unnamed if _OURS.fullmatch(path)]
         for path in ours if not dry_run else ():
@@ -233,7 +233,7 @@ def _partition(shape: Shape) -> list[str]:
 
 
 def _as_numbers(column: pa.ChunkedArray) -> list[Any]:
-    """Times in microseconds and dates in days."""
+    """Return a column's values, with times in microseconds and dates in days."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     elif pa.types.is_date32(column.type):
@@ -242,7 +242,7 @@ def _as_numbers(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _removed(table: DeltaTable, paths: Collection[str]) -> list[Any] | None:
-    """What takes files out of a table; None unless all of them are in it."""
+    """Return actions that remove these files from a table; None unless it contains all of them."""
     if not paths:
         return []
     known = pa.table(table.get_add_actions()).select(["path", "size_bytes", "partition"])
@@ -261,13 +261,13 @@ def _removed(table: DeltaTable, paths: Collection[str]) -> list[Any] | None:
     ]
 
 
-def _add(one: Written, *, is_new: bool = True) -> AddAction:
+def _add(one: WrittenFile, *, is_new: bool = True) -> AddAction:
     return AddAction(
         path=one.path,
         size=one.bytes,
         partition_values=dict(one.partition),
         modification_time=int(time.time() * 1000),
-        data_change=is_new,  # else those who follow the table would see its rows again
+        data_change=is_new,  # otherwise readers that follow the table would see the rows again
         stats=_statistics(one.rows, one.statistics, one.partition),
     )
 
@@ -275,7 +275,7 @@ def _add(one: Written, *, is_new: bool = True) -> AddAction:
 def _statistics(rows: int, found: Statistics, partition: Mapping[str, str]) -> str:
     least, most = found.least._asdict(), found.most._asdict()
     for name in partition:
-        # Their values are told apart from those in files.
+        # The partition has these values, so they are left out of the file's statistics.
         least.pop(name, None)
         most.pop(name, None)
     return json.dumps(

@@ -1,12 +1,17 @@
-"""A lake as an Iceberg table, with its catalogue beside it: commits that count once, whoever else writes.
+"""A lake as an Iceberg table with its own catalogue: each commit counts once, despite other writers.
 
-The library would try a commit again by itself, and take a number twice: the table tells it not to. The last
-number of an application is a property of the table, looked at on the very object that commits, and set in the
-same commit. Each commit makes a snapshot, also one of no files: only by snapshots the library notices that
-someone else was faster.
+By default the library retries commits, and could commit a number twice; the table's properties turn retries
+off. An application's last number is a property of the table. It is read from the object that makes the
+commit, and set in the same commit. Each commit makes a snapshot, even without files, because the library
+detects other writers only by snapshots.
+
+The library does not fsync files of metadata, but the catalogue is durable at once. So each file is fsynced
+before the catalogue names it.
 """
 
+import io
 import itertools
+import os
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,7 +32,8 @@ from pyiceberg.expressions import (
     Reference,
 )
 from pyiceberg.expressions.literals import literal
-from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.io import InputFile, OutputFile
+from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.transforms import DayTransform, IdentityTransform
@@ -35,12 +41,52 @@ from pyiceberg.types import NestedField, PrimitiveType
 from sqlalchemy.exc import SQLAlchemyError
 
 from headrace.lake.columns import columns_text, parse_columns
+from headrace.lake.errors import in_a_sentence, reads, writes
+from headrace.lake.files.durable import is_older, make_directory, replace, sync
+from headrace.lake.files.sorted_file import DATED
+from headrace.lake.files.writing import Bounds, FileLayout, Values, WrittenFile
 from headrace.lake.format import FORMAT, DamagedTableError, LakeError, Oddity, Shape, check_format
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.sorted_file import DATED
-from headrace.lake.syncing import is_older, make_directory, replace
-from headrace.lake.trouble import in_a_sentence, reads, writes
-from headrace.lake.writing import Bounds, Layout, Values, Written
+
+
+class SyncedIO(PyArrowFileIO):
+    """File access for local files only. The library loads this class by its name."""
+
+    def new_output(self, location: str) -> OutputFile:  # type: ignore[override]
+        return _Output(location)
+
+
+class _Output(OutputFile):
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self._path = Path(location.removeprefix("file://"))
+
+    def __len__(self) -> int:
+        return self._path.stat().st_size
+
+    def exists(self) -> bool:
+        return self._path.exists()
+
+    def to_input_file(self) -> InputFile:
+        return SyncedIO().new_input(self.location)
+
+    def create(self, overwrite: bool = False) -> "_Stream":
+        make_directory(self._path.parent)
+        return _Stream(self._path, "wb" if overwrite else "xb")
+
+
+class _Stream(io.BufferedWriter):
+    def __init__(self, path: Path, mode: str) -> None:
+        super().__init__(io.FileIO(path, mode))
+        self._path = path
+
+    def close(self) -> None:
+        if not self.closed:
+            self.flush()
+            os.fsync(self.fileno())
+            super().close()
+            sync(self._path.parent)
+
 
 MARK = f"{HIDDEN}/catalog.db"
 METADATA = "metadata"
@@ -67,14 +113,14 @@ _OURS = re.compile(
     rf"|{METADATA}/([0-9]{{5,}}-{_UUID}\.metadata\.json|{_UUID}-m[0-9]+\.avro|snap-[0-9]+-[0-9]+-{_UUID}\.avro"
     r"|version-hint\.text\.[0-9a-f]{12}\.tmp)"
 )
-"""Paths of files that are written here, or by the library."""
+"""Paths of files that Headrace or the library writes."""
 
 
 class IcebergLake:
-    """Implements `table.Table`."""
+    """Implementation of `table.Table` for Iceberg."""
 
     kind = "iceberg"
-    layout = Layout(has_topic=True)
+    layout = FileLayout(has_topic=True)
     _where = METADATA
 
     def __init__(self, lake: Path, catalog: SqlCatalog, shape: Shape) -> None:
@@ -82,7 +128,7 @@ class IcebergLake:
 
     @classmethod
     def open(cls, lake: Path) -> Self | None:
-        """None where there is none, or only half of one."""
+        """Open the table; None if there is none, or if its creation was interrupted."""
         if not (lake / MARK).exists():
             return None
         with in_a_sentence(lake, METADATA):
@@ -110,7 +156,7 @@ class IcebergLake:
                     table.set_properties(
                         {
                             **_metrics(shape),
-                            # Columns in files have names and no numbers.
+                            # Columns in our files have names, but not the field ids of Iceberg.
                             "schema.name-mapping.default": names.model_dump_json(),
                             _FORMAT_KEY: str(FORMAT),
                             _DECODE_KEY: shape.decode,
@@ -118,7 +164,7 @@ class IcebergLake:
                         }
                     )
             except (TableAlreadyExistsError, CommitFailedException):
-                pass  # someone was faster
+                pass  # another process has created it first
         made = cls(lake, catalog, shape)
         made.sync()
         return made
@@ -137,7 +183,7 @@ class IcebergLake:
         self,
         app: str,
         number: int,
-        files: Sequence[Written],
+        files: Sequence[WrittenFile],
         notes: Mapping[str, str],
         *,
         replaced: Collection[str] = (),
@@ -161,7 +207,7 @@ class IcebergLake:
                             snapshot.append_data_file(self._data_file(table, one))
                     change.set_properties({f"{_LAST_KEY}{app}": str(number)})
             except CommitFailedException:
-                continue  # someone was faster: whether we are still to do it has to be looked at again
+                continue  # another commit came first: check again whether ours is still needed
             self.sync()
             return True
 
@@ -235,7 +281,7 @@ class IcebergLake:
     def sweep(self, after_s: float, *, dry_run: bool) -> int:
         until = time.time() - after_s
         table = self._table()
-        # What a snapshot has is needed until some time after the next one.
+        # A snapshot's files are needed until `after_s` seconds after the next snapshot.
         old = [
             one.snapshot_id
             for one, following in itertools.pairwise(table.metadata.snapshots)
@@ -245,7 +291,7 @@ class IcebergLake:
             try:
                 table.maintenance.expire_snapshots().by_ids(old).commit()
             except CommitFailedException:
-                return 0  # the next one does it
+                return 0  # the next sweep does it
         named = set(self._named(table, without=set(old) if dry_run else set()))
         unnamed = [
             path
@@ -260,12 +306,12 @@ class IcebergLake:
 
     @writes
     def sync(self) -> None:
-        """All but the hint for readers without a catalogue was synced when it was written."""
-        # Someone else may have written an older one over a newer one: whoever is last looks again.
+        """Update the hint for readers without a catalogue. Everything else is fsynced when it is written."""
+        # Another process may have replaced a newer hint with an older one, so compare again after each write.
         while (newest := _hint_of(self._table())) != self._hint():
             replace(self._lake / HINT, newest)
 
-    # Its files
+    # Files of the table
 
     def _hint(self) -> bytes | None:
         try:
@@ -286,12 +332,12 @@ class IcebergLake:
     def _path(self, address: str) -> str:
         return address.removeprefix(f"{_location(self._lake)}/")
 
-    def _data_file(self, table: Table, one: Written) -> DataFile:
+    def _data_file(self, table: Table, one: WrittenFile) -> DataFile:
         address = f"{_location(self._lake)}/{one.path}"
         return parquet_file_to_data_file(table.io, table.metadata, address)
 
     def _named(self, table: Table, without: Collection[int]) -> Iterator[str]:
-        """All that the table needs, also of the snapshots that it still has."""
+        """Yield the paths of all files that the table needs, including those of its remaining snapshots."""
         yield self._path(table.metadata_location)
         for entry in table.metadata.metadata_log:
             yield self._path(entry.metadata_file)
@@ -314,7 +360,7 @@ def _catalog(lake: Path) -> SqlCatalog:
             CATALOG,
             uri=f"sqlite:///{lake / MARK}",
             warehouse=_location(lake),
-            **{"py-io-impl": "headrace.lake.iceberg_io.SyncedIO"},
+            **{"py-io-impl": "headrace.lake.formats.iceberg.SyncedIO"},
         )
 
 
@@ -328,7 +374,7 @@ def _load(lake: Path, catalog: SqlCatalog) -> Table | None:
         reason = f"{error}; one that was moved has to go back to where it was made"
         raise DamagedTableError(lake, METADATA, reason) from None
     finally:
-        catalog.engine.dispose()  # it would keep the file open
+        catalog.engine.dispose()  # the engine would keep the file open
     if found.location() != _location(lake):
         raise LakeError(
             f"{lake} is a copy of an Iceberg table, or was moved: its metadata names files in "
@@ -359,7 +405,7 @@ def _shape(table: Table) -> Shape:
 
 
 def _metrics(shape: Shape) -> dict[str, str]:
-    """The library is to note what our files say of their columns, and not to warn of what they do not say."""
+    """Make the library store the statistics that our files have, without warnings about the others."""
     names = [
         field.name
         for field in shape.columns
@@ -379,7 +425,7 @@ def _value(field: NestedField, found: Mapping[int, bytes] | None) -> Any:
 
 
 def _hint_of(table: Table) -> bytes:
-    """What the hint for readers without a catalogue is to be."""
+    """Return the content of the hint for readers without a catalogue."""
     return Path(table.metadata_location).name.removesuffix(".metadata.json").encode()
 
 

@@ -1,27 +1,41 @@
-"""Which files of a lake count, in a database in the lake: for a lake that is no table of a known format.
+"""A lake of plain Parquet files: reading the whole directory gives every row once, without a table.
 
-Each commit is one transaction, that holds the database's lock from its first look to its end: so of two that
-want the same number, or replace the same files, the second sees what the first has done. SQLite syncs it.
+Files are first written under hidden names that are not recognised as Parquet. A committed file gets a second,
+visible name. When a file is replaced, its visible name is removed before the new file gets one. A reader in
+between misses rows, but never sees a row twice. The next job that writes repairs what a killed job has left:
+it compares the visible names with the committed files. Our own readers use the hidden names, which stay for a
+while.
+
+A database inside the lake knows the files that count. Each commit is one transaction, which holds the
+database's lock from its first read to its end. If two commits use the same number, or replace the same files,
+the second sees the result of the first. SQLite makes commits durable.
 """
 
+import os
+import re
 import sqlite3
+import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from headrace.lake.columns import columns_text, parse_columns
-from headrace.lake.format import FORMAT, Shape, check_format
-from headrace.lake.trouble import in_a_sentence
-from headrace.lake.writing import Bounds, Written
+from headrace.lake.errors import in_a_sentence
+from headrace.lake.files.durable import is_older, make_directory, sync
+from headrace.lake.files.sorted_file import DATED
+from headrace.lake.files.writing import Bounds, FileLayout, WrittenFile
+from headrace.lake.format import FORMAT, LakeError, Oddity, Shape, check_format
+from headrace.lake.manifests import HIDDEN
 
 _WAIT_S = 60.0
-"""For others who write: their transactions are short."""
+"""Time to wait for other writers: their transactions are short."""
 
 _DAMAGE = (sqlite3.Error, TypeError, ValueError)
-"""What may be raised when a value is not what was written. Others are of what is done meanwhile."""
+"""Errors that a damaged value may raise. Other errors come from the caller's code."""
 
 _TABLES = """
 create table if not exists lake (format integer, id text, by_topic integer, decode text, decoded text);
@@ -49,7 +63,7 @@ class Registry:
                 )
 
     def shape(self) -> Shape | None:
-        """None where none was made, or only half."""
+        """Return the lake's shape; None if the database was not created, or only partly."""
         if not self._path.exists():
             return None
         with self._open() as database:
@@ -76,11 +90,11 @@ class Registry:
         self,
         app: str,
         number: int,
-        files: Sequence[Written],
+        files: Sequence[WrittenFile],
         notes: Mapping[str, str],
         replaced: Collection[str],
     ) -> bool:
-        """As that of `table.Table`."""
+        """Commit as `table.Table.commit` does."""
         with self.alone() as database:
             last = _last(database, app)
             if last is not None and last >= number:
@@ -104,7 +118,7 @@ class Registry:
             return _notes(found[0]) if found is not None else None
 
     def all_notes(self) -> list[tuple[int, Mapping[str, str]]]:
-        """The last ones first."""
+        """Return the notes of all batches, newest first."""
         with self._open() as database:
             found = database.execute("select number, notes from batches order by number desc")
             return [(number, _notes(notes)) for number, notes in found.fetchall()]
@@ -134,7 +148,7 @@ class Registry:
 
     @contextmanager
     def alone(self) -> Iterator[sqlite3.Connection]:
-        """Nobody else changes anything meanwhile."""
+        """Open the database and lock it against other writers."""
         with self._open() as database:
             database.execute("begin immediate")
             with database:
@@ -143,7 +157,7 @@ class Registry:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         lake = self._path.parent.parent
-        # Never made here; one that may not be written to is read.
+        # Opening never creates the database. A read-only one can still be read.
         address = f"{self._path.absolute().as_uri()}?mode=rw"
         with (
             in_a_sentence(lake, str(self._path.relative_to(lake)), _DAMAGE),
@@ -168,6 +182,159 @@ def _files(database: sqlite3.Connection) -> dict[str, int]:
     return msgspec.convert(dict(found), dict[str, int])
 
 
-def _row(one: Written) -> tuple[str, int, str, str, int]:
+def _row(one: WrittenFile) -> tuple[str, int, str, str, int]:
     least, most = one.statistics
     return one.path, one.bytes, least.topic, most.topic, most.offset
+
+
+MARK = f"{HIDDEN}/files.db"
+
+_OURS = re.compile(rf"{HIDDEN}/files/(t-[0-9a-f]{{16}}/)?{DATED}")
+"""Hidden names of files that Headrace writes."""
+
+
+class ParquetLake:
+    """Implementation of `table.Table` for plain Parquet."""
+
+    kind = "parquet"
+    layout = FileLayout(f"{HIDDEN}/files/", ".data", has_topic=True)
+
+    def __init__(self, lake: Path, shape: Shape) -> None:
+        self._lake, self.shape = lake, shape
+        self._registry = Registry(lake / MARK)
+
+    @classmethod
+    def open(cls, lake: Path) -> Self | None:
+        shape = Registry(lake / MARK).shape()
+        return cls(lake, shape) if shape is not None else None
+
+    @classmethod
+    def make(cls, lake: Path, shape: Shape) -> Self:
+        make_directory(lake / HIDDEN)
+        Registry(lake / MARK).make(shape)
+        sync(lake / HIDDEN)
+        return cls(lake, shape)
+
+    @property
+    def id(self) -> str:
+        return self._registry.id()
+
+    def last(self, app: str) -> int | None:
+        return self._registry.last(app)
+
+    def commit(
+        self,
+        app: str,
+        number: int,
+        files: Sequence[WrittenFile],
+        notes: Mapping[str, str],
+        *,
+        replaced: Collection[str] = (),
+    ) -> bool:
+        if not self._registry.commit(app, number, files, notes, replaced):
+            return False
+        changed = [*(one.path for one in files), *replaced]
+        self._show({_directory(self.shown(path)) for path in changed})
+        return True
+
+    def notes(self, number: int) -> Mapping[str, str] | None:
+        return self._registry.notes(number)
+
+    def all_notes(self) -> list[tuple[int, Mapping[str, str]]]:
+        return self._registry.all_notes()
+
+    def files(self) -> dict[str, int]:
+        return self._registry.files()
+
+    def files_of(self, topic: str, offset: int) -> list[str]:
+        return self._registry.files_of(topic, offset)
+
+    def bounds(self) -> dict[str, Bounds]:
+        return self._registry.bounds()
+
+    def oddities(self) -> list[Oddity]:
+        live = {self.shown(path) for path in self.files()}
+        every = (str(path.relative_to(self._lake)) for path in self._lake.rglob("*.parquet"))
+        others = sorted(name for name in every if name not in live and not self._is_ours(name))
+        if not others:
+            return []
+        reason = "it is no file of the lake, but whoever takes all files of it reads its rows, too"
+        if len(others) > 1:
+            reason = f"{reason}; there are {len(others)} of them"
+        return [Oddity("note", others[0], reason)]
+
+    def shown(self, path: str) -> str:
+        # Dates come first in visible paths. Otherwise Spark would take each topic's directory for a table.
+        *directories, name = path.removeprefix(self.layout.directory).split("/")
+        return "/".join([*reversed(directories), f"{name.removesuffix('.data')}.parquet"])
+
+    def sweep(self, after_s: float, *, dry_run: bool) -> int:
+        live = self.files()
+        until = time.time() - after_s
+        old = [
+            path
+            for path in (self._lake / self.layout.directory).rglob("*.data")
+            if _OURS.fullmatch(name := str(path.relative_to(self._lake)))
+            and name not in live
+            and is_older(path, until)
+        ]
+        for path in old if not dry_run else ():
+            path.unlink(missing_ok=True)
+        return len(old)
+
+    def sync(self) -> None:
+        self._show()
+
+    # Visible names
+
+    def _show(self, only: Collection[str] | None = None) -> None:
+        """Make exactly the committed files visible, in all directories or in `only`."""
+        with self._registry.alone():
+            live = {self.shown(path): path for path in self.files()}
+            wanted = {name for name in live if only is None or _directory(name) in only}
+            found = set(self._in_sight(only))
+            hidden = {name for name in found - wanted if self._is_ours(name)}
+            shown = wanted - found
+            for name in hidden:
+                self._hide(name)
+            for name in shown:
+                self._link(live[name], name)
+            for directory in {_directory(name) for name in hidden | shown}:
+                sync(self._lake / directory)
+
+    def _in_sight(self, only: Collection[str] | None) -> Iterator[str]:
+        every = self._lake.glob("date=*/t-*" if self.shape.by_topic else "date=*")
+        for directory in every if only is None else map(self._lake.joinpath, only):
+            if directory.is_dir():
+                yield from (str(path.relative_to(self._lake)) for path in directory.iterdir())
+
+    def _is_ours(self, name: str) -> bool:
+        """True if a visible name belongs to a file of Headrace, and not to a foreign file."""
+        path = self._first_name(name)
+        return _OURS.fullmatch(path) is not None and (self._lake / path).exists()
+
+    def _hide(self, name: str) -> None:
+        with suppress(FileNotFoundError, PermissionError):
+            # The time for sweeping counts from now.
+            os.utime(self._lake / self._first_name(name))
+        (self._lake / name).unlink(missing_ok=True)
+
+    def _first_name(self, name: str) -> str:
+        *directories, name = name.split("/")
+        path = "/".join([*reversed(directories), f"{name.removesuffix('.parquet')}.data"])
+        return f"{self.layout.directory}{path}"
+
+    def _link(self, path: str, name: str) -> None:
+        make_directory((self._lake / name).parent)
+        try:
+            (self._lake / name).hardlink_to(self._lake / path)
+        except FileNotFoundError:
+            raise LakeError(
+                f"{self._lake / path} is missing, which the table names: restore it"
+            ) from None
+        except OSError as error:
+            raise LakeError(f"{self._lake / name} cannot be made: {error.strerror}") from None
+
+
+def _directory(name: str) -> str:
+    return name.rpartition("/")[0]

@@ -1,16 +1,16 @@
-"""Turns entries of the journal into segments, index rows and catalogue. Recovery is the same function.
+"""The applier: turns journal entries into segments, index rows and catalogue rows. Recovery uses it too.
 
-One call takes any stretch of the journal and leaves the directory as if nothing else had ever happened:
+One call takes any part of the journal and leaves the directory as if nothing else had ever happened:
 
-1. gather the entries by what they change (`gathered.py`);
-2. cut each touched file to where the catalogue says it ends, write the new bytes, then their index rows;
-3. sync them, and the directories of new files;
-4. one transaction of the catalogue says all of it is so, and up to which commit;
-5. delete the files that no longer have a name in it, and the staged files of batches that are in it.
+1. gather the entries by the things they change (`changes.py`);
+2. truncate each touched file to its end in the catalogue, write the new bytes, then their index rows;
+3. sync these files, and the directories of new files;
+4. record all changes, and the last applied commit, in one transaction of the catalogue;
+5. delete the files that the catalogue no longer names, and the staged files of appended batches.
 
-A crash before 4 leaves bytes past the catalogue's ends, which the next attempt cuts off; a crash after it
-leaves files nobody names, which the next start sweeps. Entries hold absolute values: what is already
-applied is recognised by its offset and skipped.
+A crash before step 4 leaves bytes past the catalogue's ends, which the next attempt truncates. A crash after
+step 4 leaves files without a row, which the next start deletes. Entries hold absolute values: an entry that
+is already applied is recognised by its offset and skipped.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,40 +22,41 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.config import TopicRule
-from headrace.log import journal
-from headrace.log.catalogue import TOMBSTONES_MAX, Catalogue
-from headrace.log.catalogue_rows import Meta, SegmentRow, TopicRow
+from headrace.config.settings import TopicRule
+from headrace.log.apply.changes import Gathered, Loss, TopicChange
+from headrace.log.catalogue.catalogue import TOMBSTONES_MAX, Catalogue
+from headrace.log.catalogue.rows import DirectoryMeta, SegmentRow, TopicRow
+from headrace.log.commit import journal
+from headrace.log.commit.journal import Name, StagedFiles
 from headrace.log.disk import Disk
-from headrace.log.entries import Name, StagedFiles
-from headrace.log.gathered import Gathered, Loss, Plan
-from headrace.log.index import (
+from headrace.log.layout import Layout
+from headrace.log.read.index import (
+    EntryRun,
     Header,
-    Piece,
     encode_header,
     encode_row,
     join_runs,
     row_position,
 )
-from headrace.log.journal_reading import Problem
-from headrace.log.layout import Layout
-from headrace.log.quarantine import quarantine
+from headrace.log.recovery.frames import Problem
+from headrace.log.recovery.quarantine import quarantine
 
 SYNC_EACH_MAX = 64
-"""With more files than this, one sync of the whole file system is cheaper than one for each."""
+"""Above this number of files, one sync of the whole file system is cheaper than one sync per file."""
 
 SEGMENT_SHARE = 0.09
-"""How much of a topic's retention one segment may hold: whole segments are forgotten, so no record
-outlives its window, and no topic its size, by more. With the time between two checks it is a tenth."""
+"""Largest share of a topic's retention that one segment may hold. Retention deletes whole segments, so no
+record outlives its window, and no topic exceeds its size, by more than this share. Together with the time
+between two checks it is a tenth."""
 
 KNOWN_MAX = 50_000
-"""Topics remembered from one journal file to the next."""
+"""Number of topics kept in memory from one journal file to the next."""
 
 PRODUCER_LEASE_MS = 30 * 24 * 3600 * 1000
-"""A producer that has appended nothing for so long is forgotten."""
+"""Time after which a producer that has appended nothing is forgotten."""
 
 PRODUCERS_MAX = 1_000_000
-"""Of more, those that were silent for longest are forgotten."""
+"""Largest number of producers: above it, those that were silent for longest are forgotten."""
 
 
 @dataclass(slots=True)
@@ -71,14 +72,14 @@ class _Writes:
 
 
 class _Known(NamedTuple):
-    """A topic as it was left: nobody else writes, so it need not be looked up again."""
+    """A topic's state after its last change. Only the applier writes, so the state need not be read again."""
 
     row: TopicRow
     segment: SegmentRow | None
 
 
 class _Memory:
-    """Known topics, packed: very many of them should cost little."""
+    """Known topics, packed because there may be very many of them."""
 
     def __init__(self) -> None:
         self._packed: dict[int, bytes] = {}
@@ -116,14 +117,14 @@ class Applier:
 
     @property
     def generation(self) -> int:
-        """The generation of the journal files that the server puts to use."""
+        """Generation of the journal files that the server puts to use."""
         return self._catalogue.meta().generation
 
     def prepare(self, path: Path, size: int) -> None:
-        """Make a journal file; the catalogue knows of it before it is put to use."""
+        """Create a journal file; the catalogue names the file before it is put to use."""
         old = self._catalogue.meta().journal_files.get(path.name)
         if old is not None and size < old:
-            self._note_journal_file(path, size)  # or the shorter file would seem to be cut
+            self._note_journal_file(path, size)  # or the shorter file would seem to be truncated
         journal.prepare_file(self._disk, path, size)
         self._note_journal_file(path, size)
 
@@ -134,7 +135,7 @@ class Applier:
             self._catalogue.put_meta(msgspec.structs.replace(meta, journal_files=files))
 
     def quarantine(self, path: Path, problem: Problem) -> None:
-        """Keep a damaged part of a journal file."""
+        """Copy a damaged part of a journal file to the quarantine."""
         quarantine(self._layout, path, problem)
 
     def apply(
@@ -143,9 +144,9 @@ class Applier:
         applied: int,
         names: Mapping[int, Name] = MappingProxyType({}),
     ) -> list[Loss]:
-        """Make the entries part of the log; `applied` is the last commit they belong to.
+        """Apply the entries to the log; `applied` is the last commit that they belong to.
 
-        `names` says what topics are called of which the entry that made them may be lost.
+        `names` holds the names of topics whose create entry may be lost.
         """
         meta = self._catalogue.meta()
         gathered = Gathered(self._catalogue, self._topic_row, names)
@@ -163,7 +164,7 @@ class Applier:
     def clear_batches(self) -> None:
         """Delete the staged files of batches that are appended, and then forget those batches.
 
-        In this order, and on disk: a staged file that came back could be named by another batch.
+        The files must be deleted first, on disk too: another batch could name a staged file that came back.
         """
         rows = self._catalogue.appended_batches()
         if not rows:
@@ -179,13 +180,13 @@ class Applier:
         known = self._known.get(topic_id)
         return known.row if known is not None else self._catalogue.topic_by_id(topic_id)
 
-    def _write(self, plans: Iterable[Plan]) -> None:
-        """Steps 2 and 3."""
+    def _write(self, plans: Iterable[TopicChange]) -> None:
+        """Do steps 2 and 3."""
         writes: list[tuple[TopicRow, _Writes]] = []
         for plan in plans:
             if plan.destroyed:
                 continue
-            # What was trimmed before it came here need never be in a file: most of a channel's messages.
+            # Records that are trimmed already need not be written to a file: most of a channel's messages.
             start = plan.row.start_offset
             pieces = [one for one in plan.pieces if one.offset + len(one.data) > start]
             if pieces:
@@ -196,7 +197,7 @@ class Applier:
             for directory in {self._path(one.segment).parent for _, one in writes if one.new}:
                 self._disk.sync_directory(directory)
         else:
-            # Opened before anything is written, so that an error in any of it is reported here.
+            # The file is opened before anything is written, so that the sync reports every write error.
             first = writes[0][1]
             whole = self._disk.open(self._path(first.segment), create=first.new)
             try:
@@ -206,16 +207,16 @@ class Applier:
             finally:
                 self._disk.close(whole)
 
-    def _remember(self, plans: Iterable[Plan]) -> None:
-        """What the transaction said is so."""
+    def _remember(self, plans: Iterable[TopicChange]) -> None:
+        """Keep the topics' states that the transaction has recorded."""
         for plan in plans:
             if plan.changed and not plan.destroyed and not plan.trimmed:
                 self._known.put(_Known(plan.final_row(), plan.changed[-1]))
             else:
                 self._known.drop(plan.row.id)
 
-    def _layout_runs(self, plan: Plan, pieces: list[Piece]) -> list[_Writes]:
-        """Divide a topic's new records over segments."""
+    def _layout_runs(self, plan: TopicChange, pieces: list[EntryRun]) -> list[_Writes]:
+        """Distribute a topic's new records over segments."""
         rule = self._rule(plan.row.name.decode())
         known = self._known.get(plan.row.id)
         current = known.segment if known else self._catalogue.last_segment(plan.row.id)
@@ -226,7 +227,7 @@ class Applier:
         writes: list[_Writes] = []
         one: _Writes | None = None
         for row, parts in join_runs(pieces):
-            # Bytes without a row in the middle of a file could be taken for records if the index is lost.
+            # A gap starts a new segment: without an index, bytes that have no row could be taken for records.
             new = (
                 current is None
                 or current.end - current.base >= bytes_max
@@ -282,8 +283,8 @@ class Applier:
         finally:
             self._disk.close(fd)
 
-    def _record(self, gathered: Gathered, meta: Meta, applied: int) -> list[Path]:
-        """Step 4; returns the files that have lost their names."""
+    def _record(self, gathered: Gathered, meta: DirectoryMeta, applied: int) -> list[Path]:
+        """Do step 4; return the files that the catalogue no longer names."""
         catalogue = self._catalogue
         dropped: list[Path] = []
         with catalogue.transaction():
@@ -324,8 +325,8 @@ class Applier:
             )
         return dropped
 
-    def _fold_tombstones(self, meta: Meta) -> Meta:
-        """Keep the floor above every tombstone that is forgotten."""
+    def _fold_tombstones(self, meta: DirectoryMeta) -> DirectoryMeta:
+        """Forget the oldest tombstones, and raise the floor above each of them."""
         tombstones = list(self._catalogue.tombstones())
         for row in tombstones[: max(0, len(tombstones) - TOMBSTONES_MAX)]:
             self._catalogue.drop_tombstone(row.name)

@@ -1,7 +1,7 @@
-"""Entries of the journal gathered by what they change: topics, tombstones, cursors, producers and so on.
+"""Journal entries grouped by the things they change: topics, tombstones, cursors, producers and so on.
 
-The first step of applying. It reads the catalogue and writes nothing; entries hold absolute values, so those
-that are applied already are recognised and change nothing.
+This is the first step of applying. It reads the catalogue and writes nothing. Entries hold absolute values,
+so entries that are applied already are recognised and change nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,9 +11,8 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from headrace.log import journal
-from headrace.log.catalogue import BATCHES_NAME, Catalogue
-from headrace.log.catalogue_rows import (
+from headrace.log.catalogue.catalogue import BATCHES_NAME, Catalogue
+from headrace.log.catalogue.rows import (
     BatchRow,
     CursorRow,
     NoteRow,
@@ -22,26 +21,27 @@ from headrace.log.catalogue_rows import (
     TombstoneRow,
     TopicRow,
 )
-from headrace.log.entries import (
+from headrace.log.commit import journal
+from headrace.log.commit.journal import (
     RECENT_MAX,
-    Create,
-    Cursor,
+    CreateEntry,
+    CursorEntry,
     Destroy,
     Name,
     Names,
-    Noted,
+    NoteEntry,
     Producer,
     Progress,
     Recent,
     StagedFiles,
 )
-from headrace.log.index import Piece
+from headrace.log.read.index import EntryRun
 from headrace.model import Durability, present_name
 from headrace.printing import quoted
 
 
-class Damage(NamedTuple):
-    """Records that were stored and cannot be read any more."""
+class LostRecords(NamedTuple):
+    """Stored records that can no longer be read."""
 
     topic: str
     offset: int
@@ -59,7 +59,7 @@ class Damage(NamedTuple):
 
 
 class LostDecision(NamedTuple):
-    """A batch whose staged files nobody can name any more."""
+    """A batch whose list of staged files is lost."""
 
     producer: str
     number: int
@@ -72,7 +72,7 @@ class LostDecision(NamedTuple):
 
 
 class LostNote(NamedTuple):
-    """A note of which nobody knows what it said; what it said before holds again."""
+    """A note whose last value is lost; the value before it is valid again."""
 
     key: bytes
 
@@ -82,7 +82,7 @@ class LostNote(NamedTuple):
 
 
 class LostName(NamedTuple):
-    """Records of a topic whose name nobody knows any more."""
+    """A topic whose records are known and whose name is lost."""
 
     topic_id: int
     name: str
@@ -94,14 +94,14 @@ class LostName(NamedTuple):
         )
 
 
-Loss = Damage | LostDecision | LostNote | LostName
+Loss = LostRecords | LostDecision | LostNote | LostName
 
 
 def names_in(entry: journal.Entry) -> list[Name]:
-    """Return the names and positions in an entry that makes a topic or names topics again."""
+    """Return the names and positions in an entry that creates a topic or repeats topic names."""
     kind = journal.PRESENT_KINDS.get(entry.kind, entry.kind)
     if kind == journal.CREATE:
-        made = msgspec.msgpack.decode(entry.extra, type=Create)
+        made = msgspec.msgpack.decode(entry.extra, type=CreateEntry)
         found = [
             Name(
                 topic_id=entry.topic_id,
@@ -138,15 +138,15 @@ def is_nameless(name: bytes) -> bool:
 
 
 @dataclass(slots=True)
-class Plan:
-    """What will become of one topic."""
+class TopicChange:
+    """The change of one topic that is to be applied."""
 
     row: TopicRow
-    """As it was, but for its start; what changes with every entry is beside it."""
+    """The topic's old row with its new start. The values that every entry changes are in the next fields."""
     end_offset: int
     end_ordinal: int
     last_ms: int
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[EntryRun] = field(default_factory=list)
     changed: list[SegmentRow] = field(default_factory=list)
     created: bool = False
     destroyed: bool = False
@@ -163,7 +163,7 @@ class Plan:
 
 
 class Gathered:
-    """Entries by what they change."""
+    """The changes of all entries, grouped by the changed thing."""
 
     def __init__(
         self,
@@ -173,20 +173,20 @@ class Gathered:
     ) -> None:
         self._catalogue = catalogue
         self._names = names
-        """By number, what the journal says anywhere of topics: the entry that made one may be lost."""
+        """Topic names anywhere in the journal, by topic number: a topic's create entry may be lost."""
         self._over: set[int] = set()
-        """Numbers of topics that were destroyed, though nothing here says so."""
+        """Numbers of topics that were destroyed although none of these entries says so."""
         self._topic_row = topic_row
-        self.plans: dict[int, Plan] = {}
+        self.plans: dict[int, TopicChange] = {}
         self.tombstones: dict[bytes, TombstoneRow] = {}
         self.cursors: dict[tuple[bytes, bytes], CursorRow | None] = {}
-        """None for one that was dropped."""
+        """Cursors by topic and reader; None for a dropped cursor."""
         self.producers: dict[tuple[bytes, bytes], ProducerRow] = {}
         self.batches: dict[tuple[bytes, int], BatchRow] = {}
         self.notes: dict[bytes, NoteRow | None] = {}
-        """None for one that was dropped."""
+        """Notes by key; None for a dropped note."""
         self.nameless: dict[int, LostName] = {}
-        """Topics whose records were found and whose name was not."""
+        """Topics whose records were found and whose names were not."""
         self.damages: list[Loss] = []
 
     def add(self, entry: journal.Entry) -> None:
@@ -208,7 +208,7 @@ class Gathered:
         elif entry.kind == journal.DESTROY:
             self._destroy(entry)
         elif entry.kind in _CURSORS:
-            cursor = msgspec.msgpack.decode(entry.extra, type=Cursor)
+            cursor = msgspec.msgpack.decode(entry.extra, type=CursorEntry)
             is_old = entry.kind == journal.OLD_CURSOR
             key = (present_name(cursor.topic) if is_old else cursor.topic, cursor.reader)
             self.cursors[key] = (
@@ -223,13 +223,13 @@ class Gathered:
         elif entry.kind in (journal.NOTE, journal.LOST_NOTE):
             self._note(entry)
 
-    def _plan(self, topic_id: int) -> Plan | None:
+    def _plan(self, topic_id: int) -> TopicChange | None:
         plan = self.plans.get(topic_id)
         if plan is None:
             row = self._topic_row(topic_id)
             if row is None:
                 return None
-            plan = self.plans[topic_id] = Plan.of(row)
+            plan = self.plans[topic_id] = TopicChange.of(row)
         return None if plan.destroyed else plan
 
     def _create(self, create: Name, ms: int) -> None:
@@ -251,11 +251,11 @@ class Gathered:
             create.ordinal,
             ms,
         )
-        self.plans[create.topic_id] = Plan.of(row, created=True)
+        self.plans[create.topic_id] = TopicChange.of(row, created=True)
         self.tombstones.pop(create.name, None)
 
-    def _name(self, plan: Plan, create: Name) -> None:
-        """Take what is said again of a topic; it may have been known by its number only."""
+    def _name(self, plan: TopicChange, create: Name) -> None:
+        """Use a repeated name of a topic, of which only the number may have been known."""
         row = plan.row._replace(durability=create.durability)
         if is_nameless(row.name) and row.name != create.name and self._is_newest(create):
             row = row._replace(name=create.name, epoch=create.epoch)
@@ -265,19 +265,19 @@ class Gathered:
         self.nameless.pop(row.id, None)
 
     def _is_newest(self, create: Name) -> bool:
-        """Return whether a topic is the newest life of its name; earlier ones were destroyed then."""
+        """True if a topic is the newest life of its name; the earlier lives were destroyed then."""
         other = self._catalogue.topic(create.name)
         if other is None or other.id == create.topic_id:
             return True
         if other.id > create.topic_id:
-            return False  # the catalogue was rebuilt, and knows a later life
+            return False  # the catalogue was rebuilt, and has a later life
         old = self._plan(other.id)
         if old is not None:
-            old.destroyed = True  # in a part of the journal that is lost
+            old.destroyed = True  # its destruction is in a part of the journal that is lost
         return True
 
-    def _unnamed(self, entry: journal.Entry) -> Plan | None:
-        """Take a topic whose making is lost; without a name its records are kept under its number."""
+    def _unnamed(self, entry: journal.Entry) -> TopicChange | None:
+        """Create a topic whose create entry is lost; without a name, it is named after its number."""
         if entry.topic_id in self._over:
             return None
         made = self._names.get(entry.topic_id)
@@ -291,24 +291,24 @@ class Gathered:
         durability = Durability.SYNCED.value.encode()
         at = (entry.offset, entry.ordinal)
         row = TopicRow(entry.topic_id, name, entry.ms, durability, *at, *at, entry.ms)
-        plan = self.plans[entry.topic_id] = Plan.of(row, created=True)
+        plan = self.plans[entry.topic_id] = TopicChange.of(row, created=True)
         self.nameless[entry.topic_id] = LostName(entry.topic_id, name.decode())
         return plan
 
-    def _append(self, plan: Plan, entry: journal.Entry) -> None:
+    def _append(self, plan: TopicChange, entry: journal.Entry) -> None:
         _, _, offset, ordinal, count, ms, _, data = entry
         end = offset + len(data)
         if end <= plan.end_offset:
             return
         if offset > plan.end_offset:
             self._damage(plan, offset, ordinal)
-        plan.pieces.append(tuple.__new__(Piece, (offset, ordinal, count, ms, data)))
+        plan.pieces.append(tuple.__new__(EntryRun, (offset, ordinal, count, ms, data)))
         plan.end_offset = end
         plan.end_ordinal = ordinal + count
         plan.last_ms = ms
 
     def _lost(self, entry: journal.Entry) -> None:
-        """Go on behind what is lost: its offsets were given out and must not come to mean other bytes."""
+        """Continue the topic after lost records: their offsets are used up and must not get other records."""
         if not entry.topic_id:
             self._lost_decision(entry)
             return
@@ -316,16 +316,16 @@ class Gathered:
         if plan is None and entry.topic_id not in self.plans:
             plan = self._unnamed(entry)
         if entry.extra:
-            self._produced(plan, entry)  # it was stored once, and must not be again
+            self._produced(plan, entry)  # the append was stored once, and must not be stored again
         if plan is None or entry.end <= plan.end_offset:
             return
         end_ordinal = entry.ordinal + entry.record_count
         self._damage(plan, entry.end, end_ordinal)
         plan.end_offset, plan.end_ordinal = entry.end, end_ordinal
 
-    def _damage(self, plan: Plan, end: int, end_ordinal: int) -> None:
+    def _damage(self, plan: TopicChange, end: int, end_ordinal: int) -> None:
         self.damages.append(
-            Damage(
+            LostRecords(
                 plan.row.name.decode(),
                 plan.end_offset,
                 end,
@@ -335,7 +335,7 @@ class Gathered:
             )
         )
 
-    def _produced(self, plan: Plan | None, entry: journal.Entry) -> None:
+    def _produced(self, plan: TopicChange | None, entry: journal.Entry) -> None:
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
         if producer.progress is not None:
             self._advance(producer.name, producer.number, producer.progress)
@@ -343,7 +343,7 @@ class Gathered:
             self._number((plan.row.name, producer.name), producer.number, entry)
 
     def _number(self, key: tuple[bytes, bytes], number: int, entry: journal.Entry) -> bool:
-        """Note a producer's number; returns whether it is new."""
+        """Record a producer's number; return True if the number is new."""
         known = self.producers.get(key) or self._catalogue.producer(*key)
         if known is not None and number <= known.last:
             return False
@@ -362,7 +362,7 @@ class Gathered:
         self.batches[key] = BatchRow(*key, bytes(entry.data), files, 0, 0, entry.ms)
 
     def _advance(self, producer: bytes, number: int, progress: Progress) -> None:
-        """Whatever becomes of the records: a topic may be destroyed, the batch goes on behind them."""
+        """Record a batch's progress, even if the records are dropped because their topic was destroyed."""
         row = self.batches.get((producer, number)) or self._catalogue.batch(producer, number)
         if row is not None and progress > Progress(row.file, row.position):
             self.batches[producer, number] = row._replace(
@@ -371,13 +371,13 @@ class Gathered:
 
     def _lost_decision(self, entry: journal.Entry) -> None:
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
-        # Some of it may be appended: it must not be a second time.
+        # Some of the batch's records may be appended: they must not be appended a second time.
         if self._number((BATCHES_NAME, producer.name), producer.number, entry):
             self.damages.append(LostDecision(producer.name.decode(), producer.number))
 
     def _note(self, entry: journal.Entry) -> None:
         key, due_ms, dropped = msgspec.structs.astuple(
-            msgspec.msgpack.decode(entry.extra, type=Noted)
+            msgspec.msgpack.decode(entry.extra, type=NoteEntry)
         )
         if entry.kind == journal.LOST_NOTE:
             self.damages.append(LostNote(key))
@@ -390,7 +390,7 @@ class Gathered:
         if plan is not None and entry.offset > plan.row.start_offset:
             plan.row = plan.row._replace(start_offset=entry.offset, start_ordinal=entry.ordinal)
             if plan.end_offset < entry.offset:
-                # What was trimmed did not survive a crash of the machine.
+                # The trimmed records did not survive a crash of the machine.
                 plan.end_offset, plan.end_ordinal = entry.offset, entry.ordinal
             plan.trimmed = True
 

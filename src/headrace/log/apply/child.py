@@ -1,8 +1,8 @@
-"""The applier as a process of its own: takes orders from the server until it hangs up.
+"""The applier as a separate process: takes orders from the server until the server closes the socket.
 
-Speaks MessagePack frames over a socket: the server names closed journal files, this answers when they are
-applied. It shares the server's lock on the data directory and dies with it. The other end is
-`applier_process.py`.
+The two exchange MessagePack frames over a socket: the server names closed journal files, and the applier
+answers when they are applied. The applier shares the server's lock on the data directory and dies with the
+server. The other end is `process.py`.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.config import Config
+from headrace.config.settings import Config
 from headrace.errors import DataDirectoryError, StoreFailedError
-from headrace.log import journal
-from headrace.log.applier import Applier
-from headrace.log.catalogue import Catalogue
+from headrace.log.apply.applier import Applier
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.commit import journal
 from headrace.log.disk import DISK_FULL, Disk, is_full
-from headrace.log.journal_reading import Frame, Problem, read_frames
 from headrace.log.layout import Layout
+from headrace.log.recovery.frames import Frame, Problem, read_frames
 from headrace.printing import described
 
 BACKUP_S = 600.0
-"""How often the catalogue is copied."""
+"""Seconds between two copies of the catalogue."""
 
 LENGTH = struct.Struct(">I")
 _RETRY_S = 1.0
@@ -62,8 +62,8 @@ class Prepared(msgspec.Struct, tag="prepared"):
     path: str
 
 
-class Waiting(msgspec.Struct, tag="waiting"):
-    """The child cannot go on for now; it tries again by itself."""
+class ChildWaiting(msgspec.Struct, tag="waiting"):
+    """The child cannot continue for now; it retries by itself."""
 
     reason: str
 
@@ -73,11 +73,11 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 ToChild = Apply | Prepare
-ToParent = Applied | Prepared | Waiting | Failed
+ToParent = Applied | Prepared | ChildWaiting | Failed
 
 
 def apply_file(applier: Applier, path: Path, until: int, last: int) -> list[str]:
-    """Apply one closed journal file; returns what was damaged, in words."""
+    """Apply one closed journal file; return descriptions of the damage found."""
     reports: list[str] = []
     entries: list[journal.Entry] = []
     for item in read_frames(path, until, generation=applier.generation):
@@ -85,7 +85,7 @@ def apply_file(applier: Applier, path: Path, until: int, last: int) -> list[str]
         for problem in problems:
             report = f"journal {problem.file} at byte {problem.position}: damage: {problem.reason}"
             if problem.entry is None and not problem.harmless:
-                # Nothing says what it was. The next start keeps it in quarantine, and topics jump ahead.
+                # The lost content is unknown. The next start keeps it in quarantine, and topics jump ahead.
                 raise StoreFailedError(report)
             applier.quarantine(path, problem)
             reports.append(report)
@@ -99,7 +99,7 @@ def send_bytes(line: socket.socket, data: bytes) -> None:
 
 
 def main() -> None:
-    """The child: takes orders until its parent hangs up."""
+    """Run the child: take orders until the parent closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     line = socket.socket(fileno=int(sys.argv[1]))
@@ -110,7 +110,7 @@ def main() -> None:
     try:
         _serve(config, line)
     except (EOFError, ConnectionError):
-        pass  # the server hung up
+        pass  # the server closed the socket
     except StoreFailedError as error:
         _say_failed(line, f"the applier failed: {error}")
         sys.exit(1)
@@ -125,7 +125,7 @@ def _say_failed(line: socket.socket, reason: str) -> None:
 
 
 def _serve(config: Config, line: socket.socket) -> None:
-    # Entries are many and hold no cycles: looking for those again and again costs a sixth of the time.
+    # Entries are many and hold no cycles: the garbage collector would take a sixth of the time.
     gc.disable()
     libc = ctypes.CDLL(None)
     disk = Disk()
@@ -146,10 +146,10 @@ def _serve(config: Config, line: socket.socket) -> None:
                 apply = partial(apply_file, applier, path, order.until, order.last)
                 answer = Applied(order.path, _until_it_works(line, apply))
             send_bytes(line, msgspec.msgpack.encode(answer))
-            # A file's worth of entries is much: give back what they took, topics may stay idle now.
+            # The entries of a file take much memory: give it back, because topics may stay idle now.
             libc.malloc_trim(0)
             if time.monotonic() - backed_up_s > BACKUP_S:
-                # Without room for it, or on a bad spot, the last one stays.
+                # If the disk is full or has a bad sector, the last copy stays.
                 with contextlib.suppress(OSError, sqlite3.Error, DataDirectoryError):
                     catalogue.keep_backup(disk)
                 backed_up_s = time.monotonic()
@@ -158,8 +158,8 @@ def _serve(config: Config, line: socket.socket) -> None:
 
 
 def _until_it_works(line: socket.socket, work: Callable[[], T]) -> T:
-    """Run it; when the disk is full or fails say so, wait and run it again: nothing is lost by that,
-    since the journal stays as it is and what was half written is cut off first."""
+    """Run `work`; while the disk is full or fails, report that, wait and retry. A retry loses nothing: the
+    journal is unchanged, and half-written data is truncated first."""
     while True:
         try:
             return work()
@@ -167,7 +167,7 @@ def _until_it_works(line: socket.socket, work: Callable[[], T]) -> T:
             reason = _trouble(error)
             if reason is None:
                 raise
-            send_bytes(line, msgspec.msgpack.encode(Waiting(reason)))
+            send_bytes(line, msgspec.msgpack.encode(ChildWaiting(reason)))
             line.settimeout(_RETRY_S)
             try:
                 if not line.recv(1, socket.MSG_PEEK):
@@ -180,7 +180,7 @@ def _until_it_works(line: socket.socket, work: Callable[[], T]) -> T:
 
 
 def _trouble(error: Exception) -> str | None:
-    """What the disk's trouble is, in words; None for anything else."""
+    """Return a description of the disk's problem; None for any other error."""
     if not isinstance(error, OSError | sqlite3.OperationalError):
         return None
     if is_full(error) or "database or disk is full" in str(error):

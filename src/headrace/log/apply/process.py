@@ -1,6 +1,7 @@
-"""The server's end of the line to its applier process (`applier_child.py`).
+"""The server's end of the connection to its applier process (`child.py`).
 
-A process, because many small file calls in a thread would fight the event loop for the interpreter lock.
+The applier is a process because many small file calls in a thread would compete with the event loop for the
+interpreter lock.
 """
 
 import asyncio
@@ -17,19 +18,19 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.config import Config
-from headrace.log.applier_child import (
+from headrace.config.settings import Config
+from headrace.log.apply.child import (
     LENGTH,
     Applied,
     Apply,
+    ChildWaiting,
     Prepare,
     Prepared,
     ToChild,
     ToParent,
-    Waiting,
     send_bytes,
 )
-from headrace.log.ring import ClosedFile
+from headrace.log.commit.ring import ClosedFile
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ _END_TIMEOUT_S = 5.0
 
 
 class ApplierProcess:
-    """The parent's end. Answers arrive on the event loop."""
+    """The parent's end of the connection. Answers arrive on the event loop."""
 
     def __init__(
         self,
@@ -56,20 +57,20 @@ class ApplierProcess:
         self._socket, theirs = socket.socketpair()
         self._buffer = b""
         self._to_prepare: deque[Path] = deque()
-        """The first of them is being made."""
+        """Journal files to prepare. The child is working on the first one."""
         self._closing = self._failed = False
         self._trouble = ""
-        """What the child waits for: it says so again and again, and the log has it once."""
+        """The reason why the child waits. The child repeats the reason, but the log gets it once."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.log.applier_child", str(theirs.fileno())],
+            [sys.executable, "-m", "headrace.log.apply.child", str(theirs.fileno())],
             pass_fds=(theirs.fileno(), lock),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            # Ctrl-C at a terminal is for the server, which then lets the applier finish.
+            # Ctrl-C at a terminal must reach only the server, which then lets the applier finish.
             start_new_session=True,
         )
         theirs.close()
-        with contextlib.suppress(ConnectionError):  # a child that is dead already is noticed below
+        with contextlib.suppress(ConnectionError):  # a child that is already dead is noticed below
             send_bytes(self._socket, pickle.dumps((config, os.getpid())))
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
@@ -83,30 +84,30 @@ class ApplierProcess:
         self._send(Apply(str(closed.path), closed.until, closed.last))
 
     def prepare(self, path: Path) -> None:
-        """Have a journal file made. One at a time: what is to be applied must not wait for them all."""
+        """Request a new journal file. Sends one request at a time, so that applying waits for one at most."""
         self._to_prepare.append(path)
         if len(self._to_prepare) == 1:
             self._send(Prepare(str(path)))
 
     def close(self) -> None:
-        """Let the child end; what it has not applied stays in the journal."""
+        """Let the child end; commits that it has not applied stay in the journal."""
         self._closing = True
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         try:
             self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # the journal still holds what it was at
+            self._process.kill()  # the journal still holds the commits it was applying
             self._process.wait()
 
     def _send(self, message: ToChild) -> None:
         if self._closing or self._failed:
             return
         try:
-            # Messages are few and tiny: at most one per journal file, far below a socket's buffer.
+            # Messages are few and tiny: at most one per journal file, far less than a socket's buffer holds.
             send_bytes(self._socket, msgspec.msgpack.encode(message))
         except ConnectionError:
-            self._ended()  # before the loop has seen it
+            self._ended()  # the loop has not noticed the end yet
 
     def _readable(self) -> None:
         try:
@@ -130,7 +131,7 @@ class ApplierProcess:
             self._handle(message)
 
     def _ended(self) -> None:
-        """Report the end of a child that was not told to end, once."""
+        """Report once that the child ended without being told to."""
         if self._closing or self._failed:
             return
         code = self._process.wait()
@@ -151,7 +152,7 @@ class ApplierProcess:
             self._on_prepared(self._to_prepare.popleft())
             if self._to_prepare:
                 self._send(Prepare(str(self._to_prepare[0])))
-        elif isinstance(message, Waiting):
+        elif isinstance(message, ChildWaiting):
             self._trouble = message.reason
             if message.reason != trouble:
                 logger.warning("%s", message.reason)

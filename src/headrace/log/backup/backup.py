@@ -1,41 +1,139 @@
-"""Backups of a data directory, made beside a running server, and what puts them back in place.
+"""Backup of a data directory, also while a server runs on it, and restore.
 
-Theory of operation. The server is not asked for anything. A backup waits until the applier has moved every
-commit that the journal held at its beginning into segments. Then it copies the files that the catalogue
-names. Segments only ever grow, so most are copied without holding anything; a last pass copies the growth
-and the catalogue inside one read transaction, which is the moment that the backup stands for. The journal is
-left out: the catalogue says that nothing in it is missing.
+Theory of operation. The backup needs no help of the server. It waits until the applier has moved every commit
+that was in the journal at the beginning into segments. Then it copies the files that the catalogue names.
+Segments only grow, so most are copied without holding anything. A last pass copies the growth and the
+catalogue inside one read transaction: the backup is the state at this moment. The journal is not copied,
+because the catalogue says that all of the journal is applied.
 
     marker ─▶ wait for the applier ─▶ copy ─▶ growth and catalogue ─▶ manifest ─▶ marker removed
 
-The catalogue of a backup says that a jump is due: whichever server first starts on it, or on a copy of it,
-goes on far ahead with new epochs, and no position of a client that has seen more comes to mean other records.
-`restore` makes the jump longer the older the backup is: of two restores from one backup the later is ahead.
+The catalogue of a backup says that a jump is due: the first server that starts on the backup, or on a copy of
+it, continues far ahead with new epochs. So a client's position after the backup never means other records.
+`restore` makes the jump longer the older the backup is: of two restores of one backup, the later is ahead.
 
-A directory with the marker is unfinished: no server starts on it, and nothing is restored from it.
+A directory with the marker is unfinished: servers do not start on it, and `restore` refuses it.
+
+Files are copied up to their ends in the catalogue. Segments and indexes only grow, so a file that was copied
+before is continued at the end of its copy.
 """
 
 import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from headrace.config import TopicRule
+from headrace.config.settings import TopicRule
 from headrace.errors import DataDirectoryError
-from headrace.log import journal
-from headrace.log.catalogue import FILE_NAME, Catalogue
-from headrace.log.disk import Disk
-from headrace.log.file_copy import FileCopy, NamedFile, Progress, named_files
-from headrace.log.inspect import CatalogueView, open_unchanged
-from headrace.log.journal_scan import JournalScan
+from headrace.log.backup.revocations import Revoked, check_readable, revoke
+from headrace.log.catalogue.catalogue import FILE_NAME, Catalogue
+from headrace.log.catalogue.rows import BatchRow, SegmentRow
+from headrace.log.commit import journal
+from headrace.log.commit.journal import StagedFiles
+from headrace.log.disk import Disk, read_patiently
 from headrace.log.layout import LOCK_NAME, UNFINISHED_NAME, Layout
-from headrace.log.recovery import mark_clean, recover
-from headrace.log.revocations import Revoked, check_readable, revoke
+from headrace.log.read.index import row_position
+from headrace.log.recovery.recovery import mark_clean, recover
+from headrace.log.recovery.scan import JournalScan
+from headrace.log.verify.inspect import CatalogueView, open_unchanged
+
+Progress = Callable[[int, int], None]
+"""Called with the number of copied bytes, and the total."""
+
+_BLOCK_BYTES = 1 << 20
+
+_LARGE_BYTES = 1 << 20
+"""Files of this size are synced one by one, so that a server on the same disk never waits for all of them."""
+
+
+class NamedFile(NamedTuple):
+    """A file and the number of its bytes that count."""
+
+    path: Path
+    """Path relative to the data directory."""
+    size: int
+
+
+def named_files(
+    layout: Layout, segments: Iterable[SegmentRow], batches: Iterable[BatchRow]
+) -> Iterator[NamedFile]:
+    """Yield the files that belong to these rows of the catalogue."""
+    for row in segments:
+        log = layout.segment(row.topic_id, row.base).relative_to(layout.root)
+        yield NamedFile(log, row.end - row.base)
+        yield NamedFile(log.with_suffix(".idx"), row_position(row.rows))
+    for batch in batches:
+        for file in msgspec.msgpack.decode(batch.staged, type=StagedFiles):
+            path = layout.staged_file(file.id.hex()).relative_to(layout.root)
+            yield NamedFile(path, file.size)
+
+
+class FileCopy:
+    """Copies files of one directory to another."""
+
+    def __init__(self, source: Path, target: Path, disk: Disk, progress: Progress | None) -> None:
+        self._source = source
+        self._target = target
+        self._disk = disk
+        self._progress = progress
+        self._sizes: dict[Path, int] = {}
+        """Number of bytes of each file that the target has."""
+        self._done = self._total = 0
+
+    def missing_bytes(self, files: Iterable[NamedFile]) -> int:
+        return sum(max(0, file.size - self._sizes.get(file.path, 0)) for file in files)
+
+    def take(self, files: list[NamedFile]) -> list[NamedFile]:
+        """Copy the missing bytes; return the files that no longer exist."""
+        self._total = self._done + self.missing_bytes(files)
+        gone = []
+        for file in files:
+            if self._sizes.get(file.path, -1) < file.size:
+                try:
+                    self._copy(file)
+                except FileNotFoundError:
+                    gone.append(file)
+        return gone
+
+    def keep_only(self, files: Iterable[NamedFile]) -> None:
+        """Delete the copies of all other files, which the source has deleted meanwhile."""
+        for path in self._sizes.keys() - {file.path for file in files}:
+            self._disk.unlink(self._target / path)
+
+    def _copy(self, file: NamedFile) -> None:
+        position = self._sizes.get(file.path, 0)
+        source = os.open(self._source / file.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            target = self._disk.open(self._target / file.path, create=True)
+            try:
+                while position < file.size:
+                    wanted = min(_BLOCK_BYTES, file.size - position)
+                    # Unreadable pages become zeros in the copy: `verify` reports the damage.
+                    block, _ = read_patiently(source, wanted, position)
+                    if not block:
+                        break
+                    self._disk.write(target, [block], position)
+                    position += len(block)
+                    self._advance(len(block))
+                if position >= _LARGE_BYTES:
+                    self._disk.sync(target)
+            finally:
+                self._disk.close(target)
+        finally:
+            os.close(source)
+        self._sizes[file.path] = file.size
+
+    def _advance(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
 
 MANIFEST_NAME = "backup.json"
 _FORMAT = 1
@@ -43,34 +141,34 @@ _FORMAT = 1
 _MARKER = b"A backup or restore is written here, or was interrupted.\n"
 
 _JUMPS_MAX = 1 << 20
-"""Two years of minutes: with so many jumps, offsets still are exact in programs that hold them as doubles."""
+"""Two years of minutes: after this number of jumps, offsets are still exact as double-precision numbers."""
 
 _CLOCK_NAME = "clock"
 
 _STALLED_S = 60.0
-"""How long the applier may make no progress at all."""
+"""Seconds without any progress of the applier after which the backup fails."""
 _POLL_S = 0.05
 
 _GROWTH_BYTES = 64 << 20
-"""With less than this missing, the last pass begins."""
+"""The last pass begins when fewer bytes than this are missing."""
 _PASSES_MAX = 5
 _ATTEMPTS_MAX = 20
-"""Last passes in which files vanished because retention took them."""
+"""Largest number of last passes: a pass is repeated if retention deleted files meanwhile."""
 
 
 class BackupError(DataDirectoryError):
-    """The backup or restore cannot be done: the message says what to change."""
+    """The backup or restore is not possible: the message says what to change."""
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """What a finished backup says of itself."""
+class BackupManifest(msgspec.Struct, frozen=True):
+    """Description of a finished backup, stored in it."""
 
     format: int
     version: str
-    """Of the program that made it."""
+    """Version of the program that made the backup."""
     made_ms: int
     commit: int
-    """The last commit of the journal that it holds."""
+    """Last commit of the journal that the backup holds."""
     topics: int
     segments: int
     records: int
@@ -84,11 +182,11 @@ def back_up(
     version: str,
     progress: Progress | None = None,
     disk: Disk | None = None,
-) -> Manifest:
+) -> BackupManifest:
     """Make `target` a backup of the data directory `source`, whether or not a server runs there.
 
-    Holds at least everything that was acknowledged before the call. `rule` matters only where the last
-    server was killed: its journal is then applied to the copy.
+    The backup holds at least everything that was acknowledged before the call. `rule` matters only if the
+    last server was killed: then the backup applies that server's journal to the copy.
     """
     disk = disk or Disk()
     layout, copy = Layout(source), Layout(target)
@@ -98,7 +196,7 @@ def back_up(
         raise BackupError(f"{source} is unfinished: a backup or restore was interrupted there")
     with open_unchanged(source) as view:
         view.meta()  # raises unless this version knows the format, before anything is locked or made
-    # Opened again: who has the lock knows that nobody changes the catalogue.
+    # The catalogue is opened again: while this process has the lock, no other process changes it.
     with (
         _lock_if_free(layout) as is_free,
         open_unchanged(source) as view,
@@ -126,10 +224,10 @@ def restore(
     progress: Progress | None = None,
     disk: Disk | None = None,
     old: Path | None = None,
-) -> tuple[Manifest, Revoked | None]:
-    """Make `target` a data directory with what a backup holds.
+) -> tuple[BackupManifest, Revoked | None]:
+    """Make `target` a data directory with the content of a backup.
 
-    Without what `old`, the directory of which the backup was made, has given up since.
+    `old` is the directory from which the backup was made: whatever it has deleted since is not restored.
     """
     disk = disk or Disk()
     manifest = read_manifest(source)
@@ -169,20 +267,22 @@ def _revoke(copy: Layout, old: CatalogueView, disk: Disk) -> Revoked:
     return revoked
 
 
-def _jumps(manifest: Manifest) -> int:
-    """One more for every minute since the backup was made, so that no two restores continue alike."""
+def _jumps(manifest: BackupManifest) -> int:
+    """Return one jump per minute since the backup was made, plus one: no two restores continue alike."""
     minutes = (int(time.time() * 1000) - manifest.made_ms) // 60_000
     return 1 + min(max(0, minutes), _JUMPS_MAX)
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a finished backup; raises `BackupError` for anything else."""
+def read_manifest(directory: Path) -> BackupManifest:
+    """Return the manifest of a finished backup; raise `BackupError` for anything else."""
     if not directory.is_dir():
         raise BackupError(f"there is no directory {directory}")
     if (directory / UNFINISHED_NAME).exists():
         raise BackupError(f"{directory} is unfinished: the backup was interrupted, use another one")
     try:
-        manifest = msgspec.json.decode((directory / MANIFEST_NAME).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(
+            (directory / MANIFEST_NAME).read_bytes(), type=BackupManifest
+        )
     except FileNotFoundError:
         raise BackupError(
             f"{directory} is not a backup: it has no {MANIFEST_NAME}; `headrace backup` makes one"
@@ -196,7 +296,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 @contextmanager
 def _lock_if_free(layout: Layout) -> Iterator[bool]:
-    """Keep servers away while a directory that none uses is copied; False where one does."""
+    """Lock a directory that no server uses while it is copied; yield False if a server uses it."""
     path = layout.root / LOCK_NAME
     if not path.exists() and not os.access(layout.root, os.W_OK):
         yield True  # read-only, and never used by a server
@@ -204,7 +304,7 @@ def _lock_if_free(layout: Layout) -> Iterator[bool]:
     fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         try:
-            # Shared is enough: a server takes it for itself alone.
+            # A shared lock is enough: a server takes an exclusive one.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             is_free = False
@@ -217,7 +317,7 @@ def _lock_if_free(layout: Layout) -> Iterator[bool]:
 
 @contextmanager
 def _unfinished(target: Path, disk: Disk) -> Iterator[None]:
-    """Take an empty directory, or one that was left unfinished, and mark it until the work is done."""
+    """Take an empty or unfinished directory, and mark it as unfinished until the work is done."""
     try:
         target.mkdir(mode=0o750, parents=True, exist_ok=True)
     except FileExistsError:
@@ -247,7 +347,7 @@ def _unfinished(target: Path, disk: Disk) -> Iterator[None]:
 
 
 def _empty(directory: Path, but: str) -> None:
-    """Delete what an interrupted backup or restore has left."""
+    """Delete the files that an interrupted backup or restore has left."""
     for name in os.listdir(directory):
         path = directory / name
         if path.is_dir() and name != "lost+found":
@@ -257,7 +357,7 @@ def _empty(directory: Path, but: str) -> None:
 
 
 def _wait_until_applied(layout: Layout, view: CatalogueView) -> None:
-    """Wait until segments hold everything that the journal holds now."""
+    """Wait until segments hold all commits that are in the journal now."""
     with view.snapshot():
         meta = view.meta()
         last = JournalScan(layout, meta, journal.boot_id()).last
@@ -290,7 +390,7 @@ def _copy_named(
             break
         files.take(named)
     for _ in range(_ATTEMPTS_MAX):
-        # SQLite's log cannot be emptied meanwhile: there must be little left to copy.
+        # The snapshot keeps SQLite from emptying its write-ahead log, so little must be left to copy.
         with view.snapshot():
             named = _named(view, layout)
             if not files.take(named):
@@ -313,7 +413,7 @@ def _check_room(target: Path, needed: int) -> None:
 
 
 def _copy_clock(source: Path, target: Path, disk: Disk) -> None:
-    """The saved time: a server that starts years later must not forget everything at once."""
+    """Copy the saved time: a server that starts years later must not expire everything at once."""
     if (source / _CLOCK_NAME).exists():
         data = (source / _CLOCK_NAME).read_bytes()
         fd = disk.open(target / _CLOCK_NAME, create=True)
@@ -331,13 +431,13 @@ def _copy_journal(layout: Layout, copy: Layout, disk: Disk) -> None:
     FileCopy(layout.root, copy.root, disk, None).take(named)
 
 
-def _seal(copy: Layout, disk: Disk, version: str) -> Manifest:
-    """Say in the catalogue that nothing is missing and a jump is due, and write the manifest."""
+def _seal(copy: Layout, disk: Disk, version: str) -> BackupManifest:
+    """Record in the catalogue that all is applied and a jump is due, and write the manifest."""
     _set_meta(copy, restored_jumps=1)
     catalogue = Catalogue.open(copy.root)
     try:
         segments = list(catalogue.all_segments())
-        manifest = Manifest(
+        manifest = BackupManifest(
             format=_FORMAT,
             version=version,
             made_ms=int(time.time() * 1000),

@@ -1,28 +1,28 @@
-"""What a log has given up since a backup was made: taken out of the catalogue that is restored from it.
+"""Removal, from a restored catalogue, of everything that the log has deleted since the backup was made.
 
-Topics that were destroyed, records that were trimmed, and cursors and notes that were dropped stay so.
+Destroyed topics, trimmed records, and dropped cursors and notes stay deleted.
 """
 
 from typing import NamedTuple
 
 from headrace.errors import DataDirectoryError
-from headrace.log.catalogue import Catalogue
-from headrace.log.catalogue_rows import TombstoneRow, TopicRow
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.catalogue.rows import TombstoneRow, TopicRow
 
 
 class Revoked(NamedTuple):
-    """How much was taken out."""
+    """Number of things that were removed."""
 
     topics: int
-    """Topics that were destroyed."""
+    """Number of destroyed topics."""
     trimmed: int
-    """Topics that have forgotten records."""
+    """Number of trimmed topics."""
     cursors: int
     notes: int
 
 
 def check_readable(old: Catalogue, backup: Catalogue) -> None:
-    """Refuse a log of which the catalogue does not tell everything, or in other words."""
+    """Raise DataDirectoryError if the old catalogue is incomplete or cannot be compared with the backup's."""
     if old.meta().format != backup.meta().format:
         raise DataDirectoryError(
             f"{old.path.parent} and the backup have catalogues of different formats and cannot be compared: "
@@ -33,14 +33,27 @@ def check_readable(old: Catalogue, backup: Catalogue) -> None:
             f"{old.path.parent} was not left by a clean stop: start and stop a server there first, so that "
             "its catalogue says what was given up"
         )
+    if old.meta().applied < backup.meta().applied or not _knows_numbers_of(old, backup):
+        raise DataDirectoryError(
+            f"{old.path.parent} is not the log that the backup was made of, or an older copy of it: "
+            "name the directory that is replaced, or restore without --old"
+        )
+
+
+def _knows_numbers_of(old: Catalogue, backup: Catalogue) -> bool:
+    """False if `old` has given a topic's number to another topic, or has not used the number yet."""
+    if old.meta().next_topic_id < backup.meta().next_topic_id:
+        return False
+    both = ((row, old.topic_by_id(row.id)) for row in backup.topics())
+    return all(now is None or now.name == row.name for row, now in both)
 
 
 def revoke(restored: Catalogue, old: Catalogue) -> Revoked:
-    """Take out of `restored`, in one transaction, what `old` no longer has."""
+    """Remove from `restored`, in one transaction, everything that `old` no longer has."""
     with restored.transaction():
         destroyed = trimmed = 0
         for row in list(restored.topics()):
-            now = old.topic_by_id(row.id)  # no number is ever given twice
+            now = old.topic_by_id(row.id)  # a number is never used twice
             if now is None:
                 _destroy(restored, old, row)
                 destroyed += 1

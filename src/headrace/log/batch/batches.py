@@ -1,110 +1,179 @@
 """Batches: staged files that are appended exactly once, in the order their producer named them.
 
-Theory of operation. A batch is *decided* by an entry of the journal that names its producer, its number and
-its staged files. From then on it is appended, whatever happens, one batch after another: pieces of it are
-read in a thread and given to the commit that gathers, two at a time at most, so that others need not wait.
-Each entry made of a batch says how far the batch is appended with it, so both are true or neither.
+Theory of operation. A batch is *decided* by a journal entry that names its producer, its number and its
+staged files. A decided batch is always appended, whatever happens, one batch after another. A thread reads
+pieces of the batch, and the pieces join the commit that gathers. At most two pieces are pending, so that
+other requests need not wait. Each entry of a batch records the batch's progress including this entry, so that
+the records and the progress are committed together or not at all.
 
     asked ──decision committed──▶ being appended ──last entry committed──▶ answered ──applied──▶ files deleted
 
-Events of Logux are not appended here: whoever knows their ids stores those that are new. The rest of a piece
-waits until they are durable, and only then is it said how far the batch has come. After a crash they are
-given once more, which their ids make harmless. It is the same with messages for channels, which whoever
-stores them knows again by their place in the batch.
+Topics under some prefixes have an *owner*, which stores their records and recognises duplicates. The other
+records of a piece wait until the owned records are durable, and only then the batch's progress is recorded.
+After a crash the owner gets the records again, and stores none of them twice.
 
-What a channel would refuse must not be decided: a batch with messages is looked through before, and those who
-ask meanwhile are decided behind it.
+A batch that an owner would refuse must not be decided, so owners check it first. Later requests wait and are
+decided after it.
 
-A number that was decided before is a duplicate; one that was passed over is refused. What is not here: staged
-files (`staging.py`), their blocks (`blocks.py`), entries (`commit.py`), what the applier does with them.
+A number that was decided before is a duplicate; a number that was skipped is refused. Elsewhere: staged
+files (`staging.py`), their blocks (`blocks.py`), entries (`log/commit/`), and applying them (`log/apply/`).
 """
 
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from headrace.errors import BatchNumberError, StoreFailedError
-from headrace.log.batch_parts import (
-    Answer,
-    Appender,
-    BatchAnswer,
-    BatchRefusedError,
-    Decision,
-    Events,
-    Messages,
-    Part,
+from headrace.errors import BatchNumberError, HeadraceError, StoreFailedError
+from headrace.log.batch.blocks import Block, Damaged, prefix_of, read_staged
+from headrace.log.batch.staging import Staging
+from headrace.log.catalogue.catalogue import BATCHES_NAME, Catalogue
+from headrace.log.commit.journal import (
+    RECENT_MAX,
+    Producer,
+    Progress,
+    Recent,
+    StagedFile,
+    StagedFiles,
 )
-from headrace.log.blocks import Block, Damaged, read_staged
-from headrace.log.catalogue import BATCHES_NAME, Catalogue
-from headrace.log.entries import RECENT_MAX, Producer, Progress, Recent, StagedFile, StagedFiles
 from headrace.log.layout import Layout
-from headrace.log.quarantine import quarantine_file
+from headrace.log.recovery.quarantine import quarantine_file
 from headrace.log.runner import Runner
-from headrace.log.staging import Staging
 from headrace.printing import quoted
+
+
+class BatchAnswer(NamedTuple):
+    duplicate: bool
+    records: int
+    """Number of appended records: 0 for a duplicate."""
+    damaged: int = 0
+    """Number of blocks and files that could not be read: their records are lost."""
+
+
+class BatchRefusedError(HeadraceError):
+    """An owner would not store a record of the batch. Nothing is decided, and the uploads are kept."""
+
+
+Answer = Callable[[BatchAnswer | BatchRefusedError | None], None]
+"""Called with None if the store stops before the answer: the caller must repeat the request later."""
+
+
+class Decision(NamedTuple):
+    producer: str
+    number: int
+    files: list[StagedFile]
+
+
+class BatchPart(NamedTuple):
+    """A block of a batch, and the batch's progress including this block."""
+
+    block: Block
+    producer: str
+    number: int
+    progress: Progress
+
+    def extra(self) -> Producer:
+        return Producer(self.producer.encode(), self.number, 0, self.progress)
+
+
+class Appender(Protocol):
+    """The part of the store that adds decisions and blocks to commits."""
+
+    @property
+    def last_sequence(self) -> int:
+        """Number of the last commit."""
+
+    def decide(self, decision: Decision, done: Callable[[], None]) -> None: ...
+
+    def append_parts(
+        self, parts: list[BatchPart], end: Producer | None, done: Callable[[], None]
+    ) -> None:
+        """Append blocks in order; record `end` after them unless an entry of theirs already does."""
+
+
+class TopicOwner(Protocol):
+    """The component that stores the records of all topics under one prefix."""
+
+    def check(
+        self,
+        blocks: Callable[[], Iterator[Block]],
+        done: Callable[[BaseException | None], None],
+    ) -> None:
+        """Call `done` with None if the owner would store all records of a batch that is not decided yet.
+
+        Call `done` with a BatchRefusedError if the owner would not, and with any other error to be asked
+        again later. `blocks` reads files: call it in a thread.
+        """
+
+    def add(
+        self, batch: bytes, parts: Sequence[BatchPart], done: Callable[[BaseException | None], None]
+    ) -> None:
+        """Store the records that are new, in the order of each topic; call `done` when all are durable.
+
+        Call `done` with an error to get the records again later. Do not call it when the store fails. `batch`
+        is the id of the batch's first staged file, which is unique: producers and numbers may be reused.
+        """
+
 
 logger = logging.getLogger(__name__)
 
 BATCH_FILES_MAX = 100_000
-"""Staged files that one batch may name."""
+"""Largest number of staged files in one batch."""
 
 PRODUCER_BYTES_MAX = 255
 
 _PIECES_MAX = 2
-"""Pieces of a batch that are given to commits and not committed: one is written while one gathers."""
+"""Largest number of uncommitted pieces of a batch: one is written while one gathers."""
 
 
 class _Batch:
     def __init__(self, decision: Decision, progress: Progress) -> None:
         self.producer, self.number, self.files = decision
+        self.prefixes: frozenset[str] | None = None
+        """Prefixes of the owners of its topics; None until they are known."""
         self.checking = False
         self.checked = False
-        """Whether it may be decided."""
+        """True if the batch may be decided."""
         self.given = False
-        """Whether its decision was given to a commit."""
+        """True once a commit has the batch's decision."""
         self.decided = False
         self.progress = progress
-        """What was read and given to commits."""
+        """End of the part that was read and given to commits."""
         self.pieces = 0
-        """What was given to commits and is not committed."""
+        """Number of pieces that are given to commits and not committed."""
         self.records = self.damaged = 0
         self.asked: Answer | None = None
-        """Whoever asked first, in this life of the server."""
+        """Callback of the first request since the server's start."""
         self.waiters: list[Answer] = []
-        """Whoever asked again."""
+        """Callbacks of repeated requests."""
 
     @property
     def is_read(self) -> bool:
         return self.progress.file == len(self.files)
 
     def is_of(self, staged: Sequence[str]) -> bool:
-        """Whether it was asked for with these files; empty ones are not remembered."""
+        """True if all files of the batch are among `staged`; the batch does not list its empty files."""
         return {file.id.hex() for file in self.files} <= set(staged)
 
     def take_waiters(self) -> list[Answer]:
-        """Everyone who is to be answered, once."""
+        """Return and clear the callbacks, so that each is called once."""
         waiters = [self.asked, *self.waiters] if self.asked is not None else self.waiters
         self.asked, self.waiters = None, []
         return waiters
 
 
 class _Piece(NamedTuple):
-    """What was read of a batch at once."""
+    """The part of a batch that one read returned."""
 
     batch: _Batch
-    events: list[Block]
-    messages: list[Part]
-    parts: list[Part]
-    """The others: they wait for the events and messages."""
-
-    @property
-    def is_plain(self) -> bool:
-        return not (self.events or self.messages)
+    owned: dict[str, list[BatchPart]]
+    """Parts that owners store, by the owner's prefix."""
+    parts: list[BatchPart]
+    """The other parts: they wait until the owners have stored theirs."""
 
 
 class _Found(NamedTuple):
@@ -114,7 +183,7 @@ class _Found(NamedTuple):
 
 
 class Batches:
-    """Called from the loop only."""
+    """All batches that are not completely appended. Called from the loop only."""
 
     def __init__(
         self,
@@ -123,6 +192,8 @@ class Batches:
         runner: Runner,
         staging: Staging,
         appender: Appender,
+        *,
+        prefixes: Sequence[str],
         piece_bytes: int,
     ) -> None:
         self._catalogue = catalogue
@@ -132,21 +203,21 @@ class Batches:
         self._appender = appender
         self._piece_bytes = piece_bytes
         self._batches: deque[_Batch] = deque()
-        """In the order in which they were asked for, which is that of their decisions."""
+        """Batches in the order of their requests, which is the order of their decisions."""
         self._unapplied: dict[str, list[tuple[int, int]]] = {}
-        """Numbers of producers, each with its commit, until the catalogue knows it."""
+        """Decided numbers by producer, each with its commit, until the catalogue has them."""
         self._appended: deque[tuple[int, list[StagedFile]]] = deque()
-        """Files of batches that are done, until the commit that says so is applied."""
+        """Files of completely appended batches, until the last commit of the batch is applied."""
         self._reading = False
-        self._events: Events | None = None
-        self._messages: Messages | None = None
+        self._prefixes = prefixes
+        self._owners: dict[str, TopicOwner] = {}
         self._held: _Piece | None = None
-        """The piece whose events and messages are not durable yet."""
+        """The piece whose owned records are not durable yet."""
         self._stopped = False
         self._troubled = False
-        """Whether reading failed for a reason that may pass: it is tried again with the next tick."""
+        """True if a batch could not be read for a reason that may pass: the next tick retries."""
         self.damage_count = 0
-        """Blocks and files that could not be read when their batch was appended."""
+        """Number of blocks and files that could not be read when their batch was appended."""
         for row in sorted(catalogue.batches(), key=lambda row: (row.ms, row.number)):
             files = msgspec.msgpack.decode(row.staged, type=StagedFiles)
             batch = _Batch(
@@ -162,7 +233,7 @@ class Batches:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything will be given to commits without being asked for."""
+        """True if batches will add to commits without a new request."""
         is_adding = self._held is not None and self._can_add(self._held)
         return is_adding or (bool(self._batches) and not self._stopped)
 
@@ -170,30 +241,24 @@ class Batches:
     def pending(self) -> int:
         return len(self._batches)
 
-    def take_events(self, events: Events) -> None:
-        """From now on there is someone to store events; batches that have any have waited for it."""
-        self._events = events
-        if self._held is not None and self._held.events:
-            self._add(self._held)
-
-    def take_messages(self, messages: Messages) -> None:
-        """The same for messages of channels."""
-        self._messages = messages
-        if self._held is not None and self._held.messages:
+    def take_over(self, prefix: str, owner: TopicOwner) -> None:
+        """Register the owner of a prefix, and resume batches with records of its topics."""
+        self._owners[prefix] = owner
+        if self._held is not None and prefix in self._held.owned:
             self._add(self._held)
         self._check_all()
 
     def decide(self, producer: str, number: int, staged: Sequence[str], answer: Answer) -> None:
         """Append the staged files' records, unless this number was decided before.
 
-        Raises UnknownStagedError, StagedClaimedError and BatchNumberError, and then nothing is decided.
+        Raises UnknownStagedError, StagedClaimedError or BatchNumberError; then nothing is decided.
         """
         if self._stopped:
             self._runner.soon(lambda: answer(None))
             return
         for batch in self._batches:
             if (batch.producer, batch.number) == (producer, number):
-                # The first request is on its way: this one is answered when that one is.
+                # The first request is pending: both are answered at the same time.
                 if batch.asked is None and batch.is_of(staged):
                     batch.asked = answer
                 else:
@@ -207,15 +272,16 @@ class Batches:
         decision = Decision(producer, number, self._staging.claim(staged))
         batch = _Batch(decision, Progress())
         batch.asked = answer
-        batch.checked = not self._staging.may_have_messages(decision.files)
+        batch.prefixes = self._staging.prefixes(decision.files)
+        batch.checked = batch.prefixes == frozenset()
         self._batches.append(batch)
         if batch.checked:
             self._decide_checked()
         else:
-            self._look(batch)
+            self._check(batch)
 
     def withdraw(self, answer: Answer) -> None:
-        """Whoever asked has been told to ask again."""
+        """Remove the callback of a caller that was told to retry."""
         for batch in self._batches:
             if batch.asked is answer:
                 batch.asked = None
@@ -223,7 +289,7 @@ class Batches:
                 batch.waiters.remove(answer)
 
     def tick(self) -> None:
-        """Called a few times a second."""
+        """Retry after a failed read. Called several times a second."""
         if self._troubled:
             self._troubled = False
             self._check_all()
@@ -233,7 +299,10 @@ class Batches:
                 self._go_on()
 
     def applied(self, sequence: int) -> None:
-        """The catalogue holds everything up to this commit, and what it no longer names is deleted."""
+        """Forget numbers and files of commits up to `sequence`.
+
+        The catalogue holds these commits now, and the files that it no longer names are deleted.
+        """
         rest = {
             producer: [one for one in known if one[1] > sequence]
             for producer, known in self._unapplied.items()
@@ -243,7 +312,7 @@ class Batches:
             self._staging.forget(self._appended.popleft()[1])
 
     def stop(self) -> None:
-        """Begin nothing more: what is decided goes on at the next start."""
+        """Start no more work: the next start of the server continues with decided batches."""
         self._stopped = True
         if self._troubled:
             self._held = None
@@ -252,7 +321,7 @@ class Batches:
                 self._runner.soon(partial(answer, None))
 
     def _was_decided(self, producer: str, number: int) -> bool:
-        """Raises BatchNumberError for one that was passed over."""
+        """True if the number was decided before; raise BatchNumberError for a number that was skipped."""
         row = self._catalogue.producer(BATCHES_NAME, producer.encode())
         known = msgspec.msgpack.decode(row.recent, type=Recent) if row is not None else []
         knows_all = len(known) < RECENT_MAX
@@ -269,35 +338,52 @@ class Batches:
             )
         return True
 
-    def _look(self, batch: _Batch) -> None:
-        """Whether it has messages: of uploads from before the start nobody knows."""
+    def _check(self, batch: _Batch) -> None:
         batch.checking = True
-        blocks = partial(_messages, self._layout, batch.files, self._piece_bytes)
+        if batch.prefixes is not None:
+            self._ask_owners(batch, iter(sorted(batch.prefixes)))
+            return
+        blocks = self._blocks(batch, self._prefixes)
         self._runner.background(
-            lambda: next(blocks(), None) is not None, partial(self._looked, batch)
+            lambda: frozenset(prefix_of(one.topic, self._prefixes) or "" for one in blocks()),
+            partial(self._looked, batch),
         )
 
-    def _looked(self, batch: _Batch, has_messages: bool | BaseException) -> None:
-        if isinstance(has_messages, BaseException) or not has_messages:
-            self._have_checked(batch, has_messages or None)
-            return
-        if self._messages is None:
-            batch.checking = False
-            return
-        blocks = partial(_messages, self._layout, batch.files, self._piece_bytes)
-        self._messages.check(blocks, partial(self._have_checked, batch))
+    def _looked(self, batch: _Batch, prefixes: frozenset[str] | BaseException) -> None:
+        if isinstance(prefixes, BaseException):
+            self._have_checked(batch, prefixes)
+        else:
+            batch.prefixes = prefixes
+            self._ask_owners(batch, iter(sorted(prefixes)))
+
+    def _ask_owners(
+        self, batch: _Batch, prefixes: Iterator[str], trouble: BaseException | None = None
+    ) -> None:
+        """Ask one owner after another whether it would store its part of a batch."""
+        prefix = next(prefixes, None) if trouble is None else None
+        if prefix is None:
+            self._have_checked(batch, trouble)
+        elif prefix not in self._owners:
+            batch.checking = False  # until this owner is registered
+        else:
+            blocks = self._blocks(batch, (prefix,))
+            self._owners[prefix].check(blocks, partial(self._ask_owners, batch, prefixes))
+
+    def _blocks(self, batch: _Batch, prefixes: Sequence[str]) -> Callable[[], Iterator[Block]]:
+        """Return a function that reads the blocks of topics under some prefixes, for a thread."""
+        return partial(_blocks_under, prefixes, self._layout, batch.files, self._piece_bytes)
 
     def _check_all(self) -> None:
-        """Those that could not be checked before."""
+        """Check batches that could not be checked before."""
         for batch in self._batches:
             if not (batch.checked or batch.checking):
-                self._look(batch)
+                self._check(batch)
 
     def _have_checked(self, batch: _Batch, trouble: BaseException | None) -> None:
         batch.checking = False
         if self._stopped:
             return
-        with contextlib.suppress(StoreFailedError):  # then nobody is answered
+        with contextlib.suppress(StoreFailedError):  # then no caller is answered
             if isinstance(trouble, BatchRefusedError):
                 self._refuse(batch, trouble)
             elif trouble is not None:
@@ -315,7 +401,7 @@ class Batches:
         self._go_on()
 
     def _decide_checked(self) -> None:
-        """In the order in which they were asked for."""
+        """Commit the decisions of checked batches, in the order of their requests."""
         for batch in self._batches:
             if not batch.checked:
                 return
@@ -329,11 +415,11 @@ class Batches:
         known = self._unapplied.setdefault(batch.producer, [])
         known.append((batch.number, self._appender.last_sequence))
         if batch.is_read:
-            self._finish_if_done(batch)  # it has no records
+            self._finish_if_done(batch)  # the batch has no records
         self._go_on()
 
     def _go_on(self) -> None:
-        """Read the next piece of the batch whose turn it is, unless enough of it is on its way."""
+        """Read the next piece of the first batch, unless enough of its pieces are pending."""
         if self._reading or self._held or self._stopped or self._troubled or not self._batches:
             return
         batch = self._batches[0]
@@ -352,32 +438,34 @@ class Batches:
         if isinstance(found, BaseException):
             self._have_trouble(batch, found)
             return
-        piece = _Piece(batch, [], [], [])
+        piece = _Piece(batch, {}, [])
         for what, file, progress in found:
             if isinstance(what, Damaged):
                 self.damage_count += 1
                 batch.damaged += 1
                 logger.error(
                     "batch %d of producer %s: damage: staged file %s: %s: its records are lost",
-                    *(batch.number, quoted(batch.producer), file.id.hex(), what.reason),
+                    batch.number,
+                    quoted(batch.producer),
+                    file.id.hex(),
+                    what.reason,
                 )
                 continue
             batch.records += what.record_count
-            part = Part(what, batch.producer, batch.number, progress)
-            if what.has_events:
-                piece.events.append(what)
-            elif what.has_messages:
-                piece.messages.append(part)
-            else:
+            part = BatchPart(what, batch.producer, batch.number, progress)
+            prefix = prefix_of(what.topic, self._prefixes)
+            if prefix is None:
                 piece.parts.append(part)
-        batch.progress = found[-1].progress
-        if piece.parts or not piece.is_plain or batch.is_read:
-            batch.pieces += 1
-            if piece.is_plain:
-                self._append(piece)
             else:
+                piece.owned.setdefault(prefix, []).append(part)
+        batch.progress = found[-1].progress
+        if piece.parts or piece.owned or batch.is_read:
+            batch.pieces += 1
+            if piece.owned:
                 self._held = piece
                 self._add(piece)
+            else:
+                self._append(piece)
         self._go_on()
 
     def _have_trouble(self, batch: _Batch, trouble: BaseException) -> None:
@@ -386,22 +474,24 @@ class Batches:
         self._troubled = True
 
     def _can_add(self, piece: _Piece) -> bool:
-        """Whether those are there who store what it has."""
-        has_events = not piece.events or self._events is not None
-        return has_events and (not piece.messages or self._messages is not None)
+        """True once all owners of the piece's records are registered."""
+        return piece.owned.keys() <= self._owners.keys()
 
     def _add(self, piece: _Piece) -> None:
-        if not self._can_add(piece):
-            return
-        if piece.events and self._events is not None:
-            self._events.add(piece.events, partial(self._added_events, piece))
-        else:
-            self._added_events(piece, None)
+        if self._can_add(piece):
+            self._add_next(piece, iter(piece.owned.items()))
 
-    def _added_events(self, piece: _Piece, trouble: BaseException | None) -> None:
-        if trouble is None and piece.messages and self._messages is not None:
+    def _add_next(
+        self,
+        piece: _Piece,
+        owned: Iterator[tuple[str, list[BatchPart]]],
+        trouble: BaseException | None = None,
+    ) -> None:
+        """Give each owner its records, one owner after another, then continue with the batch."""
+        prefix, parts = next(owned, ("", [])) if trouble is None else ("", [])
+        if prefix:
             first = piece.batch.files[0].id
-            self._messages.add(first, piece.messages, partial(self._added, piece))
+            self._owners[prefix].add(first, parts, partial(self._add_next, piece, owned))
         else:
             self._added(piece, trouble)
 
@@ -409,18 +499,18 @@ class Batches:
         if trouble is not None:
             self._have_trouble(piece.batch, trouble)
             if self._stopped:
-                self._held = None  # the next start gives them again
+                self._held = None  # the owners get the records again after the next start
             return
         self._held = None
-        # Also when the store is about to stop: it waits for what is under way.
+        # The piece is appended even if the store is stopping: the store waits for pending work.
         self._append(piece)
         self._go_on()
 
     def _append(self, piece: _Piece) -> None:
         batch = piece.batch
         end = None
-        if batch.is_read or not piece.is_plain:
-            # No entry of the events and messages says it.
+        if batch.is_read or piece.owned:
+            # The owned records have no entry that records the batch's progress.
             end = Producer(batch.producer.encode(), batch.number, 0, batch.progress)
         self._appender.append_parts(piece.parts, end, lambda: self._committed(batch))
 
@@ -442,20 +532,24 @@ class Batches:
                 answer(BatchAnswer(duplicate=True, records=0))
 
 
-def _messages(layout: Layout, files: list[StagedFile], bytes_max: int) -> Iterator[Block]:
-    """The blocks for channels, in their order; what is damaged is told when it is appended. For a thread."""
+def _blocks_under(
+    prefixes: Sequence[str], layout: Layout, files: list[StagedFile], bytes_max: int
+) -> Iterator[Block]:
+    """Yield the blocks of topics under some prefixes, in order. Damage is reported later, on appending."""
     for file in files:
         path, position = layout.staged_file(file.id.hex()), 0
         while position < file.size:
             blocks = read_staged(path, position, file.size, bytes_max)
-            yield from (what for what, _ in blocks if isinstance(what, Block) and what.has_messages)
+            for what, _ in blocks:
+                if isinstance(what, Block) and prefix_of(what.topic, prefixes) is not None:
+                    yield what
             position = blocks[-1].next
 
 
 def _read(
     layout: Layout, files: list[StagedFile], progress: Progress, bytes_max: int
 ) -> list[_Found]:
-    """Blocks from `progress` on, over the ends of files, until they are many enough. For a thread."""
+    """Return blocks from `progress` on, across files, until they reach `bytes_max`. Runs in a thread."""
     found: list[_Found] = []
     number, position = progress.file, progress.position
     taken = 0

@@ -1,42 +1,36 @@
-"""Blocks: records of one topic with a header, as uploads bring them and as staged files hold them.
+"""Blocks: records of one topic with a header, in the format of uploads and of staged files.
 
-Leaves out files (`staging.py`) and what becomes of the records (`batches.py`).
+Elsewhere: files (`staging.py`) and appending the records (`batches.py`).
 
     uploaded  "HRB1", name length, record count, length of the records, crc of the records; name; records
     staged    the same, with the crc of the other header fields and the name in place of "HRB1"
 
-The crc of a staged header starts from a seed that depends on the file's random id, and on where in the file
-the block begins. So behind a damaged header a reader finds the next block by this crc, and neither a payload
-nor a copy of a block in another place is taken for it.
+The crc of a staged header starts from a seed that depends on the file's random id and on the block's place in
+the file. So a reader finds the next block after a damaged header by this crc, and mistakes neither a payload
+nor a copy of a block in another place for it.
 
-A block holds no more than a run may: it becomes one entry of the journal, and nobody touches its records
-on the way. Those of logs of Logux and of channels are the exception: each is checked here, and stored once.
+A block is no longer than a run may be: it becomes one entry of the journal, and its records are not touched
+on the way. Records of topics that have an owner (`batches.py`) are the exception: each is checked here.
 """
 
 import errno
 import os
 import re
 import struct
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from crc32c import crc32c
 
-from headrace.channel_envelope import BadMessageError
 from headrace.errors import BadBlockError, BadTopicNameError
-from headrace.log.file_reads import read_patiently
-from headrace.log.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
-from headrace.log.message_rows import check_row
+from headrace.log.disk import read_patiently
+from headrace.log.read.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
 from headrace.log.records import holds, split_records
-from headrace.logux_envelope import BadEnvelopeError, check_envelope
 from headrace.model import (
-    CHANNEL_PREFIX,
-    ENVELOPE_PREFIXES,
-    LOGUX_PREFIX,
     RECORD_HEADER_BYTES,
     RESERVED_TOPIC_BYTES_MAX,
-    check_publish_topic,
-    check_topic_name,
+    check_upload_topic,
     present_name,
 )
 
@@ -48,10 +42,14 @@ HEADER_BYTES = _HEADER.size
 BLOCK_BYTES_MAX = HEADER_BYTES + RESERVED_TOPIC_BYTES_MAX + RUN_BYTES_MAX
 
 _LIKE_A_HEADER = re.compile(rb"(?=.{4}[\x00\x01].\x00\x00..\x00.{7})", re.DOTALL)
-"""A name, a number of records and a length that are not too large."""
+"""Pattern of a header whose name length, record count and data length are not too large."""
 
 _NAMES_CACHED_MAX = 1024
-"""Topic names that were found right: an upload has few, or each of them seldom."""
+"""Number of cached valid topic names: an upload has few names, or repeats each one seldom."""
+
+
+Checks = Mapping[str, Callable[[bytes], object]]
+"""Functions by topic prefix: each raises ValueError for a payload that may not be uploaded there."""
 
 
 class Block(NamedTuple):
@@ -60,60 +58,44 @@ class Block(NamedTuple):
     data: bytes | memoryview
     """Whole records."""
 
-    @property
-    def has_events(self) -> bool:
-        """Whether its records are events of Logux."""
-        return self.topic.startswith(LOGUX_PREFIX)
-
-    @property
-    def has_messages(self) -> bool:
-        """Whether its records are messages for a channel."""
-        return self.topic.startswith(CHANNEL_PREFIX)
-
     def payloads(self) -> list[bytes]:
         records = split_records(bytes(self.data), self.record_count)
         return [record[RECORD_HEADER_BYTES:] for record in records]
 
 
 def encode_block(topic: str, data: bytes, record_count: int) -> bytes:
-    """A block as an upload brings it."""
+    """Return a block in the format of an upload."""
     return encode_block_header(topic, data, record_count) + data
 
 
 def encode_block_header(topic: str, data: bytes | memoryview, record_count: int) -> bytes:
-    """What comes before the records in an upload."""
+    """Return the part of an uploaded block that precedes the records."""
     name = topic.encode()
     return _HEADER.pack(MAGIC, len(name), record_count, len(data), crc32c(data)) + name
 
 
-def check_block_topic(topic: str) -> None:
-    """Raise BadTopicNameError for one whose records cannot come in blocks."""
-    if not topic.startswith(ENVELOPE_PREFIXES):
-        check_publish_topic(topic)
-    elif topic == LOGUX_PREFIX:
-        raise BadTopicNameError(f"topic {topic!r} is no log of Logux: a name is missing behind it")
-    elif topic == CHANNEL_PREFIX:
-        raise BadTopicNameError(f"topic {topic!r} is no channel: a name is missing behind it")
-    else:
-        check_topic_name(topic)
+def prefix_of(topic: str, prefixes: Collection[str]) -> str | None:
+    """Return the prefix that a topic begins with; None if it begins with none of them."""
+    return next((prefix for prefix in prefixes if topic.startswith(prefix)), None)
 
 
 class BlockDecoder:
-    """Checks an upload while it arrives, in pieces of any size, and makes of it what is staged."""
+    """Checks an upload while it arrives, in pieces of any size, and converts it to the staged format."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, checks: Checks, seed: int = 0) -> None:
+        self._checks = checks
         self._seed = seed
         self.records = 0
-        """In all blocks so far."""
-        self.has_messages = False
-        """Whether any of them is for a channel."""
+        """Number of records in all blocks so far."""
+        self.prefixes: set[str] = set()
+        """Keys of `checks` with which topics of the upload begin."""
         self._rest = b""
         self._blocks = 0
         self._position = 0
         self._topics: dict[bytes, str] = {}
 
     def feed(self, *data: bytes) -> list[bytes | memoryview]:
-        """The parts of a staged file that `data` completes; raises BadBlockError."""
+        """Return the parts of a staged file that `data` completes; raise BadBlockError for a bad block."""
         buffer = b"".join((self._rest, *data))
         view = memoryview(buffer)
         parts: list[bytes | memoryview] = []
@@ -144,12 +126,12 @@ class BlockDecoder:
         return parts
 
     def finish(self) -> None:
-        """The upload has ended; raises BadBlockError when that was inside a block."""
+        """End the upload; raise BadBlockError if it ends inside a block."""
         if self._rest:
             raise self._bad("the body ends inside it")
 
     def _check_header(self, magic: bytes, name_bytes: int, count: int, length: int) -> None:
-        """Before its records arrive."""
+        """Check a header before the block's records arrive."""
         if magic != MAGIC:
             raise self._bad(f"it begins with {magic!r} instead of {MAGIC!r}")
         if name_bytes > RESERVED_TOPIC_BYTES_MAX:
@@ -168,7 +150,7 @@ class BlockDecoder:
             return topic
         try:
             topic = name.decode()
-            check_block_topic(topic)
+            check_upload_topic(topic, self._checks)
         except UnicodeDecodeError:
             raise self._bad("its topic name is not UTF-8") from None
         except BadTopicNameError as error:
@@ -179,14 +161,14 @@ class BlockDecoder:
         return topic
 
     def _check_records(self, block: Block) -> None:
-        if not block.topic.startswith(ENVELOPE_PREFIXES):
+        prefix = prefix_of(block.topic, self._checks)
+        if prefix is None:
             return
-        check = check_envelope if block.has_events else check_row
-        self.has_messages |= block.has_messages
+        self.prefixes.add(prefix)
         for number, payload in enumerate(block.payloads(), 1):
             try:
-                check(payload)
-            except (BadEnvelopeError, BadMessageError) as error:
+                self._checks[prefix](payload)
+            except ValueError as error:
                 raise self._bad(f"record {number}: {error}") from None
 
     def _bad(self, reason: str) -> BadBlockError:
@@ -194,36 +176,36 @@ class BlockDecoder:
 
 
 def staged_seed(staged_id: str) -> int:
-    """What the checksums of a staged file's headers start from.
+    """Return the seed of the checksums of a staged file's headers.
 
-    Without the first byte it is the seed of earlier versions, whose names of topics may have changed since.
+    Earlier versions used a seed without the first byte `$`. Their topic names may have changed since.
     """
     return crc32c(b"$" + staged_id.encode())
 
 
 class Damaged(NamedTuple):
-    """A block that cannot be read, or several, or the rest of a staged file."""
+    """One or more blocks, or the rest of a staged file, that cannot be read."""
 
     reason: str
 
 
-class Read(NamedTuple):
-    """A part of a staged file, and where the next begins."""
+class StagedRead(NamedTuple):
+    """A part of a staged file, and the position of the next part."""
 
     what: Block | Damaged
     next: int
 
 
-def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Read]:
-    """Blocks from `position` on, at least one; `size` is how long the file was made.
+def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[StagedRead]:
+    """Return blocks from `position` on, at least one; `size` is the length of the complete file.
 
-    Raises OSError for what may pass, such as too many open files.
+    Raises OSError for errors that may pass, such as too many open files.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             wanted = min(max(bytes_max, BLOCK_BYTES_MAX), size - position)
-            # Blocks are slices of it: what they become is a copy anyway.
+            # Blocks are slices of this buffer: encoding them for the journal makes a copy anyway.
             data = memoryview(read_patiently(fd, wanted, position)[0])
             first = memoryview(read_patiently(fd, HEADER_BYTES + RESERVED_TOPIC_BYTES_MAX, 0)[0])
         finally:
@@ -231,8 +213,8 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.EIO):
             raise
-        return [Read(Damaged(f"the file cannot be read: {error.strerror}"), size)]
-    found: list[Read] = []
+        return [StagedRead(Damaged(f"the file cannot be read: {error.strerror}"), size)]
+    found: list[StagedRead] = []
     seed, is_old = _seed_of(path.name, first, data, position)
     at = 0
     while at < bytes_max and position + at < size:
@@ -241,29 +223,29 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[Re
             what = what._replace(topic=present_name(what.topic.encode()).decode())
         if end is not None:
             at = end
-            found.append(Read(what, position + end))
+            found.append(StagedRead(what, position + end))
         elif found and position + len(data) < size:
-            break  # of this one only a part was read
+            break  # only a part of this block was read
         else:
             behind = _next_block(data, at + 1, position, seed)
             if behind is None:
-                # What was not read yet may still hold blocks; a header may begin in the last bytes.
+                # The unread rest may still hold blocks; a header may begin in the last bytes.
                 partly = seed is not None and len(data) == wanted < size - position
                 behind = max(at + 1, wanted - HEADER_BYTES - RESERVED_TOPIC_BYTES_MAX)
-                found.append(Read(what, position + behind if partly else size))
+                found.append(StagedRead(what, position + behind if partly else size))
                 break
             at = behind
-            found.append(Read(what, position + at))
+            found.append(StagedRead(what, position + at))
     return found
 
 
 def _seed_of(
     staged_id: str, first: memoryview, data: memoryview, position: int
 ) -> tuple[int | None, bool]:
-    """Return the seed of a file, and whether an earlier version staged the file.
+    """Return the seed of a file, and True if an earlier version staged the file.
 
-    The first header of the file shows both. Where that header is damaged, the next block does. The seed is
-    None for a file of the earliest version: nothing in such a file tells a block from a payload.
+    The first header of the file shows both. If that header is damaged, the next block shows them. The seed is
+    None for a file of the earliest version, in which nothing distinguishes a block from a payload.
     """
     seed, old_seed = staged_seed(staged_id), crc32c(staged_id.encode())
     if len(first) >= HEADER_BYTES:
@@ -278,12 +260,12 @@ def _seed_of(
 
 
 def _placed(seed: int | None, place: int) -> int:
-    """What the checksum of a header at this place of the file starts from."""
+    """Return the seed of the checksum of a header at this place of the file."""
     return crc32c(_PLACE.pack(place), seed) if seed is not None else 0
 
 
 def _next_block(data: memoryview, at: int, position: int, seed: int | None) -> int | None:
-    """Where the next block begins whose header holds."""
+    """Return the place of the next block with a valid header, or None."""
     if seed is None:
         return None
     for match in _LIKE_A_HEADER.finditer(data, at):
@@ -304,9 +286,9 @@ def _header_holds(data: memoryview, at: int, seed: int) -> bool:
 def _staged_block(
     data: memoryview, at: int, position: int, seed: int | None
 ) -> tuple[Block | Damaged, int | None]:
-    """The block and where it ends; None when that is not known, or not in `data`.
+    """Return the block and its end; the end is None if it is not known or not in `data`.
 
-    `position` is where `data` begins in the file.
+    `position` is the place of `data` in the file.
     """
     name_at = at + HEADER_BYTES
     if name_at > len(data):

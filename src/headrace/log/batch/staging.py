@@ -1,8 +1,8 @@
-"""Staged files: uploads that wait for their batch, durable and shown to nobody. Knows no topics.
+"""Staged files: durable uploads that wait for their batch and are not visible to readers. Knows no topics.
 
-A file is written under another name, and has its own when it is complete and on disk. It is *claimed* by
-the batch that names it; the applier deletes it when that batch is in the segments (`applier.py`). What nobody
-has claimed for `limits.staged_age_s` is deleted here.
+A file is written under a temporary name, and gets its own name when it is complete and on disk. A batch that
+names the file *claims* it. The applier deletes the file when that batch is in the segments (`log/apply/`).
+A file that no batch has claimed for `limits.staged_age_s` is deleted here.
 """
 
 import errno
@@ -16,25 +16,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.config import Limits
+from headrace.config.settings import Limits
 from headrace.errors import StagedClaimedError, StagingFullError, UnknownStagedError
-from headrace.log.blocks import BlockDecoder, staged_seed
+from headrace.log.batch.blocks import BlockDecoder, Checks, staged_seed
+from headrace.log.commit.journal import StagedFile
 from headrace.log.disk import Disk
-from headrace.log.entries import StagedFile
 from headrace.log.layout import Layout
 from headrace.log.runner import Runner
 
 STAGED_FILE_BYTES_MAX = 4 << 30
-"""The longest upload: longer ones are split by whoever makes them."""
+"""Largest size of an upload: the client must split longer ones."""
 
 SWEEP_S = 600.0
-"""How often files that nobody has claimed are looked for."""
+"""Seconds between two searches for files that no batch has claimed."""
 
 _SYNC_BYTES = 8 << 20
-"""How much of an upload is written before the disk is told to begin with it."""
+"""Bytes of an upload that are written before the disk is told to start writing them out."""
 
 ROOM_BYTES_MIN = 64 << 20
-"""What uploads leave free besides the room that appending them takes: publishers need it more."""
+"""Free space that uploads leave for publishers, besides the space that appending the uploads takes."""
 
 _ROOM_STEP_BYTES = 8 << 20
 
@@ -43,45 +43,45 @@ _UNFINISHED = ".new"
 
 
 @dataclass(slots=True)
-class Staged:
-    """A complete file."""
+class CompleteUpload:
+    """A complete staged file."""
 
     id: str
     size: int
     since_s: float
-    """When it was uploaded, by the monotonic clock."""
+    """Time of the upload, by the monotonic clock."""
     claimed: bool = False
-    has_messages: bool = True
-    """Whether there may be messages for channels in it: not known of one from before the start."""
+    prefixes: frozenset[str] | None = None
+    """Prefixes of the owners of its topics; None, for unknown, if the file is from before the start."""
 
 
-class Upload:
-    """A staged file that is being written: for any thread, one call at a time."""
+class StagingUpload:
+    """A staged file that is being written. Usable from any thread, one call at a time."""
 
-    def __init__(self, layout: Layout, disk: Disk) -> None:
+    def __init__(self, layout: Layout, disk: Disk, checks: Checks) -> None:
         self.id = secrets.token_hex(16)
         self.size = 0
-        """What was reserved for it."""
+        """Number of bytes reserved for the file."""
         self._path = layout.staged_file(self.id)
         self._unfinished = self._path.with_suffix(_UNFINISHED)
         self._disk = disk
-        self._decoder = BlockDecoder(staged_seed(self.id))
+        self._decoder = BlockDecoder(checks, staged_seed(self.id))
         self._fd: int | None = None
         self._written = self._sync_started = 0
         self._lock = threading.Lock()
         self._over = False
-        """Whether it was given up: what a thread still does for it must not bring it back."""
+        """True once the upload was aborted: a thread that still works on it must not recreate the file."""
 
     @property
     def records(self) -> int:
         return self._decoder.records
 
     @property
-    def has_messages(self) -> bool:
-        return self._decoder.has_messages
+    def prefixes(self) -> frozenset[str]:
+        return frozenset(self._decoder.prefixes)
 
     def feed(self, *data: bytes) -> None:
-        """Check and write what has arrived; raises BadBlockError and StagingFullError."""
+        """Check and write the data that has arrived; raise BadBlockError or StagingFullError."""
         with self._lock, _no_room():
             if self._over:
                 return
@@ -98,7 +98,7 @@ class Upload:
                 self._sync_started = self._written
 
     def finish(self) -> None:
-        """Make it durable, and give it its name."""
+        """Make the file durable, and give it its name."""
         with self._lock, _no_room():
             if self._over:
                 return
@@ -111,7 +111,7 @@ class Upload:
             self._disk.sync_directory(self._path.parent)
 
     def abort(self) -> None:
-        """Leave nothing of it."""
+        """Give up the upload and delete its unfinished file."""
         with self._lock:
             self._over = True
             self._close()
@@ -124,34 +124,41 @@ class Upload:
 
 
 class Staging:
-    """Which staged files there are, and which of them are claimed. Called from the loop only."""
+    """The set of staged files, and their claims. Called from the loop only."""
 
     def __init__(
-        self, layout: Layout, disk: Disk, runner: Runner, limits: Limits, now_ms: int
+        self,
+        layout: Layout,
+        disk: Disk,
+        runner: Runner,
+        limits: Limits,
+        checks: Checks,
+        now_ms: int,
     ) -> None:
         self._layout = layout
         self._disk = disk
         self._runner = runner
         self.limits = limits
-        self._files: dict[str, Staged] = {}
+        self._checks = checks
+        self._files: dict[str, CompleteUpload] = {}
         self._swept_s = 0.0
         self.bytes = 0
-        """Of all files, and of those that are being uploaded."""
+        """Size of all files, including those that are being uploaded."""
         now_s, now = time.monotonic(), time.time()
         for path, found in _complete(layout):
-            # The system's time of the file is the wall clock's, which may have jumped: the lesser age is
-            # never too much.
+            # The file's time is from the wall clock, which may have jumped. The smaller of both ages is used,
+            # so that no file is deleted too early.
             age_s = max(0.0, min(now, now_ms / 1000) - found.st_mtime)
-            self._files[path.name] = Staged(path.name, found.st_size, now_s - age_s)
+            self._files[path.name] = CompleteUpload(path.name, found.st_size, now_s - age_s)
             self.bytes += found.st_size
 
     # Uploading
 
-    def begin(self) -> Upload:
-        return Upload(self._layout, self._disk)
+    def begin(self) -> StagingUpload:
+        return StagingUpload(self._layout, self._disk, self._checks)
 
-    def reserve(self, upload: Upload, size: int) -> None:
-        """Make sure that there may be so many more bytes of it; raises StagingFullError."""
+    def reserve(self, upload: StagingUpload, size: int) -> None:
+        """Reserve `size` more bytes for the upload; raise StagingFullError if they do not fit."""
         if self.bytes + size > self.limits.staged_bytes_max:
             raise StagingFullError(
                 f"{self.bytes} bytes are staged, limits.staged_bytes_max allows "
@@ -164,7 +171,10 @@ class Staging:
             self._check_room()
 
     def _check_room(self) -> None:
-        """What is staged is written once more, to segments: without room for that it would hold back all."""
+        """Raise StagingFullError unless the disk has room to append all staged records.
+
+        Staged records are written once more, to segments. Lack of room there would hold back all publishes.
+        """
         found = os.statvfs(self._layout.root)
         free = found.f_bavail * found.f_frsize
         if free < self.bytes + ROOM_BYTES_MIN:
@@ -173,21 +183,21 @@ class Staging:
                 "upload again when there is room"
             )
 
-    def keep(self, upload: Upload) -> None:
-        """It is finished."""
-        self._files[upload.id] = Staged(
-            upload.id, upload.size, time.monotonic(), has_messages=upload.has_messages
+    def keep(self, upload: StagingUpload) -> None:
+        """Add the file of a finished upload."""
+        self._files[upload.id] = CompleteUpload(
+            upload.id, upload.size, time.monotonic(), prefixes=upload.prefixes
         )
 
-    def drop(self, upload: Upload) -> None:
-        """It came to nothing."""
+    def drop(self, upload: StagingUpload) -> None:
+        """Abort an upload and release its reserved bytes."""
         self.bytes -= upload.size
         self._runner.background(upload.abort, lambda _: None)
 
     # Claiming
 
     def claim(self, ids: Sequence[str]) -> list[StagedFile]:
-        """Take the files for a batch, all or none; raises UnknownStagedError and StagedClaimedError."""
+        """Claim the files for a batch, all or none; raise UnknownStagedError or StagedClaimedError."""
         files = []
         for staged_id in ids:
             staged = self._files.get(staged_id)
@@ -198,38 +208,45 @@ class Staging:
             files.append(staged)
         for staged in files:
             staged.claimed = True
-        # One without records need not be remembered.
+        # A file without records need not be kept.
         self._delete([staged for staged in files if not staged.size])
         return [StagedFile(bytes.fromhex(one.id), one.size) for one in files if one.size]
 
     def release(self, files: Iterable[StagedFile]) -> None:
-        """Their batch was refused: another may claim them."""
+        """Release the files of a refused batch, so that another batch may claim them."""
         for file in files:
             self._files[file.id.hex()].claimed = False
 
-    def may_have_messages(self, files: Iterable[StagedFile]) -> bool:
-        return any(self._files[file.id.hex()].has_messages for file in files)
+    def prefixes(self, files: Iterable[StagedFile]) -> frozenset[str] | None:
+        """Return the prefixes of the owners of the files' topics; None if they are not known."""
+        found: set[str] = set()
+        for file in files:
+            prefixes = self._files[file.id.hex()].prefixes
+            if prefixes is None:
+                return None
+            found |= prefixes
+        return frozenset(found)
 
     def restore_claims(self, files: Iterable[StagedFile]) -> None:
-        """These are part of a batch that was decided before the start."""
+        """Claim the files of a batch that was decided before the start."""
         for file in files:
             staged = self._files.get(file.id.hex())
             if staged is not None:
                 staged.claimed = True
 
     def forget(self, files: Iterable[StagedFile]) -> None:
-        """The applier has deleted these."""
+        """Forget files that the applier has deleted."""
         for file in files:
             staged = self._files.pop(file.id.hex(), None)
             if staged is not None:
                 self.bytes -= staged.size
 
     def discard(self, ids: Collection[str]) -> None:
-        """Delete those of the files that are there and that nobody has claimed."""
+        """Delete the files that exist and that no batch has claimed."""
         found = [self._files[one] for one in dict.fromkeys(ids) if one in self._files]
         self._delete([staged for staged in found if not staged.claimed])
 
-    def _delete(self, files: Sequence[Staged]) -> None:
+    def _delete(self, files: Sequence[CompleteUpload]) -> None:
         for staged in files:
             del self._files[staged.id]
             self.bytes -= staged.size
@@ -238,7 +255,7 @@ class Staging:
             self._runner.background(lambda: _unlink(self._disk, paths), lambda _: None)
 
     def tick(self, now_s: float) -> None:
-        """Delete, every now and then, what nobody has claimed."""
+        """Delete, from time to time, old files that no batch has claimed."""
         if now_s - self._swept_s >= min(SWEEP_S, self.limits.staged_age_s):
             self._swept_s = now_s
             before_s = now_s - self.limits.staged_age_s
@@ -246,7 +263,7 @@ class Staging:
 
 
 def remove_unfinished(layout: Layout, disk: Disk) -> None:
-    """Delete what a crash left of uploads."""
+    """Delete the unfinished files of uploads that a crash interrupted."""
     for path in layout.staged.glob(f"*{_UNFINISHED}"):
         disk.unlink(path)
 
@@ -254,7 +271,7 @@ def remove_unfinished(layout: Layout, disk: Disk) -> None:
 def _complete(layout: Layout) -> Iterable[tuple[Path, os.stat_result]]:
     with os.scandir(layout.staged) as found:
         for entry in found:
-            # What has another name is not ours, and stays.
+            # Files with other names are not Headrace's, and are left alone.
             if _NAME.fullmatch(entry.name) and entry.is_file():
                 yield Path(entry.path), entry.stat()
 
@@ -266,7 +283,7 @@ def _unlink(disk: Disk, paths: list[Path]) -> None:
 
 @contextmanager
 def _no_room() -> Iterator[None]:
-    """Says in our words that the disk is full."""
+    """Translate the system's error for a full disk to StagingFullError."""
     try:
         yield
     except OSError as error:

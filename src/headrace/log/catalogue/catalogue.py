@@ -1,7 +1,8 @@
-"""The catalogue: what topics there are and how far they reach, in one SQLite file beside the segments.
+"""The catalogue: topics, their segments and their ends, in one SQLite file beside the segments.
 
-Written by the applier only, one transaction per journal file; read by anyone. Every row carries a checksum,
-so that a damaged one is noticed and not believed. What rows mean is `applier.py`'s business.
+Only the applier writes it, in one transaction per journal file; any process may read it. Every row has a
+checksum, so that a damaged row is noticed and not used. Elsewhere: the meaning of rows
+(`log/apply/applier.py`).
 """
 
 import sqlite3
@@ -14,7 +15,7 @@ from typing import Self
 import msgspec
 
 from headrace.errors import DataDirectoryError
-from headrace.log.catalogue_rows import (
+from headrace.log.catalogue.rows import (
     ADDED,
     FORMAT,
     NAMED,
@@ -22,7 +23,7 @@ from headrace.log.catalogue_rows import (
     TABLES,
     BatchRow,
     CursorRow,
-    Meta,
+    DirectoryMeta,
     MetaRow,
     NoteRow,
     ProducerRow,
@@ -47,13 +48,13 @@ FILE_NAME = "catalogue.sqlite"
 BACKUP_NAME = "catalogue.backup.sqlite"
 
 INTEGER_MAX = (1 << 63) - 1
-"""The largest number SQLite holds; an offset on the wire may be larger and then lies past every end."""
+"""Largest number in SQLite. An offset from a client may be larger, and is then past every end."""
 
 TOMBSTONES_MAX = 10_000
-"""Destroyed names remembered one by one; older ones fold into the floor."""
+"""Largest number of destroyed names with a tombstone each; older tombstones are merged into the floor."""
 
 BATCHES_NAME = b""
-"""Stands in `producers` where others have a topic: the numbers of batches. No topic is called so."""
+"""Replaces the topic in rows of `producers` that hold numbers of batches. No topic has this name."""
 
 _encode = msgspec.msgpack.encode
 _RESERVED = tuple(prefix.encode() for prefix in ENVELOPE_PREFIXES)
@@ -64,11 +65,11 @@ _Named = TopicRow | TombstoneRow | CursorRow | ProducerRow
 
 
 class DamagedCatalogueError(DataDirectoryError):
-    """The catalogue cannot be believed: it is rebuilt from the index files and the last backup."""
+    """The catalogue is not usable: it must be rebuilt from the index files and the last backup."""
 
 
 class UnreadableCatalogueError(DamagedCatalogueError):
-    """The disk cannot read the catalogue, perhaps only for now."""
+    """The disk cannot read the catalogue, perhaps only temporarily."""
 
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -78,12 +79,15 @@ _UNREADABLE = (
     sqlite3.SQLITE_IOERR_SHORT_READ,
     sqlite3.SQLITE_IOERR_CORRUPTFS,
 )
-"""What SQLite says of a file that the disk could not read."""
+"""SQLite's error codes for a file that the disk could not read."""
 
 
 def unreadable(path: Path, error: sqlite3.Error) -> DataDirectoryError:
-    """What SQLite's error means: a full disk or a missing permission is no damage."""
-    # Python's own errors, such as of a text that is none, have no code.
+    """Return the DataDirectoryError for an error of SQLite.
+
+    A full disk or a missing permission is not damage.
+    """
+    # Errors that Python raises itself, for instance for invalid text, have no code.
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     if code in _UNREADABLE:
         return UnreadableCatalogueError(f"{path}: {error}")
@@ -96,24 +100,24 @@ class Catalogue:
         self._db = connection
         self.path = path
         self._has_present_names = False
-        """Known to be of a format whose names are the present ones, which it stays for good."""
+        """True once the file is known to have a format with present names, which it then keeps."""
 
     @classmethod
     def create(cls, directory: Path, *, name: str = FILE_NAME) -> Self:
-        """A new, empty catalogue."""
+        """Create an empty catalogue."""
         catalogue = cls.open(directory, name=name)
         catalogue.make()
         return catalogue
 
     @classmethod
     def open(cls, directory: Path, *, name: str = FILE_NAME) -> Self:
-        """Open for writing."""
+        """Open the catalogue for writing."""
         path = directory / name
         try:
             db = sqlite3.connect(path, isolation_level=None, timeout=30)
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=FULL")
-            # Pages that are freed hold no rows any more, which `catalogue_pages.py` would find.
+            # Freed pages are overwritten, because `pages.py` would find old rows in them.
             db.execute("PRAGMA secure_delete=ON")
         except sqlite3.DatabaseError as error:
             raise unreadable(path, error) from error
@@ -121,7 +125,7 @@ class Catalogue:
 
     @classmethod
     def open_for_reading(cls, directory: Path, *, name: str = FILE_NAME) -> Self:
-        """Open without changing anything, beside the process that writes."""
+        """Open the catalogue without changing anything, while another process may write to it."""
         path = directory / name
         try:
             uri = f"{path.resolve().as_uri()}?mode=ro"
@@ -135,17 +139,17 @@ class Catalogue:
         self._db.close()
 
     def is_blank(self) -> bool:
-        """Whether nothing was ever made here."""
+        """True if the file has no tables yet."""
         return not self._schema()
 
     def make(self) -> None:
-        """Make the tables, and say that there is nothing yet."""
+        """Create the tables, and the row that describes an empty directory."""
         with self.transaction():
             self._add(*ADDED)
-            self.put_meta(Meta())
+            self.put_meta(DirectoryMeta())
 
     def migrate(self) -> None:
-        """Bring a catalogue of an earlier format to this one, in place and losing nothing."""
+        """Convert a catalogue of an earlier format to the present one, in place and without any loss."""
         meta = self.meta()
         if meta.format < FORMAT:
             with self.transaction():
@@ -155,15 +159,15 @@ class Catalogue:
                 self.put_meta(msgspec.structs.replace(meta, format=FORMAT))
 
     def names_in_file(self) -> dict[int, bytes]:
-        """Return the names of all topics as they stand in the file, by number."""
+        """Return the names of all topics exactly as stored in the file, by number."""
         return {row.id: row.name for row in self._raw(TopicRow)}
 
     def _rename(self) -> None:
         """Give all rows the present names of their topics."""
         topics = [row for row in self._raw(TopicRow) if row.name.startswith(_OLD)]
         self._replace("topics", topics, [present(row) for row in topics])
-        # Ordinary topics that had a reserved name were deleted before: what readers and producers have left
-        # of them must not come to mean a place in a channel.
+        # Ordinary topics with a reserved name were deleted before. Cursors and producers that are left of
+        # them must not become positions in a channel.
         cursors = [row for row in self._raw(CursorRow) if row.name.startswith(_OLD_OR_RESERVED)]
         kept = [present(row) for row in cursors if row.name.startswith(_OLD)]
         self._replace("cursors", cursors, kept)
@@ -173,7 +177,7 @@ class Catalogue:
         graves = [row for row in self._raw(TombstoneRow) if row.name.startswith(_OLD_OR_RESERVED)]
         merged: dict[bytes, TombstoneRow] = {}
         for row in map(present, graves):
-            # A name that was used twice goes on behind both.
+            # A name that was used twice continues after both ends.
             _, *known = merged.get(row.name, row)
             merged[row.name] = TombstoneRow(row.name, *map(max, known, row[1:]))
         living = {present(row).name for row in topics}
@@ -182,7 +186,7 @@ class Catalogue:
         )
 
     def _replace(self, table: str, old: Iterable[_Named], new: Collection[R]) -> None:
-        """Put rows in the place of others, which are known by their topics' names."""
+        """Replace rows, which are found by their topics' names, by other rows."""
         self._db.executemany(
             f"DELETE FROM {table} WHERE name = ?", {(row.name,): None for row in old}
         )
@@ -195,18 +199,18 @@ class Catalogue:
     def transaction(self) -> "_Transaction":
         return _Transaction(self._db)
 
-    def meta(self) -> Meta:
+    def meta(self) -> DirectoryMeta:
         row = self._one(MetaRow, "WHERE key = ?", b"meta")
         if row is None:
             raise DamagedCatalogueError(f"{self.path}: the row of the whole is missing")
-        meta = msgspec.msgpack.decode(row.value, type=Meta)
+        meta = msgspec.msgpack.decode(row.value, type=DirectoryMeta)
         if meta.format not in ADDED:
             raise DataDirectoryError(
                 f"{self.path} has format {meta.format}, this version reads up to {FORMAT}"
             )
         return meta
 
-    def put_meta(self, meta: Meta) -> None:
+    def put_meta(self, meta: DirectoryMeta) -> None:
         self.put([MetaRow(b"meta", _encode(meta))])
 
     def put(self, rows: Collection[R]) -> None:
@@ -226,14 +230,14 @@ class Catalogue:
     def topics(
         self, prefix: bytes = b"", after: bytes = b"", limit: int = -1
     ) -> Iterator[TopicRow]:
-        """Topics in the order of their names."""
+        """Return topics in the order of their names."""
         if self._is_old:
             rows = [row for row in self._all(TopicRow, "") if row.name.startswith(prefix)]
             rows = sorted((row for row in rows if row.name > after), key=attrgetter("name"))
             return iter(rows if limit < 0 else rows[:limit])
-        # One bound from below: of two, SQLite looks for the first and reads all up to the second.
+        # The query has one lower bound: with two, SQLite seeks the first and reads all rows up to the second.
         first, bound = (after, ">") if after >= prefix else (prefix, ">=")
-        past = prefix + b"\xff" * RESERVED_TOPIC_BYTES_MAX  # no UTF-8 contains this byte
+        past = prefix + b"\xff" * RESERVED_TOPIC_BYTES_MAX  # UTF-8 never contains this byte
         where = f"WHERE name {bound} ? AND name < ? ORDER BY name LIMIT ?"
         return self._all(TopicRow, where, first, past, limit)
 
@@ -244,7 +248,7 @@ class Catalogue:
         return self._one(SegmentRow, "WHERE topic_id = ? ORDER BY base DESC LIMIT 1", topic_id)
 
     def stored(self, topic_id: int, first: Position, last: Position) -> Span:
-        """What the segments of a topic hold between two positions: offsets may skip where they end."""
+        """Return the span that a topic's segments hold between two positions, without skipped offsets."""
         low, high = (min(at.offset, INTEGER_MAX) for at in (first, last))
         low_ordinal, high_ordinal = (min(at.ordinal, INTEGER_MAX) for at in (first, last))
         (records, size) = self._db.execute(
@@ -265,7 +269,7 @@ class Catalogue:
         return self._one(TombstoneRow, "WHERE name = ?", self._stored(name))
 
     def grave(self, name: bytes) -> Position:
-        """Where a new life of a name begins that has none now."""
+        """Return the position at which a name without a topic starts its next life."""
         row = self.tombstone(name)
         if row is not None:
             return Position(row.epoch, row.end_offset, row.end_ordinal)
@@ -292,13 +296,13 @@ class Catalogue:
         return self._one(BatchRow, "WHERE producer = ? AND number = ?", producer, number)
 
     def batches(self) -> Iterator[BatchRow]:
-        """Those that are not appended to their end."""
-        if self.meta().format == 1:  # only ever read: whoever writes has migrated it
+        """Return the batches that are not completely appended."""
+        if self.meta().format == 1:  # read-only: a process that writes has migrated it
             return iter(())
         return self._all(BatchRow, "WHERE file < files")
 
     def appended_batches(self) -> list[BatchRow]:
-        """Those that are, whose staged files may still be there."""
+        """Return the completely appended batches, whose staged files may still exist."""
         return list(self._all(BatchRow, "WHERE file >= files"))
 
     def drop_batches(self, rows: Collection[BatchRow]) -> None:
@@ -310,14 +314,14 @@ class Catalogue:
         return self._one(NoteRow, "WHERE key = ?", key)
 
     def notes(self, prefix: bytes = b"", after: bytes = b"") -> Iterator[NoteRow]:
-        """Notes in the order of their keys, read as far as they are asked for."""
+        """Yield notes in the order of their keys, and read them lazily."""
         first, bound = (after, ">") if after >= prefix else (prefix, ">=")  # as for topics
         past = prefix + b"\xff" * (NOTE_KEY_BYTES_MAX + 1)
         return self._all(NoteRow, f"WHERE key {bound} ? AND key < ? ORDER BY key", first, past)
 
     def due_notes(self, first: tuple[int, bytes], until_ms: int) -> Iterator[tuple[int, bytes]]:
-        """When they are due, and keys, in this order and from such a place on; the index knows no more."""
-        # The first condition is the one that SQLite looks for; with the second it may use the index.
+        """Yield due time and key of notes, in the order of both, from `first` on: the index has no more."""
+        # SQLite seeks by the first condition; the second lets it use the partial index.
         return self._db.execute(
             "SELECT due_ms, key FROM notes WHERE (due_ms, key) >= (?, ?) AND due_ms > 0 "
             "AND due_ms <= ? ORDER BY due_ms, key",
@@ -341,7 +345,7 @@ class Catalogue:
         self._db.executemany("DELETE FROM cursors WHERE name = ? AND reader = ?", keys)
 
     def drop_producers(self, before_ms: int, keep_max: int) -> None:
-        """Forget producers that were silent since, and the most silent ones of too many."""
+        """Forget producers silent since `before_ms`, and above `keep_max` those silent for longest."""
         self._db.execute("DELETE FROM producers WHERE ms < ?", (before_ms,))
         self._db.execute(
             "DELETE FROM producers WHERE (name, producer) IN "
@@ -350,7 +354,7 @@ class Catalogue:
         )
 
     def check(self) -> None:
-        """Read the whole catalogue; raise DamagedCatalogueError when anything in it is not right."""
+        """Read the whole catalogue; raise DamagedCatalogueError if anything in it is wrong."""
         try:
             (verdict,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok":
@@ -370,11 +374,11 @@ class Catalogue:
             raise DamagedCatalogueError(f"{self.path}: {error}") from error
 
     def salvage(self, kind: type[R]) -> list[R]:
-        """The rows of a kind whose checksum holds, as far as the file can be read."""
+        """Return the rows of a kind with a correct checksum, as far as the file can be read."""
         return self.salvage_all(kind)[0]
 
     def salvage_all(self, kind: type[R]) -> tuple[list[R], bool]:
-        """The same, and whether these are all there are."""
+        """Return the same rows as `salvage`, and True if no row is missing."""
         rows: list[R] = []
         whole = True
         try:
@@ -404,7 +408,7 @@ class Catalogue:
             raise unreadable(self.path, error) from error
 
     def keep_backup(self, disk: Disk) -> None:
-        """Replace the backup beside this file by a copy of what it holds now."""
+        """Replace the backup beside this file by a copy of the present content."""
         made = self.path.with_name(BACKUP_NAME + ".new")
         self.back_up(made)
         disk.rename(made, self.path.with_name(BACKUP_NAME))
@@ -423,20 +427,20 @@ class Catalogue:
         return not self._has_present_names
 
     def _stored(self, name: bytes) -> bytes:
-        """Return a topic's name as it stands in the file."""
+        """Return a topic's name as it is stored in the file."""
         if not self._is_old:
             return name
         if name.startswith(_OLD):
-            return b"\xff"  # no topic had this name, and no name is like this
+            return b"\xff"  # no topic had this name, and this is not a valid name
         return name.removeprefix(b"$") if name.startswith(_RESERVED) else name
 
     def _all(self, kind: type[R], where: str, *values: object) -> Iterator[R]:
-        """Rows with the present names of their topics."""
+        """Yield rows with the present names of their topics."""
         rows = self._raw(kind, where, *values)
         return map(present, rows) if kind in NAMED and self._is_old else rows
 
     def _raw(self, kind: type[R], where: str = "", *values: object) -> Iterator[R]:
-        """Rows as they stand in the file."""
+        """Yield rows exactly as stored in the file."""
         table = TABLES[kind]
         for found in self._db.execute(f"SELECT * FROM {table} {where}", values):
             row = kind(*found[:-1])
@@ -446,7 +450,7 @@ class Catalogue:
 
 
 class _Transaction:
-    """All or nothing: SQLite's own, with the commit as the only exit that keeps anything."""
+    """A transaction of SQLite: any exit other than a successful commit rolls back everything."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -459,11 +463,11 @@ class _Transaction:
             if kind is None:
                 self._db.execute("COMMIT")
         finally:
-            # Also after a commit that failed; on a full disk SQLite may have ended it by itself.
+            # A failed commit is rolled back too; on a full disk, SQLite may have rolled it back by itself.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-        # The journal is freed on the word of this commit. Were it only in SQLite's write-ahead log, a
-        # flipped bit there would quietly bring back the catalogue as it was before.
+        # Journal files are recycled after this commit. If the commit were only in SQLite's write-ahead log, a
+        # flipped bit there would silently bring back the previous state of the catalogue.
         self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 

@@ -1,8 +1,8 @@
-"""Rows of a damaged catalogue, read page by page and past SQLite. Writes nothing.
+"""Rows of a damaged catalogue, read page by page without SQLite. Writes nothing.
 
-SQLite finds rows by way of other pages, so one bad page can hide a whole table. Here every page is looked at
-by itself: a bad page costs its own rows and no others. A row counts if its checksum holds. Pages that SQLite
-has freed may still hold rows that were replaced: of several rows with one key the newest is taken.
+SQLite finds rows through other pages, so one bad page can hide a whole table. This reader looks at every page
+alone: a bad page costs its own rows and no others. A row counts if its checksum is correct. Pages that SQLite
+has freed may still hold replaced rows: of several rows with the same key, the newest counts.
 
 The format is SQLite's: https://www.sqlite.org/fileformat2.html
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from headrace.log.catalogue_rows import (
+from headrace.log.catalogue.rows import (
     TABLES,
     BatchRow,
     CursorRow,
@@ -25,10 +25,10 @@ from headrace.log.catalogue_rows import (
     TopicRow,
     checksum,
 )
-from headrace.log.file_reads import load
+from headrace.log.disk import load
 
 _PAGE_BYTES = 4096
-"""SQLite's default, which the catalogue uses."""
+"""Page size: SQLite's default, which the catalogue uses."""
 _FILE_HEADER_BYTES = 100
 _TABLE_LEAF, _INDEX_LEAF, _INDEX_INTERIOR = 0x0D, 0x0A, 0x02
 _PAGE_HEADER = struct.Struct(">BHHHB")
@@ -65,7 +65,7 @@ class Pages:
                 continue
             pointers = header + (12 if kind == _INDEX_INTERIOR else 8)
             for number in range(min(cells, _PAGE_BYTES // 4)):
-                # Whatever a bad page says: what is not a record is none.
+                # A bad page may contain anything: a cell that is not a valid record is skipped.
                 with suppress(IndexError, ValueError, struct.error, OverflowError):
                     at = pointers + 2 * number
                     place = int.from_bytes(self._data[at : at + 2])
@@ -84,7 +84,7 @@ class Pages:
         return values
 
     def _payload(self, kind: int, page: int, at: int, size: int) -> bytes:
-        """A record's bytes, of which the rest may be in a chain of other pages."""
+        """Return a record's bytes, whose end may be in a chain of other pages."""
         usable = _PAGE_BYTES
         most = usable - 35 if kind == _TABLE_LEAF else (usable - 12) * 64 // 255 - 23
         if size <= most:
@@ -151,7 +151,7 @@ def _exactly(part: bytes | memoryview, size: int) -> bytes:
 
 
 def _row(kind: type[R], values: list[Value]) -> R | None:
-    """The values as a row of this kind, if that is what they are."""
+    """Return the values as a row of this kind; None if they are not such a row."""
     fields = kind._fields
     if len(values) != len(fields) + 1:
         return None
@@ -173,7 +173,7 @@ _KEYS: dict[type, int] = {
     BatchRow: 2,
     NoteRow: 1,
 }
-"""The number of leading values of a row that are its key."""
+"""Number of leading values of a row that are its key."""
 
 
 def row_key(row: tuple[object, ...]) -> object:
@@ -181,7 +181,7 @@ def row_key(row: tuple[object, ...]) -> object:
 
 
 def _age(row: object) -> tuple[int, ...]:
-    """Grows with every change of a row."""
+    """Return a value that grows with every change of a row."""
     if isinstance(row, TopicRow):
         return row.end_offset, row.start_offset, row.epoch
     if isinstance(row, SegmentRow):

@@ -1,4 +1,4 @@
-"""The rows of the catalogue, and the tables that they are in, format by format."""
+"""The rows of the catalogue and their tables, format by format."""
 
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,7 +10,7 @@ from headrace.model import present_name
 FORMAT = 5
 
 RENAMED_FORMAT = 5
-"""From this format on, reserved topics are named `$channel/…` and `$logux/…`; before, they had no `$`."""
+"""First format with reserved topics named `$channel/…` and `$logux/…`; before, they had no `$`."""
 
 _SCHEMA_1 = """
 CREATE TABLE meta (key BLOB PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
@@ -53,8 +53,8 @@ CREATE INDEX notes_by_due ON notes (due_ms) WHERE due_ms > 0;
 """
 
 ADDED = {1: _SCHEMA_1, 2: _SCHEMA_2, 3: _SCHEMA_3, 4: "", 5: ""}
-"""What each format has that the one before it has not. With 4, journal files have format 2; with 5, reserved
-names begin with `$`."""
+"""Tables that each format adds to the one before. Since format 4, journal files have format 2. Since format
+5, reserved names begin with `$`."""
 
 
 class TopicRow(NamedTuple):
@@ -98,7 +98,7 @@ class CursorRow(NamedTuple):
 
 
 class ProducerRow(NamedTuple):
-    """The last number of a producer, and where its last few went: MessagePack of (number, offset)."""
+    """The last number of a producer; `recent` is MessagePack of (number, offset) of its last appends."""
 
     name: bytes
     producer: bytes
@@ -108,16 +108,16 @@ class ProducerRow(NamedTuple):
 
 
 class BatchRow(NamedTuple):
-    """A batch that is decided, and how far it is appended: up to a place in one of its staged files."""
+    """A decided batch and its progress: it is appended up to `position` in its staged file `file`."""
 
     producer: bytes
     number: int
     staged: bytes
-    """MessagePack of (id, size) of its staged files."""
+    """Staged files of the batch: MessagePack of (id, size)."""
     files: int
-    """How many they are."""
+    """Number of staged files."""
     file: int
-    """`files` when all of it is appended."""
+    """Index of the staged file; equal to `files` if the whole batch is appended."""
     position: int
     ms: int
 
@@ -134,35 +134,35 @@ class MetaRow(NamedTuple):
     value: bytes
 
 
-class Meta(msgspec.Struct, frozen=True):
-    """What is known of the whole directory."""
+class DirectoryMeta(msgspec.Struct, frozen=True):
+    """The state of the whole directory."""
 
     applied: int = 0
-    """The last commit of the journal that segments and catalogue hold."""
+    """Last commit of the journal that segments and catalogue hold."""
     next_topic_id: int = 1
     floor_offset: int = 0
     floor_ordinal: int = 0
     floor_epoch: int = 0
-    """Where a name nobody remembers starts."""
+    """With the two fields before: the start of a topic whose name has no tombstone."""
     clean: bool = True
-    """Whether the last server stopped with everything applied."""
+    """True if the last server stopped with everything applied."""
     boot_id: bytes = b""
-    """On which start of the machine the last server ran."""
+    """Boot of the machine on which the last server ran."""
     jump_due: bool = False
-    """Whether something was lost that nobody can name: before anything is served, topics jump ahead."""
+    """True if unknown records were lost: before anything is served, topics jump ahead."""
     restored_jumps: int = 0
-    """In a backup, or a log restored from one: the number of jumps that are due at the first start."""
+    """In a backup, or a log restored from one: the number of jumps due at the first start."""
     rebuilt_from: int = 0
-    """The last commit that the catalogue knew from which this one is being rebuilt; 0 when that is done."""
+    """While the catalogue is rebuilt: the last commit that the old catalogue knew; else 0."""
     generation: int = 0
-    """The generation of every journal file that the last server put to use; 0 if these have format 1."""
+    """Generation of all journal files that the last server put to use; 0 if they have format 1."""
     journal_files: dict[str, int] = {}
-    """The journal files by name, and their sizes: each is in here before it is put to use."""
+    """Sizes of the journal files by name. A file is listed here before it is put to use."""
     format: int = FORMAT
 
 
 def checksum(row: tuple[object, ...]) -> int:
-    """What stands behind a row's other columns."""
+    """Return the checksum of a row, which is stored after the row's other columns."""
     return crc32c(msgspec.msgpack.encode(row))
 
 
@@ -193,7 +193,7 @@ NAMED = (TopicRow, TombstoneRow, CursorRow, ProducerRow)
 
 
 def present(row: R) -> R:
-    """Return a row of a catalogue of an earlier format with the present name of its topic."""
+    """Return the row with the present name of its topic, for rows of an earlier format."""
     if isinstance(row, NAMED):
         name = present_name(row.name)
         return row._replace(name=name) if name != row.name else row

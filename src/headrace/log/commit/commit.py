@@ -1,15 +1,18 @@
-"""One group commit: what is gathered for it, and the journal entries it becomes. Writes nothing itself."""
+"""Group commit: the requests gathered for one write, and their encoding as journal entries.
+
+Elsewhere: writing the entries (`journal.py`).
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, overload
 
 import msgspec
 
-from headrace.log import journal
-from headrace.log.batch_parts import Decision, Part
-from headrace.log.blocks import Block
-from headrace.log.entries import Create, Cursor, Destroy, Name, Noted, Producer
-from headrace.log.index import RUN_BYTES_MAX, RUN_MS_MAX, RUN_RECORDS_MAX
+from headrace.log.batch.batches import BatchPart, Decision
+from headrace.log.batch.blocks import Block
+from headrace.log.commit import journal
+from headrace.log.commit.journal import CreateEntry, CursorEntry, Destroy, Name, NoteEntry, Producer
+from headrace.log.read.index import RUN_BYTES_MAX, RUN_MS_MAX, RUN_RECORDS_MAX
 from headrace.log.records import split_records
 from headrace.log.store import Appended, Note, Topic
 from headrace.model import Durability, Position
@@ -17,14 +20,14 @@ from headrace.model import Durability, Position
 _pack = msgspec.msgpack.encode
 
 _NAME_BYTES = 48
-"""What an entry that names topics again takes for each of them, besides the name itself."""
+"""Bytes per topic, besides the topic's name, in an entry that repeats topic names."""
 
 _NAMES_IN_FILE_MAX = 100_000
-"""Topics of one journal file that the next file names again."""
+"""Largest number of topics created in one journal file whose names the next file repeats."""
 
 
 class Once(NamedTuple):
-    """An append that carries its producer's number."""
+    """An append with its producer's number, which makes the append idempotent."""
 
     topic: Topic
     records: list[bytes]
@@ -41,11 +44,11 @@ class CursorChange(NamedTuple):
     topic: str
     reader: str
     position: Position | None
-    """None when it is dropped."""
+    """None if the cursor is dropped."""
 
 
 class BlockRecords(Sequence[bytes]):
-    """The records of blocks, split when they are asked for: mostly nobody does."""
+    """The records of blocks, split lazily because most callers never read them."""
 
     def __init__(self, blocks: list[Block]) -> None:
         self._blocks = blocks
@@ -69,7 +72,7 @@ class BlockRecords(Sequence[bytes]):
 
 
 class Commit:
-    """Everything that waits for the same write."""
+    """The requests that wait for the same write."""
 
     __slots__ = (
         *("appends", "bytes", "changed", "cursors", "decisions", "destroyed", "ends", "noted"),
@@ -80,18 +83,18 @@ class Commit:
         self.appends: dict[Topic, list[bytes]] = {}
         self.onces: list[Once] = []
         self.decisions: list[Decision] = []
-        self.parts: list[tuple[Topic, Part]] = []
-        """Of batches, in their order."""
+        self.parts: list[tuple[Topic, BatchPart]] = []
+        """Parts of batches, in the order of each batch."""
         self.ends: list[Producer] = []
-        """How far batches are appended of which the last part is not in the journal."""
+        """Progress of batches whose last part is not in the journal."""
         self.trims: list[Trim] = []
         self.destroyed: list[Topic] = []
         self.cursors: list[CursorChange] = []
         self.notes: list[Note] = []
         self.noted: list[Topic] = []
-        """Of each note the topic that it was given with."""
+        """Parallel to `notes`: the topic of each note."""
         self.changed: dict[Topic, None] = {}
-        """Of which all that is in this commit must be there together, with the notes, or not at all."""
+        """Topics whose changes in this commit, together with the notes, take effect all or not at all."""
         self.waiters: list[Callable[[], None]] = []
         self.bytes = 0
 
@@ -117,11 +120,11 @@ class Commit:
 
 
 class Encoded(NamedTuple):
-    """A commit ready to be written."""
+    """A commit that is ready to be written."""
 
     commit: Commit
     entries: list[bytes]
-    """In the order in which they must be applied."""
+    """Journal entries, in the order in which they must be applied."""
     body_bytes: int
     appended: list[Appended]
     created: list[Topic]
@@ -130,22 +133,22 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Gives offsets, ordinals, times and topic numbers."""
+    """Encodes commits and assigns offsets, ordinals, times and topic numbers."""
 
     def __init__(self, next_topic_id: int, generation: int, names_bytes_max: int = 1 << 16) -> None:
         self._next_topic_id = next_topic_id
         self._names_bytes_max = names_bytes_max
         self._generation = generation
         self._seed = 0
-        """Of the commit that is being encoded."""
+        """Checksum seed of the commit that is being encoded."""
         self._created: list[Topic] = []
         self._names: dict[int, Name] = {}
-        """Topics that the last commit made: the next one names them again."""
+        """Topics created by the last commit: the next commit repeats their names."""
         self._in_file: dict[int, Name] = {}
-        """Topics made in this journal file: the next file names them again."""
+        """Topics created in this journal file: the next file repeats their names."""
 
     def encode(self, commit: Commit, now_ms: int, number: int) -> Encoded:
-        """`number` is the one that the commit will have in the journal."""
+        """Encode a commit; `number` is its future number in the journal."""
         appended: list[Appended] = []
         seed = self._seed = journal.entry_seed(self._generation, number)
         entries: list[bytes] = [self._name_again(now_ms)] if number and self._names else []
@@ -159,11 +162,12 @@ class Encoder:
             elif topic.durability is Durability.SYNCED:
                 sync = True
             last_ms = topic.last_ms
-            # One time for a run of records: what the index will say is what was said from the start.
+            # All records of a run get the same time, so that the index, which has one time per run, never
+            # changes a time that was given to a reader before.
             ms = last_ms if now_ms - last_ms < RUN_MS_MAX else now_ms
             offset, ordinal = topic.end_offset, topic.end_ordinal
             if len(records) == 1:
-                # Many topics with a record each: the shortest way for them.
+                # Fast path for commits with many topics and one record per topic.
                 data = records[0]
                 end = offset + len(data)
                 made: Sequence[bytes] = (encode_single(topic.id, offset, ordinal, ms, data, seed),)
@@ -171,7 +175,7 @@ class Encoder:
                 end = offset + sum(map(len, records))
                 made = _append_entries(topic.id, offset, ordinal, ms, records, None, seed)
             entries += made
-            # What `Appended(…)` does, without its way through Python: this runs for every topic.
+            # Same as `Appended(…)` but without its Python-level constructor: this runs for every topic.
             appended.append(new(Appended, (topic, offset, end, ordinal, ms, records, made)))
         if commit.parts:
             sync |= self._parts(commit.parts, now_ms, entries, appended)
@@ -182,7 +186,7 @@ class Encoder:
             sync |= topic.durability is Durability.SYNCED
         for topic in commit.destroyed:
             extra = _pack(Destroy(topic.epoch))
-            # Appends of the same commit come first, so the end is past them.
+            # Appends of the same commit come first, so the topic ends after them.
             offset, ordinal = _end(topic, appended)
             at = Position(topic.epoch, offset, ordinal)
             entries.append(_control(journal.DESTROY, topic, at, now_ms, extra, seed))
@@ -214,7 +218,10 @@ class Encoder:
     def _note_names(
         self, commit: Commit, entries: list[bytes], body_bytes: int, now_ms: int
     ) -> int:
-        """Have the next commit name what this one makes; returns by how much this one gets longer."""
+        """Make the next commit repeat the names of topics created here; return the bytes added to this one.
+
+        Only a commit that is longer than one block gets longer: it repeats the names itself.
+        """
         for topic in commit.destroyed:
             self._names.pop(topic.id, None)
             self._in_file.pop(topic.id, None)
@@ -226,17 +233,17 @@ class Encoder:
             self._in_file |= made
         if journal.frame_bytes(body_bytes) <= journal.BLOCK_BYTES:
             return 0
-        # The block with the entries that make them must not hold the only copy of their names.
+        # The block with the create entries must not hold the only copy of the topics' names.
         entries.append(self._name_again(now_ms))
         self._names |= made
         return len(entries[-1])
 
     def begin_file(self) -> None:
-        """Have the next commits name what was made in the journal file that is now closed."""
+        """Make the next commits repeat the names of topics created in the journal file that is now closed."""
         self._names, self._in_file = {**self._in_file, **self._names}, {}
 
     def name_in(self, encoded: Encoded, number: int) -> Encoded:
-        """Name topics in a commit that is encoded already and becomes the first of a journal file."""
+        """Repeat topic names in an already encoded commit that becomes the first of a journal file."""
         made = {
             topic.id: self._names.pop(topic.id)
             for topic in encoded.created
@@ -253,7 +260,7 @@ class Encoder:
         return encoded
 
     def _made(self, commit: Commit) -> dict[int, Name]:
-        """The topics that a commit makes and does not destroy."""
+        """Return the topics that a commit creates and does not destroy."""
         return {
             topic.id: Name(
                 topic.id,
@@ -268,7 +275,7 @@ class Encoder:
         }
 
     def _name_again(self, now_ms: int) -> bytes:
-        """An entry that names topics a second time, in another block than the entries that made them."""
+        """Return an entry that repeats topic names, for another block than that of the create entries."""
         names: list[Name] = []
         room = self._names_bytes_max
         for name in self._names.values():
@@ -282,22 +289,24 @@ class Encoder:
         return journal.encode_entry(journal.NAMES, 0, 0, 0, 0, now_ms, b"", data, seed=self._seed)
 
     def create(self, topic: Topic, now_ms: int) -> bytes:
-        """The entry that makes a topic, and its number and epoch from now on."""
+        """Assign the topic its number and epoch, and return the entry that creates it."""
         self._created.append(topic)
         topic.id = self._next_topic_id
         self._next_topic_id += 1
         topic.epoch = max(topic.epoch + 1, now_ms)
-        extra = _pack(Create(topic.name.encode(), topic.epoch, topic.durability.value.encode()))
+        extra = _pack(
+            CreateEntry(topic.name.encode(), topic.epoch, topic.durability.value.encode())
+        )
         return _control(journal.CREATE, topic, topic.end, now_ms, extra, self._seed)
 
     def _parts(
         self,
-        parts: list[tuple[Topic, Part]],
+        parts: list[tuple[Topic, BatchPart]],
         now_ms: int,
         entries: list[bytes],
         appended: list[Appended],
     ) -> bool:
-        """Blocks of batches: an entry each, in the order of the batch; returns whether to sync."""
+        """Encode blocks of batches, one entry per block, in batch order; return True if a sync is needed."""
         sync = False
         ends = {one.topic: (one.end, one.ordinal + len(one.records)) for one in appended}
         added: dict[Topic, _Added] = {}
@@ -315,15 +324,27 @@ class Encoder:
             extra = _pack(part.extra())
             count, data = block.record_count, block.data
             entry = journal.encode_entry(
-                *(journal.APPEND, topic.id, one.end, one.end_ordinal, count, one.ms, extra, data),
+                journal.APPEND,
+                topic.id,
+                one.end,
+                one.end_ordinal,
+                count,
+                one.ms,
+                extra,
+                data,
                 seed=self._seed,
             )
             entries.append(entry)
             one.add(block, entry)
         appended += [
             Appended(
-                *(topic, one.offset, one.end, one.ordinal, one.ms),
-                *(BlockRecords(one.blocks), one.entries),
+                topic,
+                one.offset,
+                one.end,
+                one.ordinal,
+                one.ms,
+                BlockRecords(one.blocks),
+                one.entries,
             )
             for topic, one in added.items()
         ]
@@ -347,7 +368,7 @@ class Encoder:
 
 
 class _Added:
-    """What one commit adds to one topic from batches."""
+    """The blocks of batches that one commit appends to one topic."""
 
     def __init__(self, offset: int, ordinal: int, ms: int) -> None:
         self.offset = self.end = offset
@@ -372,7 +393,7 @@ def _append_entries(
     producer: Producer | None,
     seed: int,
 ) -> list[bytes]:
-    """The records as entries that are no longer than a run may be."""
+    """Encode the records as entries, none longer than a run may be."""
     pieces = list(_pieces(records))
     entries: list[bytes] = []
     extra = b""
@@ -391,7 +412,7 @@ def _append_entries(
 
 
 def _end(topic: Topic, appended: list[Appended]) -> tuple[int, int]:
-    """Where the topic ends after what this commit has given it so far."""
+    """Return offset and ordinal of the topic's end after the appends that this commit has so far."""
     for one in reversed(appended):
         if one.topic is topic:
             return one.end, one.ordinal + len(one.records)
@@ -399,7 +420,7 @@ def _end(topic: Topic, appended: list[Appended]) -> tuple[int, int]:
 
 
 def _pieces(records: list[bytes]) -> Iterator[list[bytes]]:
-    """Stretches that are no longer than a run may be."""
+    """Split the records into pieces that are no longer than a run may be."""
     for first in range(0, len(records), RUN_RECORDS_MAX):
         stretch = records[first : first + RUN_RECORDS_MAX]
         if sum(map(len, stretch)) <= RUN_BYTES_MAX:
@@ -419,7 +440,9 @@ def _pieces(records: list[bytes]) -> Iterator[list[bytes]]:
 def _cursor(change: CursorChange, now_ms: int, number: int, seed: int) -> bytes:
     at = change.position or _NOWHERE
     dropped = change.position is None
-    extra = _pack(Cursor(change.topic.encode(), change.reader.encode(), at.epoch, number, dropped))
+    extra = _pack(
+        CursorEntry(change.topic.encode(), change.reader.encode(), at.epoch, number, dropped)
+    )
     return journal.encode_entry(
         journal.CURSOR, 0, at.offset, at.ordinal, 0, now_ms, extra, b"", seed=seed
     )
@@ -430,7 +453,7 @@ _NOWHERE = Position(0, 0, 0)
 
 def _note(topic: Topic, note: Note, now_ms: int, seed: int) -> bytes:
     key, value, due_ms = note
-    extra = _pack(Noted(key, due_ms, value is None))
+    extra = _pack(NoteEntry(key, due_ms, value is None))
     return journal.encode_entry(
         journal.NOTE, topic.id, 0, 0, 0, now_ms, extra, value or b"", seed=seed
     )

@@ -1,8 +1,8 @@
-"""Cursors: where each named reader goes on in each topic, and how far behind it is. Writes nothing itself.
+"""Cursors: the position of each named reader in each topic, and the reader's lag. Writes nothing itself.
 
-All of them are in memory, read from the catalogue at the start and changed when a commit is durable: their
-number is bounded, and whoever lists them or asks what retention must wait for needs no disk. A cursor belongs
-to the topic's name and so outlives the topic.
+All cursors are in memory. They are read from the catalogue at the start and changed when a commit is durable.
+Their number is bounded. Listing cursors, or finding out which records retention must keep, needs no disk
+access. A cursor belongs to the topic's name and so outlives the topic.
 """
 
 from bisect import bisect_right
@@ -11,32 +11,35 @@ from itertools import islice
 from typing import NamedTuple
 
 from headrace.errors import BadCursorError, TooManyCursorsError
-from headrace.log.catalogue import Catalogue
+from headrace.log.catalogue.catalogue import Catalogue
 from headrace.log.store import Cursor, Topic
 from headrace.model import Position, Span
 
 CURSORS_MAX = 100_000
-"""Of all readers on all topics; of more, new ones are refused."""
+"""Largest number of cursors, over all readers and topics; further new cursors are refused."""
 
 
 class Lag(NamedTuple):
-    """What lies between a cursor and the end of its topic."""
+    """The distance between a cursor and the end of its topic."""
 
     records: int
     bytes: int
     gone_records: int
-    """How many the reader has not read and never will: they lie before the start."""
+    """Number of unread records that the reader can never read because they precede the topic's start."""
 
     @classmethod
     def of(cls, at: Position, start: Position, behind: Span) -> "Lag":
-        """`behind` is what is kept behind the cursor, which may be from another life of the topic."""
+        """Return the lag of a cursor at `at`; `behind` is the span of stored records after the cursor.
+
+        The cursor's position may be from an earlier epoch of the topic.
+        """
         return cls(behind.records, behind.bytes, Span.between(at, start).records)
 
 
 def check_position(topic: Topic, at: Position) -> None:
-    """Refuse a place that the topic cannot have given to a reader.
+    """Raise BadCursorError for a position that the topic cannot have given to a reader.
 
-    Only what is known without the disk: whether a record begins there is the reader's business.
+    Checks only what is known without disk access. It does not check that a record begins at the position.
     """
     if at.offset > topic.end_offset or at.ordinal > topic.end_ordinal:
         raise BadCursorError(
@@ -56,13 +59,13 @@ class Cursors:
         self._by_reader: dict[str, dict[str, Cursor]] = {}
         self._count = 0
         self._asked: set[tuple[str, str]] = set()
-        """New ones whose commit is not durable yet."""
+        """Topic and reader of new cursors whose commit is not durable yet."""
         for row in catalogue.cursors():
             at = Position(row.epoch, row.offset, row.ordinal)
             self.put(Cursor(row.name.decode(), row.reader.decode(), at, row.ms))
 
     def reserve(self, reader: str, topics: Collection[str]) -> None:
-        """Keep room for a reader's cursors that are going to be stored."""
+        """Reserve room for a reader's new cursors before their commit; raise TooManyCursorsError if full."""
         known = self._by_reader.get(reader, {})
         new = {(topic, reader) for topic in topics if topic not in known} - self._asked
         if self._count + len(self._asked) + len(new) > self._cursors_max:
@@ -73,7 +76,7 @@ class Cursors:
         self._asked |= new
 
     def put(self, cursor: Cursor) -> None:
-        """It is durable."""
+        """Store a cursor whose commit is durable."""
         readers = self._by_topic.setdefault(cursor.topic, {})
         self._count += cursor.reader not in readers
         readers[cursor.reader] = cursor
@@ -81,7 +84,7 @@ class Cursors:
         self._asked.discard((cursor.topic, cursor.reader))
 
     def drop(self, topic: str, reader: str) -> None:
-        """It is durable that there is none."""
+        """Remove a cursor after the commit that drops it is durable."""
         if self.get(topic, reader) is None:
             return
         self._count -= 1
@@ -99,7 +102,7 @@ class Cursors:
     def list(
         self, topic: str | None, reader: str | None, after: tuple[str, str], limit: int
     ) -> list[Cursor]:
-        """Those of a topic, of a reader or all, in the order of the bytes of topic and reader."""
+        """Return the cursors of a topic, of a reader or all, ordered by the bytes of topic and reader."""
         if topic is not None and reader is not None:
             one = self.get(topic, reader)
             found: Iterator[Cursor] = iter((one,) if one is not None else ())
@@ -123,5 +126,5 @@ class Cursors:
 
 
 def _sorted(cursors: dict[str, Cursor]) -> Iterator[Cursor]:
-    """By name: texts are in the order of their code points, which is that of their UTF-8."""
+    """Return the cursors by name: strings sort by code point, which is also their UTF-8 order."""
     return (cursors[name] for name in sorted(cursors))

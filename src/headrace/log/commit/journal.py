@@ -1,29 +1,31 @@
 """The journal's format and its writer: frames of checksummed entries, one frame per commit.
 
-Leaves out reading (`journal_reading.py`), what entries mean (`gathered.py`) and when to commit
-(`embedded.py`).
+Elsewhere: reading (`log/recovery/frames.py`), the meaning of entries (`log/apply/changes.py`) and when to
+commit (`log/embedded.py`).
 
-A journal file is written full of zeros ahead of its use and recycled after its entries were applied, so
-that a commit changes no metadata and one synchronous write is all it costs.
+A journal file is filled with zeros before its first use and is recycled after its entries were applied. So a
+commit changes no file metadata and costs one synchronous write.
 
-    file   header block, second header block, frames …, whatever an earlier use left there
+    file   header block, second header block, frames …, leftovers of an earlier use
     frame  head (generation, file, first, position, number, last synced number, length, crc of the
            entries; crc), entries, padding, foot (the same fields as the head)
     entry  header (kind, topic, offset, ordinal, count, ms, lengths, crc of the data; crc), extra, data
 
-No bad block takes more than its own content along:
+A bad block never costs more than its own content:
 
-- The header stands in two blocks, and the catalogue knows the generation and the set of files besides.
-- Frames begin at multiples of a block, so that a block holds bytes of one frame only, and no write touches
-  a block of a commit that was acknowledged.
-- A frame says in its head and in its foot which frame of which file it is. A reader finds it by either.
+- Two blocks hold copies of the header, and the catalogue also knows the generation and the set of files.
+- Frames begin at multiples of a block. So a block holds bytes of one frame only, and no write touches a block
+  of an acknowledged commit.
+- Both head and foot of a frame identify the frame and its file. A reader finds the frame by either.
 - The crc of an entry's header starts from a seed that depends on the generation and on the number of the
-  commit. Behind a damaged entry a reader finds the next one by this crc.
+  commit. After a damaged entry, a reader finds the next entry by this crc.
 
 The generation is a random number that each start of a server draws. Clients never see it, so no payload can
-contain what a reader would take for a frame or for an entry. `synced` in a frame is the last commit known
-to be on disk when the frame was written: a bad frame that a later one vouches for is damage; any other bad
-frame is a write the machine did not finish, and nobody was told that it was stored.
+contain bytes that a reader would mistake for a frame or an entry. `synced` in a frame is the last commit
+known to be on disk when the frame was written. If a later frame's `synced` covers a bad frame, the bad frame
+is damage. Any other bad frame is a write that the machine did not finish, and it was never acknowledged.
+
+The `extra` field of an entry is a MessagePack array; each kind of entry has a class for it.
 """
 
 import os
@@ -32,25 +34,104 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from crc32c import crc32c
 
 from headrace.log.disk import Disk
 
+RECENT_MAX = 8
+"""Number of a producer's last numbers that are kept with the offset just past their append."""
+
+Recent = list[tuple[int, int]]
+"""Pairs of (number, offset just past the record), oldest first."""
+
+
+class CreateEntry(msgspec.Struct, frozen=True, array_like=True):
+    name: bytes
+    epoch: int
+    durability: bytes
+
+
+class Name(msgspec.Struct, frozen=True, array_like=True):
+    """A copy of the fields of the entry that created a topic."""
+
+    topic_id: int
+    name: bytes
+    epoch: int
+    durability: bytes
+    offset: int
+    ordinal: int
+
+
+Names = list[Name]
+"""The data of an entry that repeats topic names."""
+
+
+class Destroy(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Progress of a batch: all records before `position` in its staged file `file` are appended."""
+
+    file: int = 0
+    position: int = 0
+
+
+class Producer(msgspec.Struct, frozen=True, array_like=True):
+    """The producer of an append and the append's number, by which a repeated append is recognised."""
+
+    name: bytes
+    number: int
+    pieces_left: int = 0
+    """Number of further entries of the same commit that belong to this append."""
+    progress: Progress | None = None
+    """For records of a batch: the batch's progress including this entry."""
+
+
+class StagedFile(msgspec.Struct, frozen=True, array_like=True):
+    """A staged file that belongs to a decision."""
+
+    id: bytes
+    size: int
+
+
+StagedFiles = list[StagedFile]
+"""The data of a decision."""
+
+
+class CursorEntry(msgspec.Struct, frozen=True, array_like=True):
+    topic: bytes
+    reader: bytes
+    epoch: int
+    commit: int
+    """Number of the commit: distinguishes this entry from leftovers of an earlier use of the journal file."""
+    dropped: bool = False
+
+
+class NoteEntry(msgspec.Struct, frozen=True, array_like=True):
+    """Extra of a note's entry; the note's value is the entry's data."""
+
+    key: bytes
+    due_ms: int
+    dropped: bool = False
+
+
 BLOCK_BYTES = 4096
-"""Unit that a disk loses at once: no two frames, and no two copies of a header, share a block."""
+"""Unit in which disks lose data: no two frames, and no two copies of a header, share a block."""
 SECTOR_BYTES = 512
-"""Unit that some disks lose at once."""
+"""Smaller unit in which some disks lose data."""
 
 OLD_CREATE, APPEND, TRIM, DESTROY, OLD_CURSOR, DECIDE, ADVANCE, CHANGE, NOTE, OLD_NAMES = range(
     1, 11
 )
 CREATE, CURSOR, NAMES = range(11, 14)
 PRESENT_KINDS = {OLD_CREATE: CREATE, OLD_CURSOR: CURSOR, OLD_NAMES: NAMES}
-"""Kinds of entries in which earlier versions named topics, with the kinds that replaced them. The kind alone
-tells an earlier name from a present one that reads the same."""
+"""Kinds of entries in which earlier versions named topics, with the kinds that replaced them. Only the kind
+distinguishes a name of the earlier format from a present name with the same bytes."""
 LOST_NAMES, LOST_NOTE, LOST = 253, 254, 255
-"""Never written: stand for names, for a note, and for anything else whose data is damaged when it is read
-back."""
+"""Kinds that are never written. On reading, they mark damaged data of names, of a note, and of any other
+entry."""
 
 HEADER_POSITIONS = (0, BLOCK_BYTES)
 FRAMES_POSITION = 2 * BLOCK_BYTES
@@ -71,13 +152,13 @@ EXTRA_BYTES_MAX = 0xFFFF
 
 _FILL_BYTES = 1 << 20
 _JOIN_ABOVE = 16
-"""Short entries are copied together in less time than one call for each takes."""
+"""Above this number of entries, joining short entries is faster than one call per entry."""
 _COUNT_ABOVE = 64
-"""So many are short, since all of them are one commit."""
+"""Above this number, entries are short on average, because the size of a commit is limited."""
 
 
 class Entry(NamedTuple):
-    """One change of one topic, in absolute values: applying it twice is harmless."""
+    """One change of one topic, in absolute values, so that applying it twice is harmless."""
 
     kind: int
     topic_id: int
@@ -94,37 +175,37 @@ class Entry(NamedTuple):
 
 
 class JournalHeader(NamedTuple):
-    """The header of a journal file, which stands in two copies."""
+    """The header of a journal file, of which the file has two copies."""
 
     generation: int
     file: int
-    """The number in the file's name: the header of another file does not count."""
+    """Number in the file's name. A header with the number of another file is ignored."""
     first: int
-    """The number of the first commit in the file."""
+    """Number of the first commit in the file."""
     applied: int | None
-    """The last applied commit when the file was put to use: a catalogue that knows less is out of date.
-    None for a file of format 1, which does not say."""
+    """Last applied commit when the file was put to use: a catalogue that knows fewer commits is out of date.
+    None for a file of format 1, which has no such field."""
     size: int
-    """The length that the file was made with: a shorter file was cut."""
+    """Length of the file when it was created: a shorter file was truncated."""
     boot_id: bytes
 
 
 class FrameHead(NamedTuple):
-    """The fields that identify a frame, which stand at its beginning and at its end."""
+    """The fields that identify a frame, stored at its beginning and at its end."""
 
     generation: int
     file: int
     first: int
-    """The `first` of the file's header: frames of an earlier use have another one."""
+    """The `first` of the file's header. Frames of an earlier use of the file have another value."""
     position: int
-    """The frame's place in its file: a copy of the frame elsewhere does not count."""
+    """The frame's place in its file. A copy of the frame at another place is ignored."""
     sequence: int
     synced: int
-    """The last commit known to be on disk when this one was written."""
+    """Last commit known to be on disk when this frame was written."""
     length: int
-    """The size of all entries in bytes."""
+    """Size of all entries in bytes."""
     crc: int
-    """The checksum of all entries."""
+    """Checksum of all entries."""
 
 
 def entry_seed(generation: int, sequence: int) -> int:
@@ -155,7 +236,7 @@ def encode_entry(
 def encode_single(
     topic_id: int, offset: int, ordinal: int, ms: int, record: bytes, seed: int
 ) -> bytes:
-    """Encode an append of one record: the result of `encode_entry`, in fewer steps."""
+    """Encode an append of one record, with the same result as `encode_entry` in fewer steps."""
     head = ENTRY.pack(APPEND, 0, len(record), topic_id, offset, ordinal, 1, ms, crc32c(record))
     return head + CRC.pack(crc32c(head, seed)) + record
 
@@ -163,20 +244,20 @@ def encode_single(
 def encode_changes(
     entries: list[bytes], topic_ids: Collection[int], ms: int, sequence: int, seed: int
 ) -> list[bytes]:
-    """What goes before the entries of a commit in which these topics have changes: an entry for each."""
+    """Return the entries that precede those of a commit with changes of these topics: one per topic."""
     crc, count = changes_crc(entries, topic_ids), len(topic_ids)
     made = []
     for topic_id in topic_ids:
-        # What `encode_entry` makes of it, in fewer steps: this is done for every topic.
+        # Same result as `encode_entry` in fewer steps, because this runs for every topic.
         head = ENTRY.pack(CHANGE, 0, 0, topic_id, crc, sequence, count, ms, 0)
         made.append(head + CRC.pack(crc32c(head, seed)))
     return made
 
 
 def changes_crc(entries: Iterable[bytes], topic_ids: Collection[int]) -> int:
-    """A checksum of all that must be there together: entries of these topics, and notes."""
+    """Return a checksum of the entries that count only together: those of these topics, and notes."""
     ids = {topic_id.to_bytes(8) for topic_id in topic_ids if topic_id}
-    # A header holds checksums of the rest.
+    # An entry's header holds checksums of its extra and data, so the headers are enough.
     heads = [
         entry[:ENTRY_HEADER_BYTES]
         for entry in entries
@@ -186,7 +267,7 @@ def changes_crc(entries: Iterable[bytes], topic_ids: Collection[int]) -> int:
 
 
 def decode_entry(encoded: bytes) -> Entry:
-    """An entry this process encoded itself: nothing is checked."""
+    """Decode an entry that this process encoded itself, without any checks."""
     kind, extra, length, topic_id, offset, ordinal, count, ms, _ = ENTRY.unpack_from(encoded)
     data_at = ENTRY_HEADER_BYTES + extra
     return Entry(
@@ -202,14 +283,14 @@ def decode_entry(encoded: bytes) -> Entry:
 
 
 def entry_offset(encoded: bytes) -> int:
-    """Where an append entry begins, without building the rest of it."""
+    """Return the offset at which an append entry begins, without decoding the rest of the entry."""
     fields = ENTRY.unpack_from(encoded)
     offset: int = fields[4]
     return offset
 
 
 def entry_end(encoded: bytes) -> int:
-    """The offset just past an append entry, without building the rest of it."""
+    """Return the offset just past an append entry, without decoding the rest of the entry."""
     fields = ENTRY.unpack_from(encoded)
     end: int = fields[4] + fields[2]
     return end
@@ -218,7 +299,7 @@ def entry_end(encoded: bytes) -> int:
 def encode_frame(
     header: JournalHeader, position: int, sequence: int, synced: int, entries: Sequence[bytes]
 ) -> list[bytes]:
-    """The buffers of one commit, padded to whole blocks."""
+    """Return the buffers of one commit, padded to whole blocks."""
     count = len(entries)
     if count > _JOIN_ABOVE and (count > _COUNT_ABOVE or sum(map(len, entries)) < count << 12):
         entries = (b"".join(entries),)
@@ -247,12 +328,12 @@ def frame_bytes(body: int) -> int:
 
 
 def file_number(path: Path) -> int:
-    """The number in the name of a journal file."""
+    """Return the number in the name of a journal file."""
     return int(path.stem)
 
 
 def prepare_file(disk: Disk, path: Path, size: int) -> None:
-    """Make a journal file of `size` bytes of zeros, complete on disk before it has its name."""
+    """Create a journal file of `size` zero bytes; it gets its name only when it is complete on disk."""
     made = path.with_suffix(".new")
     disk.unlink(made)
     fd = disk.open(made, create=True)
@@ -267,7 +348,7 @@ def prepare_file(disk: Disk, path: Path, size: int) -> None:
 
 
 class JournalFile:
-    """A prepared file that commits are being written to."""
+    """A prepared file that commits are written to."""
 
     def __init__(
         self,
@@ -291,15 +372,15 @@ class JournalFile:
         return self.position + frame_bytes(body) <= self._header.size
 
     def write(self, sequence: int, synced: int, entries: Sequence[bytes], *, sync: bool) -> None:
-        """Write one commit; with `sync` it is on disk when this returns."""
+        """Write one commit; with `sync`, the commit is on disk when this returns."""
         parts = encode_frame(self._header, self.position, sequence, synced, entries)
         length = sum(map(len, parts))
         position = self.position
         if not self._begun:
-            # The headers go with the first commit: an unused file costs no write of its own.
+            # The headers are written with the first commit: an unused file costs no write of its own.
             parts.insert(0, encode_headers(self._header))
             position = 0
-        # After an error nothing has changed here: the same call writes the same bytes to the same place.
+        # An error leaves the state unchanged: the same call writes the same bytes to the same place.
         self._disk.write(self._fd, parts, position, synced=sync)
         self._begun = True
         self.position += length
@@ -309,13 +390,13 @@ class JournalFile:
 
 
 def encode_headers(header: JournalHeader) -> bytes:
-    """Both copies of a file's header, each in a block of its own."""
+    """Return both copies of a file's header, each in a block of its own."""
     fields = FILE_HEADER.pack(FILE_MAGIC, *header)
     return (fields + CRC.pack(crc32c(fields))).ljust(BLOCK_BYTES, b"\0") * len(HEADER_POSITIONS)
 
 
 def boot_id() -> bytes:
-    """The identity of this start of the machine: data not synced before another one is lost."""
+    """Return the identity of this boot of the machine: unsynced data of an earlier boot is lost."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return bytes.fromhex(text.replace("-", ""))

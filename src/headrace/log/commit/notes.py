@@ -1,7 +1,7 @@
 """Notes: small durable values by key, beside the log. Writes nothing itself.
 
-The truth is in the catalogue and, for what is not applied yet, here: whoever asks sees what was given last,
-at once. What is here is bounded by the journal.
+Applied notes are in the catalogue, and notes that are not applied yet are here. A reader sees the value that
+was put last, at once. The size of the journal bounds the notes in memory.
 """
 
 from collections import deque
@@ -11,14 +11,14 @@ from itertools import islice
 
 from sortedcontainers import SortedList
 
-from headrace.log.catalogue import INTEGER_MAX, Catalogue
+from headrace.log.catalogue.catalogue import INTEGER_MAX, Catalogue
 from headrace.log.store import NOTE_KEY_BYTES_MAX, Note
 
 _SPARE_MAX = 64
-"""Places of notes that are gone are kept up to so many more than there are notes, before they are cleared."""
+"""Number by which stale entries may exceed the number of notes before they are cleared."""
 
 _AHEAD_MS = 600_000
-"""Notes that are due later than this are not put in order: most are noted anew, or applied, before."""
+"""Notes that are due later than this are not sorted: most are put again, or applied, before then."""
 
 
 class Notes:
@@ -26,21 +26,21 @@ class Notes:
         self._catalogue = catalogue
         self._bytes_max = bytes_max
         self._unapplied: dict[bytes, Note] = {}
-        """What was given last, where the catalogue does not have all that was given."""
+        """The value that was put last, for each key with puts that the catalogue does not have yet."""
         self._again: dict[bytes, int] = {}
-        """How many more were given with the same key that the catalogue does not have."""
+        """Number of further puts per key that the catalogue does not have yet."""
         self._committed: deque[tuple[int, Sequence[Note]]] = deque()
-        """Those that are in the journal, by the number of their commit."""
+        """Notes that are in the journal, with the number of their commit."""
         self._keys = SortedList()
-        """Some may be applied by now, and some there twice."""
+        """Keys of unapplied notes. Some keys may be applied by now, and some may occur twice."""
         self._due: list[tuple[int, bytes]] = []
-        """A heap of what is due before `_due_until`; some may be applied, or noted anew."""
+        """A heap of the notes due up to `_due_until`. Some may be applied by now, or put again."""
         self._due_until = -1
         self._due_from = (0, b"")
-        """Everything that is due before this place of the catalogue has been noted anew."""
+        """Place in the catalogue's order of due notes: every note before it has been put again since."""
 
     def put(self, notes: Sequence[Note]) -> None:
-        """They are given, and will be committed in this order."""
+        """Take new notes, which will be committed in this order."""
         unapplied = self._unapplied
         for key, value, due_ms in notes:
             assert 0 < len(key) <= NOTE_KEY_BYTES_MAX and 0 <= due_ms <= INTEGER_MAX
@@ -57,13 +57,13 @@ class Notes:
         self._tidy()
 
     def committed(self, notes: Sequence[Note], sequence: int) -> None:
-        """They are in the journal, in this commit."""
+        """Record that the notes are in the journal, in the commit `sequence`."""
         self._committed.append((sequence, notes))
 
     def applied(self, sequence: int, at_least: int) -> bool:
-        """The catalogue holds everything up to this commit; forgets so many or all of it.
+        """Forget notes of commits up to `sequence`, which the catalogue holds now.
 
-        Returns whether there is more to forget.
+        Forgets `at_least` notes or a few more, or all of them. Returns True if there are more to forget.
         """
         committed, unapplied, again = self._committed, self._unapplied, self._again
         while committed and committed[0][0] <= sequence and at_least > 0:
@@ -89,7 +89,7 @@ class Notes:
         return Note(*row[:3]) if row is not None else None
 
     def listed(self, prefix: bytes, after: bytes, limit: int) -> list[Note]:
-        """In the order of their keys."""
+        """Return the notes whose keys have the prefix, in the order of their keys."""
         applied = (
             Note(*row[:3])
             for row in self._catalogue.notes(prefix, after)
@@ -99,7 +99,7 @@ class Notes:
         return list(islice(merge(given, applied, key=_key), max(0, limit)))
 
     def due(self, until_ms: int, limit: int) -> list[Note]:
-        """The earliest first."""
+        """Return the notes due up to `until_ms`, the earliest first."""
         found = self._due_given(until_ms, limit) + self._due_applied(until_ms, limit)
         return sorted(found, key=_due_and_key)[: max(0, limit)]
 
@@ -146,7 +146,7 @@ class Notes:
         return found
 
     def _tidy(self) -> None:
-        """Clear what is out of date when it has become more than the rest."""
+        """Clear stale keys and heap entries once they outnumber the current ones."""
         kept_max = 2 * len(self._unapplied) + _SPARE_MAX
         if len(self._keys) > kept_max:
             self._keys = SortedList(self._unapplied)

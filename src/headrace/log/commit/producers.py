@@ -1,6 +1,6 @@
-"""Idempotence: who has appended which number, so that a repeated append is stored once.
+"""Idempotence: the numbers that each producer has appended, so that a repeated append is stored once.
 
-The truth is in the catalogue and, for commits not applied yet, here.
+Numbers of applied commits are in the catalogue, those of commits that are not applied yet are here.
 """
 
 from collections import OrderedDict, defaultdict
@@ -9,12 +9,12 @@ from functools import partial
 
 import msgspec
 
-from headrace.log.catalogue import Catalogue
-from headrace.log.entries import RECENT_MAX, Recent
-from headrace.log.store import Stored, Topic
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.commit.journal import RECENT_MAX, Recent
+from headrace.log.store import StoredAppend, Topic
 
 CACHED_MAX = 100_000
-"""Producers remembered without asking the catalogue."""
+"""Number of producers kept in memory to save reads of the catalogue."""
 
 _Key = tuple[str, str]
 
@@ -25,31 +25,33 @@ class Producers:
         self._cached_max = cached_max
         self._cached: OrderedDict[_Key, Recent] = OrderedDict()
         self._unapplied: OrderedDict[_Key, tuple[int, Recent]] = OrderedDict()
-        """Those the catalogue does not know all of yet, with their last commit: never forgotten."""
-        self._waiting: dict[_Key, dict[int, list[Callable[[Stored], None]]]] = defaultdict(dict)
+        """Producers with numbers that the catalogue lacks so far, and their last commit. Never evicted."""
+        self._waiting: dict[_Key, dict[int, list[Callable[[StoredAppend], None]]]] = defaultdict(
+            dict
+        )
 
-    def known(self, topic: Topic, producer: str, number: int) -> Stored | None:
-        """The answer for a number that was stored before; None for a new one."""
+    def known(self, topic: Topic, producer: str, number: int) -> StoredAppend | None:
+        """Return the answer for a number that was stored or is waiting; None for a new number."""
         recent = self._load((topic.name, producer))
         highest = max(self._waiting.get((topic.name, producer), {}), default=-1)
         if recent:
             highest = max(highest, recent[-1][0])
         if number > highest:
             return None
-        return Stored(dict(recent).get(number), duplicate=True)
+        return StoredAppend(dict(recent).get(number), duplicate=True)
 
     def is_waiting(self, topic: Topic, producer: str, number: int) -> bool:
         return number in self._waiting.get((topic.name, producer), {})
 
     def wait(
-        self, topic: Topic, producer: str, number: int, done: Callable[[Stored], None]
+        self, topic: Topic, producer: str, number: int, done: Callable[[StoredAppend], None]
     ) -> None:
         self._waiting[topic.name, producer].setdefault(number, []).append(done)
 
     def stored(
         self, topic: Topic, producer: str, number: int, end: int, sequence: int
     ) -> list[Callable[[], None]]:
-        """The append is durable in this commit; returns the answers to everyone who waits for it."""
+        """Record that the append is durable in commit `sequence`; return the calls that answer waiters."""
         key = (topic.name, producer)
         recent = [*self._load(key), (number, end)][-RECENT_MAX:]
         self._cached.pop(key, None)
@@ -57,16 +59,17 @@ class Producers:
             self._unapplied[key] = sequence, recent
             self._unapplied.move_to_end(key)
         else:
-            self._cache(key, recent)  # a `memory` topic's: the catalogue will never know
+            self._cache(key, recent)  # the catalogue never holds producers of `memory` topics
         waiting = self._waiting[key].pop(number)
         if not self._waiting[key]:
             del self._waiting[key]
         return [
-            partial(done, Stored(end, duplicate=index > 0)) for index, done in enumerate(waiting)
+            partial(done, StoredAppend(end, duplicate=index > 0))
+            for index, done in enumerate(waiting)
         ]
 
     def applied(self, sequence: int) -> None:
-        """The catalogue holds everything up to this commit."""
+        """Let producers be evicted whose last commit is at most `sequence`: the catalogue holds them now."""
         while self._unapplied and next(iter(self._unapplied.values()))[0] <= sequence:
             key, (_, recent) = self._unapplied.popitem(last=False)
             self._cache(key, recent)

@@ -1,51 +1,50 @@
-"""Commits that are not written yet: what is asked for meanwhile is gathered in as few as its size allows.
+"""Commits that are not written yet: requests are gathered in as few commits as the size limit allows.
 
-asked ──▶ gathering ──full, or a topic ends──▶ sealed ──take()──▶ for the journal
-    └───▶ in memory, for topics that are never written ──take_memory()──▶ shown at once
+request ──▶ gathering ──full, or a topic is destroyed──▶ sealed ──take()──▶ for the journal
+      └───▶ in memory, for topics that are never written ──take_memory()──▶ shown at once
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from headrace.log.batch_parts import Decision, Part
-from headrace.log.commit import Commit, CursorChange, Once, Trim
-from headrace.log.entries import Producer
-from headrace.log.journal import ENTRY_HEADER_BYTES
+from headrace.log.batch.batches import BatchPart, Decision
+from headrace.log.commit.commit import Commit, CursorChange, Once, Trim
+from headrace.log.commit.journal import ENTRY_HEADER_BYTES, Producer
 from headrace.log.store import Note, Topic
 from headrace.model import Durability, Position
 
 _CREATE_BYTES = 96
 _CURSOR_BYTES = 32
-"""Of an entry's extra, besides the names in it."""
+"""Bytes of the entry's extra, besides the names in it."""
 _NOTE_BYTES = ENTRY_HEADER_BYTES + 16
-"""Of the entry of a note, besides key and value."""
+"""Bytes of a note's entry, besides key and value."""
 _EXTRA_BYTES = 32
 _STAGED_FILE_BYTES = 28
-"""What a decision takes for each of its staged files."""
+"""Bytes per staged file in a decision."""
 
 
 def note_bytes_max(commit_bytes_max: int) -> int:
-    """What key and value of a note may take if it is to fit into a commit."""
+    """Return the largest size of a note's key and value together that fits into a commit."""
     return commit_bytes_max - _NOTE_BYTES - ENTRY_HEADER_BYTES
 
 
 class Gathering:
-    """Calls nobody: `done` is a waiter of the commit that has the last of what was asked."""
+    """The commits being gathered. Calls no callback: `done` becomes a waiter of the request's last commit."""
 
     def __init__(self, commit_bytes_max: int) -> None:
         self._commit_bytes_max = commit_bytes_max
         self._current = Commit()
         self._sealed: deque[Commit] = deque()
         self._memory = [Commit()]
-        """What was asked of `memory` topics: commits that are shown without being written."""
+        """Requests for `memory` topics: commits that are shown without being written."""
         self.pending_bytes = 0
-        """Of all that was given to the journal and is not `committed`."""
+        """Bytes of the requests for the journal that are not `committed`."""
 
     def mentions(self, topic: Topic) -> bool:
         return any(one.mentions(topic) for one in (self._current, *self._sealed, *self._memory))
 
-    # What is asked for
+    # Requests
 
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
         journaled, in_memory = batches, None
@@ -60,7 +59,7 @@ class Gathering:
         if journaled:
             size = sum(map(len, chain.from_iterable(journaled.values())))
             size += ENTRY_HEADER_BYTES * len(journaled)
-            # Making a topic is an entry of its own, with a name that may be longer than the record.
+            # Creating a topic takes its own entry, with a name that may be longer than the record.
             size += sum(_CREATE_BYTES + len(topic.name) for topic in journaled if not topic.id)
             self._room(size).add(journaled, done)
 
@@ -74,7 +73,7 @@ class Gathering:
         commit.waiters.append(done)
 
     def append_parts(
-        self, parts: list[tuple[Topic, Part]], end: Producer | None, done: Callable[[], None]
+        self, parts: list[tuple[Topic, BatchPart]], end: Producer | None, done: Callable[[], None]
     ) -> None:
         overhead = ENTRY_HEADER_BYTES + _EXTRA_BYTES
         commit = self._memory[-1]
@@ -85,7 +84,7 @@ class Gathering:
             chosen.parts.append((topic, part))
             if topic.durability is not Durability.MEMORY:
                 commit = chosen
-                # The journal says it with the entry itself.
+                # The part's own entry already records this end in the journal.
                 end = None if part.extra() == end else end
         if end is not None:
             commit = self._room(overhead + len(end.name))
@@ -101,7 +100,7 @@ class Gathering:
         commit = self._commit_for(topic, 0)
         commit.destroyed.append(topic)
         commit.waiters.append(done)
-        # What comes after belongs to the next life.
+        # Later requests belong to the next epoch of the topic.
         if topic.durability is Durability.MEMORY:
             self._memory.append(Commit())
         else:
@@ -116,7 +115,7 @@ class Gathering:
         destroy: bool,
         done: Callable[[], None],
     ) -> None:
-        """All of it in one commit, however long that becomes."""
+        """Gather the whole change in one commit, however long the commit becomes."""
         size = ENTRY_HEADER_BYTES * (1 + bool(records) + (trim is not None) + destroy)
         if records:
             size += sum(map(len, records))
@@ -146,10 +145,10 @@ class Gathering:
         commit.cursors += changes
         commit.waiters.append(done)
 
-    # What becomes of it
+    # Gathered commits
 
     def take(self) -> Commit | None:
-        """The next commit for the journal."""
+        """Return the next commit for the journal, or None."""
         if self._sealed:
             return self._sealed.popleft()
         commit = self._current
@@ -162,7 +161,7 @@ class Gathering:
         self.pending_bytes -= commit.bytes
 
     def take_memory(self) -> list[Commit]:
-        """Those that are not for the journal."""
+        """Return the commits that are not for the journal."""
         first = self._memory[0]
         if len(self._memory) == 1 and not (first.waiters or first.onces or first.parts):
             return []
@@ -173,7 +172,7 @@ class Gathering:
         return self._memory[-1] if topic.durability is Durability.MEMORY else self._room(size)
 
     def _room(self, size: int) -> Commit:
-        """The commit that takes `size` more bytes for the journal."""
+        """Return the commit that takes `size` more bytes for the journal; seal a full one."""
         commit = self._current
         if commit.bytes + size > self._commit_bytes_max and commit.bytes:
             self._seal()
@@ -190,7 +189,7 @@ class Gathering:
 def _divide(
     batches: dict[Topic, list[bytes]],
 ) -> tuple[dict[Topic, list[bytes]], dict[Topic, list[bytes]]]:
-    """What goes to the journal, and what stays in memory."""
+    """Split batches into those for the journal and those that stay in memory."""
     in_memory = {
         topic: records
         for topic, records in batches.items()
@@ -200,7 +199,7 @@ def _divide(
 
 
 def _countdown(count: int, done: Callable[[], None]) -> Callable[[], None]:
-    """Call `done` when the returned function has been called `count` times."""
+    """Return a function that calls `done` when it has been called `count` times."""
 
     def one_done() -> None:
         nonlocal count

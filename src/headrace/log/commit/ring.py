@@ -1,16 +1,16 @@
-"""The ring of journal files: which one takes commits, which wait for the applier, which are free."""
+"""The ring of journal files: the current file, the files that wait for the applier, and the free files."""
 
 from collections import deque
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from headrace.log.commit.journal import JournalFile
 from headrace.log.disk import Disk
-from headrace.log.journal import JournalFile
 from headrace.log.store import Appended, Topic
 
 
 class ApplierLink(Protocol):
-    """The way to whoever applies closed journal files and prepares new ones."""
+    """Connection to the applier, which applies closed journal files and prepares new ones."""
 
     def apply(self, closed: "ClosedFile") -> None: ...
 
@@ -18,9 +18,9 @@ class ApplierLink(Protocol):
 class ClosedFile(NamedTuple):
     path: Path
     until: int
-    """Where its last frame ends."""
+    """End of the file's last frame, in bytes."""
     last: int
-    """The number of its last commit."""
+    """Number of the file's last commit."""
 
 
 class Ring:
@@ -39,7 +39,7 @@ class Ring:
 
     @property
     def used(self) -> bool:
-        """Whether the current file holds any commit."""
+        """True if the current file holds any commit."""
         return self.current is not None and self.last >= self.first
 
     @property
@@ -54,7 +54,7 @@ class Ring:
         self._free.append(path)
 
     def open_next(self, first: int, applied: int, now_s: float) -> bool:
-        """Go on in the next free file; False when there is none."""
+        """Open the next free file for commits; return False if no file is free."""
         if not self._free:
             return False
         path = self._free.popleft()
@@ -79,7 +79,7 @@ class Ring:
         return ClosedFile(file.path, file.position, self.last)
 
     def wrote(self, sequence: int, appended: list[Appended], *, synced: bool) -> None:
-        """Note a commit in the current file."""
+        """Record a commit that was written to the current file."""
         file = self.current
         assert file is not None
         self.last = sequence
@@ -90,11 +90,11 @@ class Ring:
             self._unsynced.add(file.path)
 
     def unsynced(self) -> list[Path]:
-        """Files with commits that are written and not synced."""
+        """Return the files with commits that are written and not synced."""
         return list(self._unsynced)
 
     def sync(self, paths: list[Path]) -> None:
-        """Sync files, for any thread: opened anew, since a recycled one may be closed meanwhile."""
+        """Fsync files, in any thread. Opens each file anew, since a recycled file may be closed meanwhile."""
         for path in paths:
             fd = self._disk.open(path)
             try:
@@ -103,15 +103,15 @@ class Ring:
                 self._disk.close(fd)
 
     def synced(self, paths: list[Path]) -> None:
-        """Note that `sync` is done with these and nothing was written to them since it began."""
+        """Record that `sync` finished for these files and that none was written to since `sync` began."""
         self._unsynced.difference_update(paths)
 
     def touched(self, path: Path) -> dict[Topic, int]:
-        """The topics that a file holds commits of, each with where the last of them ends."""
+        """Return the topics with commits in the file, each with the end offset of its last append there."""
         return self._touched[path]
 
     def free(self, path: Path) -> None:
-        """The file is applied: its commits are synced as segments, and it takes new ones."""
+        """Recycle a file that is applied: its commits are synced as segments, and the file takes new ones."""
         del self._touched[path]
         self._unsynced.discard(path)
         self._free.append(path)

@@ -1,7 +1,7 @@
 """The index beside a segment: a header that names the topic, then one fixed-width row per run.
 
-A run is a stretch of records with one checksum and one time. Rows are only ever added. Readers trust rows
-alone: bytes of a segment that no row covers do not count.
+A run is a sequence of records with one checksum and one time. Rows are only appended. Readers trust only
+rows: bytes of a segment that no row covers are ignored.
 """
 
 import struct
@@ -13,15 +13,15 @@ from crc32c import crc32c
 from headrace.model import RESERVED_TOPIC_BYTES_MAX, TOPIC_BYTES_MAX, present_name
 
 RUN_RECORDS_MAX = 500
-"""So that record boundaries inside a run are found quickly without a table of positions."""
+"""Limit that keeps the search for record boundaries in a run fast without a table of positions."""
 RUN_BYTES_MAX = 1 << 20
 RUN_MS_MAX = 100
-"""Records of one run share one time, which the journal's entries already carry: so coarse it may be."""
+"""Precision of record times: records of one run share one time, which the journal's entries already have."""
 
 _MAGIC = b"HRINDEX2"
 _OLD_MAGIC = b"HRINDEX1"
-"""Of earlier versions: names under `channel/` and `logux/` have become reserved ones since."""
-# A name has at least one byte: its length less one fits into a byte, and both headers have one size.
+"""Magic of earlier versions: names under `channel/` and `logux/` have become reserved names since."""
+# A name has at least one byte: its length minus one fits into a byte, and both headers have one size.
 _HEADER = struct.Struct(f">8sQQQQB{RESERVED_TOPIC_BYTES_MAX}s")
 _OLD_HEADER = struct.Struct(f">8sQQQQH{TOPIC_BYTES_MAX}s")
 assert _HEADER.size == _OLD_HEADER.size
@@ -35,7 +35,7 @@ class Header(NamedTuple):
     topic_id: int
     epoch: int
     base: int
-    """The offset of the segment's first byte."""
+    """Offset of the segment's first byte."""
     first_ordinal: int
     name: str
 
@@ -56,14 +56,19 @@ class Row(NamedTuple):
 def encode_header(header: Header) -> bytes:
     name = header.name.encode()
     packed = _HEADER.pack(
-        *(_MAGIC, header.topic_id, header.epoch, header.base, header.first_ordinal),
-        *(len(name) - 1, name),
+        _MAGIC,
+        header.topic_id,
+        header.epoch,
+        header.base,
+        header.first_ordinal,
+        len(name) - 1,
+        name,
     )
     return packed + _CRC.pack(crc32c(packed))
 
 
 def decode_header(data: bytes) -> Header | None:
-    """The header, or None when it is cut off or damaged."""
+    """Return the header, or None if it is cut off or damaged."""
     if len(data) < HEADER_BYTES:
         return None
     (crc,) = _CRC.unpack_from(data, _HEADER.size)
@@ -77,14 +82,14 @@ def decode_header(data: bytes) -> Header | None:
 
 
 def name_in_header(data: bytes) -> bytes:
-    """Return the name in a header that holds, as it stands there."""
+    """Return the name in a valid header, exactly as stored."""
     *_, length, name = (_OLD_HEADER if is_old_header(data) else _HEADER).unpack_from(data)
     found: bytes = name[: length if is_old_header(data) else length + 1]
     return found
 
 
 def is_old_header(data: bytes) -> bool:
-    """Return whether an earlier version wrote the header, which has the present name of its topic then."""
+    """True if an earlier version wrote the header; `decode_header` then returns the topic's present name."""
     return data[:8] == _OLD_MAGIC
 
 
@@ -94,7 +99,7 @@ def encode_row(row: Row) -> bytes:
 
 
 def decode_row(data: bytes, at: int = 0) -> Row | None:
-    """The row at `at`, or None when it is damaged."""
+    """Return the row at `at`, or None if it is damaged."""
     (crc,) = _CRC.unpack_from(data, at + _ROW.size)
     if crc != crc32c(data[at : at + _ROW.size]):
         return None
@@ -102,7 +107,7 @@ def decode_row(data: bytes, at: int = 0) -> Row | None:
 
 
 def decode_rows(data: bytes) -> Iterator[Row | None]:
-    """Every whole row of a block, None for a damaged one."""
+    """Yield every whole row of a block; None for a damaged row."""
     for at in range(0, len(data) - ROW_BYTES + 1, ROW_BYTES):
         yield decode_row(data, at)
 
@@ -111,8 +116,8 @@ def row_position(number: int) -> int:
     return HEADER_BYTES + number * ROW_BYTES
 
 
-class Piece(NamedTuple):
-    """Records that came in one journal entry: never split, but joined with their neighbours."""
+class EntryRun(NamedTuple):
+    """Records of one journal entry. They are never split, but joined with their neighbours."""
 
     offset: int
     ordinal: int
@@ -121,8 +126,8 @@ class Piece(NamedTuple):
     data: bytes | memoryview
 
 
-def join_runs(pieces: Sequence[Piece]) -> Iterator[tuple[Row, list[bytes | memoryview]]]:
-    """Pieces in order, as runs: each with its row and the bytes it covers."""
+def join_runs(pieces: Sequence[EntryRun]) -> Iterator[tuple[Row, list[bytes | memoryview]]]:
+    """Join consecutive pieces to runs; yield each run's row and the bytes that the row covers."""
     parts: list[bytes | memoryview] = []
     offset = ordinal = count = length = ms = crc = 0
     for at, first, records, when, data in pieces:

@@ -1,10 +1,12 @@
 """A topic's raw bytes and index rows, for readers that decode them elsewhere. Decodes and checks nothing.
 
-A `RawTopic` is what the event loop knew of a topic at one moment; all that waits for the disk is done with it
-in a thread. Bytes never change once they are visible, so a moment later it is still true, unless files were
-deleted meanwhile.
+A `RawTopic` is the event loop's state of a topic at one moment. A thread uses it for all work that waits for
+the disk. Visible bytes never change, so the state stays valid later, unless files were deleted meanwhile.
+
+Many small ranges of topics are packed into one answer: the rows and bytes of each, in sequence.
 """
 
+import struct
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -12,13 +14,13 @@ from io import FileIO
 from operator import attrgetter
 from typing import NamedTuple
 
-from headrace.log.catalogue_rows import SegmentRow
-from headrace.log.file_reads import read_patiently
-from headrace.log.index import ROW_BYTES, Piece, Row, encode_row, join_runs
-from headrace.log.journal import decode_entry, entry_end
+from headrace.log.catalogue.rows import SegmentRow
+from headrace.log.commit.journal import decode_entry, entry_end
+from headrace.log.disk import read_patiently
 from headrace.log.layout import Layout
-from headrace.log.reading import ReadSide
-from headrace.log.segment import Segments
+from headrace.log.read.index import ROW_BYTES, EntryRun, Row, encode_row, join_runs
+from headrace.log.read.reader import ReadSide
+from headrace.log.read.segment import Segments
 from headrace.log.store import Topic
 from headrace.model import Position
 
@@ -27,7 +29,7 @@ _OPEN_FILES = 2
 
 
 class GoneError(Exception):
-    """What was asked for is not kept any more."""
+    """The requested data is no longer stored."""
 
 
 class RawTopic(NamedTuple):
@@ -36,17 +38,17 @@ class RawTopic(NamedTuple):
     end: Position
     segments: list[SegmentRow]
     tail: list[bytes]
-    """Journal entries behind the segments, or partly in them already."""
+    """Journal entries after the segments. Some may be in segments already."""
 
     @classmethod
     def of(cls, layout: Layout, store: ReadSide, topic: Topic) -> "RawTopic":
-        """For the event loop's thread: what the topic is now."""
+        """Return the topic's present state. Call this in the event loop's thread."""
         return cls(
             layout, topic.start, topic.end, list(store.segment_rows(topic)), list(topic.tail)
         )
 
     def rows(self, start: int, end: int, rows_max: int) -> bytes:
-        """The rows that cover these offsets, packed as in an index file."""
+        """Return the rows that cover these offsets, packed as in an index file."""
         found = bytearray()
         position, left = start, rows_max if start < end else 0
         for segment in self._segments_from(start):
@@ -63,7 +65,7 @@ class RawTopic(NamedTuple):
         return bytes(found)
 
     def pieces(self, start: int, end: int) -> Generator[bytes, None, None]:
-        """The bytes from one offset on, until the other or the next gap, or what is gone by then."""
+        """Yield the bytes from `start` to `end`, or to the next gap, or to data that is deleted meanwhile."""
         position = start
         for segment in self._segments_from(start):
             if segment.base > position or position >= end:
@@ -72,10 +74,10 @@ class RawTopic(NamedTuple):
             with self._open(segment) as file:
                 while position < stop:
                     length = min(_READ_BYTES, stop - position)
-                    # What the disk cannot read is zeros: whoever checks the runs sees which are damaged.
+                    # Unreadable pages are zeros: a reader that checks the runs sees which are damaged.
                     data, _ = read_patiently(file.fileno(), length, position - segment.base)
                     if not data:
-                        return  # the file was cut: whoever reads sees that bytes are missing
+                        return  # the file was truncated: the reader sees that bytes are missing
                     position += len(data)
                     yield data
         tail = self.tail
@@ -88,7 +90,7 @@ class RawTopic(NamedTuple):
             yield part
 
     def splits(self, start: int, end: int, step_bytes: int, splits_max: int) -> list[Position]:
-        """Beginnings of runs between these offsets, about so far apart."""
+        """Return positions between these offsets where runs begin, about `step_bytes` apart."""
         found: list[Position] = []
         wanted = start + step_bytes
         for segment in self._segments_from(start):
@@ -114,7 +116,7 @@ class RawTopic(NamedTuple):
                 raise GoneError
             first = files.find(segment, lambda row: row.end > start)
             last = files.find(segment, lambda row: row.offset >= end)
-            # Damaged rows before that one may be of what is asked for: whoever reads must see them.
+            # Damaged rows before `last` may belong to the requested range: the reader must see them.
             while last < segment.rows and files.is_damaged(segment, last):
                 last += 1
             count = min(max(0, last - first), rows_max)
@@ -135,14 +137,14 @@ class RawTopic(NamedTuple):
             if entry.offset >= end:
                 break
             pieces.append(
-                Piece(entry.offset, entry.ordinal, entry.record_count, entry.ms, entry.data)
+                EntryRun(entry.offset, entry.ordinal, entry.record_count, entry.ms, entry.data)
             )
         rows = [encode_row(row) for row, _ in join_runs(pieces)]
         return b"".join(rows[:rows_max])
 
     @contextmanager
     def _files(self) -> Iterator[Segments]:
-        # Those of the store belong to the event loop's thread.
+        # The store's own files belong to the event loop's thread.
         files = Segments(self.layout, _OPEN_FILES)
         try:
             yield files
@@ -154,3 +156,29 @@ class RawTopic(NamedTuple):
             return FileIO(self.layout.segment(segment.topic_id, segment.base))
         except FileNotFoundError:
             raise GoneError from None
+
+
+RANGES_MAX = 256
+"""Largest number of ranges in one request."""
+
+RANGES_BYTES_MAX = 4 * 1024 * 1024
+"""Largest number of bytes in one answer: a range that does not fit must be requested alone."""
+
+_HEAD = struct.Struct(">IIQ")
+"""Header of each range: size of the rows, size of the records, offset of the first record."""
+
+NOTHING = _HEAD.pack(0, 0, 0)
+
+
+def pack(rows: bytes, data: bytes, offset: int) -> bytes:
+    return _HEAD.pack(len(rows), len(data), offset) + rows + data
+
+
+def unpack(answer: bytes) -> Iterator[tuple[memoryview, memoryview, int]]:
+    """Yield the rows, the bytes and the offset of the bytes, for each range."""
+    view, at = memoryview(answer), 0
+    while at < len(view):
+        rows, data, offset = _HEAD.unpack_from(view, at)
+        begin = at + _HEAD.size
+        at = begin + rows + data
+        yield view[begin : begin + rows], view[begin + rows : at], offset

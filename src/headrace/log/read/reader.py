@@ -1,30 +1,109 @@
 """The reading side of the embedded store: tails first, then segments, by offset, ordinal or time.
 
-Changes nothing but its memory of where a topic's segments lie.
+Changes nothing except its cache of topics' segments.
+
+The tail of a topic is its journal entries in memory that segments do not hold yet.
 """
 
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import cast
 
-from headrace.log.catalogue import INTEGER_MAX, Catalogue
-from headrace.log.catalogue_rows import SegmentRow
-from headrace.log.segment import DamagedRun, Segments
+from headrace.log.catalogue.catalogue import INTEGER_MAX, Catalogue
+from headrace.log.catalogue.rows import SegmentRow
+from headrace.log.commit.journal import decode_entry, entry_end, entry_offset
+from headrace.log.read.segment import DamagedRun, Segments
+from headrace.log.records import boundary, nth
 from headrace.log.store import Chunk, Run, SegmentInfo, Topic
-from headrace.log.tails import (
-    locate_ordinal,
-    locate_time,
-    position_in,
-    read_tail,
-    tail_begin,
-    tail_start,
-)
 from headrace.model import JUMP, Durability, Position, Span
 from headrace.printing import quoted
+
+
+def tail_start(topic: Topic) -> int:
+    """Return the offset at which the tail begins; the topic's end if the tail is empty."""
+    return entry_offset(topic.tail[0]) if topic.tail else topic.end_offset
+
+
+def tail_begin(topic: Topic) -> Position:
+    """Return the position at which the tail begins; the topic's end if the tail is empty."""
+    if not topic.tail:
+        return topic.end
+    entry = decode_entry(topic.tail[0])
+    return Position(topic.epoch, entry.offset, entry.ordinal)
+
+
+def read_tail(topic: Topic, offset: int, bytes_max: int) -> list[Run]:
+    """Return runs from the entry that contains `offset` on, at least one if there is any."""
+    runs: list[Run] = []
+    taken = 0
+    tail = topic.tail
+    number = bisect_right(tail, offset, key=entry_end)
+    while number < len(tail) and taken < bytes_max:
+        runs.append(_run(tail[number]))
+        taken += len(tail[number])
+        number += 1
+    return runs
+
+
+def drop_tail(topic: Topic, end: int) -> None:
+    """Drop the entries that end at or before `end`."""
+    count = bisect_right(topic.tail, end, key=entry_end)
+    if count:
+        del topic.tail[:count]
+
+
+def locate_ordinal(topic: Topic, ordinal: int) -> Position | None:
+    """Return the position of the record at `ordinal`; None if it is before the tail."""
+    if not topic.tail or ordinal < decode_entry(topic.tail[0]).ordinal:
+        return None
+    number = bisect_right(topic.tail, ordinal, key=_entry_end_ordinal)
+    if number == len(topic.tail):
+        return topic.end
+    run = _run(topic.tail[number])
+    return position_in(run, topic.epoch, ordinal=ordinal)
+
+
+def locate_time(topic: Topic, ms: int) -> Position:
+    """Return the position of the first entry at or after `ms`; the topic's end if there is none."""
+    number = bisect_left(topic.tail, ms, key=_entry_ms)
+    if number == len(topic.tail):
+        return topic.end
+    entry = decode_entry(topic.tail[number])
+    if entry.offset < topic.start_offset:
+        return topic.start
+    return Position(topic.epoch, entry.offset, entry.ordinal)
+
+
+def position_in(
+    run: Run, epoch: int, *, offset: int | None = None, ordinal: int | None = None
+) -> Position:
+    """Return the record boundary of a run at an ordinal, or at or after an offset."""
+    # If only a run before the wanted place was found, the end of this run is the nearest boundary.
+    if ordinal is not None:
+        before = min(max(0, ordinal - run.ordinal), run.record_count)
+        return Position(epoch, run.offset + nth(run.data, before), run.ordinal + before)
+    assert offset is not None
+    at, passed = boundary(run.data, min(offset - run.offset, len(run.data)))
+    return Position(epoch, run.offset + at, run.ordinal + passed)
+
+
+def _run(encoded: bytes) -> Run:
+    _, _, offset, ordinal, count, ms, _, data = decode_entry(encoded)
+    return Run(offset, ordinal, count, ms, bytes(data))
+
+
+def _entry_end_ordinal(encoded: bytes) -> int:
+    entry = decode_entry(encoded)
+    return entry.ordinal + entry.record_count
+
+
+def _entry_ms(encoded: bytes) -> int:
+    return decode_entry(encoded).ms
+
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +116,14 @@ class ReadSide:
 
     @property
     def damage_count(self) -> int:
-        """Damaged stretches that readers have come across."""
+        """Number of damaged ranges that readers have found."""
         return len(self._damage_seen)
 
     def reader(self, topic: Topic) -> "TopicReader":
         return TopicReader(self, topic)
 
     def locate_offset(self, topic: Topic, offset: int) -> Position:
-        # The first record is looked for too: where it is damaged, the next sound one comes first.
+        # The first record is looked up too: if it is damaged, the next readable record comes first.
         offset = max(offset, topic.start_offset)
         if offset >= topic.end_offset:
             return topic.end
@@ -70,7 +149,7 @@ class ReadSide:
                 run = self._run_at(topic, row.offset) if row is not None else None
                 if run is not None:
                     return position_in(run, topic.epoch, ordinal=ordinal)
-        # It is lost, or was skipped: the next record that there is.
+        # The record is lost, or its ordinal was skipped: return the next existing record.
         return locate_time(topic, 0)
 
     def locate_time(self, topic: Topic, ms: int) -> Position:
@@ -103,7 +182,7 @@ class ReadSide:
             begin = Position(
                 topic.epoch, max(begin.offset, after.offset), max(begin.ordinal, after.ordinal)
             )
-        # The applier may be ahead of the tails: what is in both counts once.
+        # The applier may be ahead of the tails: records in both count once.
         tail = tail_begin(topic)
         records = max(0, topic.end_ordinal - max(tail.ordinal, begin.ordinal))
         size = max(0, topic.end_offset - max(tail.offset, begin.offset))
@@ -124,7 +203,7 @@ class ReadSide:
                 row.last_ms,
             )
             for row in self.segment_rows(topic)
-            if row.end > topic.start_offset  # others are forgotten, and soon gone
+            if row.end > topic.start_offset  # the others are trimmed, and will be deleted soon
         ]
 
     def segment_rows(self, topic: Topic) -> list[SegmentRow]:
@@ -135,7 +214,7 @@ class ReadSide:
         return cast(list[SegmentRow], topic.segments)
 
     def _run_at(self, topic: Topic, offset: int) -> Run | None:
-        """The run that contains `offset`, or the next one that can be read."""
+        """Return the run that contains `offset`, or the next run that can be read."""
         reader = TopicReader(self, topic)
         chunk = reader.read_runs(min(offset, INTEGER_MAX), 1)
         return chunk.runs[0] if chunk.runs else None
@@ -149,7 +228,7 @@ class ReadSide:
 
 
 class TopicReader:
-    """Implements `store.Reader`."""
+    """Implementation of `store.Reader`."""
 
     __slots__ = ("_base", "_next", "_ordinal", "_row", "_side", "_topic")
 
@@ -179,7 +258,7 @@ class TopicReader:
         return chunk
 
     def read_runs(self, offset: int, bytes_max: int) -> Chunk:
-        """Whole runs; the first may begin before `offset`."""
+        """Return whole runs; the first may begin before `offset`."""
         topic, side = self._topic, self._side
         offset = max(offset, topic.start_offset)
         while offset < topic.end_offset:
@@ -199,7 +278,7 @@ class TopicReader:
             if block.damaged:
                 side.report(topic, block.damaged)
                 first = block.damaged[0]
-                # Damage at the very beginning counts too, where its row says how much it is.
+                # Damage at the very beginning counts too, if its row says how many records are lost.
                 leads = not block.runs or first.offset < block.runs[0].offset
                 if self._ordinal is None and leads and first.record_count:
                     self._ordinal = first.ordinal
@@ -213,5 +292,5 @@ class TopicReader:
         for before, after in pairwise(runs):
             lost += after.ordinal - before.ordinal - before.record_count
         self._ordinal = runs[-1].ordinal + runs[-1].record_count
-        # Nothing was ever stored where the topic has jumped ahead.
+        # Nothing was ever stored where the topic has jumped ahead: a jump does not count as lost.
         return Chunk(runs, next_offset, max(0, lost) % JUMP)

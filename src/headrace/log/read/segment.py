@@ -1,8 +1,9 @@
-"""Reading segments: finds runs through the index, checks them, skips damaged ones. Writes nothing.
+"""Reading of segments: finds runs through the index, checks them, and skips damaged ones. Writes nothing.
 
 Reads never wait for the disk in the event loop: bytes that are not in the page cache raise `ColdError`, whose
-`warm` brings them there in a thread, after which the same call succeeds. So does an error of the disk, which
-the thread looks at with more patience (`file_reads.py`): what it cannot read either is damage for a while.
+`warm` loads them in a thread, after which the same call succeeds. A disk error raises `ColdError` too: the
+thread retries such a read (`log/disk.py`), and bytes that it cannot read either count as damaged for a
+while.
 """
 
 import errno
@@ -15,9 +16,10 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from headrace.log.catalogue_rows import SegmentRow
-from headrace.log.file_reads import PAGE_BYTES, read_once, read_patiently
-from headrace.log.index import (
+from headrace.log.catalogue.rows import SegmentRow
+from headrace.log.disk import PAGE_BYTES, read_once, read_patiently
+from headrace.log.layout import Layout
+from headrace.log.read.index import (
     HEADER_BYTES,
     ROW_BYTES,
     Row,
@@ -25,20 +27,19 @@ from headrace.log.index import (
     decode_row,
     row_position,
 )
-from headrace.log.index_repair import distrust_first_block, restore_rows
-from headrace.log.layout import Layout
+from headrace.log.recovery.rebuild import distrust_first_block, restore_rows
 from headrace.log.store import ColdError, Run
 
 _ROWS_AT_ONCE = 128
 _RESTORED_MAX = 100
-"""Damaged indexes that are remembered; of more, all are restored again."""
+"""Number of damaged indexes whose restored rows are cached; above it, the cache is cleared."""
 
 UNREADABLE_S = 60.0
-"""After so long the disk is asked again for what it could not read."""
+"""Seconds after which unreadable pages are read from the disk again."""
 
 
 class DamagedRun(NamedTuple):
-    """A stretch of a segment that its index or its checksum does not vouch for."""
+    """A range of a segment that its index or its checksum does not confirm."""
 
     segment: Path
     offset: int
@@ -47,18 +48,24 @@ class DamagedRun(NamedTuple):
     record_count: int
     reason: str
 
+    def __str__(self) -> str:
+        count = self.record_count
+        lost = f"{count} records " if count != 1 else "1 record "
+        where = f"from offset {self.offset} to {self.end}, in {self.segment.name}"
+        return f"{lost if count else ''}{where}: {self.reason}"
 
-class Block(NamedTuple):
+
+class SegmentBlock(NamedTuple):
     runs: list[Run]
     next_offset: int
-    """Where to read on: the end of the last run, or of the damage behind it."""
+    """Offset for the next read: the end of the last run, or of the damage after it."""
     row: int
-    """The number of the index row to read on from."""
+    """Number of the index row for the next read."""
     damaged: list[DamagedRun]
 
 
 class Unreadable:
-    """Pages of files that the disk cannot read: zeros instead of them, and so damage. For any thread."""
+    """Pages that the disk cannot read: they are read as zeros, and so as damage. Usable from any thread."""
 
     def __init__(self) -> None:
         self._pages: dict[Path, tuple[float, frozenset[int]]] = {}
@@ -77,7 +84,7 @@ class Unreadable:
 
 
 class ColdFileError(ColdError):
-    """Bytes of a file that are not in memory, or could not be read without patience."""
+    """Bytes of a file are not in memory, or could not be read without retries."""
 
     def __init__(self, path: Path, position: int, length: int, unreadable: Unreadable) -> None:
         super().__init__(f"{length} bytes of {path} at {position} are not in memory")
@@ -90,18 +97,18 @@ class ColdFileError(ColdError):
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return  # deleted meanwhile: the next attempt sees why
+            return  # deleted meanwhile: the next attempt finds out why
         try:
             _, bad = read_patiently(fd, self._length, self._position)
         finally:
             os.close(fd)
         if bad:
-            # Or the same call would find it cold for ever.
+            # Otherwise the same call would raise ColdFileError for ever.
             self._unreadable.add(self._path, bad)
 
 
 class Segments:
-    """Open segment files, at most so many at a time."""
+    """Open segment files, with a limit on their number."""
 
     def __init__(self, layout: Layout, open_files_max: int, *, wait_for_disk: bool = True) -> None:
         self._layout = layout
@@ -110,16 +117,16 @@ class Segments:
         self._wait = wait_for_disk
         self._unreadable = Unreadable()
         self._restored: dict[tuple[int, int, int], list[Row | None]] = {}
-        """Rows of indexes that are damaged, as far as their segments say what these were."""
+        """Rows of damaged indexes, restored as far as their segments allow."""
         self._passing: dict[tuple[int, int, int], float] = {}
-        """Those of them that were restored while the disk could not read something, and when."""
+        """Restored indexes for which some page was unreadable, and the time of the restoration."""
 
     def close(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
 
     def close_deleted(self) -> None:
-        """Let go of files that have no name any more, so that their space is given back."""
+        """Close files that are deleted, so that the disk space is freed."""
         for path, fd in list(self._open.items()):
             if os.fstat(fd).st_nlink == 0:
                 del self._open[path]
@@ -127,10 +134,10 @@ class Segments:
 
     def read(
         self, segment: SegmentRow, offset: int, bytes_max: int, row: int | None = None
-    ) -> Block:
-        """Runs from the one that contains `offset`, at least one where there is any.
+    ) -> SegmentBlock:
+        """Return runs from the one that contains `offset` on, at least one if there is any.
 
-        `row` is where an earlier block ended, which saves the search.
+        `row` is the row at which an earlier block ended, which saves the search.
         """
         if row is None or self._index_key(segment) in self._restored:
             row = self.find(segment, lambda candidate: candidate.end > offset)
@@ -144,7 +151,7 @@ class Segments:
             rows = self._rows(segment, row, min(_ROWS_AT_ONCE, segment.rows - row))
             if self._index_key(segment) in self._restored:
                 if not restored:
-                    return self.read(segment, offset, bytes_max)  # other rows have led here
+                    return self.read(segment, offset, bytes_max)  # damaged rows led here
                 index = path.with_suffix(".idx")
                 damaged.append(
                     DamagedRun(
@@ -167,7 +174,7 @@ class Segments:
                     )
                     continue
                 if candidate.end <= offset:
-                    continue  # a row that could not be read may have led the search astray
+                    continue  # a damaged row may have misled the search
                 chosen.append(candidate)
                 taken += candidate.length
                 position = candidate.end
@@ -175,10 +182,10 @@ class Segments:
             self._read_runs(segment, path, chosen, runs, damaged)
             if len(damaged) > bad and self._is_foreign(segment):
                 return self.read(segment, offset, bytes_max)
-        return Block(runs, position if row < segment.rows else segment.end, row, damaged)
+        return SegmentBlock(runs, position if row < segment.rows else segment.end, row, damaged)
 
     def find(self, segment: SegmentRow, wanted: Callable[[Row], bool]) -> int:
-        """The number of the first row that is wanted; all rows after it must be wanted too."""
+        """Return the number of the first row that is wanted; all rows after it must be wanted too."""
         restored = self._index_key(segment) in self._restored
         low, high = 0, segment.rows
         while low < high:
@@ -190,7 +197,7 @@ class Segments:
                 low = middle + 1
         if restored:
             return low
-        # Rows that are wrong lead astray: those around the place that was found are restored if they are.
+        # Wrong rows mislead the search: reading the rows around the result restores them if they are wrong.
         first = max(0, low - 1)
         self._rows(segment, first, min(2, segment.rows - first))
         return low if self._index_key(segment) not in self._restored else self.find(segment, wanted)
@@ -202,7 +209,7 @@ class Segments:
         return self._rows(segment, number, 1)[0] is None
 
     def _good_row(self, segment: SegmentRow, number: int, stop: int) -> Row | None:
-        """The row, or the next one that is not damaged."""
+        """Return the row, or the next one that is not damaged."""
         while number < stop:
             row = self._rows(segment, number, 1)[0]
             if row is not None:
@@ -211,7 +218,7 @@ class Segments:
         return None
 
     def packed_rows(self, segment: SegmentRow, first: int, count: int) -> bytes:
-        """Rows as the index file has them, damaged ones included; fewer where it ends."""
+        """Return rows exactly as in the index file, including damaged ones; fewer at the end of the file."""
         path = self._layout.index(segment.topic_id, segment.base)
         return self._pread(path, count * ROW_BYTES, row_position(first))
 
@@ -236,19 +243,19 @@ class Segments:
             self._restored.clear()
         self._restored[self._index_key(segment)] = restored
         if self._unreadable.of(path) or self._unreadable.of(path.with_suffix(".idx")):
-            # What the disk cannot read now is asked for again later.
+            # Pages that the disk cannot read now are read again later.
             self._passing[self._index_key(segment)] = time.monotonic()
         return restored
 
     def _forget_passing(self) -> None:
-        """Forget rows that were restored while the disk could not read, when it is asked again."""
+        """Forget rows that were restored while pages were unreadable, once these pages are read again."""
         for key, since_s in list(self._passing.items()):
             if time.monotonic() - since_s >= UNREADABLE_S:
                 del self._passing[key]
                 self._restored.pop(key, None)
 
     def _is_foreign(self, segment: SegmentRow) -> bool:
-        """Return whether the index begins with a block of another index: its rows are restored then."""
+        """True if the index begins with a block of another index; then its rows are restored."""
         if self._index_key(segment) in self._restored:
             return False
         path = self._layout.index(segment.topic_id, segment.base)
@@ -294,7 +301,7 @@ class Segments:
                 )
 
     def _pread(self, path: Path, length: int, position: int) -> bytes:
-        """Up to `length` bytes: fewer where the file ends."""
+        """Return up to `length` bytes, fewer at the end of the file."""
         try:
             fd = self._fd(path)
         except FileNotFoundError:
@@ -336,7 +343,7 @@ class Segments:
 
 
 def _are_sound(rows: list[Row | None], segment: SegmentRow, first: int) -> bool:
-    """Return whether these rows are all there, follow each other, and fit to the segment's ends."""
+    """True if no row is missing, the rows follow each other, and they match the segment's ends."""
     end = segment.base if first == 0 else -1
     for row in rows:
         if row is None or (row.offset != end and end >= 0):
@@ -346,14 +353,14 @@ def _are_sound(rows: list[Row | None], segment: SegmentRow, first: int) -> bool:
 
 
 def _read_now(fd: int, length: int, position: int) -> bytes:
-    """What is in memory, all of it; raises OSError where it is not, or cannot be read."""
+    """Return the bytes if all are in memory; raise OSError if some are not, or cannot be read."""
     buffer = bytearray(length)
     try:
         count = os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EIO):
             raise
-        # The file system cannot say what is in memory.
+        # The file system cannot tell which pages are in memory.
         return read_once(fd, length, position)
     if count < length and position + count < os.fstat(fd).st_size:
         raise BlockingIOError
@@ -362,7 +369,7 @@ def _read_now(fd: int, length: int, position: int) -> bytes:
 
 
 def _stretches(bad: frozenset[int], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Parts of a range, each of unreadable pages or of none."""
+    """Split a range into parts with only unreadable pages and parts without any."""
     while start < end:
         page = start // PAGE_BYTES
         is_bad = page in bad

@@ -1,8 +1,12 @@
-"""Reads journal files: finds headers, frames and entries, and says which bytes of them are damaged.
+"""Reader of journal files: finds headers, frames and entries, and reports damaged bytes.
 
-Writes nothing, and does not decide what the damage means: that is `journal_scan.py`'s business. A reader
-believes a frame only if the frame carries the generation of the file, which comes from one of the two
-copies of the file's header or from the catalogue, never from a frame.
+Writes nothing. Elsewhere: the consequences of damage (`scan.py`). The reader accepts a frame only if the
+frame has the generation of the file. The generation comes from one of the two copies of the file's header or
+from the catalogue, never from a frame.
+
+Earlier versions wrote journal files of format 1, which this version only reads. Such a file has one header,
+in its first sector. Its frames begin at multiples of a sector and have no foot. Their generation is drawn for
+each use of the file, and the crc of an entry's header has no seed.
 """
 
 import re
@@ -15,9 +19,7 @@ from typing import NamedTuple, Protocol
 
 from crc32c import crc32c
 
-from headrace.log import journal_format1
-from headrace.log.file_reads import Loaded, load
-from headrace.log.journal import (
+from headrace.log.commit.journal import (
     APPEND,
     BLOCK_BYTES,
     CRC,
@@ -47,49 +49,111 @@ from headrace.log.journal import (
     file_number,
     frame_bytes,
 )
-from headrace.log.journal_format1 import Format1
+from headrace.log.disk import LoadedBytes, load
+
+_FILE_MAGIC = b"HRJOURN1"
+_FILE_HEADER = struct.Struct(">8sQQQ16s")
+_FRAME_MAGIC = 0x48524631
+_FRAME = struct.Struct(">IQQQII")
+_FRAME_BEGIN = struct.Struct(">IQ")
+
+
+def _parse_header1(path: Path, data: memoryview) -> JournalHeader | None:
+    if len(data) < SECTOR_BYTES:
+        return None
+    magic, generation, first, size, boot_id = _FILE_HEADER.unpack_from(data)
+    (crc,) = CRC.unpack_from(data, _FILE_HEADER.size)
+    if magic != _FILE_MAGIC or crc != crc32c(data[: _FILE_HEADER.size]):
+        return None
+    return JournalHeader(generation, file_number(path), first, None, size, boot_id)
+
+
+class Format1:
+    """Finds frames in the bytes of one file."""
+
+    frames_position = SECTOR_BYTES
+    head_bytes = _FRAME.size + CRC.size
+    entries_are_seeded = False
+
+    def __init__(self, data: memoryview, header: JournalHeader) -> None:
+        self._data = data
+        self._header = header
+
+    def frame_bytes(self, length: int) -> int:
+        return -(-(self.head_bytes + length) // SECTOR_BYTES) * SECTOR_BYTES
+
+    def seed(self, sequence: int) -> int:
+        return 0
+
+    def head_at(self, position: int) -> FrameHead | None:
+        if position + self.head_bytes > len(self._data):
+            return None
+        magic, generation, sequence, synced, length, body_crc = _FRAME.unpack_from(
+            self._data, position
+        )
+        if magic != _FRAME_MAGIC or generation != self._header.generation:
+            return None
+        (crc,) = CRC.unpack_from(self._data, position + _FRAME.size)
+        if crc != crc32c(self._data[position : position + _FRAME.size]):
+            return None
+        first = self._header.first
+        return FrameHead(
+            generation, self._header.file, first, position, sequence, synced, length, body_crc
+        )
+
+    def next_head(self, position: int) -> FrameHead | None:
+        """Return the first frame that begins at or after `position`."""
+        begin = _FRAME_BEGIN.pack(_FRAME_MAGIC, self._header.generation)
+        whole: bytes = self._data.obj  # type: ignore[assignment]
+        while (position := whole.find(begin, position)) >= 0:
+            head = self.head_at(position) if position % SECTOR_BYTES == 0 else None
+            if head is not None:
+                return head
+            position += 1
+        return None
+
 
 CUT = "the file was cut"
-"""The reason of a Problem that no crash explains: a file is complete on disk before it has its name."""
+"""Reason of a Problem that no crash explains: a file is complete on disk before it gets its name."""
 
 _CHECKED_ENTRY = struct.Struct(ENTRY.format + "I")
 _ENTRY_BEGIN = re.compile(rb"[\x01-\x0d]\x00")
-"""The kind of an entry and its padding."""
+"""Pattern of an entry's kind and padding."""
 _LOST_AS = {NOTE: LOST_NOTE, NAMES: LOST_NAMES, OLD_NAMES: LOST_NAMES}
 
 
 class Problem(NamedTuple):
-    """Bytes of the journal that cannot be believed."""
+    """Bytes of the journal that are damaged or unfinished."""
 
     file: str
     position: int
     length: int
     reason: str
     entry: Entry | None = None
-    """The entry, if only its data is bad."""
+    """The entry, if only its data is damaged."""
     harmless: bool = False
-    """True when the same facts stand in another block, so that nothing is lost."""
+    """True if another block holds the same facts, so that nothing is lost."""
 
 
 class Frame(NamedTuple):
-    """One commit."""
+    """A commit as it was read from the journal."""
 
     sequence: int
     synced: int
-    """The last commit known to be on disk when this one was written."""
+    """Last commit known to be on disk when this one was written."""
     entries: list[Entry]
-    """In their order; an entry whose data is damaged is one of `LOST…` and has zeros instead."""
+    """Entries in order; one with damaged data has a kind `LOST…` and zeros instead of its data."""
     problems: list[Problem]
     seed: int
-    """The seed of the checksums of its entry headers."""
+    """Seed of the checksums of the entry headers."""
     end: int
-    """The place in the file where the next frame begins."""
+    """Place in the file where the next frame begins."""
 
 
 def read_header(path: Path, generation: int = 0) -> JournalHeader | None:
-    """The file's header, from either of its copies, or None when neither holds.
+    """Return the file's header from either of its copies, or None if neither is valid.
 
-    Of two copies that differ, the one with `generation` counts, or else the later one.
+    If the copies differ, the one with `generation` counts, or else the later one.
     """
     return _header(path, load(path, FRAMES_POSITION).data, generation)
 
@@ -100,10 +164,10 @@ def _header(path: Path, data: memoryview, generation: int) -> JournalHeader | No
         for position in HEADER_POSITIONS
         if (header := _parse_header(path, data, position)) is not None
     ]
-    old = journal_format1.parse_header(path, data)
+    old = _parse_header1(path, data)
     if not found or old is None:
         return max(found, key=lambda one: (one.generation == generation, one.first), default=old)
-    # A file of format 1 that was put to use again, when the machine crashed before the write was done.
+    # A file of format 1 was put to use again, and the machine crashed before the write was complete.
     return max(*found, old, key=lambda one: one.first)
 
 
@@ -145,7 +209,7 @@ class _Format2:
         self._first = first
         self._heads: list[FrameHead] | None = None
         if first is None:
-            # Without a header, the last use of the file is the one that counts.
+            # Without a header, the last use of the file counts.
             self._first = max((head.first for head in self._all_heads()), default=0)
             self._heads = None
 
@@ -160,7 +224,7 @@ class _Format2:
         return head if head is not None and head.position == position else None
 
     def next_head(self, position: int) -> FrameHead | None:
-        """The first frame that begins at or after `position`, found by its head or its foot."""
+        """Return the first frame that begins at or after `position`, found by its head or its foot."""
         if self._heads is None:
             self._heads = self._all_heads()
         number = bisect_left(self._heads, position, key=attrgetter("position"))
@@ -202,14 +266,14 @@ def read_frames(
     *,
     entries: bool = True,
     generation: int = 0,
-    loaded: Loaded | None = None,
+    loaded: LoadedBytes | None = None,
 ) -> Iterator[Frame | Problem]:
-    """Every frame of the file's last use in order, and a Problem where one should be but is not.
+    """Yield every frame of the file's last use in order, and a Problem for each missing or damaged one.
 
-    `until` is where the writer stood; without it reading ends where no valid frame follows. Without
-    `entries` those of sound frames are left out: to look for damage takes no more than a checksum.
+    `until` is the writer's position; without it, reading ends where no valid frame follows. Without
+    `entries`, undamaged frames come without their entries: the search for damage needs only checksums.
     `generation` is the catalogue's, for a file that has lost both copies of its header. `loaded` is the
-    file's content where the caller has it.
+    file's content if the caller has it.
     """
     data = (loaded or load(path, until)).data
     name = path.name
@@ -286,21 +350,21 @@ def _frame(
         name, data, start, stop, head.length, seed, resume=format_.entries_are_seeded
     )
     if not bad:
-        # Each entry holds, but some are another commit's: left from earlier, at the same places.
+        # Each entry is valid, but some belong to another commit: an earlier use left them at the same places.
         reason = "its entries are not those of one commit"
         bad.append(Problem(name, head.position, end - head.position, reason))
     return Frame(head.sequence, head.synced, found, problems + bad, seed, end)
 
 
 def _looks_begun(data: memoryview, format_: _Format, position: int, number: int) -> bool:
-    """Return whether an entry of the next commit stands here, behind a head that does not hold."""
+    """True if an entry of the next commit is here, after an invalid frame head."""
     start = position + format_.head_bytes
     found, _ = _entries("", data, start, len(data), 0, format_.seed(number), entries_max=1)
     return bool(found)
 
 
 def _sound(data: memoryview, start: int, stop: int) -> list[Entry]:
-    """The entries of a frame whose checksum holds."""
+    """Return the entries of a frame with a correct checksum."""
     entries: list[Entry] = []
     unpack, new = ENTRY.unpack_from, tuple.__new__
     while start < stop:
@@ -312,7 +376,7 @@ def _sound(data: memoryview, start: int, stop: int) -> list[Entry]:
             start += extra_bytes
         body = data[start : start + data_bytes]
         start += data_bytes
-        # What `Entry(…)` does, without its way through Python: there are very many.
+        # Same as `Entry(…)` but without its Python-level constructor: there are very many entries.
         entries.append(new(Entry, (kind, topic_id, offset, ordinal, count, ms, extra, body)))
     return entries
 
@@ -328,7 +392,7 @@ def _entries(
     resume: bool = False,
     entries_max: int | None = None,
 ) -> tuple[list[Entry], list[Problem]]:
-    """The entries of a frame that is damaged; with `resume` also those behind a damaged header."""
+    """Return the entries of a damaged frame; with `resume`, also those after a damaged entry header."""
     entries: list[Entry] = []
     problems: list[Problem] = []
     position = start
@@ -348,7 +412,7 @@ def _entries(
                 _next_entry(data, position + 1, stop, seed, position + size) if resume else None
             )
             if inside is not None:
-                # No payload contains an entry: the header before it belongs to another place.
+                # A payload never contains an entry: the header before it belongs to another place.
                 reason = "an entry's header is damaged"
                 problems.append(Problem(name, position, inside - position, reason))
                 position = inside
@@ -359,14 +423,14 @@ def _entries(
         entries.append(entry)
         position += size
     if position < start + length:
-        # Nothing says what stood here.
+        # The content that was here is unknown.
         rest = start + length - position
         problems.append(Problem(name, position, rest, "an entry's header is damaged"))
     return _without_copies(entries) if problems else entries, problems
 
 
 def _without_copies(entries: list[Entry]) -> list[Entry]:
-    """Entries without those that are damaged here and sound in another place of the frame."""
+    """Return the entries without damaged ones that have an undamaged copy elsewhere in the frame."""
     sound = {(entry.topic_id, entry.offset) for entry in entries if entry.kind == APPEND}
     return [
         entry
@@ -376,7 +440,7 @@ def _without_copies(entries: list[Entry]) -> list[Entry]:
 
 
 def _entry_at(data: memoryview, position: int, seed: int) -> tuple[Entry | None, int]:
-    """The entry whose header holds there, and the checksum its data should have."""
+    """Return the entry with a valid header at `position`, or None, and the expected checksum of its data."""
     kind, extra_bytes, data_bytes, topic_id, offset, ordinal, count, ms, crc, head_crc = (
         _CHECKED_ENTRY.unpack_from(data, position)
     )
@@ -392,15 +456,15 @@ def _entry_at(data: memoryview, position: int, seed: int) -> tuple[Entry | None,
     body: bytes | memoryview = data[data_at : data_at + data_bytes]
     if len(body) < data_bytes:
         body = bytes(data_bytes)
-    # What `Entry(…)` does, without its way through Python: there may be a third of a million.
+    # Same as `Entry(…)` but without its Python-level constructor: there may be a third of a million.
     entry: Entry = tuple.__new__(Entry, (kind, topic_id, offset, ordinal, count, ms, extra, body))
     return entry, crc
 
 
 def _next_entry(data: memoryview, position: int, stop: int, seed: int, before: int) -> int | None:
-    """Find the next entry whose header holds and which begins `before` an end.
+    """Return the place of the next entry that has a valid header and begins before `before`, or None.
 
-    The seed is a secret of this commit, so that no payload contains such a header.
+    The seed is a secret of this commit, so no payload contains such a header.
     """
     for match in _ENTRY_BEGIN.finditer(data, position, min(before + 1, stop)):
         begin = match.start()

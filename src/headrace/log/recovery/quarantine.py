@@ -1,4 +1,4 @@
-"""Keeps what is damaged for whoever may want to look at it: nothing here is ever read again by the log."""
+"""The quarantine: keeps damaged data for inspection by people. The log never reads it again."""
 
 import contextlib
 import os
@@ -7,27 +7,26 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from headrace.log.disk import Disk
-from headrace.log.file_reads import read_patiently
-from headrace.log.journal_reading import Problem
+from headrace.log.disk import Disk, read_patiently
 from headrace.log.layout import Layout
+from headrace.log.recovery.frames import Problem
 
 
 def quarantine(layout: Layout, path: Path, problem: Problem) -> None:
-    """Copy the damaged part of a journal file, which will be recycled."""
+    """Copy the damaged part of a journal file before the file is recycled."""
     layout.quarantine.mkdir(exist_ok=True)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         damaged, _ = read_patiently(fd, problem.length, problem.position)
     finally:
         os.close(fd)
-    # The same bytes have the same name: an applier that tries again keeps them once.
+    # The same bytes get the same name, so that an applier that retries keeps them once.
     name = f"journal-{path.stem}-{problem.position}-{crc32c(damaged):08x}.bin"
     (layout.quarantine / name).write_bytes(damaged)
 
 
 def quarantine_journal(layout: Layout, disk: Disk, path: Path) -> None:
-    """Move a journal file out of the way: a new one is made in its place."""
+    """Move a journal file to the quarantine: a new file is made in its place."""
     layout.quarantine.mkdir(exist_ok=True)
     disk.rename(path, layout.quarantine / f"journal-{int(time.time() * 1000)}-{path.name}")
     disk.sync_directory(layout.quarantine)
@@ -35,7 +34,7 @@ def quarantine_journal(layout: Layout, disk: Disk, path: Path) -> None:
 
 
 def quarantine_file(layout: Layout, path: Path) -> None:
-    """Keep a file that will be deleted under another name; it takes no room of its own until then."""
+    """Keep a file that will be deleted, under another name; takes no extra room before the deletion."""
     layout.quarantine.mkdir(exist_ok=True)
     with contextlib.suppress(FileExistsError, FileNotFoundError):
         os.link(path, layout.quarantine / f"staged-{path.name}.bin")

@@ -1,11 +1,17 @@
-"""Repairs of what a disk or a person spoiled: index files, missing segments, the whole catalogue.
+"""Repair of damage by a disk or a person: index files, missing segments, the whole catalogue.
 
-Runs before the server serves. Says in words what was repaired and what is lost.
+Runs before the server serves. Reports as text what was repaired and what is lost.
+
+Damaged index rows are restored from the segment, which holds the same facts. Rows follow each other without a
+gap, from the segment's first record to its last. So the valid rows are those that continue from the
+beginning, and those that lead to the end. Between these two, the sizes of the records tell where each record
+begins. The sizes are trusted if following them leads exactly to the next valid row.
 """
 
 import os
 import time
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -13,13 +19,18 @@ from typing import NamedTuple, Self
 import msgspec
 from crc32c import crc32c
 
-from headrace.log.catalogue import BACKUP_NAME, FILE_NAME, Catalogue, DamagedCatalogueError
-from headrace.log.catalogue_pages import Pages, row_key
-from headrace.log.catalogue_rows import (
+from headrace.log.catalogue.catalogue import (
+    BACKUP_NAME,
+    FILE_NAME,
+    Catalogue,
+    DamagedCatalogueError,
+)
+from headrace.log.catalogue.pages import Pages, row_key
+from headrace.log.catalogue.rows import (
     RENAMED_FORMAT,
     BatchRow,
     CursorRow,
-    Meta,
+    DirectoryMeta,
     MetaRow,
     NoteRow,
     ProducerRow,
@@ -29,11 +40,12 @@ from headrace.log.catalogue_rows import (
     TopicRow,
     present,
 )
-from headrace.log.disk import Disk
-from headrace.log.entries import StagedFiles
-from headrace.log.file_reads import load, read_patiently
-from headrace.log.index import (
+from headrace.log.commit.journal import StagedFiles
+from headrace.log.disk import Disk, load, read_patiently
+from headrace.log.layout import Layout, SegmentFile
+from headrace.log.read.index import (
     HEADER_BYTES,
+    ROW_BYTES,
     RUN_BYTES_MAX,
     RUN_RECORDS_MAX,
     Header,
@@ -46,17 +58,107 @@ from headrace.log.index import (
     name_in_header,
     row_position,
 )
-from headrace.log.layout import Layout, SegmentFile
 from headrace.log.records import walk
-from headrace.log.reserved_names import check_unreserved, is_reserved, log_renamed
+from headrace.log.recovery.reserved_names import check_unreserved, is_reserved, log_renamed
 from headrace.model import RECORD_HEADER_BYTES, Durability
 from headrace.printing import quoted
+
+_BLOCK_BYTES = 4096
+
+Read = Callable[[int, int], bytes]
+"""Function that reads a number of bytes of the segment from an offset on; fewer at the segment's end."""
+
+
+def distrust_first_block(rows: Sequence[Row | None]) -> list[Row | None]:
+    """Return the rows, with None for those in the header's block, which belongs to another segment."""
+    shared = (_BLOCK_BYTES - HEADER_BYTES) // ROW_BYTES + 1
+    return [*[None] * min(shared, len(rows)), *rows[shared:]]
+
+
+def restore_rows(rows: Sequence[Row | None], segment: SegmentRow, read: Read) -> list[Row | None]:
+    """Return the rows of a whole index; None for each row that cannot be restored."""
+    first = _lead_on(rows, segment)
+    last = _lead_back(rows, segment, first)
+    gap = _gap(rows, segment, first, last)
+    if first == last and (gap.base, gap.first_ordinal) == (gap.end, gap.end_ordinal):
+        return list(rows)
+    # A misplaced row may fit on one side. If the records do not fit, its neighbours are not trusted either.
+    for before, after in ((first, last), (max(0, first - 1), min(len(rows), last + 1))):
+        made = _rows_of(_gap(rows, segment, before, after), read)
+        if made is not None:
+            return [*rows[:before], *made, *rows[after:]]
+    # The segment is damaged there too: only the rows that are valid by themselves remain.
+    return [
+        *rows[:first],
+        *(_if_inside(row, gap) for row in rows[first:last]),
+        *rows[last:],
+    ]
+
+
+def _gap(rows: Sequence[Row | None], segment: SegmentRow, first: int, last: int) -> SegmentRow:
+    """Describe the records between two rows, as if they were a segment."""
+    before = rows[first - 1] if first else None
+    after = rows[last] if last < len(rows) else None
+    return SegmentRow(
+        segment.topic_id,
+        before.end if before else segment.base,
+        after.offset if after else segment.end,
+        last - first,
+        before.ordinal + before.record_count if before else segment.first_ordinal,
+        after.ordinal if after else segment.end_ordinal,
+        before.ms if before else segment.first_ms,
+        # The time is never too early: a reader that asks for a time gets some extra records, and misses none.
+        after.ms if after else segment.last_ms,
+    )
+
+
+def _if_inside(row: Row | None, gap: SegmentRow) -> Row | None:
+    return row if row is not None and gap.base <= row.offset < row.end <= gap.end else None
+
+
+def _lead_on(rows: Sequence[Row | None], segment: SegmentRow) -> int:
+    """Return the number of the first row that does not continue from the beginning."""
+    offset, ordinal = segment.base, segment.first_ordinal
+    for number, row in enumerate(rows):
+        if row is None or (row.offset, row.ordinal) != (offset, ordinal) or row.end > segment.end:
+            return number
+        offset, ordinal = row.end, row.ordinal + row.record_count
+    return len(rows)
+
+
+def _lead_back(rows: Sequence[Row | None], segment: SegmentRow, first: int) -> int:
+    """Return the number of the first row from which rows lead to the end, at least `first`."""
+    offset, ordinal = segment.end, segment.end_ordinal
+    for number in range(len(rows), first, -1):
+        row = rows[number - 1]
+        if row is None or (row.end, row.ordinal + row.record_count) != (offset, ordinal):
+            return number
+        offset, ordinal = row.offset, row.ordinal
+    return first
+
+
+def _rows_of(gap: SegmentRow, read: Read) -> list[Row | None] | None:
+    """Build the missing rows from the records in the gap; return None if the records do not fit."""
+    rows: list[Row | None] = []
+    offset, ordinal = gap.base, gap.first_ordinal
+    for left in range(gap.rows, 0, -1):
+        # Each further row needs at least one record.
+        count_max = min(RUN_RECORDS_MAX, gap.end_ordinal - ordinal - (left - 1))
+        block = read(offset, min(gap.end - offset, RUN_BYTES_MAX))
+        length, count = walk(block, count_max)
+        if not count:
+            return None
+        rows.append(Row(offset, length, ordinal, count, gap.last_ms, crc32c(block[:length])))
+        offset += length
+        ordinal += count
+    return rows if rows and (offset, ordinal) == (gap.end, gap.end_ordinal) else None
+
 
 _NEW_NAME = "catalogue.rebuilt.sqlite"
 
 
 def repair_segments(layout: Layout, disk: Disk, catalogue: Catalogue) -> list[str]:
-    """Bring files and catalogue into step; returns what an operator should know."""
+    """Make files and catalogue consistent; return reports for an operator."""
     reports: list[str] = []
     sizes = {file.path: file.size for suffix in (".log", ".idx") for file in layout.files(suffix)}
     repaired: list[SegmentRow] = []
@@ -79,7 +181,7 @@ def repair_segments(layout: Layout, disk: Disk, catalogue: Catalogue) -> list[st
                     f"index {index.name}: damage: it was incomplete and is rebuilt, "
                     f"{fixed.lost} records could not be found again"
                 )
-    # What the catalogue does not name was deleted, or never finished and is still in the journal.
+    # A file that the catalogue does not name was deleted, or is unfinished and still in the journal.
     for orphan in sizes:
         disk.unlink(orphan)
     with catalogue.transaction():
@@ -93,7 +195,7 @@ class _Fixed(NamedTuple):
 
 
 def _rebuild_index(layout: Layout, disk: Disk, topic: TopicRow, segment: SegmentRow) -> _Fixed:
-    """Write the index anew: its first rows as far as they hold, the rest from the records themselves."""
+    """Write a new index: keep the first rows while they are valid, make the others from the records."""
     path = layout.index(segment.topic_id, segment.base)
     rows: list[Row] = []
     if path.exists():
@@ -118,14 +220,14 @@ def _rebuild_index(layout: Layout, disk: Disk, topic: TopicRow, segment: Segment
 
 
 def _rows_from_records(layout: Layout, segment: SegmentRow, last: Row | None) -> list[Row]:
-    """Rows for the records behind `last`.
+    """Return rows for the records after `last`.
 
-    Sizes are believed when following them leads to exactly the segment's end and number of records. When
-    it does not, something among them is damaged, and nothing that could be zeros is taken for records.
+    The sizes of records are trusted if following them leads to exactly the segment's end and number of
+    records. Otherwise some of the bytes are damaged, and runs that could be zeros are not taken for records.
     """
     offset = last.end if last else segment.base
     ordinal = last.ordinal + last.record_count if last else segment.first_ordinal
-    # No earlier than they were: who asks for a time gets a few records more, and misses none.
+    # The time is never too early: a reader that asks for a time gets some extra records, and misses none.
     ms = segment.last_ms
     rows: list[Row] = []
     with layout.segment(segment.topic_id, segment.base).open("rb") as file:
@@ -145,10 +247,10 @@ def _rows_from_records(layout: Layout, segment: SegmentRow, last: Row | None) ->
 
 
 def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalogue:
-    """A new catalogue from index files, from what can be read of the old one, and from its backup.
+    """Build a new catalogue from index files, from the readable rows of the old one, and from its backup.
 
-    Says that topics must jump ahead: where they really ended nobody knows, and names that are not found
-    again may have been used. The journal is applied to it from as far back as it goes.
+    The new catalogue says that topics must jump ahead: the real ends of topics are unknown, and names that
+    are not found again may have been used. The whole journal, as far back as it goes, is applied to it.
     """
     found = _Found(layout)
     old = _Salvage(layout, renamed=found.renamed)
@@ -157,7 +259,7 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
     ]
     ordinary = found.ordinary | old.ordinary
     if not old.renamed:
-        # Names of all others are the present ones already.
+        # The other topics have their present names already.
         renamed = {row.id: row.name for row in topics if row.id not in ordinary}
         named = {row.id: row.name for row in topics if row.id in ordinary}
         check_unreserved(layout, named, 0, old.meta.generation)
@@ -165,7 +267,7 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
     topics = [row for row in topics if row.id not in ordinary]
     kept: dict[bytes, TopicRow] = {}
     for row in sorted(topics):
-        # Of two lives of a name the earlier was destroyed, and its files were not deleted any more.
+        # If a name has two lives, the earlier one was destroyed, and its files were not deleted in time.
         kept[row.name] = row
     ids = {row.id for row in kept.values()}
     segments = [row for topic_id in ids for row in found.segments.get(topic_id, ())]
@@ -185,7 +287,7 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
         catalogue.put(old.batches.values())
         catalogue.put(old.notes.values())
         catalogue.put_meta(
-            Meta(
+            DirectoryMeta(
                 next_topic_id=max(
                     [old.meta.next_topic_id, *(number + 1 for number in found.ids | ids)]
                 ),
@@ -214,16 +316,16 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
 
 
 class _Salvage:
-    """Rows that still hold: from the damaged catalogue, and what it does not have from its backup."""
+    """Valid rows of the damaged catalogue, and rows of its backup that the damaged catalogue lacks."""
 
     def __init__(self, layout: Layout, *, renamed: bool) -> None:
         self.renamed = renamed
-        """True if the directory holds something that was written after reserved topics were renamed."""
+        """True if the directory holds files from after the renaming of reserved topics."""
         self.ordinary: set[int] = set()
-        """Topics that an earlier version gave a name that is reserved now: destroyed since, or in the way."""
-        self.meta = Meta()
+        """Topics to which an earlier version gave a now reserved name: since destroyed, or a conflict."""
+        self.meta = DirectoryMeta()
         self.topics: dict[int, TopicRow] = {}
-        """Of the damaged catalogue."""
+        """Topics of the damaged catalogue, by number."""
         self.backed_up: dict[int, TopicRow] = {}
         self.tombstones: list[TombstoneRow] = []
         self.cursors: dict[tuple[bytes, bytes], CursorRow] = {}
@@ -231,7 +333,7 @@ class _Salvage:
         self.notes: dict[bytes, NoteRow] = {}
         self.batches: dict[tuple[bytes, int], BatchRow] = {}
         self.stale_batches: list[BatchRow] = []
-        """Those that only the backup knows, and that were not appended to their end when it was made."""
+        """Batches that only the backup has, and that were not completely appended when it was made."""
         origins = []
         files = ((FILE_NAME, "the damaged file"), (BACKUP_NAME, "the backup"))
         formats = [_format(layout, name) for name, _ in files]
@@ -239,7 +341,8 @@ class _Salvage:
         for (name, origin), format_ in reversed(list(zip(files, formats, strict=True))):
             if not (layout.root / name).exists():
                 continue
-            # Where nothing says it, the other one does: the backup is replaced before new topics are made.
+            # If a file does not tell its format, the other file does: the backup is replaced before new
+            # topics are made.
             is_old = (format_ or max(filter(None, formats), default=0)) < RENAMED_FORMAT
             is_old &= format_ is not None or not self.renamed
             with _Old(layout.root, name, is_old=is_old) as old:
@@ -264,7 +367,7 @@ class _Salvage:
         self, layout: Layout, found: dict[tuple[bytes, int], BatchRow], *, backup: bool
     ) -> None:
         if backup:
-            # One whose staged files are gone was appended since.
+            # A batch without staged files was appended since the backup was made.
             self.batches = {key: row for key, row in found.items() if _is_staged(layout, row)}
             self.stale_batches = [row for row in self.batches.values() if row.file < row.files]
             return
@@ -276,24 +379,24 @@ class _Salvage:
     def _take_meta(self, rows: list[MetaRow]) -> None:
         with suppress(msgspec.MsgspecError):
             for row in rows:
-                self.meta = msgspec.msgpack.decode(row.value, type=Meta)
+                self.meta = msgspec.msgpack.decode(row.value, type=DirectoryMeta)
 
     def destroyed(self, name: bytes, epoch: int) -> bool:
         return any(row.name == name and row.epoch >= epoch for row in self.tombstones)
 
 
 def _format(layout: Layout, name: str) -> int | None:
-    """Return the format of a catalogue that may be damaged; None where nothing says it."""
+    """Return the format of a catalogue that may be damaged; None if the format is not known."""
     if not (layout.root / name).exists():
         return None
     with suppress(msgspec.MsgspecError), _Old(layout.root, name, is_old=False) as old:
         for row in old.rows(MetaRow):
-            return msgspec.msgpack.decode(row.value, type=Meta).format
+            return msgspec.msgpack.decode(row.value, type=DirectoryMeta).format
     return None
 
 
 class _Old:
-    """A catalogue that may be damaged anywhere: read by SQLite, and page by page where that fails."""
+    """A catalogue that may be damaged anywhere: read by SQLite, and page by page if that fails."""
 
     def __init__(self, root: Path, name: str, *, is_old: bool) -> None:
         self.has_rows = False
@@ -313,7 +416,7 @@ class _Old:
             self._catalogue.close()
 
     def rows(self, kind: type[R]) -> list[R]:
-        """The rows of a kind whose checksum holds."""
+        """Return the rows of a kind with a correct checksum."""
         found: list[R] = []
         whole = False
         if self._catalogue is not None:
@@ -337,16 +440,16 @@ def _is_staged(layout: Layout, row: BatchRow) -> bool:
 
 
 class _Found:
-    """What the index files say."""
+    """The contents of the index files."""
 
     def __init__(self, layout: Layout) -> None:
         self.segments: dict[int, list[SegmentRow]] = defaultdict(list)
         self.headers: dict[int, Header] = {}
         self.ids: set[int] = set()
         self.renamed = False
-        """True if one of them was written after reserved topics were renamed."""
+        """True if an index file was written after reserved topics were renamed."""
         self.ordinary: set[int] = set()
-        """Topics that an earlier version gave a name which is reserved now."""
+        """Topics to which an earlier version gave a name that is reserved now."""
         for file in layout.files(".idx"):
             self.ids.add(file.topic_id)
             data = bytes(load(file.path).data)
@@ -370,7 +473,7 @@ class _Found:
 
 
 def _topic(topic_id: int, found: _Found, old: _Salvage) -> TopicRow | None:
-    """The row of a topic, or None when it has no name any more, or no life."""
+    """Return the row of a topic, or None if its name is lost or the topic was destroyed."""
     segments = found.segments.get(topic_id, [])
     salvaged = old.topics.get(topic_id)
     header = found.headers.get(topic_id)
@@ -414,7 +517,7 @@ def _set_aside(path: Path) -> None:
 
 
 def _set_aside_segments(layout: Layout, known: set[tuple[int, int]], reports: list[str]) -> None:
-    """Keep files that nothing vouches for: what the journal does not hold, someone may want to see."""
+    """Move unknown files to the quarantine: they may hold records that are not in the journal."""
     for suffix in (".log", ".idx"):
         for file in layout.files(suffix):
             if (file.topic_id, file.base) not in known and file.size:
@@ -426,7 +529,7 @@ def _set_aside_segments(layout: Layout, known: set[tuple[int, int]], reports: li
 def _read_index(file: SegmentFile, data: bytes) -> tuple[Header | None, SegmentRow | None]:
     header = decode_header(data)
     rows = list(decode_rows(data[HEADER_BYTES:]))
-    # The last rows may be ahead of their records when the machine stopped in between.
+    # The last rows may have been written before their records when the machine stopped.
     while rows and not _row_holds(file.path.with_suffix(".log"), file.base, rows[-1]):
         rows.pop()
     good = [row for row in rows if row is not None]

@@ -1,7 +1,7 @@
-"""What a server does with its data directory before it serves: check, repair, replay the journal.
+"""Recovery: a server checks and repairs its data directory, and replays the journal, before it serves.
 
-The replay is the applier's own function. Time taken is proportional to the journal that was not applied and
-to the number of segments, never to their size; segments that lost their index are the exception.
+The applier's own function does the replay. Recovery takes time proportional to the unapplied journal and to
+the number of segments, never to their size; segments that lost their index are the exception.
 """
 
 import gc
@@ -14,49 +14,51 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.config import TopicRule
+from headrace.config.settings import TopicRule
 from headrace.errors import DataDirectoryError
-from headrace.log.applier import Applier
-from headrace.log.catalogue import (
+from headrace.log.apply.applier import Applier
+from headrace.log.batch.staging import remove_unfinished
+from headrace.log.catalogue.catalogue import (
     BACKUP_NAME,
     FILE_NAME,
     Catalogue,
     DamagedCatalogueError,
     UnreadableCatalogueError,
 )
-from headrace.log.catalogue_rows import RENAMED_FORMAT, TopicRow
-from headrace.log.disk import Disk
-from headrace.log.file_reads import ATTEMPTS_MAX, RETRY_S
-from headrace.log.inspect import open_unchanged
-from headrace.log.journal_reading import read_header
-from headrace.log.journal_scan import JournalScan
+from headrace.log.catalogue.rows import RENAMED_FORMAT, TopicRow
+from headrace.log.disk import ATTEMPTS_MAX, RETRY_S, Disk
 from headrace.log.layout import Layout
-from headrace.log.quarantine import quarantine, quarantine_journal
-from headrace.log.rebuild import rebuild_catalogue, repair_segments
-from headrace.log.reserved_names import check_unreserved, log_renamed
-from headrace.log.staging import remove_unfinished
+from headrace.log.recovery.frames import read_header
+from headrace.log.recovery.quarantine import quarantine, quarantine_journal
+from headrace.log.recovery.rebuild import rebuild_catalogue, repair_segments
+from headrace.log.recovery.reserved_names import check_unreserved, log_renamed
+from headrace.log.recovery.scan import JournalScan
+from headrace.log.verify.inspect import open_unchanged
 from headrace.model import JUMP, Durability
 
 
 class Recovered(NamedTuple):
     next_sequence: int
-    """Greater than any the journal holds."""
+    """Number of the next commit, greater than any number in the journal."""
     generation: int
-    """What the next server marks its journal files with."""
+    """Generation of the journal files that the server will write."""
     reports: list[str]
-    """What was found damaged, in words for an operator."""
+    """Descriptions of the damage, for an operator."""
+    notes: list[str]
+    """Descriptions of other changes since the last server, such as a restore."""
 
 
 def recover(
     layout: Layout, disk: Disk, rule: Callable[[str], TopicRule], *, boot_id: bytes
 ) -> Recovered:
-    """Leave every acknowledged record in the segments and the catalogue in step with them."""
+    """Bring every acknowledged record into the segments, and make the catalogue match them."""
     reports: list[str] = []
+    notes: list[str] = []
     catalogue, rebuilt = _open(layout, disk, reports)
     try:
         scan = JournalScan(layout, catalogue.meta(), boot_id, rebuilt=rebuilt)
         if scan.is_ahead and not rebuilt:
-            # Someone put an older catalogue in its place: segments know better than it does.
+            # The catalogue was replaced by an older one: the segments are more up to date.
             reports.append("the catalogue is rebuilt: the journal says that more was applied")
             reports += scan.reports
             catalogue.close()
@@ -66,7 +68,7 @@ def recover(
         for path, problem in scan.damages:
             quarantine(layout, path, problem)
         if scan.lost_unknown:
-            # Said before anything is applied: a start that does not come to its end forgets nothing.
+            # This is recorded before anything is applied, so that an interrupted start does not forget it.
             with catalogue.transaction():
                 catalogue.put_meta(msgspec.structs.replace(catalogue.meta(), jump_due=True))
         for path in scan.untrusted:
@@ -82,11 +84,11 @@ def recover(
         remove_unfinished(layout, disk)
         with catalogue.transaction():
             if catalogue.meta().jump_due:
-                # What a crash of the machine takes from `written` topics, no later entry can show.
+                # Later entries cannot show which records of `written` topics a crash of the machine has lost.
                 proven = () if scan.machine_crashed else scan.proven
                 if jumps := catalogue.meta().restored_jumps:
                     # Clients may have seen more of every topic than the backup holds.
-                    _jump(catalogue, "a restore", None, reports, by=jumps * JUMP)
+                    _jump(catalogue, "a restore", None, notes, by=jumps * JUMP)
                 else:
                     _jump(catalogue, "damage", None, reports, proven=proven)
             elif scan.machine_crashed:
@@ -111,13 +113,13 @@ def recover(
             quarantine_journal(layout, disk, path)
         if not _backup_has_present_names(layout):
             catalogue.keep_backup(disk)
-        return Recovered(max(scan.last, meta.applied) + 1, meta.generation, reports)
+        return Recovered(max(scan.last, meta.applied) + 1, meta.generation, reports, notes)
     finally:
         catalogue.close()
 
 
 def _open(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Catalogue, bool]:
-    """The catalogue, and whether it had to be rebuilt."""
+    """Return the catalogue, and True if it had to be rebuilt."""
     path = layout.root / FILE_NAME
     reason = f"{path} is missing"
     if not path.exists():
@@ -141,7 +143,7 @@ def _open_sound(layout: Layout) -> Catalogue:
     catalogue = Catalogue.open(layout.root)
     try:
         if catalogue.is_blank() and _is_empty(layout):
-            catalogue.make()  # the very first start did not come as far as this
+            catalogue.make()  # the very first start was interrupted before this
         catalogue.check()
         meta = catalogue.meta()
         renamed = 0
@@ -158,7 +160,7 @@ def _open_sound(layout: Layout) -> Catalogue:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """A journal file is hundreds of thousands of objects and no cycle among them."""
+    """Pause the garbage collector: a journal file has hundreds of thousands of objects without cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -169,7 +171,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _backup_has_present_names(layout: Layout) -> bool:
-    """Return whether the backup can be told from one of an earlier version, before new topics are made."""
+    """True if the backup is distinguishable from one of an earlier version, before new topics are made."""
     if not (layout.root / BACKUP_NAME).exists():
         return True
     try:
@@ -194,19 +196,23 @@ def _jump(
     proven: Collection[int] = (),
     by: int = JUMP,
 ) -> None:
-    """Give topics a new life far ahead, so that no position a client holds means other bytes.
+    """Start a new life of topics far ahead, so that no position of a client gets to mean other bytes.
 
-    Without a durability nothing says what was lost: also names that are not known now may have been used.
-    `proven` topics are not affected: an entry behind the damage says where they end.
+    Without a durability, the lost records are unknown: names that are unknown now may also have been used.
+    `proven` topics are not affected: an entry after the damage shows where they end.
     """
     now_ms = int(time.time() * 1000)
-    topics = [
-        _jumped(row, now_ms, by, empty=catalogue.last_segment(row.id) is None)
+    before = [
+        row
         for row in catalogue.topics()
         if row.id not in proven
         and (durability is None or row.durability == durability.value.encode())
     ]
+    topics = [
+        _jumped(row, now_ms, by, empty=catalogue.last_segment(row.id) is None) for row in before
+    ]
     catalogue.put(topics)
+    _take_cursors_along(catalogue, before, topics)
     if durability is None:
         graves = list(catalogue.tombstones())
         meta = catalogue.meta()
@@ -231,6 +237,20 @@ def _jump(
         reports.append(f"{len(topics)} topics go on with a new epoch after {why}")
 
 
+def _take_cursors_along(
+    catalogue: Catalogue, before: list[TopicRow], topics: list[TopicRow]
+) -> None:
+    """Give the new epoch to cursors of the topics that jump: their offsets still mean the same records."""
+    epochs = {(old.name, old.epoch): new.epoch for old, new in zip(before, topics, strict=True)}
+    catalogue.put(
+        [
+            row._replace(epoch=epochs[row.name, row.epoch])
+            for row in catalogue.cursors()
+            if (row.name, row.epoch) in epochs
+        ]
+    )
+
+
 def _jumped(row: TopicRow, now_ms: int, by: int, *, empty: bool) -> TopicRow:
     row = row._replace(
         epoch=max(row.epoch + 1, now_ms),
@@ -243,19 +263,19 @@ def _jumped(row: TopicRow, now_ms: int, by: int, *, empty: bool) -> TopicRow:
 
 
 def _note_durabilities(catalogue: Catalogue, rule: Callable[[str], TopicRule]) -> None:
-    """Keep in the catalogue what holds from now on: after a crash the configuration may be another."""
+    """Record the present durabilities in the catalogue: after a crash the configuration may be different."""
     changed = []
     for row in catalogue.topics():
         durability = rule(row.name.decode()).durability
         if durability is Durability.MEMORY:
-            durability = Durability.WRITTEN  # what is on disk already stays there
+            durability = Durability.WRITTEN  # records on disk stay there
         if row.durability != durability.value.encode():
             changed.append(row._replace(durability=durability.value.encode()))
     catalogue.put(changed)
 
 
 def mark_clean(layout: Layout, disk: Disk) -> None:
-    """Say that everything is applied, so that the next start need not look at the journal."""
+    """Record that everything is applied, so that the next start need not read the journal."""
     catalogue = Catalogue.open(layout.root)
     try:
         with catalogue.transaction():

@@ -1,18 +1,20 @@
-"""Checks a data directory of an earlier version for ordinary topics with names that are reserved now.
+"""Check of an earlier version's data directory for ordinary topics with names that are reserved now.
 
-Changes nothing. The names themselves are translated where they are read: rows in `catalogue.py`, entries of
-the journal in `gathered.py`, index headers in `index.py`, staged blocks in `blocks.py`.
+Changes nothing. Old names are translated where they are read: catalogue rows in `log/catalogue/catalogue.py`,
+journal entries in `log/apply/changes.py`, index headers in `log/read/index.py`, staged blocks in
+`log/batch/blocks.py`.
 """
 
 import logging
 from collections.abc import Mapping
 
 from headrace.errors import DataDirectoryError
-from headrace.log import journal
-from headrace.log.gathered import names_in
-from headrace.log.journal_reading import Frame, read_frames
+from headrace.log.apply.changes import names_in
+from headrace.log.commit import journal
 from headrace.log.layout import Layout
+from headrace.log.recovery.frames import Frame, read_frames
 from headrace.model import ENVELOPE_PREFIXES, present_name
+from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +22,7 @@ _RESERVED = tuple(prefix.encode() for prefix in ENVELOPE_PREFIXES)
 
 
 def is_reserved(name: bytes) -> bool:
-    """Return whether a topic of this name is a channel or a log of Logux."""
+    """True if a topic of this name is a channel or a log of Logux."""
     return name.startswith(_RESERVED)
 
 
@@ -29,8 +31,8 @@ def check_unreserved(
 ) -> int:
     """Raise DataDirectoryError if an earlier version has left a topic with a name that is reserved now.
 
-    Returns how many topics have another name now. `named` has topics by number, under their names in the
-    files. The commits of the journal behind `applied` make and destroy others.
+    Returns the number of topics whose name changes. `named` has topics by number, with their names in the
+    files. Commits of the journal after `applied` create and destroy others.
     """
     names = dict(named)
     destroyed: set[int] = set()
@@ -42,7 +44,7 @@ def check_unreserved(
                 if entry.kind == journal.DESTROY:
                     destroyed.add(entry.topic_id)
                 elif entry.kind in journal.PRESENT_KINDS:
-                    # Read as a present one, it keeps its name.
+                    # Read as an entry of the present kind, it keeps the name that is in the file.
                     kept = entry._replace(kind=journal.PRESENT_KINDS[entry.kind])
                     names |= {one.topic_id: one.name for one in names_in(kept)}
     living = {name for number, name in names.items() if number not in destroyed}
@@ -50,10 +52,10 @@ def check_unreserved(
     if found:
         more = f" and {len(found) - 1} others" if len(found) > 1 else ""
         raise DataDirectoryError(
-            f"the data directory {layout.root} has a topic {found[0]!r}{more}, and names that begin with "
-            "'$channel/' or '$logux/' are reserved now: start the earlier version again, export such topics "
-            "or publish their records under another name, delete them, and then start this version; nothing "
-            "was changed"
+            f"the data directory {layout.root} has a topic {quoted(found[0])}{more}, and names that begin "
+            "with '$channel/' or '$logux/' are reserved now: start the earlier version again, export such "
+            "topics or publish their records under another name, delete them, and then start this version; "
+            "nothing was changed"
         )
     return sum(present_name(name) != name for name in living)
 

@@ -1,14 +1,14 @@
-"""Finds the commits that the journal still holds for the segments, and the damage. Applies nothing.
+"""Search of the journal for commits that are not in segments yet, and for damage. Applies nothing.
 
-A commit began only after the one before it was written, and numbers are given without gaps. So, with the
-machine still up, everything before the last commit must be there. After a crash of the machine only what a
-later frame says was synced must be. What must be there and is not is damage; any other bad frame is a
-write that was not finished: what holds of it is taken, as long as each topic goes on without a gap, so
-that a damaged last frame takes nothing with it but what is damaged. Only the changes of a commit are taken
-together or not at all.
+A commit begins only after the one before it is written, and numbers have no gaps. So, unless the machine
+crashed, every commit before the last must be present. After a crash of the machine, only commits that a later
+frame reports as synced must be present. A missing or bad frame that must be present is damage. Any other bad
+frame is an unfinished write: its valid entries are taken, as long as each topic continues without a gap. So a
+damaged last frame costs only the damaged entries. Only the changes of a commit are taken together or not at
+all.
 
-The catalogue names the journal files and their generation. A file that is missing, or that has lost both
-copies of its header and has no frame of that generation, may have held the newest commits of any topic.
+The catalogue names the journal files and their generation. A file may have held the newest commits of any
+topic if it is missing, or if it has lost both copies of its header and has no frame of that generation.
 """
 
 import sys
@@ -18,76 +18,76 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.log import journal
-from headrace.log.catalogue_rows import Meta
-from headrace.log.entries import Cursor, Name, Producer
-from headrace.log.file_reads import load
-from headrace.log.gathered import names_in
-from headrace.log.journal_reading import CUT, Frame, Problem, read_frames, read_header
+from headrace.log.apply.changes import names_in
+from headrace.log.catalogue.rows import DirectoryMeta
+from headrace.log.commit import journal
+from headrace.log.commit.journal import CursorEntry, Name, Producer
+from headrace.log.disk import load
 from headrace.log.layout import Layout
+from headrace.log.recovery.frames import CUT, Frame, Problem, read_frames, read_header
 
 _NOTES = (journal.NOTE, journal.LOST_NOTE)
 
 
 class JournalScan:
-    """A first look at the files with commits that are not applied; their data is not kept."""
+    """A first pass over the files with commits that are not applied; does not keep their data."""
 
     def __init__(
-        self, layout: Layout, meta: Meta, boot_id: bytes, *, rebuilt: bool = False
+        self, layout: Layout, meta: DirectoryMeta, boot_id: bytes, *, rebuilt: bool = False
     ) -> None:
         self._meta = meta
         self.reports: list[str] = []
-        """The findings, in words for an operator."""
+        """Descriptions of the findings, for an operator."""
         self.damages: list[tuple[Path, Problem]] = []
         self.harmless: list[Problem] = []
-        """Damage by which nothing is lost."""
+        """Damage that loses nothing."""
         self.unfinished: list[Problem] = []
-        """Bad frames and entries that need not be there."""
+        """Bad frames and entries that need not be present."""
         self.proven: set[int] = set()
-        """Topics whose end is known whatever was lost; complete when all entries were taken."""
+        """Topics whose end is known whatever was lost; complete once all entries were read."""
         self._lost_through = 0
-        """The last commit of which something is lost that nothing names."""
+        """Last commit with lost entries whose topics are unknown."""
         found = {path: read_header(path, meta.generation) for path in layout.journal_files()}
         self.missing_files = sorted(
             set(meta.journal_files) - {path.name for path in found}
             if not meta.clean and not rebuilt
             else ()
         )
-        """Files that may have held commits which are not applied."""
+        """Missing files that may have held commits that are not applied."""
         self._files = _unapplied(found, meta)
         self.untrusted = [file.path for file in self._files if file.is_untrusted]
-        """Files that hold something, and nothing says what."""
+        """Files that hold data of unknown origin."""
         self._files = [file for file in self._files if not file.is_untrusted]
         self.spent = [file.path for file in self._files if file.unreadable or not file.has_header]
-        """Files that are not used again: parts that the disk cannot read, or no header."""
+        """Files that are not used again: the disk cannot read parts of them, or they have no header."""
         numbers = {number for file in self._files for number in file.sequences}
         self.last = max(numbers, default=0)
         headers = [header for header in found.values() if header is not None]
-        # The catalogue says on which boot its last server ran, unless it had to be rebuilt.
+        # The catalogue knows the boot of its last server, unless the catalogue had to be rebuilt.
         boots = {meta.boot_id} if meta.boot_id else {header.boot_id for header in headers}
         clean = meta.clean and self.last <= meta.applied
         self.machine_crashed = not clean and boots != {boot_id}
         synced = max((file.synced for file in self._files), default=0)
         self._vouched = synced if self.machine_crashed else self.last - 1
-        # A rebuilt catalogue does not know what is applied: the journal is read as far back as it goes.
+        # A rebuilt catalogue does not know the last applied commit: all of the journal is read.
         first = min(numbers, default=1) if rebuilt else meta.applied + 1
         missing = self.missing = list(_gaps(numbers, first, self._vouched))
-        """The numbers of commits that must be there and are not."""
+        """Numbers of commits that must be present and are not."""
         known = meta.rebuilt_from
         self._outdated = max((min(gap[-1], known) for gap in missing if gap[0] <= known), default=0)
-        """What commits before this one have noted is older than what the catalogue was rebuilt from."""
+        """Notes of commits before this number are older than the notes of the rebuilt catalogue."""
         self.is_ahead = bool(missing) and missing[0][0] == first and self._is_ahead(headers, first)
-        """True if the catalogue is older than the journal, and the journal begins later than it ends."""
+        """True if the catalogue is older than the journal, and the journal begins after its end."""
         for file in self._files:
             self._judge(file, numbers)
         self._judge_ends(missing)
         self._judge_whole(missing)
 
     def _is_ahead(self, headers: list[journal.JournalHeader], first: int) -> bool:
-        """Frames vanish only when their file is used again: its header says that they were applied."""
+        """True if the missing frames were applied: the header of a recycled file shows that."""
         if any((header.applied or 0) > self._meta.applied for header in headers):
             return True
-        # Files of format 1 do not say it.
+        # Files of format 1 have no such field.
         old = not self._meta.generation
         return old and not any(file.covers(first) for file in self._files)
 
@@ -96,7 +96,7 @@ class JournalScan:
         return sum(map(len, self.missing))
 
     def names(self) -> dict[int, Name]:
-        """By number, what topics are called that were made in the journal; only where some of it is lost."""
+        """Return names of topics created in the journal, by number; empty unless something is damaged."""
         found: dict[int, Name] = {}
         if not self.damages and not self.unfinished and not self.lost_unknown:
             return found
@@ -107,19 +107,19 @@ class JournalScan:
 
     @property
     def lost_unknown(self) -> bool:
-        """Return whether something acknowledged was lost and nothing says of which topics."""
+        """True if acknowledged records of unknown topics were lost."""
         return self._lost_through > 0
 
     @property
     def paths(self) -> list[Path]:
-        """The files with something to apply, in order."""
+        """Files with commits to apply, in order."""
         return [file.path for file in self._files if file.last > self._meta.applied]
 
     def last_of(self, path: Path) -> int:
         return next(file.last for file in self._files if file.path == path)
 
     def entries(self, path: Path) -> Iterator[journal.Entry]:
-        """Everything to apply: what holds, and markers for what is known to be lost."""
+        """Yield everything to apply: valid entries, and markers for entries that are known to be lost."""
         for item in read_frames(path, generation=self._meta.generation):
             if isinstance(item, Frame) and item.sequence > self._meta.applied:
                 losses = any(not problem.harmless for problem in item.problems)
@@ -144,7 +144,7 @@ class JournalScan:
             self._harmless(problem, file.first)
         for before, problem in file.bad_frames:
             number = before + 1
-            # One that another file holds was not here: only something left from earlier looks so.
+            # A commit that another file holds was not here: only leftovers of an earlier use look like it.
             if number > applied and number not in numbers:
                 self._bad(file, number, problem)
         for number, problem in file.bad_entries:
@@ -152,7 +152,7 @@ class JournalScan:
                 self._bad(file, number, problem)
 
     def _judge_ends(self, missing: list[range]) -> None:
-        """Keep what is left of frames that were the last of their file, and of which nothing holds."""
+        """Keep the remains of frames at the end of a file that have no valid part."""
         for file, after in pairwise(self._files):
             if any(gap[0] < after.first and file.last < gap[-1] for gap in missing):
                 rest = load(file.path).data[file.end :]
@@ -209,19 +209,21 @@ class JournalScan:
 
 
 class _File:
-    """The commits of one file, by their numbers."""
+    """The numbers of the commits in one file, and the file's problems."""
 
-    def __init__(self, path: Path, header: journal.JournalHeader | None, meta: Meta) -> None:
+    def __init__(
+        self, path: Path, header: journal.JournalHeader | None, meta: DirectoryMeta
+    ) -> None:
         self.path = path
         self.sequences: list[int] = []
         self.synced = 0
         self.header_problems: list[Problem] = []
         self.bad_frames: list[tuple[int, Problem]] = []
-        """Each with the number of the commit before it."""
+        """Bad frames, each with the number of the commit before it."""
         self.bad_entries: list[tuple[int, Problem]] = []
-        """Each with the number of the commit it is part of."""
+        """Bad entries, each with the number of its commit."""
         self.end = 0
-        """The place in the file where the last frame ends."""
+        """Place in the file where the last frame ends."""
         self.has_header = header is not None
         before = header.first - 1 if header is not None else 0
         loaded = load(path)
@@ -241,20 +243,23 @@ class _File:
         self.last = max(self.sequences, default=0)
         self.first = header.first if header is not None else min(self.sequences, default=0)
         if header is None:
-            # Frames before the first one that is found belong to commits just before its own.
+            # Bad frames before the first valid frame belong to the commits just before that frame's commit.
             first = self.first - 1
             self.bad_frames = [(before or first - 1, one) for before, one in self.bad_frames]
         self.is_untrusted = header is None and self.last <= meta.applied
 
     def covers(self, number: int) -> bool:
-        """Return whether this commit, though missing, was in this file."""
+        """True if this commit, though missing, was in this file."""
         return self.first <= number <= self.last
 
 
-def _unapplied(headers: dict[Path, journal.JournalHeader | None], meta: Meta) -> list[_File]:
-    """The files that may hold commits which are not applied, in order.
+def _unapplied(
+    headers: dict[Path, journal.JournalHeader | None], meta: DirectoryMeta
+) -> list[_File]:
+    """Return the files that may hold commits that are not applied, in order.
 
-    All but those that a later file shows to be done; after a clean stop, only those that claim otherwise.
+    A file is left out if a later file shows that it is applied. After a clean stop, only files whose header
+    claims a later commit are returned.
     """
     firsts = sorted(header.first for header in headers.values() if header is not None)
     files = []
@@ -270,16 +275,16 @@ def _unapplied(headers: dict[Path, journal.JournalHeader | None], meta: Meta) ->
     return sorted(files, key=lambda file: file.first)
 
 
-def _is_unused(path: Path, meta: Meta) -> bool:
-    """Return whether a file without a header holds nothing of the last server."""
+def _is_unused(path: Path, meta: DirectoryMeta) -> bool:
+    """True if a file without a header holds no commits of the last server."""
     if meta.generation and path.name not in meta.journal_files:
-        return True  # it was given up
+        return True  # the file is no longer in use
     loaded = load(path)
     return loaded.is_blank and len(loaded.data) >= meta.journal_files.get(path.name, 0)
 
 
 def _gaps(numbers: set[int], first: int, last: int) -> Iterator[range]:
-    """The stretches of numbers from `first` to `last` that are not there."""
+    """Yield the ranges of missing numbers from `first` to `last`."""
     for number in [*sorted(number for number in numbers if first <= number <= last), last + 1]:
         if number > first:
             yield range(first, number)
@@ -287,16 +292,16 @@ def _gaps(numbers: set[int], first: int, last: int) -> Iterator[range]:
 
 
 def _without_gaps(frame: Frame, next_topic_id: int) -> Iterator[journal.Entry]:
-    """What to take of a frame that may not have been written to its end.
+    """Yield the usable entries of a frame that may not be completely written.
 
-    Behind the place where the write ended lies what an earlier use of the file left: applied long ago, so
-    harmless but for the making of topics that were destroyed since, and for cursors and notes, which may go
-    back.
+    After the place where the write ended, the file holds entries of an earlier use. They were applied long
+    ago and so are harmless, with two exceptions: they may create topics that were destroyed since, and they
+    may set cursors and notes back.
     """
     changed, whole = _changes(frame)
     kept, broken = _unbroken(frame, next_topic_id, changed, whole=whole)
     if whole and broken & changed:
-        # By a batch that is broken elsewhere, and is appended in its order.
+        # The break is due to a batch that has a gap in another topic: a batch is appended in its order.
         kept, _ = _unbroken(frame, next_topic_id, changed, whole=False)
     producers = [_producer(entry) for entry in kept]
     complete = {
@@ -305,13 +310,13 @@ def _without_gaps(frame: Frame, next_topic_id: int) -> Iterator[journal.Entry]:
         if producer is not None and not producer.pieces_left
     }
     for entry, producer in zip(kept, producers, strict=True):
-        # An append that carries a number is stored whole or not at all: it will come again.
+        # An append with a number is stored whole or not at all: its producer will repeat it.
         if producer is None or (entry.topic_id, producer.name, producer.number) in complete:
             yield entry
 
 
 def _changes(frame: Frame) -> tuple[set[int], bool]:
-    """The topics that have changes in a commit, and whether all that belongs to the changes is there."""
+    """Return the topics with changes in a commit, and True if the changes are complete."""
     marks = [
         entry
         for entry in frame.entries
@@ -321,7 +326,7 @@ def _changes(frame: Frame) -> tuple[set[int], bool]:
     if not marks:
         return topics, False
     if len(topics) < marks[0].record_count:
-        # Which they are is not known: all topics go with them.
+        # Some of the changed topics are unknown: all topics of the commit count as changed.
         return {entry.topic_id for entry in frame.entries} - {0}, False
     encoded = (journal.encode_entry(*entry, seed=frame.seed) for entry in frame.entries)
     return topics - {0}, journal.changes_crc(encoded, topics) == marks[0].offset
@@ -330,9 +335,9 @@ def _changes(frame: Frame) -> tuple[set[int], bool]:
 def _unbroken(
     frame: Frame, next_topic_id: int, changed: set[int], *, whole: bool
 ) -> tuple[list[journal.Entry], set[int]]:
-    """Entries that go on without a gap in their topics, and the topics that do not.
+    """Return the entries that continue their topics without a gap, and the topics with a gap.
 
-    Of topics with changes, and of notes, there is nothing among them unless these are `whole`.
+    Unless the changes are `whole`, the entries of `changed` topics and all notes are left out.
     """
     broken: set[int] = set() if whole else set(changed)
     broken_batches: set[bytes] = set()
@@ -342,10 +347,10 @@ def _unbroken(
         if batch is not None and (entry.kind == journal.LOST or entry.topic_id in broken):
             broken_batches.add(batch)
         if entry.kind == journal.LOST or batch in broken_batches:
-            # A batch is appended in its order: what follows what is missing comes again with it.
+            # A batch is appended in its order: the parts after a missing part are appended again with it.
             broken.add(entry.topic_id)
         elif entry.kind in (journal.CURSOR, journal.OLD_CURSOR):
-            if msgspec.msgpack.decode(entry.extra, type=Cursor).commit == frame.sequence:
+            if msgspec.msgpack.decode(entry.extra, type=CursorEntry).commit == frame.sequence:
                 kept.append(entry)
         elif entry.kind in _NOTES:
             if whole:
@@ -358,7 +363,7 @@ def _unbroken(
 
 
 def _producer(entry: journal.Entry) -> Producer | None:
-    """For an append that carries a number."""
+    """Return the producer of an append that has a number; else None."""
     if entry.kind == journal.APPEND and entry.extra:
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
         return producer if producer.progress is None else None
@@ -366,7 +371,7 @@ def _producer(entry: journal.Entry) -> Producer | None:
 
 
 def _batch(entry: journal.Entry) -> bytes | None:
-    """Which producer's batch an entry is a part of: one batch of each is appended at a time."""
+    """Return the producer of an entry's batch, or None: a producer has one batch at a time."""
     if entry.extra and entry.kind in (journal.APPEND, journal.LOST, journal.ADVANCE):
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
         return producer.name if producer.progress is not None else None

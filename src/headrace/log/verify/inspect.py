@@ -1,7 +1,7 @@
-"""Looks at a data directory without a server and without changing a byte in it: one topic, the catalogue.
+"""Inspection of one topic and the catalogue in a data directory, without a server and without any change.
 
-Takes no lock, so a server may be at work there meanwhile. What its journal holds beyond the catalogue is
-not seen here.
+Takes no lock, so a server may be running on the directory. Journal contents that are not in the catalogue yet
+are not shown.
 """
 
 import shutil
@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import DataDirectoryError, UnknownTopicError
-from headrace.log.catalogue import FILE_NAME, Catalogue, unreadable
-from headrace.log.catalogue_rows import CursorRow, SegmentRow, TopicRow
-from headrace.log.cursors import Lag
-from headrace.log.index import HEADER_BYTES, Header, decode_header
+from headrace.log.catalogue.catalogue import FILE_NAME, Catalogue, unreadable
+from headrace.log.catalogue.rows import CursorRow, SegmentRow, TopicRow
+from headrace.log.commit.cursors import Lag
 from headrace.log.layout import Layout
+from headrace.log.read.index import HEADER_BYTES, Header, decode_header
 from headrace.model import Position, Span, check_topic_name
 
 
 def inspect_topic(data_dir: Path, name: str) -> dict[str, Any]:
-    """What is on disk of a topic, in the shape of the HTTP API's answer for it."""
+    """Return the topic's state on disk, in the shape of the HTTP API's answer for the topic."""
     encoded = check_topic_name(name)
     layout = Layout(data_dir)
     with open_unchanged(data_dir) as view, view.snapshot():
@@ -50,7 +50,7 @@ def inspect_topic(data_dir: Path, name: str) -> dict[str, Any]:
 
 
 def read_index_header(layout: Layout, segment: SegmentRow) -> Header | None:
-    """The header of a segment's index; None when it is missing, cut off or damaged."""
+    """Return the header of a segment's index; None if the header is missing, cut off or damaged."""
     try:
         with layout.index(segment.topic_id, segment.base).open("rb") as file:
             return decode_header(file.read(HEADER_BYTES))
@@ -68,7 +68,7 @@ def _segment(layout: Layout, segment: SegmentRow) -> dict[str, Any]:
         "bytes": segment.end - segment.base,
         "first_ms": segment.first_ms,
         "last_ms": segment.last_ms,
-        # The life it was begun in, which the catalogue says of the whole topic only.
+        # The topic's epoch when the segment was begun. The catalogue has only the topic's present epoch.
         "epoch": header.epoch if header is not None else None,
     }
 
@@ -95,7 +95,7 @@ def _cursor(topic: TopicRow, cursor: CursorRow, behind: Span) -> dict[str, Any]:
 
 
 class CatalogueView(Catalogue):
-    """The catalogue for reading, of which several reads can be made at one moment."""
+    """The catalogue for reading, with snapshots that several reads can share."""
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -106,7 +106,7 @@ class CatalogueView(Catalogue):
             self._db.execute("ROLLBACK")
 
     def segment_bytes(self, topic_ids: Sequence[int] | None) -> int:
-        """How much the segments of these topics hold, or those of all."""
+        """Return the size in bytes of all segments of these topics, or of all topics if None."""
         if topic_ids is not None:
             rows = (row for topic_id in topic_ids for row in self.segments(topic_id))
             return sum(row.end - row.base for row in rows)
@@ -116,7 +116,7 @@ class CatalogueView(Catalogue):
 
 @contextmanager
 def open_unchanged(data_dir: Path, name: str = FILE_NAME) -> Iterator[CatalogueView]:
-    """The catalogue of a directory that may be read-only, in use, or copied from elsewhere.
+    """Open the catalogue of a directory that may be read-only, in use, or copied from elsewhere.
 
     SQLite's own read-only mode would leave its log and shared memory files behind.
     """
@@ -143,7 +143,7 @@ def open_unchanged(data_dir: Path, name: str = FILE_NAME) -> Iterator[CatalogueV
 
 
 def _copy(path: Path, directory: Path) -> Path:
-    """The catalogue with the part of it that is still in its write-ahead log."""
+    """Copy the catalogue together with its write-ahead log, which may hold the latest changes."""
     for file in (path, path.with_name(f"{path.name}-wal")):
         shutil.copyfile(file, directory / file.name)
     return directory / path.name

@@ -1,28 +1,57 @@
-"""Checks the part of the journal that is not applied yet: frames, entries, and what they add to topics.
+"""Checks of the unapplied part of the journal: frames, entries, and the records they append to topics.
 
-Which frames must be there is recovery's question too, and `journal_scan.py` answers it. Here each topic is
-followed from the catalogue's end on, through everything that a start of the server would apply.
+`log/recovery/scan.py` finds the frames that must be present, also for recovery. The check follows each topic
+from its end in the catalogue through every entry that a start of the server would apply.
+
+The staged files of batches that are decided and not completely appended are checked too. Files that wait for
+a batch are not part of the log yet: the producer that uploaded them has the records.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from headrace.log import journal
-from headrace.log.catalogue import Catalogue
-from headrace.log.catalogue_rows import BatchRow
-from headrace.log.entries import Name, Noted
-from headrace.log.gathered import Gathered, nameless, names_in
-from headrace.log.journal_reading import Problem
-from headrace.log.journal_scan import JournalScan
+from headrace.log.apply.changes import Gathered, nameless, names_in
+from headrace.log.batch.blocks import Damaged, read_staged
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.catalogue.rows import BatchRow
+from headrace.log.commit import journal
+from headrace.log.commit.journal import Name, NoteEntry, StagedFiles
 from headrace.log.layout import Layout
 from headrace.log.records import holds
-from headrace.log.report import Damage, Found, Range
+from headrace.log.recovery.frames import Problem
+from headrace.log.recovery.scan import JournalScan
+from headrace.log.verify.report import Damage, Findings, VerifiedRange
+
+_READ_BYTES = 16 << 20
 
 
-class Life(Found):
-    """A topic as the catalogue says, and the entries that were read so far."""
+def check_staged(
+    layout: Layout, rows: Iterable[BatchRow], now: Callable[[BatchRow], BatchRow | None]
+) -> Iterator[Damage]:
+    """Yield the damage in these batches; `now` returns the present row of a batch, with its progress."""
+    for row in rows:
+        files = msgspec.msgpack.decode(row.staged, type=StagedFiles)
+        for number, file in enumerate(files[row.file :], row.file):
+            name = file.id.hex()
+            position = row.position if number == row.file else 0
+            while position < file.size:
+                path = layout.staged_file(name)
+                blocks = read_staged(path, position, file.size, _READ_BYTES)
+                for what, _ in blocks:
+                    # A server may have appended and deleted the file meanwhile.
+                    if isinstance(what, Damaged) and not _is_past(now(row), number):
+                        yield Damage(f"staged/{name}", what.reason)
+                position = blocks[-1].next
+
+
+def _is_past(row: BatchRow | None, file: int) -> bool:
+    return row is None or row.file > file
+
+
+class Life(Findings):
+    """A topic's state: the catalogue's row, updated by the journal entries read so far."""
 
     def __init__(self, name: str, epoch: int, offset: int, ordinal: int, ms: int) -> None:
         super().__init__(name)
@@ -35,21 +64,22 @@ class Life(Found):
 class JournalCheck:
     """One reading of the journal.
 
-    While a server writes to it, a frame can look damaged that is not: half written, or gone because its
-    file is used again. Then another reading, with a catalogue as of then, does not find the same.
+    While a server writes to the journal, an undamaged frame can look damaged: it is half written, or gone
+    because its file is used again. A second reading, with the catalogue of that time, does not find the same
+    damage.
     """
 
     def __init__(self, layout: Layout, catalogue: Catalogue) -> None:
         self.damages: list[Damage] = []
-        """What is damaged and of no topic that is known; the rest is in `lives`."""
+        """Damage that belongs to no known topic; the damage of topics is in `lives`."""
         self.lives: dict[int, Life] = {}
-        """The topics it says anything of, by number."""
+        """Topics that the journal mentions, by number."""
         self._nameless: dict[int, Damage] = {}
         self._catalogue = catalogue
         self._gathered = Gathered(catalogue, catalogue.topic_by_id)
         scan = JournalScan(layout, catalogue.meta(), journal.boot_id())
         self.unfinished = [_damage(problem) for problem in scan.unfinished]
-        """Writes that did not come to their end, and so were never acknowledged."""
+        """Writes that were not finished, and so were never acknowledged."""
         self.damages += [_damage(problem) for _, problem in scan.damages if not problem.entry]
         self.damages += map(_damage, scan.harmless)
         self.damages += [
@@ -72,7 +102,7 @@ class JournalCheck:
 
     @property
     def batches(self) -> dict[tuple[bytes, int], BatchRow]:
-        """The batches it says anything of, and how far each has come."""
+        """Batches that the journal mentions, with their progress."""
         return self._gathered.batches
 
     @property
@@ -106,7 +136,7 @@ class JournalCheck:
                 )
             _follow_append(file, life, entry)
         elif entry.kind == journal.LOST_NOTE:
-            key = msgspec.msgpack.decode(entry.extra, type=Noted).key
+            key = msgspec.msgpack.decode(entry.extra, type=NoteEntry).key
             self.damages.append(Damage(file, f"the note {key!r} is damaged"))
         elif entry.kind == journal.DESTROY and life is not None:
             life.destroyed = True
@@ -114,7 +144,7 @@ class JournalCheck:
     def _name(self, made: Name) -> None:
         life = self._life(made.topic_id)
         if life is None:
-            # Its first records may still have the time of the life before it.
+            # The first records of a topic may still have the time of its previous life, so the time is 0.
             self.lives[made.topic_id] = Life(
                 made.name.decode(), made.epoch, made.offset, made.ordinal, 0
             )
@@ -134,10 +164,10 @@ class JournalCheck:
 
 def _follow_append(file: str, life: Life, entry: journal.Entry) -> None:
     if entry.end <= life.offset:
-        return  # applied already: entries hold absolute values, and applying one twice is harmless
-    here = Range(entry.offset, entry.end, entry.ordinal, entry.ordinal + entry.record_count)
+        return  # applied already: entries hold absolute values, so applying one twice is harmless
+    here = VerifiedRange(entry.offset, entry.end, entry.ordinal, entry.ordinal + entry.record_count)
     if (entry.offset, entry.ordinal) != (life.offset, life.ordinal):
-        gap = Range(life.offset, entry.offset, life.ordinal, entry.ordinal)
+        gap = VerifiedRange(life.offset, entry.offset, life.ordinal, entry.ordinal)
         life.bad(file, "no entry holds these", gap)
     if entry.kind == journal.LOST:
         life.bad(file, "the checksum is wrong", here)

@@ -1,10 +1,10 @@
-"""What a check of the log found: ranges, damages and their words. Checks nothing itself."""
+"""Results of a check of the log: ranges, damage and their wording. Checks nothing itself."""
 
 from msgspec import Struct
 
 
-class Range(Struct, frozen=True):
-    """Records that follow each other without a hole."""
+class VerifiedRange(Struct, frozen=True):
+    """Consecutive records without a gap."""
 
     offset: int
     end: int
@@ -16,15 +16,15 @@ class Range(Struct, frozen=True):
 
 
 class Damage(Struct, frozen=True):
-    """Something on disk that is not what was written."""
+    """A place on disk whose content differs from what was written."""
 
     file: str
-    """Where, relative to the data directory."""
+    """Path relative to the data directory."""
     reason: str
     topic: str | None = None
-    """None when it is not of one topic."""
-    range: Range | None = None
-    """The records that cannot be read or believed because of it; None when none is lost by it."""
+    """None if the damage does not belong to one topic."""
+    range: VerifiedRange | None = None
+    """Records that cannot be read or trusted because of the damage; None if no records are lost."""
 
     def __str__(self) -> str:
         lost = f"{self.range}: " if self.range is not None else ""
@@ -32,43 +32,43 @@ class Damage(Struct, frozen=True):
 
 
 class TopicReport(Struct):
-    """What was checked of one topic, and what was found."""
+    """The checked ranges of one topic, and the damage found."""
 
     name: str
     epoch: int
-    ranges: list[Range]
-    """Every record in them was read and is right."""
+    ranges: list[VerifiedRange]
+    """Ranges in which every record was read and is correct."""
     end: int
     end_ordinal: int
-    """Where it ends, also when it has no records any more."""
+    """With `end`: the topic's end, also if the topic has no records any more."""
     records: int
     bytes: int
     segments: int
     journal_records: int
-    """How many of the records are in the journal only."""
+    """Number of the records that are only in the journal."""
     damages: list[Damage]
 
 
 class Report(Struct):
     topics: list[TopicReport]
     damages: list[Damage]
-    """What is not of one topic."""
+    """Damage that does not belong to one topic."""
     notes: list[str]
-    """What an operator may want to know and is no damage."""
+    """Facts that an operator may want to know and that are not damage."""
     damaged: bool
 
 
-class Found:
-    """Ranges and damages while they are being found: neighbours of one kind become one."""
+class Findings:
+    """Collects ranges and damage, and joins neighbours of the same kind."""
 
     def __init__(self, topic: str | None = None) -> None:
         self.topic = topic
-        self.ranges: list[Range] = []
+        self.ranges: list[VerifiedRange] = []
         self.damages: list[Damage] = []
         self.records = 0
         self.bytes = 0
 
-    def good(self, part: Range) -> None:
+    def good(self, part: VerifiedRange) -> None:
         self.records += part.end_ordinal - part.ordinal
         self.bytes += part.end - part.offset
         if self.ranges and (joined := _join(self.ranges[-1], part)):
@@ -76,7 +76,7 @@ class Found:
         elif part.end > part.offset:
             self.ranges.append(part)
 
-    def bad(self, file: str, reason: str, part: Range | None = None) -> None:
+    def bad(self, file: str, reason: str, part: VerifiedRange | None = None) -> None:
         last = self.damages[-1] if self.damages else None
         if last and part and last.range and (last.file, last.reason) == (file, reason):
             joined = _join(last.range, part)
@@ -85,7 +85,7 @@ class Found:
                 return
         self.damages.append(Damage(file, reason, self.topic, part))
 
-    def add(self, other: "Found") -> None:
+    def add(self, other: "Findings") -> None:
         self.damages += other.damages
         counts = self.records + other.records, self.bytes + other.bytes
         for part in other.ranges:
@@ -93,7 +93,7 @@ class Found:
         self.records, self.bytes = counts
 
 
-def _join(first: Range, second: Range) -> Range | None:
+def _join(first: VerifiedRange, second: VerifiedRange) -> VerifiedRange | None:
     if (first.end, first.end_ordinal) != (second.offset, second.ordinal):
         return None
-    return Range(first.offset, second.end, first.ordinal, second.end_ordinal)
+    return VerifiedRange(first.offset, second.end, first.ordinal, second.end_ordinal)

@@ -1,7 +1,7 @@
-"""Checks the segments of one topic: every byte, checksum, ordinal, time and boundary. Changes nothing.
+"""Checks of the segments of one topic: every byte, checksum, ordinal, time and boundary. Changes nothing.
 
-Each segment is checked by itself against its row of the catalogue, then all of them against each other and
-the topic's: when some vanished meanwhile, the others need not be read again.
+Each segment is first checked alone against its row of the catalogue. Then all segments are checked against
+each other and against the topic's row. So if segments vanish meanwhile, the others need not be read again.
 """
 
 import os
@@ -12,34 +12,34 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from headrace.log.catalogue_rows import SegmentRow, TopicRow
-from headrace.log.index import HEADER_BYTES, ROW_BYTES, Row, decode_header, decode_rows
-from headrace.log.index_repair import distrust_first_block, restore_rows
+from headrace.log.catalogue.rows import SegmentRow, TopicRow
 from headrace.log.layout import Layout
+from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, Row, decode_header, decode_rows
 from headrace.log.records import boundary, holds
-from headrace.log.report import Found, Range
+from headrace.log.recovery.rebuild import distrust_first_block, restore_rows
+from headrace.log.verify.report import Findings, VerifiedRange
 from headrace.model import JUMP
 
 Advance = Callable[[int], None]
-"""Is told how many more bytes were checked."""
+"""Called with the number of bytes checked since the last call."""
 
 
 class SegmentWork(NamedTuple):
-    """A segment that is to be checked, and its topic."""
+    """A segment to check, and its topic."""
 
     topic: TopicRow
     segment: SegmentRow
 
 
 CheckSegments = Callable[[Layout, Sequence[SegmentWork], Advance], Iterable["SegmentCheck"]]
-"""Checks segments of any topics, as `SegmentCheck` does."""
+"""Function that checks segments of any topics, as `SegmentCheck` does."""
 
 _BLOCK_BYTES = 4 << 20
 _ROWS_AT_ONCE = 1024
 
 
-class SegmentCheck(Found):
-    """One segment: the runs its index names, against the catalogue's word for the whole of it."""
+class SegmentCheck(Findings):
+    """Check of one segment: the runs in its index against the catalogue's row for the segment."""
 
     def __init__(self, layout: Layout, topic: TopicRow, segment: SegmentRow) -> None:
         super().__init__(topic.name.decode())
@@ -53,7 +53,7 @@ class SegmentCheck(Found):
         self._ms = segment.first_ms
         self._bad_rows = 0
         self._foreign = False
-        """True when the index begins with a block of another index."""
+        """True if the index begins with a block of another index."""
 
     def run(self, advance: Advance) -> None:
         segment = self.segment
@@ -80,7 +80,7 @@ class SegmentCheck(Found):
             self.bad(self._index, "the last row's time is not the catalogue's")
 
     def _sound_rows(self, index: "_File", log: "_File") -> Iterator[Row | None]:
-        """The rows of the index, restored from where they are damaged on."""
+        """Yield the rows of the index; from the first damaged row on, yield restored rows."""
         segment = self.segment
         end = segment.base
         for number, row in enumerate(_rows(index, segment.rows)):
@@ -115,7 +115,7 @@ class SegmentCheck(Found):
             )
 
     def _check_place(self, offset: int, ordinal: int) -> None:
-        """The next run, or the end, is to be where the last one ended."""
+        """Check that the next run, or the segment's end, begins where the last run ended."""
         if self._bad_rows:
             self.bad(self._index, "the index rows are damaged", self._until(offset, ordinal))
             self._bad_rows = 0
@@ -124,7 +124,7 @@ class SegmentCheck(Found):
         self._offset, self._ordinal = offset, ordinal
 
     def _check_run(self, row: Row, data: bytes) -> None:
-        here = Range(row.offset, row.end, row.ordinal, row.ordinal + row.record_count)
+        here = VerifiedRange(row.offset, row.end, row.ordinal, row.ordinal + row.record_count)
         if len(data) < row.length:
             self.bad(self._log, "the file ends before it, or cannot be read there", here)
         elif crc32c(data) != row.crc:
@@ -140,13 +140,13 @@ class SegmentCheck(Found):
         self._ms = max(self._ms, row.ms)
         self._offset, self._ordinal = here.end, here.end_ordinal
 
-    def _until(self, offset: int, ordinal: int) -> Range:
-        return Range(self._offset, offset, self._ordinal, ordinal)
+    def _until(self, offset: int, ordinal: int) -> VerifiedRange:
+        return VerifiedRange(self._offset, offset, self._ordinal, ordinal)
 
 
-def join_segments(topic: TopicRow, checks: Sequence[SegmentCheck]) -> Found:
-    """All segments of a topic together: from its start to its end, in offset, ordinal, time and epoch."""
-    found = Found(topic.name.decode())
+def join_segments(topic: TopicRow, checks: Sequence[SegmentCheck]) -> Findings:
+    """Check all segments of a topic together, from start to end: offsets, ordinals, times and epochs."""
+    found = Findings(topic.name.decode())
     offset, ordinal = topic.start_offset, topic.start_ordinal
     ms = epoch = 0
     for number, check in enumerate(checks):
@@ -169,13 +169,14 @@ def join_segments(topic: TopicRow, checks: Sequence[SegmentCheck]) -> Found:
 
 
 def _check_gap(
-    found: Found, offset: int, ordinal: int, next_offset: int, next_ordinal: int
+    found: Findings, offset: int, ordinal: int, next_offset: int, next_ordinal: int
 ) -> None:
     skipped, records = next_offset - offset, next_ordinal - ordinal
-    # After a crash that may have cost records, a topic goes on so far ahead of what anyone has seen.
+    # After a crash that may have lost records, a topic continues a multiple of JUMP ahead, so that no
+    # offset that a reader has seen is given to another record.
     jumped = skipped == records and skipped > 0 and skipped % JUMP == 0
     if (skipped or records) and not jumped:
-        here = Range(offset, next_offset, ordinal, next_ordinal)
+        here = VerifiedRange(offset, next_offset, ordinal, next_ordinal)
         found.bad("catalogue", "no segment holds these", here)
 
 
@@ -187,7 +188,7 @@ def _starts_at_a_record(topic: TopicRow, row: Row, data: bytes) -> bool:
 
 
 def _rows(index: "_File", count: int) -> Iterator[Row | None]:
-    """The rows the catalogue counts on; None for one that is damaged or cut off."""
+    """Yield as many rows as the catalogue counts; None for a row that is damaged or cut off."""
     for first in range(0, count, _ROWS_AT_ONCE):
         wanted = min(_ROWS_AT_ONCE, count - first)
         rows = list(decode_rows(index.read(HEADER_BYTES + first * ROW_BYTES, wanted * ROW_BYTES)))
@@ -196,7 +197,7 @@ def _rows(index: "_File", count: int) -> Iterator[Row | None]:
 
 
 class _File:
-    """A file read forwards in blocks. What cannot be read is as if the file ended there."""
+    """A file that is read forwards in blocks. Treats an unreadable place as the end of the file."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -233,5 +234,5 @@ class _File:
         try:
             return os.pread(self._fd, length, position)
         except OSError:
-            # A sector that the disk cannot read: the run it is in is reported, the next one tried.
+            # The disk cannot read a sector: the run with this sector is reported, and the next run is tried.
             return b""

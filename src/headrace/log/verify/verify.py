@@ -1,9 +1,9 @@
-"""Verifies a data directory: reads every byte of the log and says what is damaged. Changes nothing.
+"""Verification of a data directory: reads every byte of the log and reports damage. Changes nothing.
 
-Works on a directory that a server is writing to, that nobody may write to, or that is a copy. Takes no lock:
-a topic is checked as far as the catalogue said it reached before its files were opened. Everything up to
-there is on disk and stays as it is, unless retention or `delete` takes it away; so where something is wrong,
-the catalogue is asked again, and what it no longer names is no damage.
+Works on a directory that a server is writing to, that is read-only, or that is a copy. Takes no lock: a topic
+is checked up to the end that the catalogue gave before the topic's files were opened. Everything before that
+end is on disk and does not change unless retention or `delete` removes it. So if a check fails, the catalogue
+is read again, and a segment that it no longer names is not reported as damage.
 """
 
 import sqlite3
@@ -13,30 +13,29 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from headrace.errors import DataDirectoryError, UnknownTopicError
-from headrace.log.catalogue import (
+from headrace.log.catalogue.catalogue import (
     BACKUP_NAME,
     FILE_NAME,
     DamagedCatalogueError,
     UnreadableCatalogueError,
 )
-from headrace.log.catalogue_rows import BatchRow, SegmentRow, TopicRow
-from headrace.log.file_reads import ATTEMPTS_MAX, RETRY_S
-from headrace.log.inspect import CatalogueView, open_unchanged
-from headrace.log.journal_reading import read_header
+from headrace.log.catalogue.rows import BatchRow, SegmentRow, TopicRow
+from headrace.log.disk import ATTEMPTS_MAX, RETRY_S
 from headrace.log.layout import Layout
-from headrace.log.report import Damage, Found, Range, Report, TopicReport
-from headrace.log.verify_journal import JournalCheck, Life
-from headrace.log.verify_segments import CheckSegments, SegmentCheck, SegmentWork, join_segments
-from headrace.log.verify_staged import check_staged
+from headrace.log.recovery.frames import read_header
+from headrace.log.verify.inspect import CatalogueView, open_unchanged
+from headrace.log.verify.journal import JournalCheck, Life, check_staged
+from headrace.log.verify.report import Damage, Findings, Report, TopicReport, VerifiedRange
+from headrace.log.verify.segments import CheckSegments, SegmentCheck, SegmentWork, join_segments
 from headrace.model import check_topic_name
 
 Progress = Callable[[int, int], None]
-"""Is told how many bytes of segments are checked, and how many there are."""
+"""Called with the number of checked bytes of segments, and their total."""
 
 _PROGRESS_BYTES = 1 << 20
 
 _ATTEMPTS_MAX = 10
-"""Plans made for a topic that loses segments again and again while they are read."""
+"""Number of attempts for a topic that keeps losing segments while they are read."""
 
 
 def verify(
@@ -45,9 +44,9 @@ def verify(
     progress: Progress | None = None,
     check: CheckSegments | None = None,
 ) -> Report:
-    """Check the named topics, or all there are and whatever else is in the directory.
+    """Check the named topics; without names, check all topics and everything else in the directory.
 
-    `check` is given the segments of all of them together, for whoever can check many at a time.
+    `check` gets the segments of all these topics at once, so that it can check many at a time.
     """
     layout = Layout(data_dir)
     report = Report([], [], [], False)
@@ -75,7 +74,7 @@ def _is_in_use(layout: Layout) -> bool:
 
 
 def _open(data_dir: Path) -> AbstractContextManager[CatalogueView]:
-    """Open the catalogue; a disk may fail to read it for a moment."""
+    """Open the catalogue; retry, because a disk may briefly fail to read it."""
     for _ in range(ATTEMPTS_MAX - 1):
         try:
             with open_unchanged(data_dir) as view:
@@ -96,10 +95,10 @@ class _Check:
         self._progress = progress
         self._done = self._total = 0
         self._plans: dict[int, tuple[TopicRow | None, list[SegmentRow]]] = {}
-        """Topics whose segments are checked already, and what these were."""
+        """Topics whose segments are checked ahead, with the topic's row and the segments at that time."""
         self._checks: dict[SegmentRow, SegmentCheck] = {}
         self._batches: dict[tuple[bytes, int], BatchRow] = {}
-        """Those that the journal says more of than the catalogue."""
+        """Batches that the journal mentions, with the progress recorded there."""
 
     def run(self, topics: Sequence[str], check: CheckSegments | None) -> None:
         view, report = self._view, self._report
@@ -122,12 +121,12 @@ class _Check:
             report.notes += self._orphans()
 
     def _check_journal(self) -> dict[int, Life]:
-        """What the journal adds to topics, each with what is damaged of it there."""
+        """Return the topics that the journal mentions, each with its damage in the journal."""
         first = self._read_journal()
         self._batches = first.batches
         if not first.all_damages and not first.unfinished:
             return first.lives
-        # Only what is seen twice: a server may have been at work where the first reading was.
+        # Only damage that both readings find counts: a server may have written during the first reading.
         second = self._read_journal()
         seen = first.all_damages
         for life in second.lives.values():
@@ -167,7 +166,7 @@ class _Check:
             try:
                 self._plans[topic_id] = self._plan(topic_id)
             except (DamagedCatalogueError, sqlite3.DatabaseError):
-                break  # it happens again, and is reported, when that topic's turn comes
+                break  # the error occurs again, and is reported, when this topic is checked
         works = [
             SegmentWork(row, segment)
             for row, segments in self._plans.values()
@@ -177,7 +176,7 @@ class _Check:
         self._checks = {one.segment: one for one in check(self._layout, works, self._advance)}
 
     def _check_topic(self, topic_id: int, life: Life | None) -> TopicReport | None:
-        """None when the topic was destroyed meanwhile."""
+        """Return the topic's report; None if the topic was destroyed meanwhile."""
         checks: dict[SegmentRow, SegmentCheck] = {}
         plan = self._plans.pop(topic_id, None)
         for _ in range(_ATTEMPTS_MAX):
@@ -205,7 +204,7 @@ class _Check:
             return self._view.topic_by_id(topic_id), self._view.segments(topic_id)
 
     def _is_gone(self, segment: SegmentRow) -> bool:
-        """Whether the catalogue no longer says of it what it did: deleted, or its index made anew."""
+        """True if, according to the catalogue, the segment was deleted or its index was rebuilt."""
         _, segments = self._plan(segment.topic_id)
         now = next((one for one in segments if one.base == segment.base), None)
         return now is None or (now.end == segment.end and now != segment)
@@ -217,12 +216,12 @@ class _Check:
             self._progress(min(self._done, self._total), self._total)
 
     def _batch(self, row: BatchRow) -> BatchRow | None:
-        """What the catalogue says of a batch by now, or what the journal said if that is more."""
+        """Return the catalogue's present row of a batch, or the journal's if the catalogue has none."""
         now = self._view.batch(row.producer, row.number)
         return now or self._batches.get((row.producer, row.number))
 
     def _orphans(self) -> Iterator[str]:
-        """Files that no row names; but without a clean stop some are in the making, or left over."""
+        """Report files that no row names, but only after a clean stop: else they may be new or left over."""
         if not self._view.meta().clean:
             return
         layout = self._layout
@@ -237,12 +236,12 @@ def _topic_report(row: TopicRow, checks: list[SegmentCheck], life: Life | None) 
     found = join_segments(row, checks)
     before = found.records
     if life is not None:
-        # The catalogue was read after the journal, and may hold some of it already.
+        # The catalogue was read after the journal, and may already hold some of the journal's records.
         for part in life.ranges:
             if part.end > row.end_offset:
                 clipped = part.offset < row.end_offset
                 found.good(
-                    Range(row.end_offset, part.end, row.end_ordinal, part.end_ordinal)
+                    VerifiedRange(row.end_offset, part.end, row.end_ordinal, part.end_ordinal)
                     if clipped
                     else part
                 )
@@ -256,14 +255,14 @@ def _only_in_journal(life: Life) -> TopicReport:
 
 
 def _report(
-    found: Found,
+    found: Findings,
     name: str,
     epoch: int,
     end: tuple[int, int],
     segments: int,
     journal_records: int,
 ) -> TopicReport:
-    """`end` is what the catalogue says, which may be behind."""
+    """Build the report; `end` is the catalogue's end of the topic, which may be out of date."""
     if found.ranges:
         end = max(end, (found.ranges[-1].end, found.ranges[-1].end_ordinal))
     return TopicReport(
@@ -300,7 +299,7 @@ def _segment_files(layout: Layout) -> Iterator[Path]:
 
 
 def _set_aside(layout: Layout) -> Iterator[str]:
-    """What earlier starts found damaged and kept."""
+    """Report the files that earlier starts found damaged and kept."""
     kept = sorted(layout.root.glob("damaged-*"))
     kept += sorted(layout.quarantine.iterdir()) if layout.quarantine.is_dir() else []
     if kept:

@@ -1,8 +1,8 @@
-"""Pieces of topics → the state of each, as the server's reducers make it. Opens and writes nothing.
+"""Folds pieces of topics into the state of each topic, with the server's reducers. Opens and writes nothing.
 
-A piece is some records that follow each other, with as many of their payloads as the reducer needs: `last`
-needs the last one, `count` none, all others every one. Pieces may overlap, as a lake may have got more while
-it was listed: what is covered is not folded again.
+A piece is a sequence of adjacent records, with the payloads that the reducer needs: `last` needs only the
+last payload, `count` needs none, all other reducers need all. Pieces may overlap, because a lake may grow
+while it is listed. Records that are already covered are not folded again.
 """
 
 import os
@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from headrace.channel_envelope import BadMessageError, Content, Message, decode_message
-from headrace.json_limits import BadJSONError, decode_json
+from headrace.errors import OptionError
 from headrace.model import CHANNEL_PREFIX, JUMP, RECORD_HEADER_BYTES, legacy_name
-from headrace.reducers import CannotFoldError, Reducer, UnknownReducerError, reducer
-from headrace.spark.options import OptionError
+from headrace.payload.channel import BadMessageError, Content, StoredMessage, decode_message
+from headrace.payload.json_limits import BadJSONError, decode_json
+from headrace.payload.reducers import CannotFoldError, Reducer, UnknownReducerError, reducer
 
 NOTHING = Content(b"null", is_json=True)
-"""The state without any message, as the server has it too."""
+"""State of a channel without messages; the server uses the same value."""
 
 
 class Needs(Enum):
-    """Which payloads of a piece a reducer looks at."""
+    """Payloads of a piece that a reducer reads."""
 
     NONE = "none"
     LAST = "last"
@@ -35,7 +35,7 @@ def needs_of(name: str) -> Needs:
 
 
 def load_reducer(name: str, directory: str) -> Reducer:
-    """The one of this name; functions are looked for in a directory too, as the server does."""
+    """Return the reducer of this name; like the server, look for functions in `directory` too."""
     if ":" in name and directory not in sys.path:
         sys.path.insert(0, directory)
     try:
@@ -57,8 +57,8 @@ def bucket_of(topic: str, count: int) -> int:
     return zlib.crc32(legacy_name(topic).encode()) % count
 
 
-class Piece(NamedTuple):
-    """Records of a topic that follow each other."""
+class FoldPiece(NamedTuple):
+    """Adjacent records of a topic."""
 
     epoch: int
     offset: int
@@ -66,11 +66,11 @@ class Piece(NamedTuple):
     ordinal: int
     end_ordinal: int
     payloads: list[bytes]
-    """Of all of them, of the last that is a message, or none: what the reducer needs."""
+    """Payloads that the reducer needs: all, the last one that is a message, or none."""
 
 
-class State(NamedTuple):
-    """What the records of a topic make, and up to where."""
+class FoldedState(NamedTuple):
+    """State of a topic, and the position that it covers."""
 
     topic: str
     epoch: int
@@ -79,17 +79,18 @@ class State(NamedTuple):
     messages: int
     content: Content
     complete: bool
-    """Whether no record is missing from the topic's first on."""
+    """True if no record is missing since the topic's first record."""
     error: str | None
-    """Why the message behind it could not be folded."""
+    """Reason why the next message could not be folded; None without an error."""
 
 
 def fold(
-    topic: str, pieces: Iterable[Piece], wanted: Reducer, before: State | None = None
-) -> State:
-    """The state of a topic, from its pieces in the order of epochs and offsets, and from a state before them.
+    topic: str, pieces: Iterable[FoldPiece], wanted: Reducer, before: FoldedState | None = None
+) -> FoldedState:
+    """Return a topic's state after `before` and the pieces, which are in the order of epochs and offsets.
 
-    However they are divided among calls, the state is the same: one that ended with an error stays.
+    The state does not depend on how the pieces are divided among calls. A state that ended with an error
+    stays as it is.
     """
     if before is not None and before.error is not None:
         return before
@@ -103,7 +104,7 @@ def fold(
     for piece in pieces:
         skipped = 0
         if ordinal and piece.ordinal == 0 and piece.epoch > epoch:
-            # Kept in memory only, it has begun anew with its server; all other topics go on.
+            # A topic of durability memory begins anew when its server restarts. All other topics continue.
             folding = _FOLDINGS[needs_of(wanted.name)](topic, wanted, None)
             messages, ordinal = 0, None
         if ordinal is None:
@@ -121,7 +122,9 @@ def fold(
         if folding.error is not None:
             break
     content = folding.state if folding.state is not None else NOTHING
-    return State(topic, epoch, offset, ordinal or 0, messages, content, complete, folding.error)
+    return FoldedState(
+        topic, epoch, offset, ordinal or 0, messages, content, complete, folding.error
+    )
 
 
 class _Done(NamedTuple):
@@ -131,18 +134,18 @@ class _Done(NamedTuple):
 
 
 class _Counting:
-    """The records themselves are counted: nothing else than messages gets into the log of a channel."""
+    """Counts records without reading them: the log of a channel contains only messages."""
 
     error = None
 
-    def __init__(self, topic: str, wanted: Reducer, before: State | None) -> None:
+    def __init__(self, topic: str, wanted: Reducer, before: FoldedState | None) -> None:
         self._count = before.messages if before is not None else 0
 
     @property
     def state(self) -> Content | None:
         return Content(b"%d" % self._count, is_json=True) if self._count else None
 
-    def add(self, piece: Piece, skipped: int) -> _Done:
+    def add(self, piece: FoldPiece, skipped: int) -> _Done:
         messages = piece.end_ordinal - piece.ordinal - skipped
         self._count += messages
         return _Done(piece.end, piece.end_ordinal, messages)
@@ -151,7 +154,7 @@ class _Counting:
 class _KeepingLast:
     error = None
 
-    def __init__(self, topic: str, wanted: Reducer, before: State | None) -> None:
+    def __init__(self, topic: str, wanted: Reducer, before: FoldedState | None) -> None:
         self._reads = reads(topic)
         self._before = before.content if before is not None else None
         self._last: bytes | None = None
@@ -161,22 +164,22 @@ class _KeepingLast:
         message = self._reads(self._last, 0) if self._last is not None else None
         return message.content if message is not None else self._before
 
-    def add(self, piece: Piece, skipped: int) -> _Done:
+    def add(self, piece: FoldPiece, skipped: int) -> _Done:
         if piece.payloads:
             self._last = piece.payloads[-1]
         return _Done(piece.end, piece.end_ordinal, piece.end_ordinal - piece.ordinal - skipped)
 
 
 class _Folding:
-    def __init__(self, topic: str, wanted: Reducer, before: State | None) -> None:
+    def __init__(self, topic: str, wanted: Reducer, before: FoldedState | None) -> None:
         self._reads, self._reducer = reads(topic), wanted
-        # What says that there was no message is no state to go on from.
+        # The content of a state without messages is only a placeholder, so folding begins without a state.
         self.state = before.content if before is not None and before.messages else None
         self.error: str | None = None
 
-    def add(self, piece: Piece, skipped: int) -> _Done:
+    def add(self, piece: FoldPiece, skipped: int) -> _Done:
         payloads = piece.payloads
-        # What was no message is passed over, and its place kept.
+        # Payloads that are not messages are skipped, but keep their place in `found`.
         found = [self._reads(payload, piece.ordinal + i) for i, payload in enumerate(payloads)]
         messages = [message for message in found[skipped:] if message is not None]
         try:
@@ -189,8 +192,8 @@ class _Folding:
             return _Done(piece.offset + size, piece.ordinal + count, good)
         return _Done(piece.end, piece.end_ordinal, len(messages))
 
-    def _fold_what_can_be(self, messages: list[Message], failure: CannotFoldError) -> int:
-        """Up to the message that fails; how many are before it."""
+    def _fold_what_can_be(self, messages: list[StoredMessage], failure: CannotFoldError) -> int:
+        """Fold the messages before the one that fails, and return their number."""
         good, bad = 0, len(messages)
         self.error = str(failure)
         while bad - good > 1:
@@ -204,7 +207,7 @@ class _Folding:
         return good
 
 
-_Made = Callable[[str, Reducer, State | None], _Counting | _KeepingLast | _Folding]
+_Made = Callable[[str, Reducer, FoldedState | None], _Counting | _KeepingLast | _Folding]
 _FOLDINGS: dict[Needs, _Made] = {
     Needs.NONE: _Counting,
     Needs.LAST: _KeepingLast,
@@ -212,24 +215,24 @@ _FOLDINGS: dict[Needs, _Made] = {
 }
 
 
-def reads(topic: str) -> Callable[[bytes, int], Message | None]:
-    """What makes messages of the payloads of a topic and their ordinals; None of one that is no message."""
+def reads(topic: str) -> Callable[[bytes, int], StoredMessage | None]:
+    """Return a function of payload and ordinal that returns a message, or None if the payload is not one."""
     if topic.startswith(CHANNEL_PREFIX):
         return _of_channel
     return lambda payload, ordinal: _of_topic(topic, payload, ordinal)
 
 
-def _of_channel(payload: bytes, ordinal: int) -> Message | None:
+def _of_channel(payload: bytes, ordinal: int) -> StoredMessage | None:
     try:
         return decode_message(payload)
     except BadMessageError:
         return None
 
 
-def _of_topic(topic: str, payload: bytes, ordinal: int) -> Message:
+def _of_topic(topic: str, payload: bytes, ordinal: int) -> StoredMessage:
     try:
         decode_json(payload)
         is_json = True
     except BadJSONError:
         is_json = False
-    return Message(topic, ordinal + 1, Content(payload, is_json))
+    return StoredMessage(topic, ordinal + 1, Content(payload, is_json))

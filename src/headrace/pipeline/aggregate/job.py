@@ -1,9 +1,9 @@
-"""The job `aggregate`: what a reducer makes of all records of each topic in lake and log, as a Delta table.
+"""The job `aggregate`: folds all records of each topic in lake and log with a reducer, into a Delta table.
 
-    plan ─▶ tasks stage pieces by topic ─▶ tasks fold them ─▶ one commit ─▶ published
+    plan ─▶ tasks stage pieces by topic ─▶ tasks fold them ─▶ one commit ─▶ publish
 
-Until the commit nothing has changed: what a killed run has staged is removed by the next one. The states are
-those that the server itself would come to, to the byte.
+Nothing changes before the commit. The next run removes the files that a killed run has staged. The states are
+equal to the server's own states, byte for byte.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -11,64 +11,59 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.errors import OptionError
 from headrace.lake.format import LakeError, Positions
-from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN, Manifests
+from headrace.lake.ownership import Lock
 from headrace.lake.states import StatesFile, StatesTable
 from headrace.lake.table import open_table
-from headrace.pipeline import export_plan
-from headrace.pipeline.aggregate_publish import Published, PublishWork, publish
-from headrace.pipeline.aggregate_tasks import (
-    Folded,
+from headrace.pipeline.aggregate.fold import here, load_reducer
+from headrace.pipeline.aggregate.publish import Published, PublishWork, publish
+from headrace.pipeline.aggregate.tasks import (
+    AggregateStaged,
+    AggregateStageWork,
+    FoldedTopics,
     FoldWork,
-    Staged,
-    StageWork,
     fold_bucket,
     stage,
 )
-from headrace.pipeline.export import APP as EXPORT
-from headrace.pipeline.fold import here, load_reducer
+from headrace.pipeline.export import plan as export_plan
+from headrace.pipeline.export.job import APP as EXPORT
 from headrace.pipeline.job_input import check_apart, make_writable, topics_of
-from headrace.pipeline.points import Points
+from headrace.pipeline.kill_points import Points
 from headrace.pipeline.staging import by_number, staging, together
-from headrace.pipeline.tasks import JobError, Runner, SparkRunner
-from headrace.spark.log_view import LogView, Range, TopicState
-from headrace.spark.open_log import open_log
-from headrace.spark.options import (
-    OptionError,
-    Place,
-    SourceOptions,
-    Topics,
-    parse_place,
-    parse_source,
-)
-from headrace.spark.planning import find_topics, parts_of
+from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
+from headrace.reader.open_log import open_log
+from headrace.reader.planning import find_topics, parts_of
+from headrace.reader.selection import LogLocation, SourceOptions, TopicSelection, parse_place
+from headrace.reader.view import LogRange, LogView, TopicState
+from headrace.spark.options import parse_source
 
 APP = "headrace-aggregate"
-"""The application whose numbers are those of runs."""
+"""Application ID in the table's commits, which number the runs."""
 
 _TASK_BYTES = 64 << 20
 BUCKETS_MIN, BUCKETS_MAX = 16, 256
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of log and lake are done, of how many."""
+"""Called with the number of bytes of log and lake that are done, and with their total."""
 
 
-class Summary(NamedTuple):
-    """What an aggregation has done."""
+class AggregateSummary(NamedTuple):
+    """Result of an aggregation."""
 
     into: str
     reducer: str
     topics: int
     messages: int
     incomplete: int
-    """States that lack records which neither lake nor log has any more."""
+    """Number of states that lack records which neither lake nor log has any more."""
     failed: int
-    """States that end before a message that the reducer could not fold."""
+    """Number of states that end before a message that the reducer could not fold."""
     first_failure: str
     published: int
     refused: int
-    """States of channels that were not published."""
+    """Number of channel states that were not published."""
     first_refusal: str
 
 
@@ -86,19 +81,24 @@ def aggregate(
     master: str = "local[*]",
     task_bytes: int = _TASK_BYTES,
     progress: Progress | None = None,
-    runner: Runner | None = None,
+    runner: TaskRunner | None = None,
     points: Points = Points(),  # noqa: B008 - it never changes
-) -> Summary:
-    """Replace the table in `into` by the states that a reducer makes of topics, or of all.
+) -> AggregateSummary:
+    """Replace the table in `into` by the states that a reducer makes of the given topics, or of all topics.
 
-    What the log has behind the lake's end is asked at `url`, or read in `data_dir`; without either only the
-    lake is read. With `publish`, states of channels go to the server at `url` as snapshots.
+    Records after the lake's end are read from the server at `url` or from the log in `data_dir`. Without
+    either, only the lake is read. With `publish`, states of channels are sent to the server at `url` as
+    snapshots.
     """
     load_reducer(reducer, here())
     wanted = topics_of(topics, pattern)
     if publish and not url:
         raise OptionError("say where states are published: give a server's address")
-    log = source_of(wanted, url, token, data_dir, task_bytes) if url or data_dir else None
+    log = (
+        source_of(topics=wanted, url=url, token=token, data_dir=data_dir, task_bytes=task_bytes)
+        if url or data_dir
+        else None
+    )
     told = parse_place(url, token) if publish else None
     directory = Path(into).absolute()
     StatesTable.open(directory)
@@ -106,21 +106,28 @@ def aggregate(
     plan = plan_of(Path(lake).absolute(), wanted, log, task_bytes)
     check_named(wanted, plan.topics)
     with closing(runner or SparkRunner("headrace aggregate", master)) as by:
-        by.start()  # or nothing is written
+        by.start()  # a failure here happens before anything is written
         make_writable(directory)
         with Lock(directory / HIDDEN, "aggregate"):
-            job = Aggregate(directory, plan, wanted, reducer, points, progress)
+            job = Aggregate(
+                into=directory,
+                plan=plan,
+                topics=wanted,
+                reducer=reducer,
+                points=points,
+                progress=progress,
+            )
             return job.run(by, told)
 
 
-def check_named(topics: Topics, known: Collection[str]) -> None:
+def check_named(topics: TopicSelection, known: Collection[str]) -> None:
     for name in topics.names or ():
         if name not in known:
             raise JobError(f"there is no topic {name!r} to aggregate")
 
 
 def source_of(
-    topics: Topics, url: str, token: str, data_dir: str, task_bytes: int
+    topics: TopicSelection, url: str, token: str, data_dir: str, task_bytes: int
 ) -> SourceOptions:
     place = {"path": str(Path(data_dir).absolute())} if data_dir else {"url": url, "token": token}
     given = {"maxBytesPerPartition": str(task_bytes), "failOnDataLoss": "false"}
@@ -128,15 +135,15 @@ def source_of(
     return options._replace(topics=topics)
 
 
-# What is read
+# Input
 
 
-class Plan(NamedTuple):
+class AggregatePlan(NamedTuple):
     lake: str
     files: dict[str, int]
-    place: Place
-    parts: list[list[Range]]
-    """Of the log."""
+    place: LogLocation
+    parts: list[list[LogRange]]
+    """Ranges of the log, by task."""
     topics: set[str]
     task_bytes: int
 
@@ -146,44 +153,58 @@ class Plan(NamedTuple):
 
 
 def plan_of(
-    lake: Path | None, topics: Topics, source: SourceOptions | None, task_bytes: int
-) -> Plan:
+    lake: Path | None, topics: TopicSelection, source: SourceOptions | None, task_bytes: int
+) -> AggregatePlan:
     files, ends = list_lake(lake) if lake is not None else ({}, {})
     names = {name for name in ends if topics.matches(name)}
     if source is None:
-        return Plan(str(lake), files, Place(), [], names, task_bytes)
+        return AggregatePlan(
+            lake=str(lake),
+            files=files,
+            place=LogLocation(),
+            parts=[],
+            topics=names,
+            task_bytes=task_bytes,
+        )
     with closing(open_log(source.place)) as log:
         states = find_topics(log, topics)
         parts = parts_of(log, _behind(log, states, ends), source)
-    return Plan(str(lake), files, source.place, parts, names | states.keys(), task_bytes)
+    return AggregatePlan(
+        lake=str(lake),
+        files=files,
+        place=source.place,
+        parts=parts,
+        topics=names | states.keys(),
+        task_bytes=task_bytes,
+    )
 
 
 def list_lake(lake: Path) -> tuple[dict[str, int], Positions]:
-    """Its files, and how far it has each topic: files may have more than that, never less."""
+    """Return the lake's files and the end of each topic. Files may have more than that, never less."""
     table = open_table(lake)
     ends = Manifests(lake).reach(table.last(EXPORT)).ends
     return table.files(), ends
 
 
-def _behind(log: LogView, states: dict[str, TopicState], ends: Positions) -> list[Range]:
-    """What the log has behind the lake's end."""
+def _behind(log: LogView, states: dict[str, TopicState], ends: Positions) -> list[LogRange]:
+    """Return the ranges of the log after the lake's end."""
     found = export_plan.begin(log, states, ends, ())
     return [
-        Range(name, found.at[name], state.end)
+        LogRange(name, found.at[name], state.end)
         for name, state in states.items()
         if found.at[name].ordinal < state.end.ordinal
     ]
 
 
-# What is done
+# The job
 
 
 class Aggregate:
     def __init__(
         self,
         into: Path,
-        plan: Plan,
-        topics: Topics,
+        plan: AggregatePlan,
+        topics: TopicSelection,
         reducer: str,
         points: Points,
         progress: Progress | None,
@@ -192,7 +213,7 @@ class Aggregate:
         self._reducer, self._points, self._progress = reducer, points, progress
         self._buckets = min(BUCKETS_MAX, max(BUCKETS_MIN, plan.bytes // plan.task_bytes))
 
-    def run(self, runner: Runner, told: Place | None) -> Summary:
+    def run(self, runner: TaskRunner, told: LogLocation | None) -> AggregateSummary:
         table = StatesTable.open(self._into) or StatesTable.make(self._into)
         last = table.last(APP)
         number = 0 if last is None else last + 1
@@ -210,26 +231,42 @@ class Aggregate:
         table.sweep()
         return self._summary(folded, publish_all(runner, told, self._into, files))
 
-    def _stage(self, runner: Runner, place: Path) -> list[Staged]:
+    def _stage(self, runner: TaskRunner, place: Path) -> list[AggregateStaged]:
         plan, size = self._plan, self._plan.task_bytes
-        inputs: list[tuple[list[str], list[Range]]] = [
+        inputs: list[tuple[list[str], list[LogRange]]] = [
             *((files, []) for files in together(sorted(plan.files.items()), size)),
             *(([], part) for part in plan.parts),
         ]
         works = [
-            StageWork(
-                *(str(place), task, self._reducer, self._buckets, self._topics),
-                *(plan.lake, files, plan.place, ranges, self._points),
+            AggregateStageWork(
+                staging=str(place),
+                task=task,
+                reducer=self._reducer,
+                buckets=self._buckets,
+                topics=self._topics,
+                lake=plan.lake,
+                files=files,
+                place=plan.place,
+                ranges=ranges,
+                points=self._points,
             )
             for task, (files, ranges) in enumerate(inputs)
         ]
         return runner.run(works, stage, self._part(0.0, 0.5))
 
-    def _fold(self, runner: Runner, staged: list[Staged], number: int) -> list[Folded]:
+    def _fold(
+        self, runner: TaskRunner, staged: list[AggregateStaged], number: int
+    ) -> list[FoldedTopics]:
         works = [
             FoldWork(
-                *(str(self._into), number, bucket, self._buckets, self._reducer, here()),
-                *(found, self._points),
+                into=str(self._into),
+                number=number,
+                bucket=bucket,
+                buckets=self._buckets,
+                reducer=self._reducer,
+                directory=here(),
+                staged=found,
+                points=self._points,
             )
             for bucket, found in by_number((one.path, one.batches) for one in staged).items()
         ]
@@ -241,23 +278,23 @@ class Aggregate:
             return None
         return lambda part: progress(int(total * (first + (last - first) * part)), total)
 
-    def _summary(self, folded: list[Folded], published: list[Published]) -> Summary:
-        return Summary(
-            str(self._into),
-            self._reducer,
-            sum(one.topics for one in folded),
-            sum(one.messages for one in folded),
-            sum(one.incomplete for one in folded),
-            sum(one.failed for one in folded),
-            next((one.first_failure for one in folded if one.first_failure), ""),
-            sum(one.published for one in published),
-            sum(one.refused for one in published),
-            next((one.first_refusal for one in published if one.first_refusal), ""),
+    def _summary(self, folded: list[FoldedTopics], published: list[Published]) -> AggregateSummary:
+        return AggregateSummary(
+            into=str(self._into),
+            reducer=self._reducer,
+            topics=sum(one.topics for one in folded),
+            messages=sum(one.messages for one in folded),
+            incomplete=sum(one.incomplete for one in folded),
+            failed=sum(one.failed for one in folded),
+            first_failure=next((one.first_failure for one in folded if one.first_failure), ""),
+            published=sum(one.published for one in published),
+            refused=sum(one.refused for one in published),
+            first_refusal=next((one.first_refusal for one in published if one.first_refusal), ""),
         )
 
 
 def publish_all(
-    runner: Runner, told: Place | None, into: Path, files: Iterable[StatesFile]
+    runner: TaskRunner, told: LogLocation | None, into: Path, files: Iterable[StatesFile]
 ) -> list[Published]:
     if told is None:
         return []

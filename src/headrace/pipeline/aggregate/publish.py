@@ -1,4 +1,4 @@
-"""States → the server, as snapshots of channels with the offset that they cover. A task for each file."""
+"""Sends states to the server, as snapshots of channels with the offset that they cover. One task per file."""
 
 from contextlib import closing
 from itertools import islice
@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 from headrace.lake.states import read_states
 from headrace.model import CHANNEL_PREFIX
-from headrace.spark.http_client import HttpClient, ServerError
-from headrace.spark.options import Place
+from headrace.reader.http_client import HttpClient, ServerError
+from headrace.reader.selection import LogLocation
 
 _COLUMNS = ("topic", "offset", "state", "is_json", "complete", "error")
 _OF_A_CHANNEL = frozenset({400, 404, 409, 413})
-"""Refusals of one channel, after which others may be taken."""
+"""Statuses that refuse one channel; the server may accept the others."""
 
 
 class PublishWork(NamedTuple):
-    place: Place
+    place: LogLocation
     into: str
     file: str
     rows: int
-    """How many there are to publish: the first ones of the file."""
+    """Number of states to publish, from the start of the file."""
 
 
 class Published(NamedTuple):
@@ -30,7 +30,7 @@ class Published(NamedTuple):
 
 
 def publish(work: PublishWork) -> Published:
-    """Twice does no harm: a snapshot never replaces one of a later offset."""
+    """Publish states. Repeating it does no harm: a snapshot never replaces one with a later offset."""
     published = refused = 0
     first = ""
     with closing(HttpClient(work.place)) as http:
@@ -50,7 +50,10 @@ def publish(work: PublishWork) -> Published:
 
 
 def _unfit(complete: bool, error: str | None) -> str:
-    """The server forgets messages that a snapshot covers: so all of them must be in it."""
+    """Return the reason why a state must not be published, or an empty string.
+
+    The server deletes messages that a snapshot covers, so the snapshot must include all of them.
+    """
     if error is not None:
         return error
     return "" if complete else "its first records are in neither lake nor log"

@@ -1,11 +1,12 @@
-"""The job `aggregate` that goes on: a stateful streaming query, which keeps a table of states up to date.
+"""The job `aggregate` as a stateful streaming query, which keeps a table of states up to date.
 
-    table ─▶ states of the query ─▶ micro-batch ─▶ files of changed buckets ─▶ one commit ─▶ published
-                                        ╰──────────────────◀─────────────────────────────────╯
+    table ─▶ states of the query ─▶ micro-batch ─▶ files of changed buckets ─▶ one commit ─▶ publish
+                                        ╰──────────────────◀────────────────────────────────────╯
 
-The table is all that counts. Every start takes the states from it and reads the log from where they end, with
-a checkpoint that is thrown away: what was killed before its commit is read again, what was committed is not.
-Where there is no table yet, or the log has forgotten what the lake has, the batch job runs first.
+Only the table counts. Every start loads the states from the table and reads the log from where they end, with
+a new checkpoint. So records of a micro-batch that was killed before its commit are read again, and committed
+records are not. The batch job runs first if the table does not exist yet, or if the log no longer has records
+that the lake has.
 """
 
 import json
@@ -20,24 +21,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.errors import OptionError
 from headrace.lake.format import LakeError, Positions
-from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN
+from headrace.lake.ownership import Lock
 from headrace.lake.states import Covered, StatesFile, StatesTable, Totals
-from headrace.pipeline import export_plan
-from headrace.pipeline.aggregate import (
+from headrace.pipeline.aggregate.fold import Needs, here, load_reducer, needs_of
+from headrace.pipeline.aggregate.job import (
     APP,
     BUCKETS_MIN,
     Aggregate,
-    Summary,
+    AggregateSummary,
     check_named,
     list_lake,
     plan_of,
     publish_all,
     source_of,
 )
-from headrace.pipeline.aggregate_publish import Published
-from headrace.pipeline.aggregate_stream_tasks import (
+from headrace.pipeline.aggregate.publish import Published
+from headrace.pipeline.aggregate.stream_tasks import (
     MERGED_COLUMNS,
     PIECE_COLUMNS,
     RECORD_COLUMNS,
@@ -47,16 +49,22 @@ from headrace.pipeline.aggregate_stream_tasks import (
     pieces,
     states_of,
 )
-from headrace.pipeline.export_task import NotTheSameError
-from headrace.pipeline.fold import Needs, here, load_reducer, needs_of
+from headrace.pipeline.export import plan as export_plan
+from headrace.pipeline.export.task import NotTheSameError
 from headrace.pipeline.job_input import check_apart, make_writable, topics_of
-from headrace.pipeline.points import Points
+from headrace.pipeline.kill_points import Points
 from headrace.pipeline.tasks import ServerAwayError, SparkRunner
-from headrace.spark.http_client import ServerError
-from headrace.spark.log_view import LogView
-from headrace.spark.open_log import open_log
-from headrace.spark.options import EARLIEST, OptionError, Place, SourceOptions, Topics, parse_place
-from headrace.spark.planning import find_topics
+from headrace.reader.http_client import ServerError
+from headrace.reader.open_log import open_log
+from headrace.reader.planning import find_topics
+from headrace.reader.selection import (
+    EARLIEST,
+    LogLocation,
+    SourceOptions,
+    TopicSelection,
+    parse_place,
+)
+from headrace.reader.view import LogView
 from headrace.spark.session import register
 
 if TYPE_CHECKING:
@@ -68,17 +76,20 @@ logger = logging.getLogger(__name__)
 _CHECKPOINT = "checkpoint"
 _POLL_S = 0.2
 _READABLE_S = 600.0
-"""How long files stay that are in the table no more: someone may be reading them."""
+"""Seconds before files that are no longer in the table are deleted, as they may still be read."""
 
 _ROWS_MAX = 20_000_000
-"""Of a micro-batch. Spark gives 10,000 rows of a topic at once to a processor, and each is a piece of
-thousands of records: so all of them are given at once, and can be put into order."""
+"""Maximum number of records in a micro-batch.
+
+Spark passes 10,000 rows of a topic at once to a processor, and each row is a piece of thousands of records.
+So a processor gets all pieces of a topic at once and can sort them.
+"""
 
 _SETTINGS = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
-    # Else every micro-batch writes files of all that it has.
+    # Otherwise every micro-batch writes its complete state to files.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.minBatchesToRetain": "2",
 }
@@ -101,11 +112,12 @@ def aggregate_stream(
     master: str = "local[*]",
     stop: Callable[[], bool] = lambda: False,
     points: Points = Points(),  # noqa: B008 - it never changes
-) -> Summary:
-    """Keep the table in `into` up to date with the states of topics, until `stop` says that it is enough.
+) -> AggregateSummary:
+    """Keep the table in `into` up to date with the states of topics, until `stop` returns True.
 
-    The log is asked at `url`, or read in `data_dir`; what it has forgotten is read in `lake`, where one is
-    given. With `publish`, states of channels go to the server at `url` as snapshots, each time they change.
+    The log is read from the server at `url` or in `data_dir`. Records that the log no longer has are read
+    from `lake`, if it is given. With `publish`, states of channels are sent to the server at `url` as
+    snapshots each time they change.
     """
     load_reducer(reducer, here())
     wanted = topics_of(topics, pattern)
@@ -113,12 +125,21 @@ def aggregate_stream(
         raise OptionError("say where the log is: give a server's address or a data directory")
     if publish and not url:
         raise OptionError("say where states are published: give a server's address")
-    source = source_of(wanted, url, token, data_dir, task_bytes)
+    source = source_of(
+        topics=wanted, url=url, token=token, data_dir=data_dir, task_bytes=task_bytes
+    )
     told = parse_place(url, token) if publish else None
     directory = Path(into).absolute()
     given = _Given(
-        *(directory, Path(lake).absolute() if lake else None, wanted, reducer, source, told),
-        *(every_s, batch_bytes, points),
+        into=directory,
+        lake=Path(lake).absolute() if lake else None,
+        topics=wanted,
+        reducer=reducer,
+        source=source,
+        told=told,
+        every_s=every_s,
+        batch_bytes=batch_bytes,
+        points=points,
     )
     if given.lake is not None:
         check_apart(given.lake, directory)
@@ -126,7 +147,7 @@ def aggregate_stream(
         job = _Stream(given, log)
         job.look()
         with closing(SparkRunner("headrace aggregate", master)) as runner:
-            runner.start()  # or nothing is written
+            runner.start()  # a failure here happens before anything is written
             make_writable(directory)
             with Lock(directory / HIDDEN, "aggregate"):
                 return job.run(runner, stop)
@@ -135,23 +156,23 @@ def aggregate_stream(
 class _Given(NamedTuple):
     into: Path
     lake: Path | None
-    topics: Topics
+    topics: TopicSelection
     reducer: str
     source: SourceOptions
-    told: Place | None
+    told: LogLocation | None
     every_s: float
     batch_bytes: int
     points: Points
 
 
 class _Found(NamedTuple):
-    """What a start finds."""
+    """Situation at a start of the query."""
 
     table: StatesTable | None
     at: Positions
-    """Where topics go on behind their states."""
+    """Positions where topics continue after their states."""
     is_behind: bool
-    """Whether the lake may have something behind the states that the log has no more."""
+    """True if the lake may have records after the states that the log no longer has."""
 
 
 class _Stream:
@@ -160,14 +181,14 @@ class _Stream:
         self._number = 0
         self._buckets, self._files = 0, dict[int, list[str]]()
         self._over: deque[tuple[float, list[str]]] = deque()
-        """Files that are in the table no more, and since when."""
+        """Files that are no longer in the table, and the time of their removal."""
         self._published: list[Published] = []
         self._busy = threading.Lock()
         self._ended = False
         self._failure: BaseException | None = None
 
-    def run(self, runner: SparkRunner, stop: Callable[[], bool]) -> Summary:
-        """Until it is enough. A server that is away is waited for, and then it begins anew."""
+    def run(self, runner: SparkRunner, stop: Callable[[], bool]) -> AggregateSummary:
+        """Run until `stop` returns True. If the server is away, wait for it and start a new query."""
         while not stop():
             try:
                 self._round(runner, stop)
@@ -178,9 +199,15 @@ class _Stream:
                 logger.warning("%s; it is tried again until it answers", error)
                 self._wait(stop)
         table = StatesTable.open(self._given.into)
-        totals = table.totals() if table is not None else Totals(0, 0, 0, 0, "")
-        return Summary(
-            *(str(self._given.into), self._given.reducer, *totals),
+        totals = (
+            table.totals()
+            if table is not None
+            else Totals(topics=0, messages=0, incomplete=0, failed=0, first_failure="")
+        )
+        return AggregateSummary(
+            str(self._given.into),
+            self._given.reducer,
+            *totals,
             sum(one.published for one in self._published),
             sum(one.refused for one in self._published),
             next((one.first_refusal for one in self._published if one.first_refusal), ""),
@@ -197,7 +224,7 @@ class _Stream:
                     raise
 
     def _round(self, runner: SparkRunner, stop: Callable[[], bool]) -> None:
-        """A query, from the table on."""
+        """Run one query, starting from the table."""
         table, starts = self._begin(runner)
         self._buckets, self._files = table.buckets()
         self._buckets = self._buckets or BUCKETS_MIN
@@ -214,7 +241,7 @@ class _Stream:
                 if failure := query.exception():
                     raise failure
         finally:
-            with self._busy:  # what a micro-batch is doing is done first
+            with self._busy:  # a running micro-batch finishes first
                 self._ended = True
             try:
                 with runner.sentences():
@@ -224,10 +251,10 @@ class _Stream:
         if self._failure is not None:
             raise self._failure
 
-    # How it begins
+    # Start
 
     def look(self) -> _Found:
-        """What there is; raises for what this job cannot go on with. Changes nothing."""
+        """Return the situation; raise if this job cannot continue from it. Changes nothing."""
         into, topics = self._given.into, self._given.topics
         table = StatesTable.open(into)
         covered = table.covered() if table is not None else Covered(set(), {})
@@ -243,27 +270,36 @@ class _Stream:
         known = {
             name: at
             for name, at in covered.ends.items()
-            # Those that are kept in memory only begin anew with their server.
+            # Topics of durability memory begin anew when their server restarts, with a new epoch.
             if name not in states or states[name].is_kept or states[name].end.epoch == at.epoch
         }
         gone = [name for name in known if name not in states]
-        begin = export_plan.begin(self._log, states, known, gone, str(into))
+        begin = export_plan.begin(
+            log=self._log, states=states, known=known, gone=gone, table=str(into)
+        )
         new = any(name not in covered.ends and topics.matches(name) for name in ends)
         return _Found(table, begin.at, bool(ends) and (bool(begin.lost) or new))
 
     def _begin(self, runner: SparkRunner) -> tuple[StatesTable, Positions]:
-        """The table, and where the log goes on behind it."""
+        """Return the table and the positions where the log continues after it."""
         given, found = self._given, self.look()
         if found.table is None or found.is_behind:
             plan = plan_of(given.lake, given.topics, given.source, given.source.partition_bytes)
-            job = Aggregate(given.into, plan, given.topics, given.reducer, given.points, None)
+            job = Aggregate(
+                into=given.into,
+                plan=plan,
+                topics=given.topics,
+                reducer=given.reducer,
+                points=given.points,
+                progress=None,
+            )
             done = job.run(runner, given.told)
             self._published.append(Published(done.published, done.refused, done.first_refusal))
             found = self.look()
             assert found.table is not None
         else:
             found.table.sweep()
-            # Whoever committed may have been killed before it published.
+            # An earlier run may have been killed after its commit and before it published.
             self._publish(runner, [StatesFile(path, 0, rows) for path, rows in found.table.rows()])
         return found.table, found.at
 
@@ -272,7 +308,7 @@ class _Stream:
     def _start(
         self, runner: SparkRunner, table: StatesTable, starts: Positions, checkpoint: Path
     ) -> "StreamingQuery":
-        session = runner.session().newSession()  # others may rely on the settings of theirs
+        session = runner.session().newSession()  # other queries need their own settings
         parallel = session.sparkContext.defaultParallelism
         settings = {**_SETTINGS, "spark.sql.shuffle.partitions": str(parallel)}
         for key, value in settings.items():
@@ -284,7 +320,10 @@ class _Stream:
             .mapInArrow(pieces(needs_of(self._given.reducer)), PIECE_COLUMNS)
             .groupBy("topic")
             .transformWithState(
-                *(folding, f"bucket int, {STATE_COLUMNS}", "Update", "None"),
+                folding,
+                f"bucket int, {STATE_COLUMNS}",
+                "Update",
+                "None",
                 self._states(session, table.files()).groupBy("topic"),
             )
             .writeStream.foreachBatch(partial(self._batch, runner, table))
@@ -305,8 +344,9 @@ class _Stream:
             "maxRowsPerTrigger": str(_ROWS_MAX),
             "maxBytesPerTrigger": str(self._given.batch_bytes),
             "maxBytesPerPartition": str(source.partition_bytes),
-            "minPartitions": str(parallel),  # many topics take their time, however little they have
-            # As the server folds: what is gone or damaged is left out, and seen by its ordinals.
+            "minPartitions": str(parallel),  # many topics take time, even with few records
+            # The server folds in the same way: it skips lost or damaged records, and the ordinals show the
+            # gap.
             "failOnDataLoss": "false",
             "verifyChecksums": "false",
         }
@@ -333,7 +373,7 @@ class _Stream:
             try:
                 self._commit(runner, table, changed)
             except BaseException as error:
-                # On its way through Spark it would become a page of text.
+                # Spark would turn the error into a page of text.
                 self._failure = error
                 self._ended = True
 
@@ -364,7 +404,10 @@ class _Stream:
         self._published += publish_all(runner, self._given.told, self._given.into, files)
 
     def _forget(self, paths: list[str]) -> None:
-        """Every micro-batch leaves as many files behind as it makes: a week of them would fill the disk."""
+        """Delete replaced files after a delay.
+
+        Every micro-batch replaces as many files as it writes: within a week they would fill the disk.
+        """
         now = time.monotonic()
         self._over.append((now, paths))
         while self._over[0][0] < now - _READABLE_S:

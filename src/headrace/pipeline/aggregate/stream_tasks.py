@@ -1,8 +1,8 @@
-"""What tasks of a streaming aggregation do: records → pieces, pieces → states that go on, states → files.
+"""Tasks of a streaming aggregation: records → pieces, pieces → states, states → files.
 
     source ─▶ pieces ─▶ by topic ─▶ Folding ─▶ by bucket ─▶ merging
 
-The states are in the state store of the query, each under its topic; those of the table are put there first.
+The query's state store holds the state of each topic. The table's states are loaded into it first.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,10 +16,17 @@ import pyarrow.compute as pc
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from headrace.channel_envelope import Content
 from headrace.lake.states import merge_states, name_of, read_batches
-from headrace.pipeline.aggregate_tasks import NO_PAYLOADS, PIECES, last_message, row_of
-from headrace.pipeline.fold import Needs, Piece, State, bucket_of, fold, load_reducer
+from headrace.payload.channel import Content
+from headrace.pipeline.aggregate.fold import (
+    FoldedState,
+    FoldPiece,
+    Needs,
+    bucket_of,
+    fold,
+    load_reducer,
+)
+from headrace.pipeline.aggregate.tasks import NO_PAYLOADS, PIECES, last_message, row_of
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -41,7 +48,10 @@ _KEPT_COLUMNS = STATE_COLUMNS.removeprefix("topic string, ").replace("reducer st
 
 
 def pieces(needs: Needs) -> Callable[[Batches], Batches]:
-    """So few rows for each topic go on: a processor is given them one by one."""
+    """Return a function that joins records into pieces.
+
+    A processor gets its rows one by one, so each topic should have few.
+    """
 
     def make(batches: Batches) -> Batches:
         return (_pieces_of(batch, needs) for batch in batches if batch.num_rows)
@@ -91,7 +101,7 @@ def _one(payloads: pa.BinaryArray, first: int, index: int) -> pa.BinaryArray:
 
 
 def states_of(into: str, files: list[str]) -> Callable[[Batches], Batches]:
-    """The states of a table, of files by their numbers."""
+    """Return a function that reads the states of a table; its input are numbers of files."""
 
     def read(numbers: Batches) -> Batches:
         for some in numbers:
@@ -102,7 +112,7 @@ def states_of(into: str, files: list[str]) -> Callable[[Batches], Batches]:
 
 
 class Folding(StatefulProcessor):
-    """One topic at a time: its pieces, which come in any order, behind its state."""
+    """Folds the pieces of one topic at a time onto its state. The pieces arrive in any order."""
 
     def __init__(self, reducer: str, directory: str, buckets: int) -> None:
         self._name, self._directory, self._buckets = reducer, directory, buckets
@@ -116,7 +126,7 @@ class Folding(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         [topic] = key
-        found = [Piece(*row[1:]) for row in rows]
+        found = [FoldPiece(*row[1:]) for row in rows]
         found.sort(key=lambda piece: (piece.epoch, piece.offset))
         before = self._before(topic)
         state = fold(topic, found, self._reducer, before)
@@ -127,16 +137,16 @@ class Folding(StatefulProcessor):
 
     def close(self) -> None: ...
 
-    def _before(self, topic: str) -> State | None:
+    def _before(self, topic: str) -> FoldedState | None:
         kept = self._kept.get()
         if kept is None:
             return None
         epoch, offset, ordinal, messages, data, is_json, complete, error = kept
         content = Content(bytes(data), is_json)
-        return State(topic, epoch, offset, ordinal, messages, content, complete, error)
+        return FoldedState(topic, epoch, offset, ordinal, messages, content, complete, error)
 
     def _keep(self, row: dict[str, Any]) -> None:
-        # The order is that of `_KEPT_COLUMNS`.
+        # The order must be that of `_KEPT_COLUMNS`.
         names = ("epoch", "offset", "ordinal", "messages", "state", "is_json", "complete", "error")
         self._kept.update(tuple(row[name] for name in names))
 
@@ -147,9 +157,9 @@ class Folding(StatefulProcessor):
 def merging(
     into: str, number: int, buckets: int, files: dict[int, list[str]]
 ) -> Callable[[tuple[pa.Scalar, ...], Batches], Batches]:
-    """Of a bucket that has changed, its new file: what it is told of are the changed states."""
+    """Return a function that writes the new file of a changed bucket; its input are the changed states."""
 
-    # Spark learns from the annotations that it is given batches, and not a whole table.
+    # These annotations tell Spark to pass batches and not a whole table.
     def merge(
         key: tuple[pa.Scalar, ...], changed: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,7 @@
-"""What tasks of an aggregation do: pieces of lake and log → staged by topic; what is staged → states.
+"""Tasks of an aggregation: stage pieces of lake and log by topic, and fold staged pieces into states.
 
-Staged files are of Arrow's IPC format, one per task: every batch in it is of one bucket of topics, every row
-a piece. They count for nobody but the run that they are of.
+Each task stages one file in Arrow's IPC format. Every batch in the file belongs to one bucket of topics, and
+every row is a piece. Only the run that staged a file uses it.
 """
 
 import logging
@@ -18,34 +18,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.lake.format import LakeError, Range, ranges_in
+from headrace.lake.format import LakeError, RecordRange, ranges_in
 from headrace.lake.states import StatesFile, StatesWriter, name_of
 from headrace.model import CHANNEL_PREFIX, RECORD_HEADER_BYTES
-from headrace.pipeline.fold import (
+from headrace.pipeline.aggregate.fold import (
+    FoldedState,
+    FoldPiece,
     Needs,
-    Piece,
-    State,
     bucket_of,
     fold,
     load_reducer,
     needs_of,
     reads,
 )
-from headrace.pipeline.points import Points
-from headrace.pipeline.staging import Batches, Places, StagedFile, read_staged
-from headrace.spark.decode import Records, decode
-from headrace.spark.log_view import DataLossError, LogView
-from headrace.spark.log_view import Range as LogRange
-from headrace.spark.open_log import open_log
-from headrace.spark.options import Place, Topics
+from headrace.pipeline.kill_points import Points
+from headrace.pipeline.staging import Batches, Places, WorkFile, read_staged
+from headrace.reader.decode import DecodedRecords, decode
+from headrace.reader.open_log import open_log
+from headrace.reader.selection import LogLocation, TopicSelection
+from headrace.reader.view import DataLossError, LogView
+from headrace.reader.view import LogRange as LogRange
 
 logger = logging.getLogger(__name__)
 
 _STAGED_BYTES = 64 << 20
-"""So much is gathered in memory before it is written."""
+"""Number of bytes that are collected in memory before they are written."""
 
 _FOLDED_AT_ONCE = 8192
-"""Messages that are objects of Python at the same time."""
+"""Number of messages that are Python objects at the same time."""
 
 _NUMBERS = ("epoch", "offset", "end", "ordinal", "end_ordinal")
 PIECES = pa.schema(
@@ -61,28 +61,28 @@ NO_PAYLOADS = pa.array([], pa.binary())
 # From lake and log to staged pieces
 
 
-class StageWork(NamedTuple):
+class AggregateStageWork(NamedTuple):
     staging: str
     task: int
     reducer: str
     buckets: int
-    topics: Topics
+    topics: TopicSelection
     lake: str
     files: list[str]
-    place: Place
+    place: LogLocation
     ranges: list[LogRange]
-    """Of the log; a work has these or files of the lake."""
+    """Ranges of the log; a work has either ranges or files of the lake."""
     points: Points
 
 
-class Staged(NamedTuple):
+class AggregateStaged(NamedTuple):
     path: str
     batches: Batches
-    """By bucket."""
+    """Batches of the file, by bucket."""
 
 
 class _Found(NamedTuple):
-    """A piece, before its payloads are objects of Python."""
+    """Piece whose payloads are not yet Python objects."""
 
     topic: str
     epoch: int
@@ -93,9 +93,9 @@ class _Found(NamedTuple):
     payloads: pa.BinaryArray
 
 
-def stage(work: StageWork) -> Staged:
+def stage(work: AggregateStageWork) -> AggregateStaged:
     needs = needs_of(work.reducer)
-    with StagedFile(work.staging, f"{work.task:06}", PIECES) as file:
+    with WorkFile(work.staging, f"{work.task:06}", PIECES) as file:
         staged = _Stage(file, work.buckets, needs)
         for name in work.files:
             for found in _of_file(Path(work.lake, name), work.topics, needs):
@@ -108,14 +108,14 @@ def stage(work: StageWork) -> Staged:
                         staged.add(found)
         staged.finish()
         work.points.here("staging")
-    return Staged(file.path, file.batches)
+    return AggregateStaged(file.path, file.batches)
 
 
 class _Stage:
-    def __init__(self, file: StagedFile, buckets: int, needs: Needs) -> None:
+    def __init__(self, file: WorkFile, buckets: int, needs: Needs) -> None:
         self._file, self._buckets, self._needs = file, buckets, needs
         self._open: dict[str, _Found] = {}
-        """What may go on, where not all payloads are needed: a topic of many short ranges is one piece."""
+        """Pieces that may grow if not all payloads are needed: a topic's short ranges become one piece."""
         self._gathered: dict[int, list[_Found]] = {}
         self._bytes = 0
 
@@ -141,7 +141,7 @@ class _Stage:
         self._gathered.setdefault(bucket_of(found.topic, self._buckets), []).append(found)
 
     def finish(self) -> None:
-        """Have all written that was added."""
+        """Write everything that was added."""
         for found in self._open.values():
             self._gather(found)
         self._open.clear()
@@ -160,13 +160,13 @@ class _Stage:
         self._gathered, self._bytes = {}, 0
 
 
-# Of the lake
+# Pieces of the lake
 
 
-def _of_file(path: Path, topics: Topics, needs: Needs) -> Iterator[_Found]:
-    """Footers say which rows are of which topic: rows that nobody needs are not read."""
+def _of_file(path: Path, topics: TopicSelection, needs: Needs) -> Iterator[_Found]:
+    """Yield pieces of the chosen topics. The footer names the rows of each topic: others are not read."""
     with _readable(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-        chosen: list[tuple[Range, int]] = []
+        chosen: list[tuple[RecordRange, int]] = []
         row = 0
         for one in ranges_in(file.metadata):
             if topics.matches(one.topic):
@@ -193,12 +193,20 @@ def _readable(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _whole(one: Range, payloads: pa.BinaryArray) -> _Found:
-    return _Found(one.topic, one.epoch, one.offset, one.end, one.ordinal, one.end_ordinal, payloads)
+def _whole(one: RecordRange, payloads: pa.BinaryArray) -> _Found:
+    return _Found(
+        topic=one.topic,
+        epoch=one.epoch,
+        offset=one.offset,
+        end=one.end,
+        ordinal=one.ordinal,
+        end_ordinal=one.end_ordinal,
+        payloads=payloads,
+    )
 
 
 def _groups(file: pq.ParquetFile) -> Iterator[tuple[int, int, int]]:
-    """Number, first row and the row behind the last of each row group."""
+    """Yield the number, the first row and the row after the last of each row group."""
     begin = 0
     for number in range(file.metadata.num_row_groups):
         end = begin + file.metadata.row_group(number).num_rows
@@ -211,12 +219,12 @@ def _payloads(file: pq.ParquetFile, group: int) -> pa.BinaryArray:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _lasts(file: pq.ParquetFile, chosen: Sequence[tuple[Range, int]]) -> Iterator[_Found]:
+def _lasts(file: pq.ParquetFile, chosen: Sequence[tuple[RecordRange, int]]) -> Iterator[_Found]:
     wanted = np.array([row + one.rows - 1 for one, row in chosen], np.int64)
     for number, begin, end in _groups(file):
         first, last = np.searchsorted(wanted, (begin, end))
         if first == last:
-            continue  # no topic ends in it
+            continue  # no topic ends in this row group
         payloads = _payloads(file, number)
         found = payloads.take(pa.array(wanted[first:last] - begin))
         for place, (one, row) in enumerate(chosen[first:last]):
@@ -226,8 +234,8 @@ def _lasts(file: pq.ParquetFile, chosen: Sequence[tuple[Range, int]]) -> Iterato
             yield _whole(one, payload)
 
 
-def _last_before(file: pq.ParquetFile, one: Range, row: int) -> pa.BinaryArray:
-    """What the last message is where the last record is none, which no server writes."""
+def _last_before(file: pq.ParquetFile, one: RecordRange, row: int) -> pa.BinaryArray:
+    """Return the last message of a range whose last record is not a message, which no server writes."""
     for number, begin, end in reversed(list(_groups(file))):
         if begin < row + one.rows and row < end:
             payloads = _payloads(file, number)
@@ -242,11 +250,11 @@ def _slice(payloads: pa.BinaryArray, index: int) -> pa.BinaryArray:
     return payloads.slice(index, 1)
 
 
-def _all(file: pq.ParquetFile, chosen: Sequence[tuple[Range, int]]) -> Iterator[_Found]:
+def _all(file: pq.ParquetFile, chosen: Sequence[tuple[RecordRange, int]]) -> Iterator[_Found]:
     rows = np.array([row for _, row in chosen], np.int64)
     ends = rows + np.array([one.rows for one, _ in chosen], np.int64)
     at: dict[int, int] = {}
-    """Where ranges go on that do not end in a row group."""
+    """Offset where a range continues in the next row group, by index in `chosen`."""
     for number, begin, end in _groups(file):
         first = int(np.searchsorted(ends, begin, "right"))
         last = int(np.searchsorted(rows, end))
@@ -254,7 +262,7 @@ def _all(file: pq.ParquetFile, chosen: Sequence[tuple[Range, int]]) -> Iterator[
             continue
         lefts = np.maximum(rows[first:last], begin) - begin
         counts = np.minimum(ends[first:last], end) - begin - lefts
-        # Without the others, or all of them would stay in memory for a few.
+        # Copy only the chosen payloads, otherwise a few of them would keep the whole row group in memory.
         places = np.repeat(lefts - (np.cumsum(counts) - counts), counts)
         payloads = _payloads(file, number).take(pa.array(places + np.arange(len(places))))
         sizes = pc.binary_length(payloads).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -268,26 +276,37 @@ def _all(file: pq.ParquetFile, chosen: Sequence[tuple[Range, int]]) -> Iterator[
             at[index] = offset + sums[row + count] - sums[row]
             ordinal = one.ordinal + begin + left - begins
             yield _Found(
-                *(one.topic, one.epoch, offset, at[index], ordinal, ordinal + count),
-                payloads.slice(row, count),
+                topic=one.topic,
+                epoch=one.epoch,
+                offset=offset,
+                end=at[index],
+                ordinal=ordinal,
+                end_ordinal=ordinal + count,
+                payloads=payloads.slice(row, count),
             )
             row += count
 
 
-# Of the log
+# Pieces of the log
 
 
 def _of_log(log: LogView, part: LogRange, needs: Needs) -> Iterator[_Found]:
-    """As the server folds it: what is damaged or gone meanwhile is left out, and seen by its ordinals."""
+    """Yield pieces of the log.
+
+    Like the server, this skips records that are damaged or deleted meanwhile, and the ordinals show the gap.
+    """
     rest: LogRange | None = part
     while rest is not None:
         try:
             for records in decode(rest, log.read(rest), verify=False):
                 yield _Found(
-                    *(records.topic, records.epoch),
-                    *(int(records.boundaries[0]), int(records.boundaries[-1])),
-                    *(records.ordinal, records.ordinal + records.record_count),
-                    _needed(records, needs),
+                    topic=records.topic,
+                    epoch=records.epoch,
+                    offset=int(records.boundaries[0]),
+                    end=int(records.boundaries[-1]),
+                    ordinal=records.ordinal,
+                    end_ordinal=records.ordinal + records.record_count,
+                    payloads=_needed(records, needs),
                 )
             return
         except DataLossError as loss:
@@ -295,7 +314,7 @@ def _of_log(log: LogView, part: LogRange, needs: Needs) -> Iterator[_Found]:
             rest = loss.rest
 
 
-def _needed(records: Records, needs: Needs) -> pa.BinaryArray:
+def _needed(records: DecodedRecords, needs: Needs) -> pa.BinaryArray:
     if needs is Needs.NONE:
         return NO_PAYLOADS
     if needs is Needs.ALL:
@@ -303,7 +322,7 @@ def _needed(records: Records, needs: Needs) -> pa.BinaryArray:
     return last_message(records.topic, records.record_count, partial(_one, records))
 
 
-def _one(records: Records, index: int) -> pa.BinaryArray:
+def _one(records: DecodedRecords, index: int) -> pa.BinaryArray:
     return records._replace(boundaries=records.boundaries[index : index + 2]).payloads()
 
 
@@ -333,12 +352,12 @@ class FoldWork(NamedTuple):
     buckets: int
     reducer: str
     directory: str
-    """Where functions of the application are looked for."""
+    """Directory with the application's own reducer functions."""
     staged: Places
     points: Points
 
 
-class Folded(NamedTuple):
+class FoldedTopics(NamedTuple):
     file: StatesFile | None
     topics: int = 0
     messages: int = 0
@@ -347,7 +366,7 @@ class Folded(NamedTuple):
     first_failure: str = ""
 
 
-def fold_bucket(work: FoldWork) -> Folded:
+def fold_bucket(work: FoldWork) -> FoldedTopics:
     wanted = load_reducer(work.reducer, work.directory)
     name = name_of(work.number, work.bucket, work.buckets)
     with ExitStack() as stack:
@@ -366,23 +385,30 @@ def fold_bucket(work: FoldWork) -> Folded:
                 failed += 1
                 first = first or f"topic {topic!r}: {state.error}"
         work.points.here("folding")
-        return Folded(writer.finish(), topics, messages, incomplete, failed, first)
+        return FoldedTopics(
+            file=writer.finish(),
+            topics=topics,
+            messages=messages,
+            incomplete=incomplete,
+            failed=failed,
+            first_failure=first,
+        )
 
 
-def row_of(state: State, reducer: str) -> dict[str, Any]:
-    """As a table of states has it."""
+def row_of(state: FoldedState, reducer: str) -> dict[str, Any]:
+    """Return the state as a row of a table of states."""
     row = state._asdict()
     content = row.pop("content")
     return row | {"reducer": reducer, "state": content.data, "is_json": content.is_json}
 
 
 class _Batch(NamedTuple):
-    """Pieces that were staged together; their payloads stay where they are."""
+    """Pieces that were staged together; their payloads stay in mapped memory."""
 
     topics: list[str]
     places: list[tuple[int, ...]]
     firsts: list[int]
-    """The first payload of each among all of them, and the one behind the last."""
+    """Index of each piece's first payload in `payloads`, and the index after the last payload."""
     payloads: pa.BinaryArray
 
 
@@ -390,13 +416,15 @@ def _batch(staged: pa.RecordBatch) -> _Batch:
     places = zip(*(staged[name].to_pylist() for name in _NUMBERS), strict=True)
     lists = staged["payloads"]
     return _Batch(
-        *(staged["topic"].to_pylist(), list(places)),
-        *(lists.offsets.to_pylist(), lists.values),
+        staged["topic"].to_pylist(),
+        list(places),
+        lists.offsets.to_pylist(),
+        lists.values,
     )
 
 
 def _in_order(batches: Sequence[_Batch]) -> list[tuple[str, int, int, int]]:
-    """Topic, offset, batch and row of every piece."""
+    """Return topic, offset, batch and row of every piece, sorted."""
     return sorted(
         (topic, place[1], number, row)
         for number, batch in enumerate(batches)
@@ -404,15 +432,29 @@ def _in_order(batches: Sequence[_Batch]) -> list[tuple[str, int, int, int]]:
     )
 
 
-def _pieces(batch: _Batch, row: int) -> Iterator[Piece]:
+def _pieces(batch: _Batch, row: int) -> Iterator[FoldPiece]:
     epoch, offset, end, ordinal, end_ordinal = batch.places[row]
     first, last = batch.firsts[row : row + 2]
     if last - first < end_ordinal - ordinal or last - first <= _FOLDED_AT_ONCE:
         payloads: list[Any] = batch.payloads.slice(first, last - first).to_pylist()
-        yield Piece(epoch, offset, end, ordinal, end_ordinal, payloads)
+        yield FoldPiece(
+            epoch=epoch,
+            offset=offset,
+            end=end,
+            ordinal=ordinal,
+            end_ordinal=end_ordinal,
+            payloads=payloads,
+        )
         return
     while first < last:
         payloads = batch.payloads.slice(first, min(_FOLDED_AT_ONCE, last - first)).to_pylist()
         end = offset + sum(map(len, payloads)) + len(payloads) * RECORD_HEADER_BYTES
-        yield Piece(epoch, offset, end, ordinal, ordinal + len(payloads), payloads)
+        yield FoldPiece(
+            epoch=epoch,
+            offset=offset,
+            end=end,
+            ordinal=ordinal,
+            end_ordinal=ordinal + len(payloads),
+            payloads=payloads,
+        )
         first, offset, ordinal = first + len(payloads), end, ordinal + len(payloads)

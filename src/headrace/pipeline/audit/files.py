@@ -1,7 +1,8 @@
-"""What tasks of an audit do with files of a lake: whether the rows are those of the log, byte for byte.
+"""Tasks of an audit that check files of a lake: their rows must be those of the log, byte for byte.
 
-Each range that a file's footer names is read, put into the log's form and compared with its checksum; and
-with the log itself, as far as that still has these records.
+A file's footer names its ranges of records. A task reads each range, converts the rows to the log's format
+and compares their checksum with the footer. It also compares the bytes with the log, as far as the log still
+has these records.
 """
 
 import datetime
@@ -20,16 +21,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from headrace.lake.checksums import crc_of_file, records_of
+from headrace.lake.files.checksums import crc_of_file, records_of
+from headrace.lake.files.sorted_file import crc_in_name
+from headrace.lake.files.writing import Bounds
 from headrace.lake.format import RANGES_KEY, SCHEMA, has_old_names, ranges_in
-from headrace.lake.format import Range as LakeRange
-from headrace.lake.sorted_file import crc_in_name
-from headrace.lake.writing import Bounds
-from headrace.log.report import Range
+from headrace.lake.format import RecordRange as LakeRange
+from headrace.log.verify.report import VerifiedRange
 from headrace.model import RECORD_HEADER_BYTES, legacy_name
-from headrace.pipeline.audit_plan import Finding
-from headrace.spark.http_client import HttpClient, ServerError
-from headrace.spark.options import Place
+from headrace.pipeline.audit.plan import Finding
+from headrace.reader.http_client import HttpClient, ServerError
+from headrace.reader.selection import LogLocation
 
 _DAY_US = 86_400_000_000
 _1970 = datetime.date(1970, 1, 1)
@@ -42,7 +43,7 @@ _Numbers = npt.NDArray[np.int64]
 
 
 class Kept(NamedTuple):
-    """Offsets of a topic that the log has, and in which file; in none when a server has to be asked."""
+    """Range of offsets of a topic that the log has, and its file; `file` is empty for a server's log."""
 
     topic: str
     offset: int
@@ -54,31 +55,31 @@ class FileWork(NamedTuple):
     lake: str
     path: str
     shown: str
-    """By which name others know it, if not by its own."""
+    """Visible name of the file for readers that do not use the table; empty if it equals `path`."""
     bytes: int
-    """As the table says."""
+    """Size of the file according to the table."""
     bounds: Bounds
-    """And this, too."""
-    place: Place
+    """Smallest and largest values of the file's columns according to the table."""
+    place: LogLocation
     kept: tuple[Kept, ...]
-    """Of the topics that are in the file."""
+    """Ranges of the log for the topics in the file."""
 
 
 class FileCheck(NamedTuple):
     path: str
     ranges: list[LakeRange]
-    """What it says that it holds; nothing when it cannot be read."""
+    """Ranges that the file's footer names; empty when the footer cannot be read."""
     findings: list[Finding]
     differing: list[Finding]
-    """Where the log has other bytes, which may be the log's fault."""
+    """Ranges where the log has other bytes; the damage may be in the log."""
     compared: dict[str, int]
-    """Bytes of each topic that the log has too, and that are the same there."""
+    """Number of bytes, by topic, that the log has too and that are equal there."""
     unreadable: Finding | None
-    """Why it cannot even be said what it holds."""
+    """Reason why the file's ranges are unknown; None when they are known."""
 
     @property
     def is_missing(self) -> bool:
-        """Whether it, or the name by which others know it, is not there."""
+        """True if the file or its visible name is missing."""
         found = [*self.findings, *([self.unreadable] if self.unreadable is not None else [])]
         return any(one.kind == "missing" for one in found)
 
@@ -92,12 +93,12 @@ def check_files(works: Sequence[FileWork]) -> list[FileCheck]:
 
 
 def _check_shown(work: FileWork) -> Iterator[Finding]:
-    """Whether others see the same."""
+    """Check the file under its visible name, which readers without the table use."""
     if not work.shown:
         return
     path, shown = Path(work.lake) / work.path, Path(work.lake) / work.shown
     try:
-        # A copy of the lake may have made two files of one.
+        # In a copy of the lake, the path and the visible name may be two separate files.
         if path.exists() and shown.samefile(path):
             return
         if crc_of_file(shown) != crc_in_name(work.shown):
@@ -115,21 +116,23 @@ def _check_file(work: FileWork) -> FileCheck:
     try:
         is_right = crc is None or crc_of_file(path) == crc
     except OSError:
-        is_right = True  # it is gone, or cannot be read, and that is said below
+        is_right = True  # the file is gone or unreadable: `_Check` reports that below
     if is_right:
         return _Check(work).run()
     wrong = Finding("damaged", _WRONG_BYTES, work.path)
     found = _in_another_process(work)
     if found is None:
-        return FileCheck(work.path, [], [], [], {}, wrong)
+        return FileCheck(
+            path=work.path, ranges=[], findings=[], differing=[], compared={}, unreadable=wrong
+        )
     if not found.findings and found.unreadable is None:
         return found._replace(findings=[wrong])
     return found
 
 
 def _in_another_process(work: FileWork) -> FileCheck | None:
-    """What is wrong in detail, of a file that is: the library that reads it may not survive that."""
-    script = "from headrace.pipeline.audit_files import main; main()"
+    """Examine a damaged file in a new process: reading it may crash the Parquet library."""
+    script = "from headrace.pipeline.audit.files import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", script], input=pickle.dumps(work), capture_output=True, check=False
     )
@@ -143,12 +146,12 @@ def main() -> None:
 
 
 def read_ranges(path: Path) -> list[LakeRange]:
-    """What a file's footer says that it holds; raises one of `UNREADABLE`."""
+    """Return the ranges that a file's footer names; raise one of `UNREADABLE` if it cannot be read."""
     return _ranges(pq.read_metadata(path))
 
 
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, pa.ArrowException)
-"""What reading a damaged file may raise."""
+"""Exceptions that reading a damaged file may raise."""
 
 
 def _ranges(footer: pq.FileMetaData) -> list[LakeRange]:
@@ -158,14 +161,14 @@ def _ranges(footer: pq.FileMetaData) -> list[LakeRange]:
 
 
 class _Check:
-    """One file."""
+    """Check of one file."""
 
     def __init__(self, work: FileWork) -> None:
         self._work = work
         self._path = Path(work.lake) / work.path
         self._ranges: list[LakeRange] = []
         self._done = 0
-        """How many of the ranges are checked."""
+        """Number of ranges that are checked."""
         self._findings: list[Finding] = []
         self._differing: list[Finding] = []
         self._compared: dict[str, int] = {}
@@ -181,14 +184,18 @@ class _Check:
             reason = f"it cannot be read: {' '.join(str(error).split())}"
             unreadable = Finding("damaged", reason, self._work.path)
             if self._ranges:
-                # Its footer is sound, so it is known which rows these are.
+                # The footer is sound, so the affected rows are known.
                 self._findings += [
                     _found(self._work.path, one, reason) for one in self._unchecked()
                 ]
                 unreadable = None
         return FileCheck(
-            *(self._work.path, self._ranges, self._findings, self._differing, self._compared),
-            unreadable,
+            path=self._work.path,
+            ranges=self._ranges,
+            findings=self._findings,
+            differing=self._differing,
+            compared=self._compared,
+            unreadable=unreadable,
         )
 
     def _check(self) -> None:
@@ -217,7 +224,7 @@ class _Check:
             self._check_rows(file, log)
 
     def _check_bounds(self, footer: pq.FileMetaData) -> None:
-        """Those who look for something pass over the file where the table says that it has no such thing."""
+        """Check the bounds in the table: a query skips files whose bounds exclude the values it looks for."""
         topics = [self._named(one) for one in self._ranges]
         for name, (first, last) in _held(footer, topics, _day_of(self._work.path)).items():
             least, most = self._work.bounds.get(name, (None, None))
@@ -262,7 +269,7 @@ class _Check:
         self._compared[one.topic] = self._compared.get(one.topic, 0) + check.compared
 
     def _named(self, one: LakeRange) -> str:
-        """The topic of a range, as it is named in the file."""
+        """Return the topic of a range, as the file names it."""
         return legacy_name(one.topic) if self._old_names else one.topic
 
     def _unchecked(self) -> Sequence[LakeRange]:
@@ -270,14 +277,14 @@ class _Check:
 
 
 def _fields(schema: pa.Schema) -> list[pa.Field]:
-    """The columns that all lakes have; what a table is partitioned by is in no file."""
+    """Return the fields that all lakes have. Files do not contain a table's partition columns."""
     return [schema.field(name) for name in SCHEMA.names if name in schema.names]
 
 
 def _held(
     footer: pq.FileMetaData, topics: Sequence[str], day: int | None
 ) -> dict[str, tuple[Any, Any]]:
-    """The least and the greatest that a file has, as tables know it."""
+    """Return the smallest and greatest values in a file, by the column names that tables use."""
     held: dict[str, tuple[Any, Any]] = {"rows": (footer.num_rows, footer.num_rows)}
     if topics:
         held["topic"] = (min(topics), max(topics))
@@ -292,16 +299,23 @@ def _held(
     return held
 
 
-def _found(path: str, one: LakeRange, reason: str, part: Range | None = None) -> Finding:
-    return Finding("damaged", reason, path, one.topic, one.epoch, part or range_of(one))
+def _found(path: str, one: LakeRange, reason: str, part: VerifiedRange | None = None) -> Finding:
+    return Finding(
+        kind="damaged",
+        reason=reason,
+        file=path,
+        topic=one.topic,
+        epoch=one.epoch,
+        range=part or range_of(one),
+    )
 
 
-def range_of(one: LakeRange) -> Range:
-    return Range(one.offset, one.end, one.ordinal, one.end_ordinal)
+def range_of(one: LakeRange) -> VerifiedRange:
+    return VerifiedRange(one.offset, one.end, one.ordinal, one.end_ordinal)
 
 
 def _day_of(path: str) -> int | None:
-    """The partition that a file is in, in days since 1970."""
+    """Return the date of the file's partition in days since 1970, or None without such a partition."""
     for name in path.split("/"):
         if name.startswith("date="):
             return (datetime.date.fromisoformat(name.removeprefix("date=")) - _1970).days
@@ -309,10 +323,10 @@ def _day_of(path: str) -> int | None:
 
 
 class _RangeCheck:
-    """Rows against the range that they are to be, and against the log."""
+    """Check of rows against the range that they should form, and against the log."""
 
     def __init__(self, expected: LakeRange, named: str, day: int | None, log: "_Log") -> None:
-        """`named` is what the rows call the topic."""
+        """`named` is the topic's name in the rows."""
         self._expected, self._named, self._day, self._log = expected, named, day, log
         self._offset, self._ordinal = expected.offset, expected.ordinal
         self._us = 0
@@ -320,8 +334,8 @@ class _RangeCheck:
         self._reason: str | None = None
         self.left = expected.rows
         self.compared = 0
-        self.differing: Range | None = None
-        """The records from the first to the last of which the log has other bytes."""
+        self.differing: VerifiedRange | None = None
+        """Records from the first to the last one whose bytes differ in the log."""
 
     def add(self, rows: pa.RecordBatch) -> None:
         self.left -= rows.num_rows
@@ -336,7 +350,7 @@ class _RangeCheck:
         self._offset, self._ordinal = int(places[-1]), self._ordinal + rows.num_rows
 
     def finish(self) -> str | None:
-        """What is wrong with the range, if anything."""
+        """Return the reason why the range is wrong, or None."""
         if self._reason is None and (self._offset, self._crc) != (
             self._expected.end,
             self._expected.crc,
@@ -351,7 +365,7 @@ class _RangeCheck:
         if not np.array_equal(rows["ordinal"].to_numpy(), ordinals):
             return "the ordinals do not follow each other"
         for name, value in (("topic", self._named), ("epoch", self._expected.epoch)):
-            # What a table is partitioned by is in no file.
+            # Files do not contain a table's partition columns.
             if name in rows.schema.names and pc.any(pc.not_equal(rows[name], value)).as_py():
                 return f"the rows are of another {name}"
         us = rows["timestamp"].cast(pa.int64()).to_numpy()
@@ -372,20 +386,24 @@ class _RangeCheck:
                 continue
             wrong = at + np.flatnonzero(here != theirs)[[0, -1]]
             first, last = (np.searchsorted(places, wrong, "right") - 1).tolist()
-            part = Range(
-                *(int(places[first]), int(places[last + 1])),
-                *(self._ordinal + first, self._ordinal + last + 1),
+            part = VerifiedRange(
+                int(places[first]),
+                int(places[last + 1]),
+                self._ordinal + first,
+                self._ordinal + last + 1,
             )
             before = self.differing
             self.differing = (
-                Range(before.offset, part.end, before.ordinal, part.end_ordinal) if before else part
+                VerifiedRange(before.offset, part.end, before.ordinal, part.end_ordinal)
+                if before
+                else part
             )
 
 
 class _Log:
-    """The bytes that the log has, wherever it lies."""
+    """Bytes of the log, in a data directory or behind a server."""
 
-    def __init__(self, place: Place, kept: Sequence[Kept]) -> None:
+    def __init__(self, place: LogLocation, kept: Sequence[Kept]) -> None:
         self._kept: dict[str, list[Kept]] = {}
         for one in kept:
             self._kept.setdefault(one.topic, []).append(one)
@@ -402,7 +420,7 @@ class _Log:
             self._http.close()
 
     def read(self, topic: str, offset: int, end: int) -> Iterator[tuple[int, bytes]]:
-        """What there is between two offsets; what is gone or cannot be read is left out."""
+        """Yield offset and bytes of each piece between two offsets; skip what is gone or cannot be read."""
         for one in self._kept.get(topic, ()):
             at, stop = max(offset, one.offset), min(end, one.end)
             while at < stop:
@@ -413,7 +431,7 @@ class _Log:
                 at += len(data)
 
     def _piece(self, one: Kept, at: int, stop: int) -> bytes:
-        # Retention may have been faster. What else is wrong with the log, those know who check it.
+        # Retention may have deleted these bytes meanwhile. The check of the log reports other damage.
         try:
             if self._http is None:
                 return os.pread(self._file(one.file), stop - at, at - one.offset)

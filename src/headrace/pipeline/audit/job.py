@@ -1,9 +1,9 @@
-"""Whether anything was lost: log and lake are read whole and held against each other. Changes nothing.
+"""The job `audit`: reads log and lake in full and compares them, to find lost records. Changes nothing.
 
-    lake listed ─▶ log checked ─▶ files checked, and compared with the log ─▶ who has which records
+    list the lake ─▶ check the log ─▶ check files and compare them with the log ─▶ compare the ranges of both
 
-The lake is listed before the log is looked at: so the log has what the lake has, unless retention took it.
-When something seems to be missing, it is looked for again, as an export may have gone on meanwhile.
+The lake is listed before the log is read. So the log has all records of the lake, except those that retention
+deleted. When something seems to be missing, the lake is listed again, as an export may have run meanwhile.
 """
 
 import time
@@ -12,21 +12,21 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from headrace.errors import UnknownTopicError
-from headrace.lake.checksums import joined
-from headrace.lake.format import DamagedTableError, Lost
+from headrace.errors import OptionError, UnknownTopicError
+from headrace.lake.files.checksums import joined
+from headrace.lake.format import DamagedTableError, LostRange
 from headrace.lake.table import Table, open_table
-from headrace.log.report import Range
+from headrace.log.verify.report import VerifiedRange
 from headrace.model import check_topic_name
 from headrace.pipeline import tasks
-from headrace.pipeline.audit_files import FileCheck, check_files, range_of
-from headrace.pipeline.audit_lake import Listing, file_works, list_lake
-from headrace.pipeline.audit_log import LogAccount, audit_directory, audit_server, groups
-from headrace.pipeline.audit_plan import (
+from headrace.pipeline.audit.files import FileCheck, check_files, range_of
+from headrace.pipeline.audit.lake import Listing, file_works, list_lake
+from headrace.pipeline.audit.log import LogAccount, audit_directory, audit_server, groups
+from headrace.pipeline.audit.plan import (
     AuditReport,
+    AuditSpan,
     Finding,
     Held,
-    Span,
     TopicAudit,
     common_bytes,
     compare,
@@ -35,14 +35,14 @@ from headrace.pipeline.audit_plan import (
     joined_ranges,
     overlaps,
 )
-from headrace.pipeline.tasks import Runner, SparkRunner
-from headrace.spark.options import OptionError, Place, parse_place
+from headrace.pipeline.tasks import SparkRunner, TaskRunner
+from headrace.reader.selection import LogLocation, parse_place
 
 _AGAIN_S = 1.0
-"""After so long a name is there that a job was about to give to a file."""
+"""Delay before the lake is listed again; by then, a running job has linked its file to the visible name."""
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of log and lake are read, of how many."""
+"""Called with the number of bytes of log and lake that are read, and with their total."""
 
 
 def audit(
@@ -54,7 +54,7 @@ def audit(
     token: str = "",
     master: str = "local[*]",
     progress: Progress | None = None,
-    runner: Runner | None = None,
+    runner: TaskRunner | None = None,
 ) -> AuditReport:
     """Check a log in `data_dir` or behind `url`, a lake, or both against each other; all topics or some."""
     wanted = tuple(dict.fromkeys(topics))
@@ -64,11 +64,15 @@ def audit(
         raise OptionError("the log is in a data directory or behind an address: give one of them")
     if not data_dir and not url and not lake:
         raise OptionError("say what to audit: give a data directory, a server's address, or a lake")
-    place = parse_place(url, token) if url else Place(str(data_dir))
+    place = parse_place(url, token) if url else LogLocation(str(data_dir))
     runner = runner or SparkRunner("headrace audit", master)
     with closing(runner):
         return _Audit(
-            Path(lake).absolute() if lake else None, place, wanted, runner, progress
+            lake=Path(lake).absolute() if lake else None,
+            place=place,
+            topics=wanted,
+            runner=runner,
+            progress=progress,
         ).run()
 
 
@@ -76,9 +80,9 @@ class _Audit:
     def __init__(
         self,
         lake: Path | None,
-        place: Place,
+        place: LogLocation,
         topics: Sequence[str],
-        runner: Runner,
+        runner: TaskRunner,
         progress: Progress | None,
     ) -> None:
         self._lake, self._place, self._topics = lake, place, topics
@@ -86,7 +90,7 @@ class _Audit:
         self._done = self._expected = 0
         self._table: Table | None = None
         self._broken: Finding | None = None
-        """Why nobody can say which files the lake is made of."""
+        """Reason why the lake's list of files cannot be read; None when it can."""
         try:
             self._table = open_table(lake) if lake is not None else None
         except DamagedTableError as error:
@@ -107,7 +111,8 @@ class _Audit:
         if any(one.kind == "missing" for one in report.all_findings()):
             time.sleep(_AGAIN_S)
             again = self._list()
-            # A table that changes on and on may have something to put right at every moment.
+            # A table that changes all the time may look odd at every moment. Only an oddity that was found
+            # both times counts.
             again = again._replace(odd=[one for one in again.odd if one in listing.odd])
             self._checks = {path: one for path, one in self._checks.items() if not one.is_missing}
             self._check_files(again, log)
@@ -117,7 +122,9 @@ class _Audit:
     def _list(self) -> Listing:
         if self._lake is None or self._table is None:
             broken = [self._broken] if self._broken is not None else []
-            return Listing({}, [], [], broken, not broken, {})
+            return Listing(
+                files={}, noted=[], lost=[], findings=broken, all_noted=not broken, shown={}
+            )
         try:
             return list_lake(self._lake, self._table)
         except DamagedTableError as error:
@@ -138,8 +145,15 @@ class _Audit:
         if self._lake is None:
             return
         paths = [path for path in sorted(listing.files) if path not in self._checks]
-        place, kept = (log.place, log.kept) if log is not None else (Place(), {})
-        works = file_works(self._lake, listing, paths, self._topics, place, kept)
+        place, kept = (log.place, log.kept) if log is not None else (LogLocation(), {})
+        works = file_works(
+            lake=self._lake,
+            listing=listing,
+            paths=paths,
+            topics=self._topics,
+            place=place,
+            kept=kept,
+        )
         total = sum(work.bytes for work in works)
         works_of_tasks = list(groups(works, lambda work: work.bytes, total))
         self._expected = 0
@@ -201,17 +215,17 @@ def _not_compared(topics: Sequence[TopicAudit]) -> Iterator[str]:
 
 
 class _Lake:
-    """What was found of a lake, by topic."""
+    """Results of the lake's checks, by topic."""
 
     def __init__(self, listing: Listing, checks: Sequence[FileCheck]) -> None:
         self.all_noted = listing.all_noted
         self.findings = [*listing.findings, *listing.odd]
-        """What is of no topic."""
+        """Findings that concern no single topic."""
         self.of_topics: dict[str, list[Finding]] = {}
         self.differing: dict[str, list[Finding]] = {}
         self.held: dict[str, list[Held]] = {}
         self.noted: dict[str, list[Held]] = {}
-        self.lost: dict[str, list[Lost]] = {}
+        self.lost: dict[str, list[LostRange]] = {}
         self.compared: dict[str, int] = {}
         unreadable = {one.path: one.unreadable for one in checks if one.unreadable is not None}
         self._unnamed = dict(unreadable)
@@ -221,7 +235,14 @@ class _Lake:
             if path in unreadable:
                 finding = unreadable[path]
                 self._add(
-                    Finding(finding.kind, finding.reason, path, one.topic, one.epoch, held.range)
+                    Finding(
+                        kind=finding.kind,
+                        reason=finding.reason,
+                        file=path,
+                        topic=one.topic,
+                        epoch=one.epoch,
+                        range=held.range,
+                    )
                 )
                 self._unnamed.pop(path, None)
         self.unreadable = frozenset(unreadable)
@@ -256,9 +277,9 @@ def _audit_topic(
     damaged = [one.range for one in findings if one.range is not None]
     sound = joined_ranges(one.range for one in held if not overlaps(one.range, damaged))
     topic = log.topics.get(name) if log is not None else None
-    spans: list[Span] | None = None if log is None else []
+    spans: list[AuditSpan] | None = None if log is None else []
     if topic is not None:
-        spans = [Span(topic.epoch, one) for one in joined_ranges(topic.whole)]
+        spans = [AuditSpan(topic.epoch, one) for one in joined_ranges(topic.whole)]
         bad = [one.range for one in topic.findings if one.range is not None]
         findings += [
             one
@@ -266,7 +287,7 @@ def _audit_topic(
             if one.range and not overlaps(one.range, bad)
         ]
         findings += [_told_of_lake(one, sound) for one in topic.findings]
-    whole = [Span(one.epoch, one.range) for one in (*noted, *held)]
+    whole = [AuditSpan(one.epoch, one.range) for one in (*noted, *held)]
     coverage = cover(name, whole, spans, is_later=is_later)
     findings += _with_lost(name, coverage.findings, lake.lost.get(name, ()))
     log_sound = joined_ranges(topic.sound) if topic is not None else []
@@ -287,18 +308,23 @@ def _audit_topic(
     )
 
 
-def _told_of_lake(finding: Finding, sound: Sequence[Range]) -> Finding:
-    """Whoever has lost records wants to know that they are elsewhere."""
+def _told_of_lake(finding: Finding, sound: Sequence[VerifiedRange]) -> Finding:
+    """Add to a finding of the log that the lake has the lost records, if it does."""
     if finding.range is None or not covers(sound, finding.range):
         return finding
     reason = f"{finding.reason}; the lake has these records"
     return Finding(
-        *(finding.kind, reason, finding.file, finding.topic, finding.epoch, finding.range)
+        kind=finding.kind,
+        reason=reason,
+        file=finding.file,
+        topic=finding.topic,
+        epoch=finding.epoch,
+        range=finding.range,
     )
 
 
-def _with_lost(name: str, found: Sequence[Finding], lost: Sequence[Lost]) -> Iterator[Finding]:
-    """What the export could not write is known to be missing, and the others are told apart from it."""
+def _with_lost(name: str, found: Sequence[Finding], lost: Sequence[LostRange]) -> Iterator[Finding]:
+    """Yield the findings, and add the ranges that the export noted as lost and no finding covers."""
     yield from found
     gaps = [one.range for one in found if one.range is not None]
     for one in lost:

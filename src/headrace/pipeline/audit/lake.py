@@ -1,44 +1,44 @@
-"""The lake's side of an audit: what batches have noted and which files there are. Files are read by tasks."""
+"""The lake's side of an audit: manifests of its batches and a list of its files. Tasks read the files."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.lake.format import CRC_KEY, Folded, LakeError, Lost, Manifest
-from headrace.lake.format import Range as LakeRange
+from headrace.lake.files.writing import Bounds
+from headrace.lake.format import CRC_KEY, LakeError, LostRange, Manifest, MergedManifest
+from headrace.lake.format import RecordRange as LakeRange
 from headrace.lake.manifests import HIDDEN, Manifests
 from headrace.lake.table import Table
-from headrace.lake.writing import Bounds
-from headrace.pipeline.audit_files import UNREADABLE, FileWork, Kept, read_ranges
-from headrace.pipeline.audit_plan import Finding
-from headrace.pipeline.export import APP
-from headrace.spark.options import Place
+from headrace.pipeline.audit.files import UNREADABLE, FileWork, Kept, read_ranges
+from headrace.pipeline.audit.plan import Finding
+from headrace.pipeline.export.job import APP
+from headrace.reader.selection import LogLocation
 
 
-class Noted(NamedTuple):
+class LakeNotes(NamedTuple):
     file: str
     range: LakeRange
 
 
 class Listing(NamedTuple):
-    """A lake at one moment."""
+    """State of a lake at one moment."""
 
     files: dict[str, int]
-    noted: list[Noted]
-    lost: list[Lost]
-    """What batches have noted that they could not write."""
+    noted: list[LakeNotes]
+    lost: list[LostRange]
+    """Ranges that batches noted as lost, because they could not write them."""
     findings: list[Finding]
-    """What is wrong with the notes."""
+    """Damaged or missing manifests."""
     all_noted: bool
-    """Whether all of them could be read."""
+    """True if all manifests could be read."""
     shown: dict[str, str]
-    """Names by which others know files, where these are not their own."""
+    """Visible names of files, by path, where they differ from the path."""
     bounds: Mapping[str, Bounds] = {}
-    """What the table says of its files."""
+    """Bounds of the table's files, by path."""
     odd: Sequence[Finding] = ()
-    """What is wrong with the table itself."""
+    """Damage of the table itself."""
     notes: Sequence[str] = ()
-    """What is odd and no loss."""
+    """Oddities of the table that are not losses."""
 
     @property
     def topics(self) -> frozenset[str]:
@@ -50,21 +50,21 @@ def list_lake(lake: Path, table: Table) -> Listing:
         last = table.last(APP)
         files, bounds = table.files(), table.bounds()
         if table.last(APP) == last:
-            break  # else a batch came in between: files and notes would not be of one moment
+            break  # otherwise a batch was committed in between, and files and manifests would not match
     findings: list[Finding] = []
     manifests = Manifests(lake)
     folded = _folded(lake, manifests, findings)
-    # Which files these are in, nobody has noted any more.
-    noted = [Noted("", one) for one in folded.ranges]
+    # A merged manifest does not say which files hold its ranges.
+    noted = [LakeNotes("", one) for one in folded.ranges]
     lost = list(folded.lost)
     commits = {number: notes[CRC_KEY] for number, notes in table.all_notes() if CRC_KEY in notes}
     for number in range(folded.batches, 0 if last is None else last + 1):
         manifest = _read(lake, manifests, number, commits.get(number), findings)
         if manifest is not None:
-            noted += [Noted(manifest.files[one.file].path, one) for one in manifest.ranges]
+            noted += [LakeNotes(manifest.files[one.file].path, one) for one in manifest.ranges]
             lost += manifest.lost
     if findings and _folded(lake, manifests, []).batches != folded.batches:
-        return list_lake(lake, table)  # a compaction has folded them meanwhile
+        return list_lake(lake, table)  # a compaction has merged these manifests meanwhile
     shown = {path: name for path in files if (name := table.shown(path)) != path}
     oddities = list(table.oddities())
     odd = [Finding(one.kind, one.reason, one.file) for one in oddities if one.kind != "note"]
@@ -72,17 +72,17 @@ def list_lake(lake: Path, table: Table) -> Listing:
     return Listing(files, noted, lost, findings, not findings, shown, bounds, odd, notes)
 
 
-def _folded(lake: Path, manifests: Manifests, findings: list[Finding]) -> Folded:
+def _folded(lake: Path, manifests: Manifests, findings: list[Finding]) -> MergedManifest:
     try:
         return manifests.folded()
     except LakeError as error:
         path = max((lake / HIDDEN / "folded").glob("*.json"))
         findings.append(Finding("damaged", _why(error), str(path.relative_to(lake))))
-        return Folded(batches=int(path.stem))
+        return MergedManifest(batches=int(path.stem))
 
 
 def _why(error: LakeError) -> str:
-    """What is wrong, without where and what to do: the finding says which file it is."""
+    """Return the reason without the file and the advice: the finding names the file."""
     return f"it cannot be read: {str(error).partition('(')[2].rpartition('): ')[0] or error}"
 
 
@@ -115,10 +115,10 @@ def file_works(
     listing: Listing,
     paths: Iterable[str],
     topics: Sequence[str],
-    place: Place,
+    place: LogLocation,
     kept: Mapping[str, Sequence[Kept]],
 ) -> list[FileWork]:
-    """What is to be done for these files, each with the places where the log has its records."""
+    """Describe the checks of these files, each with the ranges where the log has the file's records."""
     noted: dict[str, list[LakeRange]] = {}
     for one in listing.noted:
         noted.setdefault(one.file, []).append(one.range)
@@ -143,4 +143,4 @@ def _footer(path: Path) -> list[LakeRange]:
     try:
         return read_ranges(path)
     except UNREADABLE:
-        return []  # the task that reads it says why
+        return []  # the task that reads the file reports the reason

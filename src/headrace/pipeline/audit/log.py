@@ -1,4 +1,4 @@
-"""The log's side of an audit: a data directory or a server, checked by tasks, and what each topic has."""
+"""The log's side of an audit: tasks check a data directory or a server. Results are joined by topic."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from headrace.errors import UnknownTopicError
-from headrace.log.inspect import open_unchanged
 from headrace.log.layout import Layout
-from headrace.log.report import Damage, Range
-from headrace.log.verify import verify
-from headrace.log.verify_segments import Advance, SegmentCheck, SegmentWork
+from headrace.log.verify.inspect import open_unchanged
+from headrace.log.verify.report import Damage, VerifiedRange
+from headrace.log.verify.segments import Advance, SegmentCheck, SegmentWork
+from headrace.log.verify.verify import verify
 from headrace.model import check_topic_name
-from headrace.pipeline.audit_files import Kept
-from headrace.pipeline.audit_plan import Finding, Kind
-from headrace.pipeline.audit_tasks import (
-    Piece,
+from headrace.pipeline.audit.files import Kept
+from headrace.pipeline.audit.plan import Finding, Kind
+from headrace.pipeline.audit.tasks import (
+    AuditPiece,
     PiecesWork,
     SegmentsWork,
     ServedWork,
@@ -24,47 +24,47 @@ from headrace.pipeline.audit_tasks import (
     check_served,
     sound_segment,
 )
-from headrace.pipeline.tasks import Progress, Runner
-from headrace.spark.log_server import ServerLog
-from headrace.spark.log_view import DataLossError
-from headrace.spark.log_view import Range as Part
-from headrace.spark.options import Place
+from headrace.pipeline.tasks import Progress, TaskRunner
+from headrace.reader.selection import LogLocation
+from headrace.reader.server import ServerLog
+from headrace.reader.view import DataLossError
+from headrace.reader.view import LogRange as Part
 
 TASK_BYTES_MAX = 256 << 20
 TASK_BYTES_MIN = 8 << 20
-"""What a task reads: much more than it costs to start one, and enough of them for all cores."""
+"""Limits of the bytes per task: a task reads much longer than it takes to start, and all cores have tasks."""
 TASK_WORKS_MAX = 1000
 _TASKS = 32
 
 T = TypeVar("T")
 
 Phase = Callable[[int], Progress | None]
-"""Told how many bytes come now; gives whom to tell how much of them is done."""
+"""Called with the number of bytes that follow; returns the callback for their progress."""
 
 
 class LogTopic(NamedTuple):
     epoch: int
-    sound: list[Range]
-    """What was read, and is right."""
-    whole: list[Range]
-    """What it has, damaged or not; where it ends, for one that has nothing."""
+    sound: list[VerifiedRange]
+    """Ranges that were read and are sound."""
+    whole: list[VerifiedRange]
+    """Ranges that the topic has, damaged or not; for an empty topic, an empty range at its end."""
     findings: list[Finding]
 
 
 class LogAccount(NamedTuple):
     name: str
-    """Where it is."""
+    """Directory or address of the log."""
     topics: dict[str, LogTopic]
     findings: list[Finding]
     notes: list[str]
     segments: int
-    place: Place
+    place: LogLocation
     kept: Mapping[str, Sequence[Kept]]
-    """Where the bytes of each topic are, for those who compare them."""
+    """Ranges of each topic in the log, for comparing their bytes with the lake."""
 
 
 def groups(works: Iterable[T], size: Callable[[T], int], total: int) -> Iterator[tuple[T, ...]]:
-    """Works that one task does together, in their order."""
+    """Yield groups of works, in order; one task does each group."""
     most = min(TASK_BYTES_MAX, max(TASK_BYTES_MIN, total // _TASKS))
     gathered: list[T] = []
     filled = 0
@@ -78,28 +78,37 @@ def groups(works: Iterable[T], size: Callable[[T], int], total: int) -> Iterator
         yield tuple(gathered)
 
 
-# A directory
+# A data directory
 
 
 def audit_directory(
     directory: Path,
     topics: Sequence[str],
     in_lake: frozenset[str],
-    runner: Runner,
+    runner: TaskRunner,
     phase: Phase,
 ) -> LogAccount:
-    """Everything that `headrace verify` looks at; segments in tasks."""
+    """Check everything that `headrace verify` checks, with tasks for the segments."""
     segments = _Segments(runner, phase)
     wanted = _still_there(directory, topics, in_lake)
     found: dict[str, LogTopic] = {}
-    account = LogAccount(str(directory), found, [], [], 0, Place(str(directory)), segments.kept)
+    account = LogAccount(
+        name=str(directory),
+        topics=found,
+        findings=[],
+        notes=[],
+        segments=0,
+        place=LogLocation(str(directory)),
+        kept=segments.kept,
+    )
     if topics and not wanted:
         return account
     report = verify(directory, wanted, check=segments.check)
     for topic in report.topics:
         damaged = [one.range for one in topic.damages if one.range is not None]
         found[topic.name] = LogTopic(
-            *(topic.epoch, topic.ranges),
+            topic.epoch,
+            topic.ranges,
             [*topic.ranges, *damaged] or [_nothing_at(topic.end, topic.end_ordinal)],
             [_finding(one, topic.epoch) for one in topic.damages],
         )
@@ -108,12 +117,12 @@ def audit_directory(
     return account._replace(segments=sum(topic.segments for topic in report.topics))
 
 
-def _nothing_at(offset: int, ordinal: int) -> Range:
-    return Range(offset, offset, ordinal, ordinal)
+def _nothing_at(offset: int, ordinal: int) -> VerifiedRange:
+    return VerifiedRange(offset, offset, ordinal, ordinal)
 
 
 def _still_there(directory: Path, topics: Sequence[str], in_lake: frozenset[str]) -> Sequence[str]:
-    """Without those that only the lake has; a name that nobody knows stays, and is complained about."""
+    """Return the topics without those that only the lake has. An unknown topic stays: `verify` refuses it."""
     if not in_lake.intersection(topics):
         return topics
     with open_unchanged(directory) as view:
@@ -128,13 +137,20 @@ def _finding(damage: Damage, epoch: int | None = None) -> Finding:
     reason = damage.reason
     gone = reason.endswith("missing") or reason.startswith(("no segment", "no entry"))
     kind: Kind = "missing" if gone else "damaged"
-    return Finding(kind, reason, damage.file, damage.topic, epoch, damage.range)
+    return Finding(
+        kind=kind,
+        reason=reason,
+        file=damage.file,
+        topic=damage.topic,
+        epoch=epoch,
+        range=damage.range,
+    )
 
 
 class _Segments:
-    """Checks segments for `verify`, and remembers where they are."""
+    """Segment checks for `verify`, in tasks; keeps the location of each segment."""
 
-    def __init__(self, runner: Runner, phase: Phase) -> None:
+    def __init__(self, runner: TaskRunner, phase: Phase) -> None:
         self._runner, self._phase = runner, phase
         self.kept: dict[str, list[Kept]] = {}
 
@@ -168,15 +184,15 @@ def _bytes(work: SegmentWork) -> int:
     return work.segment.end - work.segment.base
 
 
-def _pieces(work: SegmentWork) -> list[Piece]:
-    """A large segment is checked by several tasks."""
+def _pieces(work: SegmentWork) -> list[AuditPiece]:
+    """Split a large segment into pieces, for several tasks."""
     rows = work.segment.rows
     count = max(1, -(-_bytes(work) // TASK_BYTES_MAX))
     step = max(1, -(-rows // count))
-    return [Piece(*work, first, min(first + step, rows)) for first in range(0, rows, step)]
+    return [AuditPiece(*work, first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
-def _piece_bytes(piece: Piece) -> int:
+def _piece_bytes(piece: AuditPiece) -> int:
     size = piece.segment.end - piece.segment.base
     return size * (piece.last - piece.first) // max(1, piece.segment.rows)
 
@@ -185,13 +201,17 @@ def _piece_bytes(piece: Piece) -> int:
 
 
 def audit_server(
-    place: Place,
+    place: LogLocation,
     topics: Sequence[str],
     in_lake: frozenset[str],
-    runner: Runner,
+    runner: TaskRunner,
     phase: Phase,
 ) -> LogAccount:
-    """What a server gives: it has no word for its catalogue, its journal and the files of its indexes."""
+    """Check the log that a server serves.
+
+    The server's API does not give access to its catalogue, its journal and its index files, so these are not
+    checked.
+    """
     with closing(ServerLog(place)) as log:
         states = log.topics(topics or None)
         for name in topics:
@@ -212,7 +232,7 @@ def audit_server(
         topic.sound.extend(one.ranges)
         topic.findings.extend(_finding(damage, topic.epoch) for damage in one.damages)
         start, end = part.start, part.end
-        topic.whole.append(Range(start.offset, end.offset, start.ordinal, end.ordinal))
+        topic.whole.append(VerifiedRange(start.offset, end.offset, start.ordinal, end.ordinal))
     for name, topic in found.items():
         if not topic.whole:
             end = states[name].end
@@ -223,7 +243,15 @@ def audit_server(
     note = (
         "the log was read as the server gives it: its catalogue and its journal were not looked at"
     )
-    return LogAccount(place.urls[0], found, [], [note], 0, place, kept)
+    return LogAccount(
+        name=place.urls[0],
+        topics=found,
+        findings=[],
+        notes=[note],
+        segments=0,
+        place=place,
+        kept=kept,
+    )
 
 
 def _part_bytes(part: Part) -> int:
@@ -236,5 +264,5 @@ def _split(log: ServerLog, whole: Part) -> Sequence[Part]:
         try:
             return log.split(rest, TASK_BYTES_MAX // 4)
         except DataLossError as loss:
-            rest = loss.rest  # retention was faster
+            rest = loss.rest  # retention has deleted the start meanwhile
     return ()

@@ -1,12 +1,12 @@
-"""What an audit says: who has which records, what is missing, where accounts differ, and the words. Pure.
+"""Results of an audit: which records log and lake have, what is missing, what differs, and the texts. Pure.
 
-Three accounts of a topic are held against each other:
+The audit compares three accounts of a topic:
 
-    noted: what batches have written down, in manifests       ┐ each range with its checksum:
-    held:  what the files say that the table is made of        ┘ equal, or something is damaged
-    log:   what the log has, damaged or not
+    noted: ranges in the manifests of batches                  ┐ each range has a checksum:
+    held:  ranges in the footers of the table's files          ┘ if they differ, something is damaged
+    log:   ranges that the log has, damaged or not
 
-Whoever reads bytes does that elsewhere, and brings what was found.
+Elsewhere: reading the bytes, which produces these accounts.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,30 +14,30 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from headrace.log.report import Range
+from headrace.log.verify.report import VerifiedRange
 from headrace.model import JUMP
-from headrace.pipeline.report_words import counted
+from headrace.pipeline.report.words import counted
 
 LINES_MAX = 100
-"""Topics that are told one by one; of more, only how many others there are."""
+"""Number of topics that are listed by name; of the others, only the number is shown."""
 
 Kind = Literal["missing", "damaged"]
 
 Joined = Callable[[int, int, int], int]
-"""The checksum of two stretches that follow each other: `lake.checksums.joined`."""
+"""Function that combines the checksums of two adjacent ranges: `lake.checksums.joined`."""
 
 
 class Finding(Struct, frozen=True):
-    """Something that is not there, or not what it was."""
+    """Something that is missing or damaged."""
 
     kind: Kind
     reason: str
     file: str | None = None
-    """Relative to the data directory, or to the lake."""
+    """Path relative to the data directory or to the lake."""
     topic: str | None = None
     epoch: int | None = None
-    range: Range | None = None
-    """The records that it concerns, where these are known."""
+    range: VerifiedRange | None = None
+    """Affected records, if they are known."""
 
     def __str__(self) -> str:
         parts = [
@@ -50,11 +50,11 @@ class Finding(Struct, frozen=True):
 
 
 class Held(NamedTuple):
-    """Records in the lake, as a manifest or a file says."""
+    """Range of records in the lake, according to a manifest or to a file."""
 
     file: str
     epoch: int
-    range: Range
+    range: VerifiedRange
     crc: int
 
     @property
@@ -62,23 +62,23 @@ class Held(NamedTuple):
         return self.range.end - self.range.offset
 
 
-class Span(NamedTuple):
+class AuditSpan(NamedTuple):
     epoch: int
-    range: Range
+    range: VerifiedRange
 
 
 class TopicAudit(Struct):
-    """What is known of one topic at the end."""
+    """Result for one topic."""
 
     name: str
     epoch: int
-    log: list[Range]
-    """What was read there, and is right."""
-    lake: list[Range]
+    log: list[VerifiedRange]
+    """Ranges of the log that were read and are sound."""
+    lake: list[VerifiedRange]
     records: int
-    """In either of them."""
+    """Number of records in the log, the lake or both."""
     compared_bytes: int
-    """In both of them, and found to be the same."""
+    """Number of bytes that are in both and are equal."""
     findings: list[Finding]
 
     def __str__(self) -> str:
@@ -96,16 +96,16 @@ class TopicAudit(Struct):
 
 class AuditReport(Struct):
     log: str | None
-    """Where the log is that was looked at."""
+    """Directory or address of the log that was checked."""
     lake: str | None
     topics: list[TopicAudit]
     findings: list[Finding]
-    """What is of no topic that is known."""
+    """Findings that concern no known topic."""
     notes: list[str]
-    """What one may want to know, and is no loss."""
+    """Remarks that are not losses."""
     segments: int
     files: int
-    """Of the lake."""
+    """Number of files of the lake."""
     lost: bool
 
     def all_findings(self) -> Iterator[Finding]:
@@ -114,7 +114,7 @@ class AuditReport(Struct):
         yield from self.findings
 
     def lines(self) -> Iterator[str]:
-        """For people; the last line is the verdict."""
+        """Yield lines for people; the last line is the verdict."""
         yield from map(str, self.all_findings())
         yield from (f"note: {note}" for note in self.notes)
         if self.lost:
@@ -146,11 +146,11 @@ class AuditReport(Struct):
 
 
 def printable(name: str) -> str:
-    """A name as it may be shown: control characters must not reach a terminal."""
+    """Return a name that is safe to show: control characters must not reach a terminal."""
     return name if name.isprintable() else repr(name)
 
 
-# What batches have noted, and what files hold
+# Manifests of batches, and contents of files
 
 
 def compare(
@@ -161,9 +161,10 @@ def compare(
     *,
     all_noted: bool = True,
 ) -> Iterator[Finding]:
-    """Where the files of a table are not what batches have put there.
+    """Yield the differences between the table's files and what batches noted that they wrote.
 
-    Without `all_noted` some of the notes cannot be read: rows that are in none of the others say nothing.
+    Without `all_noted`, some manifests cannot be read. Rows that no readable manifest names are then not
+    reported.
     """
     noted, held = sorted(noted, key=_place), sorted(held, key=_place)
     yield from _twice(topic, noted, "two batches have written these records")
@@ -188,13 +189,13 @@ def _edges(one: Held) -> Iterator[tuple[tuple[int, int], int]]:
 
 
 def _twice(topic: str, found: Sequence[Held], reason: str) -> Iterator[Finding]:
-    """Where ranges begin before the one in front of them has ended."""
+    """Yield the overlaps: ranges that begin before the previous range has ended."""
     last: Held | None = None
     for one in found:
         if last is not None and one.epoch == last.epoch and one.range.offset < last.range.end:
-            # Up to whichever ends first: what is behind that is there once.
+            # Only the part up to the earlier end is there twice.
             end = min(last.range, one.range, key=lambda part: part.end)
-            here = Range(one.range.offset, end.end, one.range.ordinal, end.end_ordinal)
+            here = VerifiedRange(one.range.offset, end.end, one.range.ordinal, end.end_ordinal)
             files = f"{last.file} and {one.file}" if last.file != one.file else one.file
             yield Finding("damaged", reason, files, topic, one.epoch, here)
         if last is None or one.epoch != last.epoch or one.range.end > last.range.end:
@@ -203,15 +204,15 @@ def _twice(topic: str, found: Sequence[Held], reason: str) -> Iterator[Finding]:
 
 def _without(
     these: Sequence[Held], those: Sequence[Held], ordinals: dict[tuple[int, int], int]
-) -> Iterator[tuple[int, Range]]:
-    """What is in `these` and not in `those`, as long stretches."""
+) -> Iterator[tuple[int, VerifiedRange]]:
+    """Yield the records that are in `these` and not in `those`, as ranges that are as long as possible."""
     for epoch in dict.fromkeys(one.epoch for one in these):
         spans = _merged([(one.range.offset, one.range.end) for one in these if one.epoch == epoch])
         others = _merged([(one.range.offset, one.range.end) for one in those if one.epoch == epoch])
         for offset, end in _subtracted(spans, others):
             yield (
                 epoch,
-                Range(offset, end, ordinals[epoch, offset], ordinals[epoch, end]),
+                VerifiedRange(offset, end, ordinals[epoch, offset], ordinals[epoch, end]),
             )
 
 
@@ -243,10 +244,10 @@ def _subtracted(
 def _differing(
     topic: str, noted: Sequence[Held], held: Sequence[Held], joined: Joined
 ) -> Iterator[Finding]:
-    """Stretches that both have, whose checksums or ordinals are not the same.
+    """Yield ranges that are in both accounts with different checksums or ordinals.
 
-    They need not be cut alike: a compaction joins what batches have noted one by one. So both are followed
-    until they end at the same place.
+    The two accounts may be cut in different places: a compaction joins ranges that batches noted one by one.
+    So ranges on both sides are joined until they end at the same offset.
     """
     at = other = 0
     while at < len(noted) and other < len(held):
@@ -290,12 +291,12 @@ def _join(one: Held, other: Held, joined: Joined) -> Held:
     return Held(
         one.file,
         one.epoch,
-        Range(a.offset, b.end, a.ordinal, b.end_ordinal),
+        VerifiedRange(a.offset, b.end, a.ordinal, b.end_ordinal),
         joined(one.crc, other.crc, other.bytes),
     )
 
 
-# What log and lake have together
+# Records that log and lake have together
 
 
 class Coverage(NamedTuple):
@@ -304,18 +305,23 @@ class Coverage(NamedTuple):
 
 
 def cover(
-    topic: str, lake: Sequence[Span], log: Sequence[Span] | None, *, is_later: bool = False
+    topic: str,
+    lake: Sequence[AuditSpan],
+    log: Sequence[AuditSpan] | None,
+    *,
+    is_later: bool = False,
 ) -> Coverage:
-    """From the lake's start to the log's end every record is in one of them, or it is missing.
+    """Find missing records between the lake's start and the log's end.
 
-    `log` is None when nobody has looked there, and empty for a topic that is there no more. With `is_later`
-    the lake was looked at after the log, and may be ahead of it.
+    A gap inside the lake is reported even if the log still has its records.
+    `log` is None if the log was not checked, and empty for a topic that is no longer in the log. With
+    `is_later`, the lake was listed after the log was checked, and may be ahead of it.
     """
     covering = _Covering(topic, sorted(log or (), key=lambda span: span.range.offset))
-    last: Span | None = None
+    last: AuditSpan | None = None
     for epoch in sorted({span.epoch for span in lake}):
         for part in joined_ranges(span.range for span in lake if span.epoch == epoch):
-            span = Span(epoch, part)
+            span = AuditSpan(epoch, part)
             if last is not None:
                 covering.step(last, span)
             last = span
@@ -325,19 +331,19 @@ def cover(
 
 
 class _Covering:
-    def __init__(self, topic: str, log: Sequence[Span]) -> None:
+    def __init__(self, topic: str, log: Sequence[AuditSpan]) -> None:
         self._topic = topic
         self._log = log
         self.findings: list[Finding] = []
         self.notes: list[str] = []
 
-    def step(self, last: Span, span: Span) -> None:
-        """From one part of the lake to the next."""
+    def step(self, last: AuditSpan, span: AuditSpan) -> None:
+        """Check the gap between one range of the lake and the next."""
         before, after = last.range, span.range
         if (after.offset, after.ordinal) == (before.end, before.end_ordinal):
             return
         if after.offset < before.end:
-            # Within one epoch it is known already that something is there twice.
+            # Within one epoch, `compare` has already reported the records that are there twice.
             if span.epoch != last.epoch:
                 self.notes.append(
                     f"topic {printable(self._topic)}: epoch {span.epoch} begins at offset {after.offset}, "
@@ -354,8 +360,8 @@ class _Covering:
                 span.epoch, part, "the lake does not have these records, the log still has"
             )
 
-    def reach_log(self, last: Span, *, is_later: bool) -> None:
-        """From the lake's end to the log."""
+    def reach_log(self, last: AuditSpan, *, is_later: bool) -> None:
+        """Check the gap between the lake's end and the log."""
         following = next((one for one in self._log if one.range.end > last.range.end), None)
         if following is None:
             end = self._log[-1].range
@@ -374,10 +380,11 @@ class _Covering:
                 "neither the log nor the lake has these records",
             )
 
-    def _is_jump(self, last: Span, span: Span) -> bool:
-        """Whether the topic went ahead after a crash, and has no records in between.
+    def _is_jump(self, last: AuditSpan, span: AuditSpan) -> bool:
+        """True if the topic jumped ahead after a crash, so that records in between never existed.
 
-        It goes on so far from where the log ended then; the lake may have had some records more.
+        A jump starts where the log ended at the crash. The lake may have some records after that end, which
+        are then added to the notes.
         """
         skipped = span.range.offset - last.range.end
         records = span.range.ordinal - last.range.end_ordinal
@@ -398,66 +405,66 @@ class _Covering:
             "synced, or it is an older copy"
         )
 
-    def _missing(self, epoch: int, part: Range, reason: str) -> None:
+    def _missing(self, epoch: int, part: VerifiedRange, reason: str) -> None:
         self.findings.append(Finding("missing", reason, None, self._topic, epoch, part))
 
-    def _in_log(self, gap: Range) -> Iterator[Range]:
+    def _in_log(self, gap: VerifiedRange) -> Iterator[VerifiedRange]:
         for span in self._log:
             part = _common(gap, span.range)
             if part is not None:
                 yield part
 
-    def _not_in_log(self, gap: Range) -> Iterator[Range]:
+    def _not_in_log(self, gap: VerifiedRange) -> Iterator[VerifiedRange]:
         offset, ordinal = gap.offset, gap.ordinal
         for part in self._in_log(gap):
             if part.offset > offset:
-                yield Range(offset, part.offset, ordinal, part.ordinal)
+                yield VerifiedRange(offset, part.offset, ordinal, part.ordinal)
             offset, ordinal = part.end, part.end_ordinal
         if offset < gap.end:
-            yield Range(offset, gap.end, ordinal, gap.end_ordinal)
+            yield VerifiedRange(offset, gap.end, ordinal, gap.end_ordinal)
 
 
-def _between(before: Range, after: Range) -> Range:
-    return Range(before.end, after.offset, before.end_ordinal, after.ordinal)
+def _between(before: VerifiedRange, after: VerifiedRange) -> VerifiedRange:
+    return VerifiedRange(before.end, after.offset, before.end_ordinal, after.ordinal)
 
 
-def _common(one: Range, other: Range) -> Range | None:
-    """What both have; each place is the beginning or the end of one of them, so its ordinal is known."""
+def _common(one: VerifiedRange, other: VerifiedRange) -> VerifiedRange | None:
+    """Return the common part, or None. It begins and ends with a given range, so its ordinals are known."""
     first = max(one, other, key=lambda part: part.offset)
     last = min(one, other, key=lambda part: part.end)
     if first.offset >= last.end:
         return None
-    return Range(first.offset, last.end, first.ordinal, last.end_ordinal)
+    return VerifiedRange(first.offset, last.end, first.ordinal, last.end_ordinal)
 
 
-def joined_ranges(ranges: Iterable[Range]) -> list[Range]:
-    """All of them together, as few as possible: those that touch or overlap become one."""
-    found: list[Range] = []
+def joined_ranges(ranges: Iterable[VerifiedRange]) -> list[VerifiedRange]:
+    """Return the union of the ranges as few ranges: those that touch or overlap become one."""
+    found: list[VerifiedRange] = []
     for one in sorted(ranges, key=lambda part: (part.offset, part.end)):
         if found and one.offset <= found[-1].end and one.ordinal <= found[-1].end_ordinal:
             last = found[-1]
             if one.end > last.end:
-                found[-1] = Range(last.offset, one.end, last.ordinal, one.end_ordinal)
+                found[-1] = VerifiedRange(last.offset, one.end, last.ordinal, one.end_ordinal)
         else:
             found.append(one)
     return found
 
 
-def overlaps(part: Range, others: Iterable[Range]) -> bool:
+def overlaps(part: VerifiedRange, others: Iterable[VerifiedRange]) -> bool:
     return any(_common(part, other) is not None for other in others)
 
 
-def common_bytes(these: Sequence[Range], those: Sequence[Range]) -> int:
-    """How much is in both; each of them without overlaps."""
+def common_bytes(these: Sequence[VerifiedRange], those: Sequence[VerifiedRange]) -> int:
+    """Return the number of bytes in both; neither argument may contain overlaps."""
     common = (_common(one, other) for one in these for other in those)
     return sum(part.end - part.offset for part in common if part is not None)
 
 
-def covers(ranges: Iterable[Range], part: Range) -> bool:
-    """Whether all of a part is in these."""
+def covers(ranges: Iterable[VerifiedRange], part: VerifiedRange) -> bool:
+    """True if the ranges contain all of `part`."""
     spans = _merged([(one.offset, one.end) for one in ranges])
     return not any(_subtracted([(part.offset, part.end)], spans))
 
 
-def _offsets(ranges: Iterable[Range]) -> str:
+def _offsets(ranges: Iterable[VerifiedRange]) -> str:
     return " and ".join(f"{one.offset} to {one.end}" for one in joined_ranges(ranges))

@@ -1,7 +1,7 @@
-"""What tasks of an audit do with the log: check segments in a directory, or the records that a server gives.
+"""Tasks of an audit that check the log: segments in a directory, or the records that a server returns.
 
-A segment is checked with few calls per megabyte. Only where that finds anything, the check of
-`headrace verify` reads it again, so damage has the same words in both.
+A task checks a segment with few calls per megabyte. Only if it finds anything, the check of `headrace verify`
+reads the segment again. So both commands describe damage in the same words.
 """
 
 import os
@@ -16,30 +16,30 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from headrace.errors import HeadraceError
-from headrace.log.catalogue_rows import SegmentRow, TopicRow
-from headrace.log.index import (
+from headrace.log.catalogue.rows import SegmentRow, TopicRow
+from headrace.log.layout import Layout
+from headrace.log.read.index import (
     HEADER_BYTES,
     ROW_BYTES,
     RUN_BYTES_MAX,
     decode_header,
     row_position,
 )
-from headrace.log.layout import Layout
 from headrace.log.records import holds
-from headrace.log.report import Found, Range
-from headrace.log.verify_segments import SegmentCheck, SegmentWork
+from headrace.log.verify.report import Findings, VerifiedRange
+from headrace.log.verify.segments import SegmentCheck, SegmentWork
 from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES
-from headrace.spark.decode import boundaries
-from headrace.spark.index_rows import Rows, is_gap, parse
-from headrace.spark.log_server import ServerLog
-from headrace.spark.log_view import Block, Damage, DataLossError
-from headrace.spark.log_view import Range as Part
-from headrace.spark.options import Place
+from headrace.reader.decode import boundaries
+from headrace.reader.index_rows import Rows, is_gap, parse
+from headrace.reader.selection import LogLocation
+from headrace.reader.server import ServerLog
+from headrace.reader.view import DamagedRange, DataLossError, LogBlock
+from headrace.reader.view import LogRange as Part
 
 _BLOCK_BYTES = 16 << 20
-"""Read together: where sizes have to be followed, that is done in all runs of a block at once."""
+"""Size of a block that is read at once: record sizes are followed in all runs of a block together."""
 _EVEN_BLOCK_BYTES = 2 << 20
-"""Where all records have one size, they are looked at while they are still in the processor's cache."""
+"""Block size if all records have the same size: they are checked while still in the processor's cache."""
 _READ_BYTES = RUN_BYTES_MAX
 _ROWS_AT_ONCE = 65_536
 
@@ -49,8 +49,8 @@ _Numbers = npt.NDArray[np.int64]
 # Segments
 
 
-class Piece(NamedTuple):
-    """Some rows of a segment's index, and what they cover."""
+class AuditPiece(NamedTuple):
+    """Some rows of a segment's index, and the records that they cover."""
 
     topic: TopicRow
     segment: SegmentRow
@@ -60,11 +60,11 @@ class Piece(NamedTuple):
 
 class PiecesWork(NamedTuple):
     root: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[AuditPiece, ...]
 
 
 class Chain(NamedTuple):
-    """A piece in which everything is right: where it begins and ends."""
+    """Start and end of a piece that is completely sound."""
 
     epoch: int
     offset: int
@@ -81,20 +81,20 @@ class SegmentsWork(NamedTuple):
 
 
 class NotThereError(HeadraceError):
-    """Executors see another directory than the driver: name one on storage that all of them share."""
+    """The executors see another directory than the driver: name one on storage that all of them share."""
 
 
 def check_pieces(work: PiecesWork) -> list[Chain | None]:
-    """None where anything may be wrong."""
+    """Check pieces of segments; the result is None for each piece that may be damaged."""
     layout = _layout(work.root)
-    # Used again and again: memory that is new to a process costs it a third of the reading.
+    # All pieces share one buffer: memory that is new to the process would cost a third of the reading time.
     largest = max((one.segment.end - one.segment.base for one in work.pieces), default=0)
     space = memoryview(bytearray(min(_BLOCK_BYTES, largest)))
     return [_chain(layout, piece, space) for piece in work.pieces]
 
 
 def check_segments(work: SegmentsWork) -> list[SegmentCheck]:
-    """What is wrong, as `headrace verify` says it."""
+    """Check segments in the way of `headrace verify`, with the same words for damage."""
     layout = _layout(work.root)
     checks = [SegmentCheck(layout, *one) for one in work.works]
     for check in checks:
@@ -105,7 +105,7 @@ def check_segments(work: SegmentsWork) -> list[SegmentCheck]:
 def sound_segment(
     layout: Layout, work: SegmentWork, found: Sequence[Chain | None]
 ) -> SegmentCheck | None:
-    """A segment whose pieces are all right and follow each other, as if it had been checked as a whole."""
+    """Return the check of a whole segment if its pieces are sound and adjacent; otherwise None."""
     topic, segment = work
     chains = [one for one in found if one is not None]
     if not chains or len(chains) < len(found):
@@ -120,7 +120,7 @@ def sound_segment(
         return None
     check = SegmentCheck(layout, topic, segment)
     check.epoch = first.epoch
-    check.good(Range(segment.base, segment.end, segment.first_ordinal, segment.end_ordinal))
+    check.good(VerifiedRange(segment.base, segment.end, segment.first_ordinal, segment.end_ordinal))
     return check
 
 
@@ -134,7 +134,7 @@ def _layout(root: str) -> Layout:
     return layout
 
 
-def _chain(layout: Layout, piece: Piece, space: memoryview) -> Chain | None:
+def _chain(layout: Layout, piece: AuditPiece, space: memoryview) -> Chain | None:
     topic, segment = piece.topic, piece.segment
     try:
         with ExitStack() as stack:
@@ -148,7 +148,7 @@ def _chain(layout: Layout, piece: Piece, space: memoryview) -> Chain | None:
             log = _open(stack, layout.segment(segment.topic_id, segment.base))
             return _Rows(index, log, piece, space).chain(header.epoch)
     except (OSError, ValueError):
-        return None  # whatever it is: it is looked at again, and named then
+        return None  # `check_segments` reads the segment again and names the damage
 
 
 def _open(stack: ExitStack, path: Path) -> int:
@@ -164,9 +164,9 @@ class _Place(NamedTuple):
 
 
 class _Rows:
-    """The questions that `SegmentCheck` asks of each row, asked of many rows and records at once."""
+    """The same checks as `SegmentCheck` makes row by row, for many rows and records at once."""
 
-    def __init__(self, index: int, log: int, piece: Piece, space: memoryview) -> None:
+    def __init__(self, index: int, log: int, piece: AuditPiece, space: memoryview) -> None:
         self._index, self._log, self._space = index, log, space
         self._piece = piece
 
@@ -190,7 +190,7 @@ class _Rows:
         return Chain(epoch, *first, *at) if first is not None and at is not None else None
 
     def _followed(self, rows: Rows, at: _Place) -> _Place | None:
-        """Where rows end of which each begins where the one before it ends."""
+        """Return the end of the rows if each begins where the previous one ends; otherwise None."""
         lengths, counts = rows["length"].astype(np.int64), rows["count"].astype(np.int64)
         offsets, ordinals = _sums(at.offset, lengths), _sums(at.ordinal, counts)
         ms = rows["ms"].astype(np.int64)
@@ -206,7 +206,7 @@ class _Rows:
         return _Place(int(offsets[-1]), int(ordinals[-1]), int(ms[-1])) if sound else None
 
     def _holds(self, rows: Rows) -> bool:
-        """Whether some megabytes of runs are the records that their rows say."""
+        """True if a block of runs contains the records that its rows describe."""
         lengths = rows["length"].astype(np.int64)
         offset = int(rows["offset"][0])
         size = int(lengths.sum())
@@ -247,7 +247,7 @@ def _largest(places: _Numbers) -> int:
 
 
 def _blocks(rows: Rows) -> Iterator[Rows]:
-    """Rows of runs that are read together."""
+    """Yield blocks: rows whose runs are read together."""
     lengths, counts = rows["length"].astype(np.int64), rows["count"].astype(np.int64)
     is_even = np.array_equal(lengths * counts[0], counts * lengths[0])
     size = _EVEN_BLOCK_BYTES if is_even else _BLOCK_BYTES
@@ -259,23 +259,26 @@ def _blocks(rows: Rows) -> Iterator[Rows]:
         first, done = last, int(ends[last - 1])
 
 
-# The log of a server
+# A server's log
 
 
 class ServedWork(NamedTuple):
-    place: Place
+    place: LogLocation
     parts: tuple[Part, ...]
 
 
-def check_served(work: ServedWork) -> list[Found]:
-    """What a server gives of each part: rows and bytes as it has them, segments and journal as one."""
+def check_served(work: ServedWork) -> list[Findings]:
+    """Check the rows and bytes that a server returns for each part.
+
+    The server returns segments and journal as one log.
+    """
     with closing(ServerLog(work.place)) as log:
         log.expect(work.parts)
         return [_Served(part).check(log) for part in work.parts]
 
 
-class _Served(Found):
-    """One part of a topic."""
+class _Served(Findings):
+    """Check of one part of a topic."""
 
     def __init__(self, part: Part) -> None:
         super().__init__(part.topic)
@@ -283,37 +286,40 @@ class _Served(Found):
         self._offset, self._ordinal = part.start.offset, part.start.ordinal
         self._damaged_rows = False
 
-    def check(self, log: ServerLog) -> Found:
+    def check(self, log: ServerLog) -> Findings:
         end = self._part.end
         try:
             for block in log.read(self._part):
-                if isinstance(block, Damage):
+                if isinstance(block, DamagedRange):
                     self._damaged_rows = True
                 else:
                     self._check_block(block)
         except DataLossError:
-            pass  # retention was faster: what it took is not there to be right or wrong
+            pass  # retention has deleted the records meanwhile: they are neither sound nor damaged
         else:
             self._go_on_at(end.offset, end.ordinal)
         return self
 
-    def _check_block(self, block: Block) -> None:
+    def _check_block(self, block: LogBlock) -> None:
         start, end = self._part.start, self._part.end
         begin, view = int(block.rows["offset"][0]), memoryview(block.data)
         for row in block.rows:
             offset, ordinal, count = int(row["offset"]), int(row["ordinal"]), int(row["count"])
             stop = offset + int(row["length"])
-            # Rows reach over both ends of a part, and overlap where a tail became part of a segment.
-            here = Range(
-                *(max(offset, start.offset), min(stop, end.offset)),
-                *(max(ordinal, start.ordinal), min(ordinal + count, end.ordinal)),
+            # The first and last rows may reach over the ends of a part. Rows overlap where a tail became part
+            # of a segment.
+            here = VerifiedRange(
+                max(offset, start.offset),
+                min(stop, end.offset),
+                max(ordinal, start.ordinal),
+                min(ordinal + count, end.ordinal),
             )
             if here.end <= self._offset:
                 continue
             if here.offset > self._offset:
                 self._go_on_at(here.offset, here.ordinal)
             else:
-                here = Range(self._offset, here.end, self._ordinal, here.end_ordinal)
+                here = VerifiedRange(self._offset, here.end, self._ordinal, here.end_ordinal)
             data = bytes(view[offset - begin : stop - begin])
             if len(data) < stop - offset or crc32c(data) != int(row["crc"]):
                 self.bad(_SERVED, "the checksum is wrong", here)
@@ -325,7 +331,7 @@ class _Served(Found):
 
     def _go_on_at(self, offset: int, ordinal: int) -> None:
         if self._damaged_rows or is_gap(self._offset, offset):
-            gap = Range(self._offset, offset, self._ordinal, ordinal)
+            gap = VerifiedRange(self._offset, offset, self._ordinal, ordinal)
             self.bad(_SERVED, "the index rows are damaged or missing", gap)
         self._damaged_rows = False
         self._offset, self._ordinal = offset, ordinal

@@ -1,11 +1,11 @@
-"""Small files of a lake → larger ones with the same rows; notes of batches → one; old files are swept.
+"""The job `compact`: merges small files of a lake and the manifests of batches, and deletes old files.
 
-    bins ─▶ tasks merge ─▶ commit, one for each bin ─▶ notes folded ─▶ old files swept
+    bins ─▶ tasks merge ─▶ commit each bin ─▶ merge manifests ─▶ delete old files
 
-A commit takes the small files out of the table and puts the new one in, in one step, and only if all of them
-are still in it: whoever else writes, every row is there once, for every reader and at every moment. What was
-killed before its commit has left a file that nobody names. Old files stay for a while, for those who read
-them.
+A commit replaces the small files of a bin in the table by the new file in one step, and only if all of them
+are still in the table. So every reader sees every row once at every moment, even if other jobs write. A run
+that was killed before its commit leaves a file that the table does not name. Old files stay for a while,
+because they may still be read.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,54 +14,53 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.errors import OptionError
+from headrace.lake.files.reading import are_names_old
+from headrace.lake.files.writing import WrittenFile
 from headrace.lake.format import CRC_KEY, LakeError, Manifest
-from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN, Manifests
-from headrace.lake.reading import are_names_old
+from headrace.lake.ownership import Lock
 from headrace.lake.table import Table, open_table
-from headrace.lake.writing import Written
-from headrace.pipeline.compact_plan import Bin, bins
-from headrace.pipeline.compact_task import CompactWork, merge
-from headrace.pipeline.export import APP as EXPORT
-from headrace.pipeline.points import Points
-from headrace.pipeline.tasks import Runner, SparkRunner
-from headrace.spark.options import OptionError
+from headrace.pipeline.compact.plan import Bin, CompactWork, bins, merge
+from headrace.pipeline.export.job import APP as EXPORT
+from headrace.pipeline.kill_points import Points
+from headrace.pipeline.tasks import SparkRunner, TaskRunner
 
 APP = "headrace-compact"
-"""The application whose numbers are those of merges."""
+"""Application ID in the table's commits, which number the merges."""
 
 FILE_BYTES = 128 << 20
 SWEEP_AFTER_S = 7 * 86_400.0
 
 SWEEP_AFTER_S_MIN = 3600.0
-"""What an export has written and not yet committed is a file that nobody names, too."""
+"""Minimum for `sweep_after_s`: files that an export has not committed yet are not in the table either."""
 
 _BINS_AT_ONCE = 64
-"""Merged before they are committed: what a kill makes be done again."""
+"""Number of bins that are merged before they are committed; limits what is repeated after a kill."""
 
 
-class Summary(NamedTuple):
-    """What a compaction has done, or would do."""
+class CompactSummary(NamedTuple):
+    """Result of a compaction, or of a dry run."""
 
     lake: str
     merged: int
-    """Files that are not in the table any more."""
+    """Number of files that were removed from the table."""
     made: int
-    """Files that are, in their place."""
+    """Number of files that replaced them."""
     records: int
     bytes: int
-    """Of the files that were merged."""
+    """Size of the files that were merged."""
     left: int
-    """Files that someone else has merged meanwhile."""
+    """Number of files that another job has merged meanwhile."""
     folded: int
-    """Batches whose notes were put together with others."""
+    """Number of batches whose manifests were merged with others."""
     swept: int
-    """Files that nobody names, and that were deleted."""
+    """Number of deleted files, which the table did not name."""
     dry_run: bool
 
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of files are merged, of how many."""
+"""Called with the number of bytes of files that are merged, and with their total."""
 
 
 def compact(
@@ -72,12 +71,13 @@ def compact(
     dry_run: bool = False,
     master: str = "local[*]",
     progress: Progress | None = None,
-    runner: Runner | None = None,
+    runner: TaskRunner | None = None,
     points: Points = Points(),  # noqa: B008 - it never changes
-) -> Summary:
-    """Merge files that are smaller than half of `file_bytes`, and delete what has been unnamed for so long.
+) -> CompactSummary:
+    """Merge files smaller than half of `file_bytes`, and delete old files.
 
-    Exports may go on meanwhile. With `dry_run` nothing is changed.
+    Old files are those that the table has not named for `sweep_after_s` seconds. Exports may run meanwhile.
+    With `dry_run`, nothing is changed.
     """
     if file_bytes < 1:
         raise OptionError(f"files have at least 1 byte, not {file_bytes}")
@@ -92,9 +92,19 @@ def compact(
         planned = _plan(directory, table, file_bytes)
         merged, size = sum(len(one.files) for one in planned), sum(one.bytes for one in planned)
         swept = table.sweep(sweep_after_s, dry_run=True)
-        return Summary(str(directory), merged, len(planned), 0, size, 0, 0, swept, True)
+        return CompactSummary(
+            lake=str(directory),
+            merged=merged,
+            made=len(planned),
+            records=0,
+            bytes=size,
+            left=0,
+            folded=0,
+            swept=swept,
+            dry_run=True,
+        )
     with _alone(directory):
-        table.sync()  # what a killed one has left
+        table.sync()  # completes what a killed run has left
         job = _Compact(directory, table, points, runner or SparkRunner("headrace compact", master))
         with closing(job.runner):
             job.merge(_plan(directory, table, file_bytes), progress)
@@ -104,7 +114,10 @@ def compact(
 
 
 def _plan(lake: Path, table: Table, file_bytes: int) -> list[Bin]:
-    """What to merge: never files in which one name stands for two topics, as versions name them."""
+    """Return the bins to merge.
+
+    Files with old topic names are never merged with others: the same name could stand for two topics.
+    """
     files = table.files()
     if not Manifests(lake).have_old_names(table.last(EXPORT)):
         return bins(files, file_bytes)
@@ -127,17 +140,24 @@ def _alone(lake: Path) -> Iterator[None]:
 
 
 class _Compact:
-    def __init__(self, lake: Path, table: Table, points: Points, runner: Runner) -> None:
+    def __init__(self, lake: Path, table: Table, points: Points, runner: TaskRunner) -> None:
         self._lake, self._table, self._points = lake, table, points
         self.runner = runner
         self._merged = self._made = self._records = self._bytes = self._left = 0
         self._folded = self._swept = 0
 
     @property
-    def summary(self) -> Summary:
-        return Summary(
-            *(str(self._lake), self._merged, self._made, self._records, self._bytes, self._left),
-            *(self._folded, self._swept, False),
+    def summary(self) -> CompactSummary:
+        return CompactSummary(
+            lake=str(self._lake),
+            merged=self._merged,
+            made=self._made,
+            records=self._records,
+            bytes=self._bytes,
+            left=self._left,
+            folded=self._folded,
+            swept=self._swept,
+            dry_run=False,
         )
 
     def merge(self, planned: Sequence[Bin], progress: Progress | None) -> None:
@@ -149,7 +169,11 @@ class _Compact:
             told = partial(_tell, progress, done, size, total) if progress is not None else None
             works = [
                 CompactWork(
-                    str(self._lake), one, self._table.shape, self._table.layout, self._points
+                    lake=str(self._lake),
+                    bin=one,
+                    shape=self._table.shape,
+                    layout=self._table.layout,
+                    points=self._points,
                 )
                 for one in some
             ]
@@ -159,7 +183,7 @@ class _Compact:
                 self._commit(one, written)
             done += size
 
-    def _commit(self, one: Bin, written: Written) -> None:
+    def _commit(self, one: Bin, written: WrittenFile) -> None:
         while True:
             last = self._table.last(APP)
             number = 0 if last is None else last + 1
@@ -168,7 +192,7 @@ class _Compact:
             if not self._table.files().keys() >= set(one.files):
                 self._left += len(one.files)
                 return
-            # Another compaction has taken the number, for other files.
+            # Another compaction has used the number for other files.
         self._points.here("committed")
         self._merged += len(one.files)
         self._made += 1
@@ -176,7 +200,7 @@ class _Compact:
         self._bytes += one.bytes
 
     def fold(self) -> None:
-        """All but the last batch: an export looks at that one when it starts."""
+        """Merge the manifests of all batches but the last, which an export checks when it starts."""
         last = self._table.last(EXPORT)
         if last is None:
             return

@@ -1,19 +1,20 @@
-"""What a deduplication is told: what rows are known by and for how long. Refuses what makes no sense."""
+"""Arguments of a deduplication: the key of rows and the window. Rejects invalid values."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from headrace.lake.deduped import Note
+from headrace.errors import OptionError
+from headrace.lake.deduped import RunNote
 from headrace.lake.format import LakeError, Shape
 from headrace.lake.manifests import Manifests
 from headrace.lake.table import Table
-from headrace.pipeline.dedupe_keys import Key, KeyKind
-from headrace.pipeline.export import APP as EXPORT
+from headrace.pipeline.dedupe.keys import Key, KeyKind
+from headrace.pipeline.export.job import APP as EXPORT
 from headrace.pipeline.json_path import parse_path
 from headrace.pipeline.tasks import JobError
-from headrace.spark.options import OptionError, Topics
+from headrace.reader.selection import TopicSelection
 
 _WINDOW_S_MAX = 1e10
 
@@ -57,7 +58,7 @@ def check_column(key: Key, shape: Shape, lake: Path) -> None:
         raise LakeError(f"column {key.name!r} holds other values: name one with a plain type")
 
 
-def check_topics(topics: Topics, lake: Path, table: Table) -> None:
+def check_topics(topics: TopicSelection, lake: Path, table: Table) -> None:
     if not topics.names:
         return
     known = Manifests(lake).reach(table.last(EXPORT)).ends
@@ -67,13 +68,13 @@ def check_topics(topics: Topics, lake: Path, table: Table) -> None:
 
 
 class Settings(NamedTuple):
-    """What stays the same from run to run."""
+    """Settings that stay the same from run to run."""
 
     lake: str
     key: Key
     window_ms: int | None
 
-    def check(self, directory: Path, last: Note | None) -> None:
+    def check(self, directory: Path, last: RunNote | None) -> None:
         if last is None:
             return
         if last.lake != self.lake:

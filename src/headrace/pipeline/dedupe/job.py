@@ -1,10 +1,10 @@
-"""The job `dedupe`: the rows of a lake without those that were published once more, as a Delta table.
+"""The job `dedupe`: writes the rows of a lake without duplicates, as a Delta table.
 
-    tasks stage keys ─▶ tasks decide by bucket ─▶ tasks write what stays ─▶ note ─▶ commit
+    tasks stage keys ─▶ tasks decide by bucket ─▶ tasks write the kept rows ─▶ note ─▶ commit
 
-A run takes in what the lake has behind what the last one has covered, by offsets: so what becomes of the
-lake's files does not matter, and many small runs come to the same as a large one. Nothing counts before the
-commit: what a killed run has left is removed by the next one.
+A run reads the lake's records after the offsets that the last run has covered. So changes of the lake's files
+do not matter, and many small runs have the same result as a large one. Nothing counts before the commit. The
+next run removes the files that a killed run has left.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,55 +13,55 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.lake.deduped import Bucket, DedupedTable, Note, note_path
+from headrace.lake.deduped import Bucket, DedupedTable, RunNote, note_path
+from headrace.lake.files.writing import WrittenFile
 from headrace.lake.format import LakeError, Shape
-from headrace.lake.lock import Lock
 from headrace.lake.manifests import HIDDEN
+from headrace.lake.ownership import Lock
 from headrace.lake.table import open_table
-from headrace.lake.writing import Written
-from headrace.pipeline.dedupe_input import (
+from headrace.pipeline.dedupe.input import (
     Settings,
     check_column,
     check_topics,
     key_of,
     window_of,
 )
-from headrace.pipeline.dedupe_plan import bucket_count, joined_buckets
-from headrace.pipeline.dedupe_tasks import (
-    Decided,
+from headrace.pipeline.dedupe.plan import bucket_count, joined_buckets
+from headrace.pipeline.dedupe.tasks import (
+    DecidedKeys,
     DecideWork,
+    DedupeStaged,
+    DedupeStageWork,
     Input,
-    Staged,
-    StageWork,
     WriteWork,
     decide_bucket,
     stage,
     write_part,
 )
 from headrace.pipeline.job_input import check_apart, make_writable, topics_of
-from headrace.pipeline.points import Points
+from headrace.pipeline.kill_points import Points
 from headrace.pipeline.staging import by_number, staging, together
-from headrace.pipeline.tasks import JobError, Runner, SparkRunner
-from headrace.spark.options import Topics
+from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
+from headrace.reader.selection import TopicSelection
 
 WINDOW_S = 86_400.0
 _TASK_BYTES = 64 << 20
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of the lake are done, of how many."""
+"""Called with the number of bytes of the lake that are done, and with their total."""
 Told = Callable[[float], None]
 
 
-class Summary(NamedTuple):
-    """What a run has done."""
+class DedupeSummary(NamedTuple):
+    """Result of a run."""
 
     into: str
     rows: int
-    """Those that the lake has behind the last run."""
+    """Number of the lake's rows after the last run."""
     kept: int
     dropped: int
     without_key: int
-    """Rows that stay because they have no key."""
+    """Number of rows that are kept because they have no key."""
     topics: int
     files: int
 
@@ -79,13 +79,14 @@ def dedupe(
     master: str = "local[*]",
     task_bytes: int = _TASK_BYTES,
     progress: Progress | None = None,
-    runner: Runner | None = None,
+    runner: TaskRunner | None = None,
     points: Points = Points(),  # noqa: B008 - it never changes
-) -> Summary:
-    """Bring the table in `into` up to date with a lake, without rows whose key their topic has had before.
+) -> DedupeSummary:
+    """Update the table in `into` from a lake, without rows whose key occurred before in their topic.
 
-    The key is the column `key`, what is at `json_path` in payloads, or the whole `payload`. It counts for
-    `window_s` after a row that stays, or for ever with None. Without topics and a pattern it is all topics.
+    The key is the column `key`, the value at `json_path` in payloads, or the whole `payload`. After a row
+    that is kept, its key counts for `window_s` seconds, or for ever with None. Without topics and a pattern,
+    all topics are read.
     """
     wanted = topics_of(topics, pattern)
     known_by = key_of(key, json_path, payload=payload)
@@ -96,21 +97,29 @@ def dedupe(
     check_column(known_by, table.shape, source)
     check_topics(wanted, source, table)
     settings = Settings(table.id, known_by, window_ms)
-    # Rows are as in the lake, but the table is always partitioned by date alone.
+    # Rows are the same as in the lake, but the table is always partitioned by date only.
     shape = table.shape._replace(by_topic=False)
     found = DedupedTable.open(directory, shape)
     settings.check(directory, found.last() if found else None)
     with closing(runner or SparkRunner("headrace dedupe", master)) as by:
         if found is None:
-            by.start()  # or nothing is written
+            by.start()  # a failure here happens before anything is written
         make_writable(directory)
         with Lock(directory / HIDDEN, "dedupe"):
             made = DedupedTable.open(directory, shape) or DedupedTable.make(directory, shape)
-            # Whoever held the lock until now may have gone on.
+            # The previous holder of the lock may have committed another run.
             last = made.last()
             settings.check(directory, last)
             job = _Dedupe(
-                source, directory, shape, made, last, settings, wanted, task_bytes, points
+                lake=source,
+                into=directory,
+                shape=shape,
+                table=made,
+                last=last,
+                settings=settings,
+                topics=wanted,
+                task_bytes=task_bytes,
+                points=points,
             )
             return job.run(by, table.files(), progress)
 
@@ -122,9 +131,9 @@ class _Dedupe:
         into: Path,
         shape: Shape,
         table: DedupedTable,
-        last: Note | None,
+        last: RunNote | None,
         settings: Settings,
-        topics: Topics,
+        topics: TopicSelection,
         task_bytes: int,
         points: Points,
     ) -> None:
@@ -136,17 +145,19 @@ class _Dedupe:
         self._input = Input(str(lake), topics, note)
         self._staging = ""
 
-    def run(self, runner: Runner, files: dict[str, int], progress: Progress | None) -> Summary:
+    def run(
+        self, runner: TaskRunner, files: dict[str, int], progress: Progress | None
+    ) -> DedupeSummary:
         done = set(self._last.done if self._last else ())
-        # Their names begin with the date, and have the number of the batch that they were written by.
+        # File names begin with the date and contain the number of the batch that wrote the file.
         new = {name: files[name] for name in sorted(files.keys() - done)}
         with staging(self._into) as place:
             self._staging = str(place)
             return self._run(runner, new, done & files.keys(), progress)
 
     def _run(
-        self, runner: Runner, new: dict[str, int], done: set[str], progress: Progress | None
-    ) -> Summary:
+        self, runner: TaskRunner, new: dict[str, int], done: set[str], progress: Progress | None
+    ) -> DedupeSummary:
         told = partial(_part, progress, sum(new.values()))
         staged = self._stage(runner, new, told(0.0, 0.5))
         self._points.here("staged")
@@ -173,12 +184,18 @@ class _Dedupe:
         self._points.here("swept")
         return summary
 
-    def _stage(self, runner: Runner, new: dict[str, int], told: Told | None) -> list[Staged]:
+    def _stage(
+        self, runner: TaskRunner, new: dict[str, int], told: Told | None
+    ) -> list[DedupeStaged]:
         numbers = {name: number for number, name in enumerate(new)}
         works = [
-            StageWork(
-                *(self._input, self._staging, task, [(numbers[name], name) for name in some]),
-                *(self._settings.key, self._points),
+            DedupeStageWork(
+                input=self._input,
+                staging=self._staging,
+                task=task,
+                files=[(numbers[name], name) for name in some],
+                key=self._settings.key,
+                points=self._points,
             )
             for task, some in enumerate(together(new.items(), self._task_bytes))
         ]
@@ -186,21 +203,27 @@ class _Dedupe:
 
     def _decide(
         self,
-        runner: Runner,
-        staged: list[Staged],
+        runner: TaskRunner,
+        staged: list[DedupeStaged],
         before: Sequence[Bucket],
         count: int,
         told: Told | None,
-    ) -> dict[int, Decided]:
-        """By bucket; those that stay as they are are left out."""
+    ) -> dict[int, DecidedKeys]:
+        """Return the decisions by bucket, without buckets that do not change."""
         found = by_number((one.path, joined_buckets(one.batches, count)) for one in staged)
-        # Where there are more buckets than before, the keys of all are divided anew.
+        # If there are more buckets than before, the keys of all buckets are divided again.
         touched = sorted(found) if len(before) == count else range(count)
         works = [
             DecideWork(
-                *(str(self._into), self._staging, self._number, bucket, count),
-                *(found.get(bucket, []), before[bucket % len(before)].path if before else ""),
-                *(self._settings.window_ms, self._points),
+                into=str(self._into),
+                staging=self._staging,
+                number=self._number,
+                bucket=bucket,
+                buckets=count,
+                staged=found.get(bucket, []),
+                known=before[bucket % len(before)].path if before else "",
+                window_ms=self._settings.window_ms,
+                points=self._points,
             )
             for bucket in touched
         ]
@@ -208,31 +231,35 @@ class _Dedupe:
 
     def _write(
         self,
-        runner: Runner,
+        runner: TaskRunner,
         names: list[str],
-        staged: list[Staged],
-        decided: dict[int, Decided],
+        staged: list[DedupeStaged],
+        decided: dict[int, DecidedKeys],
         told: Told | None,
-    ) -> list[Written]:
+    ) -> list[WrittenFile]:
         dropped = by_number((one.path, one.batches) for one in decided.values())
         numbers = {names[number]: number for one in staged for number in one.bytes}
         sizes = {names[number]: size for one in staged for number, size in one.bytes.items()}
         works = [
             WriteWork(
-                *(self._input, str(self._into), self._number, task),
-                [(name, dropped.get(numbers[name], [])) for name in some],
-                *(self._shape, self._points),
+                input=self._input,
+                into=str(self._into),
+                number=self._number,
+                task=task,
+                files=[(name, dropped.get(numbers[name], [])) for name in some],
+                shape=self._shape,
+                points=self._points,
             )
             for task, some in enumerate(together(sorted(sizes.items()), self._task_bytes))
         ]
         results = runner.run(works, write_part, told)
         return [one for some in results for one in some]
 
-    def _note(self, staged: list[Staged], done: set[str], buckets: list[Bucket]) -> Note:
+    def _note(self, staged: list[DedupeStaged], done: set[str], buckets: list[Bucket]) -> RunNote:
         ends = dict(self._last.ends) if self._last else {}
         for one in staged:
             ends |= {topic: max(end, ends.get(topic, 0)) for topic, end in one.ends.items()}
-        return Note(
+        return RunNote(
             number=self._number,
             lake=self._settings.lake,
             key=self._settings.key.text,
@@ -243,16 +270,24 @@ class _Dedupe:
         )
 
     def _summary(
-        self, staged: list[Staged], decided: dict[int, Decided], written: list[Written]
-    ) -> Summary:
+        self,
+        staged: list[DedupeStaged],
+        decided: dict[int, DecidedKeys],
+        written: list[WrittenFile],
+    ) -> DedupeSummary:
         rows = sum(one.rows for one in staged)
         kept = sum(one.rows for one in written)
         dropped = sum(one.dropped for one in decided.values())
         if rows != kept + dropped:
             raise JobError(f"of {rows} rows {kept} were written and {dropped} dropped")
-        return Summary(
-            *(str(self._into), rows, kept, dropped, sum(one.without_key for one in staged)),
-            *(len({topic for one in staged for topic in one.ends}), len(written)),
+        return DedupeSummary(
+            into=str(self._into),
+            rows=rows,
+            kept=kept,
+            dropped=dropped,
+            without_key=sum(one.without_key for one in staged),
+            topics=len({topic for one in staged for topic in one.ends}),
+            files=len(written),
         )
 
 

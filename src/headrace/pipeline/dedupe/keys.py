@@ -1,7 +1,7 @@
-"""What rows are known by: a column, a place in JSON payloads, or the payload; as hashes of 16 bytes. Pure.
+"""Keys of rows: a column, a value in JSON payloads, or the payload; as hashes of 16 bytes. Pure.
 
-A hash is of topic and key, so that equal keys of two topics are two. 128 bits of SHA-256: of a trillion rows
-no two have the same by chance.
+A hash covers topic and key, so equal keys of two topics have different hashes. It has 128 bits of SHA-256:
+among a trillion rows, no two keys have the same hash by chance.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.json_limits import BadJSONError, decode_json
 from headrace.model import legacy_name
+from headrace.payload.json_limits import BadJSONError, decode_json
 from headrace.pipeline.json_path import Path, find, parse_path
 
 Words = npt.NDArray[np.uint64]
 
 Identity = bytes | None
-"""What is hashed; None of a row without a key."""
+"""Bytes that are hashed; None for a row without a key."""
 
 
 class KeyKind(StrEnum):
@@ -33,11 +33,11 @@ class KeyKind(StrEnum):
 class Key(NamedTuple):
     kind: KeyKind
     name: str = ""
-    """The column, or the path."""
+    """Name of the column, or the JSON path."""
 
     @property
     def column(self) -> str:
-        """That of the lake which it is in."""
+        """Column of the lake that contains the key."""
         return self.name if self.kind is KeyKind.COLUMN else "payload"
 
     @property
@@ -57,7 +57,7 @@ def identities(key: Key, column: pa.Array) -> Sequence[Identity]:
 
 
 def _in_json(payload: bytes, path: Path) -> Identity:
-    """The value as JSON that is the same for equal values: members sorted, 1.0 as 1."""
+    """Return the value as JSON that is the same for equal values: members sorted, 1.0 as 1."""
     try:
         value = find(decode_json(payload), path)
     except BadJSONError:
@@ -81,9 +81,9 @@ def _plain(value: Any) -> Any:
 
 class TopicHash(NamedTuple):
     prefix: bytes
-    """What goes before the identity of each of its rows."""
+    """Bytes that are hashed before the identity of each row of the topic."""
     word: int
-    """Tells topics apart."""
+    """Hash that distinguishes topics."""
 
 
 def topic_hash(name: str) -> TopicHash:
@@ -93,7 +93,7 @@ def topic_hash(name: str) -> TopicHash:
 
 
 def hashes(prefixes: Iterable[bytes], found: Sequence[Identity]) -> tuple[Words, Words]:
-    """Two words of each row that has a key."""
+    """Return two words of the hash for each row that has a key."""
     digests = [
         sha256(prefix + one).digest()
         for prefix, one in zip(prefixes, found, strict=True)

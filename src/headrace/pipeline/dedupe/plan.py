@@ -1,7 +1,7 @@
-"""Which rows are the first of their key within a window, and how the work is divided. Pure.
+"""Decides which rows are the first of their key within a window, and divides the work. Pure.
 
-A window begins with the row that stays; one that comes when it is over stays too, and begins the next. Rows
-count in the order of their offsets, so the answer is the same in however many steps they come.
+A window begins with a row that is kept. The first row after the window is kept too, and begins the next
+window. Rows count in the order of their offsets, so the result does not depend on the number of runs.
 """
 
 from typing import Any, NamedTuple
@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.pipeline.dedupe_keys import Words
+from headrace.pipeline.dedupe.keys import Words
 from headrace.pipeline.staging import Batches
 
 _BUCKETS_MIN, BUCKETS_MAX = 4, 1024
 _BUCKET_ROWS = 1 << 20
-"""About so many are in memory at a time, with the keys that are known."""
+"""Approximate number of rows in memory at a time, including the known keys."""
 
 Numbers = npt.NDArray[np.int64]
 
 
 class Keys(NamedTuple):
-    """Each with the row that stayed last."""
+    """Known keys, each with the time of its last kept row."""
 
     high: Words
     low: Words
@@ -31,8 +31,8 @@ class Keys(NamedTuple):
         return Keys(self.high[places], self.low[places], self.topic[places], self.ms[places])
 
 
-class Rows(NamedTuple):
-    """Those of some keys, in any order."""
+class KeyRows(NamedTuple):
+    """Rows of some keys, in any order."""
 
     high: Words
     low: Words
@@ -41,15 +41,15 @@ class Rows(NamedTuple):
     offset: Numbers
 
 
-class Decided(NamedTuple):
+class DedupeDecision(NamedTuple):
     dropped: Numbers
-    """Places of rows that are there once more."""
+    """Places of rows that are duplicates."""
     keys: Keys
-    """Those that the next rows are held against."""
+    """Keys that the next rows are compared with."""
 
 
-def decide(known: Keys, rows: Rows, window_ms: int | None) -> Decided:
-    """Without a window keys are known for ever."""
+def decide(known: Keys, rows: KeyRows, window_ms: int | None) -> DedupeDecision:
+    """Decide which rows are dropped. Without a window, keys are known for ever."""
     count = len(known.ms)
     both = Keys(
         np.concatenate((known.high, rows.high)),
@@ -57,7 +57,7 @@ def decide(known: Keys, rows: Rows, window_ms: int | None) -> Decided:
         np.concatenate((known.topic, rows.topic)),
         np.concatenate((known.ms, rows.ms)),
     )
-    # What is known of a key comes before all its rows.
+    # The known entry of a key comes before all its rows.
     offsets = np.concatenate((np.full(count, -1, np.int64), rows.offset))
     order = np.lexsort((offsets, both.low, both.high))
     found = both.at(order)
@@ -67,21 +67,21 @@ def decide(known: Keys, rows: Rows, window_ms: int | None) -> Decided:
     if window_ms is not None:
         _begin_windows(found.ms, begins, stays, window_ms)
     dropped = order[~stays] - count
-    # Of each key the last that stayed.
+    # Keep the last kept row of each key.
     kept = np.flatnonzero(stays)
     group = np.cumsum(begins[:-1])[kept]
     last = kept[np.append(group[1:] != group[:-1], True)] if len(kept) else kept
     keys = found.at(last)
     if window_ms is not None:
         keys = _open_ones(found, keys, window_ms)
-    return Decided(dropped, keys)
+    return DedupeDecision(dropped, keys)
 
 
 def _begin_windows(
     ms: Numbers, begins: npt.NDArray[np.bool_], stays: npt.NDArray[np.bool_], window_ms: int
 ) -> None:
-    """Have those stay that come when the window of their key is over."""
-    # Most keys have one row: only the others are gone through.
+    """Keep also the rows that come after the window of their key has ended."""
+    # Most keys have only one row. The loop is only for the others.
     several = np.flatnonzero(~(begins[:-1] & begins[1:]))
     over = 0
     for place, at, is_first in zip(
@@ -93,7 +93,7 @@ def _begin_windows(
 
 
 def _open_ones(found: Keys, keys: Keys, window_ms: int) -> Keys:
-    """Keys whose window goes on: times never decrease within a topic."""
+    """Return the keys whose window has not ended yet. Times never decrease within a topic."""
     topics, which = np.unique(found.topic, return_inverse=True)
     latest = np.zeros(len(topics), np.int64)
     np.maximum.at(latest, which, found.ms)
@@ -102,16 +102,16 @@ def _open_ones(found: Keys, keys: Keys, window_ms: int) -> Keys:
 
 
 def bucket_count(rows: int, before: int) -> int:
-    """For so many rows and keys: a power of two, and never less than before.
+    """Return the number of buckets for these rows and keys: a power of two, never smaller than before.
 
-    So a bucket lies in one of those before, and is made of whole ones of those that are staged.
+    So each bucket is a part of one earlier bucket, and consists of whole staged buckets.
     """
     wanted = max(rows // _BUCKET_ROWS, before, _BUCKETS_MIN)
     return min(1 << (wanted - 1).bit_length(), BUCKETS_MAX)
 
 
 def joined_buckets(staged: Batches, count: int) -> Batches:
-    """What was staged in all buckets that there may be, in so many."""
+    """Join batches that were staged in the maximum number of buckets into `count` buckets."""
     found: Batches = {}
     for bucket, batches in staged.items():
         found.setdefault(bucket % count, []).extend(batches)

@@ -1,6 +1,6 @@
-"""What tasks of a deduplication do: stage the keys of rows, decide which are dropped, write those that stay.
+"""Tasks of a deduplication: stage the keys of rows, decide which rows are dropped, write the kept rows.
 
-What is staged counts for nobody but the run that it is of.
+Only the run that staged a file uses it.
 """
 
 import uuid
@@ -14,19 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.lake.deduped import KEYS, Bucket, read_note
-from headrace.lake.deduped_files import DedupedWriter
+from headrace.lake.errors import writing
+from headrace.lake.files.deduped import DedupedWriter
+from headrace.lake.files.durable import make_directory, sync
+from headrace.lake.files.reading import Chosen, read_chosen, read_groups, read_ranges
+from headrace.lake.files.sorted_file import ROW_GROUP_ROWS
+from headrace.lake.files.writing import WrittenFile
 from headrace.lake.format import Shape
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.reading import Chosen, read_chosen, read_groups, read_ranges
-from headrace.lake.sorted_file import ROW_GROUP_ROWS
-from headrace.lake.syncing import make_directory, sync
-from headrace.lake.trouble import writing
-from headrace.lake.writing import Written
-from headrace.pipeline.dedupe_keys import Key, Words, hashes, identities, topic_hash
-from headrace.pipeline.dedupe_plan import BUCKETS_MAX, Keys, Numbers, Rows, decide
-from headrace.pipeline.points import Points
-from headrace.pipeline.staging import Batches, Places, StagedFile, read_staged
-from headrace.spark.options import Topics
+from headrace.pipeline.dedupe.keys import Key, Words, hashes, identities, topic_hash
+from headrace.pipeline.dedupe.plan import BUCKETS_MAX, KeyRows, Keys, Numbers, decide
+from headrace.pipeline.kill_points import Points
+from headrace.pipeline.staging import Batches, Places, WorkFile, read_staged
+from headrace.reader.selection import TopicSelection
 
 _WORDS = ("high", "low", "topic")
 _KEYS_SCHEMA = pa.schema(
@@ -36,21 +36,21 @@ _ROWS_SCHEMA = pa.schema(
     [*_KEYS_SCHEMA, *(pa.field(name, pa.int64(), False) for name in ("offset", "file", "place"))]
 )
 _STAGED_ROWS = 1 << 20
-"""So many are gathered in memory before they are written."""
+"""Number of rows that are collected in memory before they are written."""
 
 _DROPPED_SCHEMA = pa.schema([pa.field("place", pa.int64(), False)])
 
 
 class Input(NamedTuple):
-    """What rows a run takes in."""
+    """Rows that a run reads."""
 
     lake: str
-    topics: Topics
+    topics: TopicSelection
     note: str
-    """The path of the last run's note, which says up to where topics are covered; empty for the first."""
+    """Path of the last run's note, which names the end of each covered topic; empty for the first run."""
 
     def starts(self) -> Callable[[str], int | None]:
-        """The offset from which on a topic is taken in; None where it is not."""
+        """Return a function that returns the start offset of a topic, or None if the topic is not read."""
         ends = read_note(Path(self.note)).ends if self.note else {}
         known: dict[str, int | None] = {}
 
@@ -62,40 +62,40 @@ class Input(NamedTuple):
         return start
 
 
-# Keys of rows → staged by bucket
+# Keys of rows → staged keys by bucket
 
 
-class StageWork(NamedTuple):
+class DedupeStageWork(NamedTuple):
     input: Input
     staging: str
     task: int
     files: list[tuple[int, str]]
-    """With their numbers in this run."""
+    """Files, with their numbers in this run."""
     key: Key
     points: Points
 
 
-class Staged(NamedTuple):
+class DedupeStaged(NamedTuple):
     path: str
     batches: Batches
-    """By bucket."""
+    """Batches of the file, by bucket."""
     bytes: dict[int, int]
-    """How much of the log is taken in of each file, by its number; those without anything are left out."""
+    """Bytes of the log that are read from each file, by file number; files without any are left out."""
     done: list[str]
-    """Files that have nothing more when this run counts."""
+    """Files without further rows to read after this run is committed."""
     ends: dict[str, int]
     rows: int
     without_key: int
 
 
-def stage(work: StageWork) -> Staged:
+def stage(work: DedupeStageWork) -> DedupeStaged:
     starts = work.input.starts()
     size: dict[int, int] = {}
     done: list[str] = []
     ends: dict[str, int] = {}
     rows = without_key = 0
     gathered: list[pa.RecordBatch] = []
-    with StagedFile(work.staging, f"{work.task:06}-keys", _ROWS_SCHEMA) as staged:
+    with WorkFile(work.staging, f"{work.task:06}-keys", _ROWS_SCHEMA) as staged:
         for number, name in work.files:
             path = Path(work.input.lake, name)
             is_done = True
@@ -120,7 +120,7 @@ def stage(work: StageWork) -> Staged:
                     gathered = []
         _by_bucket(gathered, staged)
         work.points.here("staging")
-    return Staged(staged.path, staged.batches, size, done, ends, rows, without_key)
+    return DedupeStaged(staged.path, staged.batches, size, done, ends, rows, without_key)
 
 
 def _keys(chosen: Chosen, key: Key, file: int) -> pa.RecordBatch:
@@ -147,8 +147,8 @@ def _ms(columns: pa.RecordBatch) -> Numbers:
     return found
 
 
-def _by_bucket(gathered: list[pa.RecordBatch], staged: StagedFile) -> None:
-    """In as many as there may be: how many are needed is known when all is staged."""
+def _by_bucket(gathered: list[pa.RecordBatch], staged: WorkFile) -> None:
+    """Divide into the maximum number of buckets: the needed number is known after all staging."""
     if not gathered:
         return
     rows = pa.concat_batches(gathered)
@@ -167,46 +167,46 @@ def _buckets(low: pa.Array, count: int) -> Numbers:
     return (words % np.uint64(count)).astype(np.int64)
 
 
-# A bucket → what is dropped, and what is known now
+# A bucket → dropped rows and known keys
 
 
 class DecideWork(NamedTuple):
     into: str
     staging: str
     number: int
-    """Of the run."""
+    """Number of the run."""
     bucket: int
     buckets: int
     staged: Places
     known: str
-    """The file that has the bucket's keys until now, maybe with those of others; empty if there is none."""
+    """File with the bucket's known keys, maybe also with those of other buckets; empty if there is none."""
     window_ms: int | None
     points: Points
 
 
-class Decided(NamedTuple):
+class DecidedKeys(NamedTuple):
     path: str
     batches: Batches
-    """By the number of the file whose rows are dropped."""
+    """Batches by the number of the file whose rows are dropped."""
     dropped: int
     bucket: Bucket
 
 
-def decide_bucket(work: DecideWork) -> Decided:
+def decide_bucket(work: DecideWork) -> DecidedKeys:
     known = _read_keys(work)
     with ExitStack() as stack:
         batches = list(read_staged(stack, work.staged))
         table = pa.Table.from_batches(batches, _ROWS_SCHEMA).combine_chunks()
         columns = {name: table[name].to_numpy() for name in table.column_names}
-        found = decide(known, Rows(*(columns[name] for name in Rows._fields)), work.window_ms)
+        found = decide(known, KeyRows(*(columns[name] for name in KeyRows._fields)), work.window_ms)
         files, places = columns["file"][found.dropped], columns["place"][found.dropped]
-    with StagedFile(work.staging, f"{work.bucket:06}-dropped", _DROPPED_SCHEMA) as staged:
+    with WorkFile(work.staging, f"{work.bucket:06}-dropped", _DROPPED_SCHEMA) as staged:
         for file in np.unique(files).tolist():
             some = pa.array(places[files == file])
             staged.add(file, pa.RecordBatch.from_arrays([some], schema=_DROPPED_SCHEMA))
     bucket = _write_keys(work, found.keys)
     work.points.here("deciding")
-    return Decided(staged.path, staged.batches, len(found.dropped), bucket)
+    return DecidedKeys(staged.path, staged.batches, len(found.dropped), bucket)
 
 
 def _read_keys(work: DecideWork) -> Keys:
@@ -220,7 +220,7 @@ def _read_keys(work: DecideWork) -> Keys:
 
 
 def _write_keys(work: DecideWork, keys: Keys) -> Bucket:
-    """On disk when this returns."""
+    """Write the bucket's keys; they are durable when this returns."""
     if not len(keys.ms):
         return Bucket()
     name = f"{work.number:012}-{work.bucket:04}-{uuid.uuid4().hex[:12]}.parquet"
@@ -236,7 +236,7 @@ def _write_keys(work: DecideWork, keys: Keys) -> Bucket:
     return Bucket(str(path.relative_to(work.into)), table.num_rows)
 
 
-# Files → the rows that stay
+# Files → kept rows
 
 
 class WriteWork(NamedTuple):
@@ -245,20 +245,20 @@ class WriteWork(NamedTuple):
     number: int
     task: int
     files: list[tuple[str, Places]]
-    """Each with where its dropped rows are staged."""
+    """Files, each with the staged places of its dropped rows."""
     shape: Shape
     points: Points
 
 
-def write_part(work: WriteWork) -> list[Written]:
-    # A task that Spark repeats writes files of its own: only those that the driver is told of count.
+def write_part(work: WriteWork) -> list[WrittenFile]:
+    # A task that Spark repeats writes its own files: only files that the driver learns of count.
     name = f"{work.number:08}-{uuid.uuid4().hex[:12]}-{work.task:04}"
     writer = DedupedWriter(Path(work.into), name, work.shape.columns)
     if len(work.files) == 1:
         for rows in _kept(work, *work.files[0]):
             writer.add(rows)
     else:
-        # Small ones: each is sorted, and so are all of them together.
+        # Small files: each is sorted, so sort their rows together.
         found = [rows for name, dropped in work.files for rows in _kept(work, name, dropped)]
         table = pa.Table.from_batches(found, work.shape.columns)
         table = table.sort_by([("topic", "ascending"), ("offset", "ascending")])
@@ -281,7 +281,7 @@ def _kept(work: WriteWork, name: str, places: Places) -> Iterator[pa.RecordBatch
 
 
 def _typed(chosen: Chosen, columns: pa.Schema) -> pa.RecordBatch:
-    # The topic is in no file of a lake that is partitioned by it.
+    # In a lake that is partitioned by topic, files have no topic column.
     topics = pa.DictionaryArray.from_arrays(pa.array(chosen.which), pa.array(chosen.topics))
     arrays = {field.name: chosen.columns[field.name] for field in columns if field.name != "topic"}
     return pa.RecordBatch.from_arrays(

@@ -1,9 +1,11 @@
-"""What an export is told: which topics, and where they are. Refuses what makes no sense."""
+"""Arguments of an export: the topics and the location of the log. Rejects invalid values."""
 
 import json
 import re
 
-from headrace.spark.options import OptionError, SourceOptions, parse_source
+from headrace.errors import OptionError
+from headrace.reader.selection import SourceOptions
+from headrace.spark.options import parse_source
 
 
 def source_options(
@@ -15,7 +17,7 @@ def source_options(
     part_bytes: int,
     skip_lost: bool,
 ) -> SourceOptions:
-    """As a streaming query would have them: `place` is its `path`, or its `url` and `token`."""
+    """Return the options of a streaming query; `place` is its `path`, or its `url` and `token`."""
     if topics and pattern:
         raise OptionError("topics and a pattern exclude each other: give one of them")
     if not any(place.values()):
@@ -33,8 +35,8 @@ def source_options(
             **which,
             "maxBytesPerTrigger": str(batch_bytes),
             "maxBytesPerPartition": str(part_bytes),
-            # What is gone is left out and found missing afterwards: then it is decided whether that is an
-            # error. So is damage, where it is none.
+            # Tasks skip lost records. The driver then finds them missing and decides if that is an error.
+            # With `skip_lost`, the same holds for damaged records.
             "failOnDataLoss": "false",
             "verifyChecksums": "false" if skip_lost else "true",
         },

@@ -1,10 +1,10 @@
-"""Topics → a lake table, exactly once: the loop of batches, and what happens to each in which order.
+"""The job `export`: copies topics into a lake table exactly once, in a loop of batches.
 
     plan ─▶ tasks write files ─▶ manifest ─▶ commit ─▶ verify ─▶ cursor
 
-What was killed before its commit does not count; what was killed behind it is verified and told again. So the
-next start finds the last committed batch in the table, looks at it once more, and goes on behind it. Files of
-attempts that were not committed are named by nobody.
+A batch that was killed before its commit does not count. A batch that was killed after its commit is verified
+and reported to the server again. So the next start finds the last committed batch in the table, checks it
+again, and continues after it. The table never names files of attempts that were not committed.
 """
 
 import logging
@@ -16,30 +16,31 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.lake.format import CRC_KEY, File, LakeError, Lost, Manifest, Positions
-from headrace.lake.lock import Lock
+from headrace.lake.files.writing import WrittenFile
+from headrace.lake.format import CRC_KEY, File, LakeError, LostRange, Manifest, Positions
 from headrace.lake.manifests import HIDDEN, Manifests, Reach
+from headrace.lake.ownership import Lock
 from headrace.lake.table import AUTO, Table, find_table, make_table
-from headrace.lake.writing import Written
 from headrace.model import Span
-from headrace.pipeline import export_plan, tasks
-from headrace.pipeline.cursors import LAKE, LAKE_START, Cursors
+from headrace.pipeline import tasks
+from headrace.pipeline.cursors import LAKE, LAKE_START, JobCursors
 from headrace.pipeline.decoding import shape_of
-from headrace.pipeline.export_input import source_options
-from headrace.pipeline.export_plan import Begin, Plan
-from headrace.pipeline.export_task import ExportWork, Probe, probe, write_part
+from headrace.pipeline.export import plan as export_plan
+from headrace.pipeline.export.input import source_options
+from headrace.pipeline.export.plan import Begin, ExportPlan
+from headrace.pipeline.export.task import ExportWork, Probe, probe, write_part
 from headrace.pipeline.job_input import make_writable
-from headrace.pipeline.points import Points
-from headrace.pipeline.tasks import JobError, Runner, ServerAwayError, SparkRunner
+from headrace.pipeline.kill_points import Points
+from headrace.pipeline.tasks import JobError, ServerAwayError, SparkRunner, TaskRunner
 from headrace.printing import quoted
-from headrace.spark.http_client import ServerError
-from headrace.spark.log_view import LogView, TopicState
-from headrace.spark.open_log import open_log
-from headrace.spark.options import Place, SourceOptions, Topics, parse_place
-from headrace.spark.planning import find_topics
+from headrace.reader.http_client import ServerError
+from headrace.reader.open_log import open_log
+from headrace.reader.planning import find_topics
+from headrace.reader.selection import LogLocation, SourceOptions, TopicSelection, parse_place
+from headrace.reader.view import LogView, TopicState
 
 APP = "headrace-export"
-"""The application whose numbers are those of batches."""
+"""Application ID in the table's commits, which number the batches."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +49,8 @@ _POLL_S = 0.1
 _SAID_EVERY_S = 60.0
 
 
-class Summary(NamedTuple):
-    """What an export has done."""
+class ExportSummary(NamedTuple):
+    """Result of an export."""
 
     lake: str
     batches: int
@@ -58,13 +59,13 @@ class Summary(NamedTuple):
     topics: int
     files: int
     lost: int
-    """Records that were gone before they could be exported: with topics that ended, or with `skip_lost`."""
+    """Number of records lost before they could be exported: of ended topics, or with `skip_lost`."""
     told: bool
-    """Whether the server knows how far the lake is."""
+    """True if the server knows how far the lake is."""
 
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of the log are done, of how many."""
+"""Called with the number of bytes of the log that are done, and with their total."""
 
 
 def export(
@@ -88,16 +89,16 @@ def export(
     master: str = "local[*]",
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
-    runner: Runner | None = None,
+    runner: TaskRunner | None = None,
     points: Points = Points(),  # noqa: B008 - it never changes
-) -> Summary:
-    """Bring a lake up to date with topics, or keep it so: then until `stop` says that it is enough.
+) -> ExportSummary:
+    """Bring a lake up to date with topics; without `once`, keep it up to date until `stop` returns True.
 
-    The log is asked at `url`, or read in `data_dir`; with both it is read there, and the server at `url` is
-    told how far the lake is. Without topics and a pattern it is all topics. Where `decode` says what payloads
-    are (json, logux, channel), columns of the `schema` are taken out of them; what a lake has been made with
-    stays so, as do its `format` and its partitions. The server knows one lake for each topic: `take_over`
-    makes it this one.
+    The log is read from the server at `url` or in `data_dir`. With both, it is read in `data_dir`, and the
+    server at `url` is told how far the lake is. Without topics and a pattern, all topics are exported.
+    `decode` names the kind of payloads (json, logux, channel); the columns of `schema` are then decoded from
+    them. An existing lake keeps its decoded columns, its `format` and its partitions. The server knows one
+    lake for each topic: `take_over` makes it this one.
     """
     wanted = tuple(topics)
     source = source_options(
@@ -127,17 +128,27 @@ def export(
         runner = runner or SparkRunner("headrace export", master)
         with closing(runner):
             if table is None:
-                check(reach.ends)  # before anything is made
+                check(reach.ends)  # before anything is written
                 runner.start()
+                # Starting Spark takes time, and short-lived topics may have come and gone meanwhile.
+                states |= export_plan.find_kept(log, source.topics)
             make_writable(directory)
             with Lock(directory / HIDDEN, "export"):
-                # Whoever held the lock until now may have gone on.
+                # The previous holder of the lock may have committed more batches.
                 table = find() or make_table(directory, format, shape)
                 if (now := table.last(APP)) != last:
                     last, reach = now, manifests.reach(now)
                 job = _Export(
-                    *(directory, source, log, table, manifests, reach, told, runner),
-                    *(progress, points),
+                    lake=directory,
+                    source=source,
+                    log=log,
+                    table=table,
+                    manifests=manifests,
+                    reach=reach,
+                    told=told,
+                    runner=runner,
+                    progress=progress,
+                    points=points,
                 )
                 with closing(job):
                     job.check_last(last)
@@ -149,11 +160,16 @@ def export(
                     return job.summary
 
 
-def _check_cursors(told: Place | None, lake: Path, names: Collection[str], ends: Positions) -> None:
-    """Two lakes would move one cursor, and the log forget what only one of them has."""
+def _check_cursors(
+    told: LogLocation | None, lake: Path, names: Collection[str], ends: Positions
+) -> None:
+    """Raise LakeError if the server's cursors are those of another lake.
+
+    Two lakes would move the same cursor, and the log would delete records that only one of them has.
+    """
     if told is None:
         return
-    with closing(Cursors(told)) as cursors:
+    with closing(JobCursors(told)) as cursors:
         starts = cursors.read(LAKE_START)
         for name, at in cursors.read(LAKE).items():
             known = ends.get(name, starts.get(name, at))
@@ -175,8 +191,8 @@ class _Export:
         table: Table,
         manifests: Manifests,
         reach: Reach,
-        told: Place | None,
-        runner: Runner,
+        told: LogLocation | None,
+        runner: TaskRunner,
         progress: Progress | None,
         points: Points,
     ) -> None:
@@ -185,27 +201,33 @@ class _Export:
         self._runner, self._progress, self._points = runner, progress, points
         self._starts, self._ends = reach
         self._skip_lost = not source.verify
-        self._cursors = Cursors(told) if told is not None else None
+        self._cursors = JobCursors(told) if told is not None else None
         self._over: set[str] = set()
-        """Topics that are gone, and about which there is nothing more to say."""
+        """Topics that are gone and need nothing more."""
         self._gone: set[str] = set()
-        """Those that were found gone in this round."""
+        """Topics that were found gone in this round."""
         self._ended_meanwhile: set[str] = set()
-        """Those that ended while this batch was written: more of them may be lost than it has planned."""
+        """Topics that ended while this batch was written; they may have lost more records than planned."""
         self._warned_s = -_SAID_EVERY_S
         self._probed = False
         self._number = 0
-        """Of the next batch."""
+        """Number of the next batch."""
         self._total = 0
-        """Bytes of the log that are done, and known to be there."""
+        """Number of the log's bytes that are exported or known to follow."""
         self._batches = self._records = self._bytes = self._files = self._lost = 0
         self._topics: set[str] = set()
 
     @property
-    def summary(self) -> Summary:
-        return Summary(
-            *(str(self._lake), self._batches, self._records, self._bytes, len(self._topics)),
-            *(self._files, self._lost, self._cursors is not None),
+    def summary(self) -> ExportSummary:
+        return ExportSummary(
+            lake=str(self._lake),
+            batches=self._batches,
+            records=self._records,
+            bytes=self._bytes,
+            topics=len(self._topics),
+            files=self._files,
+            lost=self._lost,
+            told=self._cursors is not None,
         )
 
     def close(self) -> None:
@@ -215,12 +237,12 @@ class _Export:
     # The loop
 
     def run_once(self, until: dict[str, TopicState], stop: Callable[[], bool]) -> None:
-        """Up to there, in as many batches as it takes."""
+        """Export up to the ends in `until`, in as many batches as needed."""
         while not stop() and self._round(until):
             pass
 
     def run_on(self, every_s: float, stop: Callable[[], bool]) -> None:
-        """Until it is enough. A server that is away is waited for, as one that restarts is."""
+        """Export until `stop` returns True. If the server is away, for example to restart, wait for it."""
         logger.info("keeping %s up to date, a batch every %g s", self._lake, every_s)
         is_away, said_s = False, time.monotonic()
         while not stop():
@@ -246,17 +268,29 @@ class _Export:
                 time.sleep(_POLL_S)
 
     def _round(self, until: dict[str, TopicState] | None = None) -> bool:
-        """The next batch; False when there is nothing for it."""
+        """Export the next batch; return False if there is nothing to export."""
         now = export_plan.find_kept(self._log, self._source.topics)
+        self._count_ended(until or {}, now)
         states = export_plan.until(now, until, self._ends) if until is not None else now
         found = self._begin(states, now)
         left = sum(Span.between(found.at[name], state.end).bytes for name, state in states.items())
         self._total = max(self._total, self._bytes + left)
-        plan = export_plan.plan_batch(self._log, states, found, self._ends, self._source)
+        plan = export_plan.plan_batch(
+            log=self._log, states=states, found=found, known=self._ends, options=self._source
+        )
         if plan.end:
             self._batch(plan)
         self._over |= self._gone
         return bool(plan.end)
+
+    def _count_ended(self, until: dict[str, TopicState], now: dict[str, TopicState]) -> None:
+        """Count topics as lost that ended before any of their records was exported."""
+        ended = until.keys() - now.keys() - self._ends.keys() - self._over
+        lost = [one for name in sorted(ended) for one in export_plan.whole(until[name])]
+        self._over |= ended
+        if lost:
+            self._lost += sum(one.end_ordinal - one.ordinal for one in lost)
+            self._warn(lost[0].topic)
 
     def _begin(self, states: dict[str, TopicState], now: dict[str, TopicState]) -> Begin:
         self._over -= states.keys()
@@ -272,9 +306,9 @@ class _Export:
         if lost and not self._skip_lost:
             raise LakeError(export_plan.lost_sentence(lost))
         if any(found.at[name].ordinal < state.end.ordinal for name, state in states.items()):
-            self._runner.start()  # or nothing is told to the server
-        # Before anything else for a topic that is new to the lake: from now on retention waits for it.
-        # One may have ended before anything of it was exported, and begun again since.
+            self._runner.start()  # a failure here happens before the server's cursors move
+        # Move the cursors first: from now on, retention waits for topics that are new to the lake. Such a
+        # topic may also have ended before any of its records was exported, and begun again since.
         self._starts |= {name: at for name, at in found.at.items() if name not in self._ends}
         self._tell({name: self._ends.get(name, at) for name, at in found.at.items()})
         return found
@@ -286,14 +320,21 @@ class _Export:
 
     # One batch
 
-    def _batch(self, plan: Plan) -> None:
+    def _batch(self, plan: ExportPlan) -> None:
         number = self._number
         self._points.here("planned")
         self._probe()
         works = [
             ExportWork(
-                *(self._source.place, str(self._lake), number, task, part),
-                *(self._table.shape, self._table.layout, self._source.verify, self._points),
+                place=self._source.place,
+                lake=str(self._lake),
+                number=number,
+                task=task,
+                ranges=part,
+                shape=self._table.shape,
+                layout=self._table.layout,
+                verify=self._source.verify,
+                points=self._points,
             )
             for task, part in enumerate(plan.parts)
         ]
@@ -310,7 +351,7 @@ class _Export:
         self._points.here("committed")
         self._verify(manifest, files)
         self._points.here("verified")
-        # From here on it counts, whether or not the server can be told now.
+        # From here on the batch counts, even if the server cannot be told now.
         self._number += 1
         self._ends |= plan.end
         self._count(plan, manifest)
@@ -318,13 +359,13 @@ class _Export:
         self._tell({name: at for name, at in plan.end.items() if name not in gone})
         self._points.here("moved")
 
-    def _told(self, plan: Plan) -> tasks.Progress | None:
+    def _told(self, plan: ExportPlan) -> tasks.Progress | None:
         if self._progress is None:
             return None
         return partial(_tell, self._progress, self._bytes, plan.bytes, self._total)
 
     def _probe(self) -> None:
-        """Executors may be on other machines: they must see the lake before anything is written."""
+        """Check that executors see the lake before anything is written: they may be on other machines."""
         if self._probed:
             return
         made = self._lake / HIDDEN / f"probe-{uuid.uuid4().hex}"
@@ -335,7 +376,7 @@ class _Export:
             made.unlink(missing_ok=True)
         self._probed = True
 
-    def _manifest(self, number: int, plan: Plan, files: list[Written]) -> Manifest:
+    def _manifest(self, number: int, plan: ExportPlan, files: list[WrittenFile]) -> Manifest:
         ranges = [
             one._replace(file=place) for place, file in enumerate(files) for one in file.ranges
         ]
@@ -353,9 +394,9 @@ class _Export:
             lost=(*plan.lost, *lost),
         )
 
-    def _check_missing(self, plan: Plan, lost: Sequence[Lost]) -> None:
-        """Topics may end while they are exported; of others nothing may be missing, unless it is skipped."""
-        now = find_topics(self._log, Topics(tuple({one.topic for one in lost})))
+    def _check_missing(self, plan: ExportPlan, lost: Sequence[LostRange]) -> None:
+        """Raise if records are missing, except of ended topics, of channels, or with `skip_lost`."""
+        now = find_topics(self._log, TopicSelection(tuple({one.topic for one in lost})))
         self._ended_meanwhile = {one.topic for one in lost if one.topic not in now}
         kept = export_plan.not_over(lost, export_plan.ended_since(lost, plan.end, now))
         if not kept or self._skip_lost:
@@ -365,11 +406,11 @@ class _Export:
             raise LakeError(export_plan.lost_sentence(gone))
         raise JobError(f"tasks have not written what was planned: {kept[0]}")
 
-    def _verify(self, manifest: Manifest, files: list[Written]) -> None:
-        """What is committed is what was written, and on disk: only then may the log forget it."""
+    def _verify(self, manifest: Manifest, files: list[WrittenFile]) -> None:
+        """Check that the commit is what was written and is on disk: only then may the log delete it."""
         live = self._table.files()
         for one in files:
-            # One that is not live has been compacted already, and was checked for that.
+            # A file that is not live was already compacted, and the compaction has checked it.
             if live.get(one.path, one.bytes) != one.bytes:
                 raise LakeError(
                     f"{self._lake / one.path} has another size in the table than on disk"
@@ -382,11 +423,11 @@ class _Export:
                 f"batch {manifest.number} of {self._lake} was committed by someone else"
             )
         if self._manifests.read(manifest.number) != manifest:
-            # An export on another machine, that lost at the commit, has written its own over ours.
+            # An export on another machine has overwritten our manifest, but lost the race for the commit.
             self._manifests.write(manifest)
 
     def check_last(self, last: int | None) -> None:
-        """The last batch once more: whoever committed it may have been killed before it looked."""
+        """Check the last batch again: its export may have been killed between commit and check."""
         if last is None:
             return
         self._number = last + 1
@@ -403,7 +444,7 @@ class _Export:
                 _check_size(self._lake / one.path, one.bytes)
         self._table.sync()
 
-    def _count(self, plan: Plan, manifest: Manifest) -> None:
+    def _count(self, plan: ExportPlan, manifest: Manifest) -> None:
         self._batches += 1
         self._records += sum(one.rows for one in manifest.ranges)
         self._bytes += plan.bytes
@@ -415,7 +456,7 @@ class _Export:
             self._warn(manifest.lost[0].topic)
 
     def _warn(self, topic: str) -> None:
-        """Say what is lost, not for every batch: where rooms come and go, each may have lost something."""
+        """Warn of lost records, but not for every batch: with short-lived topics, each may lose some."""
         now_s = time.monotonic()
         if now_s < self._warned_s + _SAID_EVERY_S:
             return
@@ -423,7 +464,8 @@ class _Export:
         logger.warning(
             "%d records so far were gone before they could be exported, such as those of topic %s: "
             'with retention.wait_for = ["lake"] the log waits for the lake, also with topics that end',
-            *(self._lost, quoted(topic)),
+            self._lost,
+            quoted(topic),
         )
 
 

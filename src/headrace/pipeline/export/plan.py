@@ -1,49 +1,50 @@
-"""What a batch of an export is: from how far the lake has topics, and they themselves, to parts for tasks.
+"""Plans a batch of an export: from the lake's positions and the state of the topics to parts for tasks.
 
-The lake must never have a record twice, and never lack one that nobody was told of. So it goes on behind a
-jump, and never back at the beginning, as a streaming query does that was told to go on in any case.
+The lake must never contain a record twice, and never lack a record without a report. So an export continues
+after a jump. It never restarts at the beginning of a topic, unlike a streaming query that may continue after
+data loss.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from headrace.lake.format import LakeError, Lost, Positions
-from headrace.lake.format import Range as LakeRange
+from headrace.lake.format import LakeError, LostRange, Positions
+from headrace.lake.format import RecordRange as LakeRange
 from headrace.model import CHANNEL_PREFIX, JUMP, Position
 from headrace.pipeline.tasks import JobError
-from headrace.spark.log_view import LogView, Range, TopicState
-from headrace.spark.options import SourceOptions, Topics
-from headrace.spark.planning import earlier, find_topics, limit_bytes, parts_of, ranges_between
+from headrace.reader.planning import earlier, find_topics, limit_bytes, parts_of, ranges_between
+from headrace.reader.selection import SourceOptions, TopicSelection
+from headrace.reader.view import LogRange, LogView, TopicState
 
 States = Mapping[str, TopicState]
 
 
 class Begin(NamedTuple):
-    """Where the lake goes on in each topic, and what is gone before that."""
+    """Positions where the lake continues in each topic, and the records that are lost before them."""
 
     at: Positions
-    lost: list[Lost]
+    lost: list[LostRange]
     over: Positions
-    """Topics that are no more, and where they ended."""
+    """Topics that no longer exist, and the positions where they ended."""
 
 
-class Plan(NamedTuple):
+class ExportPlan(NamedTuple):
     start: Positions
-    """Of the topics that the batch changes."""
+    """Start positions of the topics that the batch changes."""
     end: Positions
-    ranges: list[Range]
-    parts: list[list[Range]]
-    lost: list[Lost]
+    ranges: list[LogRange]
+    parts: list[list[LogRange]]
+    lost: list[LostRange]
 
     @property
     def bytes(self) -> int:
         return sum(one.bytes for one in self.ranges)
 
 
-def find_kept(log: LogView, topics: Topics) -> dict[str, TopicState]:
-    """Without topics that begin anew with their server: a table could not go on with them.
+def find_kept(log: LogView, topics: TopicSelection) -> dict[str, TopicState]:
+    """Return the topics without those of durability memory: they begin anew when their server restarts.
 
-    Raises JobError where one of them was named.
+    A table could not continue with such a topic. Raises JobError if one of them was named.
     """
     found = find_topics(log, topics)
     for name in topics.names or ():
@@ -58,7 +59,7 @@ def find_kept(log: LogView, topics: Topics) -> dict[str, TopicState]:
 def begin(
     log: LogView, states: States, known: Positions, gone: Iterable[str], table: str = "the lake"
 ) -> Begin:
-    """`known` is how far a table has topics; `gone` names those of them that are not there any more."""
+    """Find where a table continues: `known` are its positions, `gone` its topics that no longer exist."""
     at: Positions = {}
     lost = []
     for name, state in states.items():
@@ -75,7 +76,7 @@ def begin(
 
 
 def made_anew(states: States, known: Positions) -> set[str]:
-    """Topics that have ended and begun again since; a crash gives a new epoch too, but has them jump."""
+    """Return topics that ended and began again. A crash gives a new epoch too, but makes the topic jump."""
     return {
         name
         for name, state in states.items()
@@ -92,8 +93,9 @@ def _go_on(log: LogView, state: TopicState, at: Position, table: str) -> Positio
         raise _another_log(state, at, table)
     if at.epoch == state.end.epoch:
         return at
-    # A crash that lost records gives a topic a new epoch and has it jump: that is the same log still, even
-    # where the lake has records that the log has lost. In any other log there is no such jump ahead of us.
+    # A crash that lost records gives a topic a new epoch and makes it jump ahead. It is still the same log,
+    # even if the lake has records that the log has lost. Any other log has no such jump ahead of the lake's
+    # end.
     if state.end.ordinal - at.ordinal < JUMP // 2:
         raise _another_log(state, at, table)
     return log.at_offset(state, at.offset)
@@ -107,17 +109,22 @@ def _another_log(state: TopicState, at: Position, table: str) -> LakeError:
     )
 
 
-def _between(name: str, at: Position, next_at: Position) -> list[Lost]:
-    # Nothing was ever stored where a topic has jumped ahead.
+def whole(state: TopicState) -> list[LostRange]:
+    """Return all records of a topic as lost."""
+    return _between(state.name, state.start, state.end)
+
+
+def _between(name: str, at: Position, next_at: Position) -> list[LostRange]:
+    # A jump of a topic contains no records.
     count = (next_at.ordinal - at.ordinal) % JUMP if next_at.ordinal > at.ordinal else 0
-    return [Lost(name, at.ordinal, at.ordinal + count)] if count else []
+    return [LostRange(name, at.ordinal, at.ordinal + count)] if count else []
 
 
 def until(states: States, end: States, known: Positions) -> dict[str, TopicState]:
-    """The topics as far as they reached when the job began; later ones are left out.
+    """Return the topics up to the ends that they had when the job began; leave out newer topics.
 
-    A topic may begin behind that by now, perhaps in another life. The job then notes what it has lost up to
-    there, and is done with it.
+    By now, a topic may begin after that end, perhaps with another epoch. The job then notes the records that
+    are lost up to that end, and is done with the topic.
     """
     found = {}
     for name, state in states.items():
@@ -133,20 +140,20 @@ def until(states: States, end: States, known: Positions) -> dict[str, TopicState
 
 def plan_batch(
     log: LogView, states: States, found: Begin, known: Positions, options: SourceOptions
-) -> Plan:
-    """The next batch: nothing in it when there is nothing to do."""
+) -> ExportPlan:
+    """Return the next batch; it is empty if there is nothing to export."""
     assert options.bytes_max is not None
     ends = limit_bytes(log, found.at, states, options.bytes_max)
     ranges = sorted(ranges_between(found.at, ends), key=lambda one: one.topic)
     end = {one.topic: one.end for one in ranges}
-    # Of a topic that has lost something, the lake goes on behind that, whether or not there is more.
+    # If records of a topic are lost, the lake continues after them, even if no more records follow.
     for one in found.lost:
         end.setdefault(one.topic, found.over.get(one.topic) or found.at[one.topic])
     start = {name: known.get(name) or found.at[name] for name in end}
-    return Plan(start, end, ranges, parts_of(log, ranges, options), found.lost)
+    return ExportPlan(start, end, ranges, parts_of(log, ranges, options), found.lost)
 
 
-def lost_sentence(lost: Sequence[Lost]) -> str:
+def lost_sentence(lost: Sequence[LostRange]) -> str:
     first = lost[0]
     count = sum(one.end_ordinal - one.ordinal for one in lost)
     names = {one.topic for one in lost}
@@ -157,25 +164,25 @@ def lost_sentence(lost: Sequence[Lost]) -> str:
     )
 
 
-def not_over(lost: Iterable[Lost], ended: Collection[str]) -> list[Lost]:
-    """Loss that ends an export: not of topics that have ended, and not of channels.
+def not_over(lost: Iterable[LostRange], ended: Collection[str]) -> list[LostRange]:
+    """Return the losses that stop an export: not those of topics that ended, and not those of channels.
 
-    A channel forgets what all its members have, and ends when they have left: that is normal, and an export
-    that nobody waits for comes too late.
+    A channel deletes messages that all its members have, and ends when they have left. That is normal: an
+    export that retention does not wait for comes too late.
     """
     return [
         one for one in lost if one.topic not in ended and not one.topic.startswith(CHANNEL_PREFIX)
     ]
 
 
-def ended_since(lost: Iterable[Lost], end: Positions, now: States) -> set[str]:
-    """Topics that are not, or not any more, in the life that a batch was planned for."""
+def ended_since(lost: Iterable[LostRange], end: Positions, now: States) -> set[str]:
+    """Return topics that are gone or have another epoch than the batch was planned for."""
     names = {one.topic for one in lost}
     return {name for name in names if name not in now or now[name].end.epoch != end[name].epoch}
 
 
-def missing(planned: Iterable[Range], written: Iterable[LakeRange]) -> list[Lost]:
-    """What tasks have left out of what was planned; both in the order of topics and offsets."""
+def missing(planned: Iterable[LogRange], written: Iterable[LakeRange]) -> list[LostRange]:
+    """Return the planned records that tasks have not written; both in the order of topics and offsets."""
     by_topic: dict[str, list[LakeRange]] = {}
     for one in written:
         by_topic.setdefault(one.topic, []).append(one)
@@ -189,6 +196,6 @@ def missing(planned: Iterable[Range], written: Iterable[LakeRange]) -> list[Lost
     return found
 
 
-def _between_ordinals(name: str, ordinal: int, next_ordinal: int) -> list[Lost]:
+def _between_ordinals(name: str, ordinal: int, next_ordinal: int) -> list[LostRange]:
     assert next_ordinal >= ordinal, f"records of {name!r} were written twice or out of order"
     return _between(name, Position(0, 0, ordinal), Position(0, 0, next_ordinal))

@@ -1,4 +1,4 @@
-"""What a task of an export does: a part of the log → files of the lake, on disk and read back."""
+"""The task of an export: writes a part of the log to files of the lake, fsyncs them and reads them back."""
 
 import uuid
 from collections.abc import Iterator
@@ -7,33 +7,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import HeadraceError
+from headrace.lake.files.writing import FileLayout, RecordRows, Writer, WrittenFile
 from headrace.lake.format import Shape
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.writing import Layout, Rows, Writer, Written
 from headrace.pipeline.decoding import Decoding
-from headrace.pipeline.points import Points
-from headrace.spark.decode import DamageError, Records, decode, to_batch
-from headrace.spark.log_view import DataLossError, LogView, Range
-from headrace.spark.open_log import open_log
-from headrace.spark.options import Place
+from headrace.pipeline.kill_points import Points
+from headrace.reader.decode import DamageError, DecodedRecords, decode, to_batch
+from headrace.reader.open_log import open_log
+from headrace.reader.selection import LogLocation
+from headrace.reader.view import DataLossError, LogRange, LogView
 
 
 class ExportWork(NamedTuple):
-    place: Place
+    place: LogLocation
     lake: str
     number: int
-    """Of the batch."""
+    """Number of the batch."""
     task: int
-    ranges: list[Range]
+    ranges: list[LogRange]
     shape: Shape
-    layout: Layout
+    layout: FileLayout
     verify: bool
-    """Whether damage is an error; else it is left out, and the driver finds out what is missing."""
+    """True if damage is an error; otherwise a task skips damage, and the driver finds it missing."""
     points: Points
 
 
-def write_part(work: ExportWork) -> list[Written]:
-    # A task that Spark repeats writes files of its own: only those that the driver is told of count.
+def write_part(work: ExportWork) -> list[WrittenFile]:
+    # A task that Spark repeats writes its own files: only files that the driver learns of count.
     name = f"{work.number:08}-{uuid.uuid4().hex[:12]}-{work.task:04}"
     writer = Writer(Path(work.lake), name, work.shape, work.layout)
     decoding = Decoding(work.shape)
@@ -46,46 +46,52 @@ def write_part(work: ExportWork) -> list[Written]:
     return writer.finish()
 
 
-def _records(log: LogView, wanted: Range, *, verify: bool) -> Iterator[Records]:
-    rest: Range | None = wanted
+def _records(log: LogView, wanted: LogRange, *, verify: bool) -> Iterator[DecodedRecords]:
+    rest: LogRange | None = wanted
     while rest is not None:
         try:
             yield from decode(rest, log.read(rest), verify=verify)
             return
         except DataLossError as loss:
-            # The topic has ended, or retention was faster: the driver sees what is missing, and decides.
+            # The topic has ended, or retention has deleted records. The driver finds them missing and
+            # decides.
             rest = loss.rest
         except DamageError as error:
-            # What the source advises is not for those who export.
+            # The source's advice in this error does not apply to an export.
             raise DamageError(
                 f"{str(error).partition(';')[0]}; run `headrace verify` for the whole picture; --skip-lost "
                 "goes on without these records"
             ) from None
 
 
-def _rows(records: Records, shape: Shape, decoding: Decoding) -> Rows:
+def _rows(records: DecodedRecords, shape: Shape, decoding: Decoding) -> RecordRows:
     first, last = int(records.boundaries[0]), int(records.boundaries[-1])
     data = memoryview(records.data)[first - records.data_offset : last - records.data_offset]
     schema = shape.columns
     columns = to_batch(records, schema.names, decoding.columns(records), schema)
-    return Rows(
-        *(records.topic, records.epoch, records.ordinal, records.boundaries, records.ms, data),
-        columns,
+    return RecordRows(
+        topic=records.topic,
+        epoch=records.epoch,
+        ordinal=records.ordinal,
+        boundaries=records.boundaries,
+        ms=records.ms,
+        data=data,
+        columns=columns,
     )
 
 
 class Probe(NamedTuple):
     lake: str
     name: str
-    """Of a file that the driver has made there."""
+    """Name of a file that the driver has made in the lake's hidden directory."""
 
 
 class NotTheSameError(HeadraceError):
-    """Executors see another directory than the driver: name one on storage that all of them share."""
+    """The executors see another directory than the driver: name one on storage that all of them share."""
 
 
 def probe(work: Probe) -> None:
-    """Whether a task can write to the same directory as the driver."""
+    """Raise NotTheSameError unless a task can write to the same directory as the driver."""
     hidden = Path(work.lake) / HIDDEN
     if not (hidden / work.name).exists():
         raise NotTheSameError(

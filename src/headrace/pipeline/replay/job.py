@@ -1,11 +1,11 @@
-"""A lake → a topic, in the original order and once, however often it is repeated.
+"""The job `replay`: publishes a lake's records to a topic in the original order, and only once if repeated.
 
-    look ─▶ course noted ─▶ tasks upload cuts ─▶ each is decided, in order
+    look ─▶ note the course ─▶ tasks upload cuts ─▶ decide each cut, in order
 
-What a replay does is noted in the lake when it begins, and its cuts follow from that alone. Each is a batch
-with a number, which the server appends once: so a repeat, one at the same time, and one after a compaction
-find what is done and go on behind it. What was uploaded and not decided is seen by nobody, and swept by the
-server.
+A replay stores its course in the lake when it begins, and its cuts follow from the course alone. Each cut is
+a batch with a number, which the server appends once. So a repeat, a concurrent run, and a run after a
+compaction find the finished batches and continue after them. Readers do not see uploads that are not decided,
+and the server deletes these uploads.
 """
 
 import datetime
@@ -17,58 +17,58 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.errors import BadTopicNameError
-from headrace.lake.format import Range
-from headrace.lake.reading import files_of
+from headrace.errors import BadTopicNameError, OptionError
+from headrace.lake.files.reading import files_of
+from headrace.lake.format import RecordRange
 from headrace.lake.table import open_table
 from headrace.model import check_publish_topic, check_topic_name, is_reserved
-from headrace.pipeline.points import Points
-from headrace.pipeline.replay_note import Notes
-from headrace.pipeline.replay_plan import (
+from headrace.pipeline.kill_points import Points
+from headrace.pipeline.replay.plan import (
     Course,
     Cut,
+    ReplayNotes,
     Wanted,
     course,
     cuts,
     first_open,
     producer_of,
 )
-from headrace.pipeline.replay_task import Look, ReplayWork, Seen, look, upload_part
-from headrace.pipeline.tasks import JobError, Runner, SparkRunner
-from headrace.spark.http_client import HttpClient, ServerError
-from headrace.spark.options import OptionError, Place, parse_place
-from headrace.spark.uploading import decide
+from headrace.pipeline.replay.task import Look, ReplayWork, TopicFiles, look, upload_part
+from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
+from headrace.reader.http_client import HttpClient, ServerError
+from headrace.reader.selection import LogLocation, parse_place
+from headrace.reader.upload import decide
 
 _FILES_AT_ONCE = 16
-"""That one task looks at."""
+"""Number of files that one task looks at."""
 
 _CUTS_AT_ONCE = 8
-"""Uploaded before they are decided: what the server has staged of us at a time."""
+"""Number of cuts that are uploaded before they are decided; limits what the server stages for a replay."""
 
 _NOBODYS = "0" * 32
-"""A staged file that is not there: the server says whether a batch was decided, and decides none."""
+"""ID of a staged file that does not exist: the server says if a batch was decided, but cannot decide it."""
 
 
-class Summary(NamedTuple):
-    """What a replay has done."""
+class ReplaySummary(NamedTuple):
+    """Result of a replay."""
 
     lake: str
     topic: str
     to: str
     start: int
-    """Where it begins in the topic, and where it ends."""
+    """Offset in the topic where the replay begins; `end` is where it ends."""
     end: int
     resumed: int
-    """Where this run went on: what lies before that was replayed by an earlier one."""
+    """Offset where this run continued; an earlier run replayed the records before it."""
     batches: int
     records: int
     bytes: int
 
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes are replayed, of how many."""
+"""Called with the number of bytes that are replayed, and with their total."""
 Time = datetime.datetime | int
-"""A moment, with its zone or in UTC, or milliseconds since 1970."""
+"""Time with a zone or in UTC, or milliseconds since 1970."""
 
 
 def replay(
@@ -86,16 +86,24 @@ def replay(
     name: str = "",
     master: str = "local[*]",
     progress: Progress | None = None,
-    runner: Runner | None = None,
+    runner: TaskRunner | None = None,
     points: Points = Points(),  # noqa: B008 - it never changes
-) -> Summary:
-    """Publish what a lake has of a topic to another one, at `rate` records per second or as fast as it goes.
+) -> ReplaySummary:
+    """Publish a lake's records of a topic to another topic, at `rate` records per second or at full speed.
 
-    Asked for again with the same arguments it does the same, which is nothing where it is done; under another
-    `name` it is another one. Beginnings count, ends do not: records from `from_offset` to before `to_offset`,
-    or from `since` to before `until`.
+    A repeat with the same arguments does the same replay, so it does nothing if the replay is complete.
+    Another `name` makes it another replay. Starts are inclusive and ends are exclusive: records from
+    `from_offset` to before `to_offset`, or from `since` to before `until`.
     """
-    wanted = Wanted(topic, to, name, from_offset, to_offset, _ms(since), _ms(until))
+    wanted = Wanted(
+        topic=topic,
+        target=to,
+        name=name,
+        from_offset=from_offset,
+        to_offset=to_offset,
+        since_ms=_ms(since),
+        until_ms=_ms(until),
+    )
     _check(wanted, rate)
     place = parse_place(url, token)
     directory = Path(lake).absolute()
@@ -110,16 +118,27 @@ def replay(
         seen = _together(runner.run(works, look))
         if not seen.ranges:
             raise JobError(f"there is no topic {topic!r} in {directory}")
-        notes = Notes(directory)
+        notes = ReplayNotes(directory)
         found = notes.find(wanted)
         if found is None:
             ranges = [one for some in seen.ranges.values() for one in some]
-            found = course(wanted, ranges, seen.since, seen.until, rate)
+            found = course(
+                wanted=wanted, ranges=ranges, since=seen.since, until=seen.until, rate=rate
+            )
             if found.start < found.end:
-                # Only when the server is there: nothing is left of a replay that could not begin.
+                # First check that the server answers: a replay that could not begin leaves nothing behind.
                 _is_decided(http, producer_of(table.id, wanted, found), 0)
                 found = notes.begin(wanted, found)
-        job = _Replay(str(directory), wanted, found, table.id, place, http, runner, points)
+        job = _Replay(
+            lake=str(directory),
+            wanted=wanted,
+            found=found,
+            lake_id=table.id,
+            place=place,
+            http=http,
+            runner=runner,
+            points=points,
+        )
         return job.run(seen.ranges, rate, progress)
 
 
@@ -154,17 +173,17 @@ def _check(wanted: Wanted, rate: float | None) -> None:
         raise OptionError("the name must have 255 bytes at most")
 
 
-def _together(found: list[Seen]) -> Seen:
-    ranges: dict[str, list[Range]] = {}
+def _together(found: list[TopicFiles]) -> TopicFiles:
+    ranges: dict[str, list[RecordRange]] = {}
     for one in found:
         ranges |= one.ranges
     since = [one.since for one in found if one.since is not None]
     until = [one.until for one in found if one.until is not None]
-    return Seen(ranges, min(since, default=None), min(until, default=None))
+    return TopicFiles(ranges, min(since, default=None), min(until, default=None))
 
 
 def _is_decided(http: HttpClient, producer: str, number: int) -> bool:
-    """Whether a batch was decided, or one behind it."""
+    """True if this batch or a later one was decided."""
     body = {"producer": producer, "number": number, "staged": [_NOBODYS]}
     try:
         http.json("POST", "/v1/batches", {}, body)
@@ -172,7 +191,7 @@ def _is_decided(http: HttpClient, producer: str, number: int) -> bool:
         if error.status == 404 and "staged file" in str(error):
             return False
         if error.status == 409:
-            return True  # it was passed over: no record begins in that cut
+            return True  # the batch was skipped, because no record begins in its cut
         raise
     return True
 
@@ -184,9 +203,9 @@ class _Replay:
         wanted: Wanted,
         found: Course,
         lake_id: str,
-        place: Place,
+        place: LogLocation,
         http: HttpClient,
-        runner: Runner,
+        runner: TaskRunner,
         points: Points,
     ) -> None:
         self._lake, self._wanted, self._course = lake, wanted, found
@@ -195,11 +214,11 @@ class _Replay:
         self._is_decided = partial(_is_decided, http, self._producer)
         self._batches = self._records = self._bytes = 0
         self._passed = 0
-        """Records that count for the rate."""
+        """Number of records that count for the rate."""
 
     def run(
-        self, files: dict[str, list[Range]], rate: float | None, progress: Progress | None
-    ) -> Summary:
+        self, files: dict[str, list[RecordRange]], rate: float | None, progress: Progress | None
+    ) -> ReplaySummary:
         found = self._course
         first = first_open(found, self._is_decided)
         resumed = min(found.end, found.start + first * found.cut_bytes)
@@ -207,23 +226,36 @@ class _Replay:
         at_once = 1 if rate is not None else _CUTS_AT_ONCE
         for some in _chunks(cuts(files, found, first), at_once):
             if rate is not None:
-                # Before the upload: the server does not keep for ever what nobody decides.
+                # Wait before the upload and not after it: the server deletes uploads that are not decided in
+                # time.
                 time.sleep(max(0.0, begun_s + self._passed / rate - time.monotonic()))
             told = None
             if progress is not None:
                 done = some[0].offset - found.start
                 told = partial(_tell, progress, done, some[-1].end - found.start, found)
             self._replay(some, told)
-        return Summary(
-            *(self._lake, self._wanted.topic, self._wanted.target, found.start, found.end),
-            *(resumed, self._batches, self._records, self._bytes),
+        return ReplaySummary(
+            lake=self._lake,
+            topic=self._wanted.topic,
+            to=self._wanted.target,
+            start=found.start,
+            end=found.end,
+            resumed=resumed,
+            batches=self._batches,
+            records=self._records,
+            bytes=self._bytes,
         )
 
     def _replay(self, some: list[Cut], progress: Callable[[float], None] | None) -> None:
         works = [
             ReplayWork(
-                *(self._place, self._lake, cut.files, self._wanted.topic, self._wanted.target),
-                *(cut.offset, cut.end),
+                place=self._place,
+                lake=self._lake,
+                files=cut.files,
+                topic=self._wanted.topic,
+                target=self._wanted.target,
+                offset=cut.offset,
+                end=cut.end,
             )
             for cut in some
         ]
@@ -232,7 +264,7 @@ class _Replay:
         for cut, uploaded in zip(some, results, strict=True):
             self._passed += uploaded.records
             if not uploaded.ids:
-                continue  # a record reaches over the whole of it
+                continue  # one record covers the whole cut and begins before it
             if not decide(self._place, self._producer, cut.number, uploaded.ids).duplicate:
                 self._batches += 1
                 self._records += uploaded.records

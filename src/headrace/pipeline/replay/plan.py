@@ -1,27 +1,34 @@
-"""What a replay does in which order: a range of offsets, cut into batches that a repeat cuts the same. Pure.
+"""The plan of a replay: a range of offsets, cut into batches that are the same in a repeat.
 
-Cuts are made by offsets and never by files, which a compaction changes. A record is in the cut in which it
-begins.
+Cuts depend on offsets and never on files, because a compaction changes files. A record belongs to the cut in
+which it begins.
+
+The course of a replay is stored in the lake when it begins: a repeat does the same, whatever has changed.
 """
 
 import hashlib
+import os
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from headrace.lake.format import Range
+from headrace.lake.files.durable import make_directory, sync
+from headrace.lake.format import FORMAT, LakeError, RecordRange, check_format
+from headrace.lake.manifests import HIDDEN
 from headrace.model import legacy_name
 from headrace.pipeline.tasks import JobError
 
 CUT_BYTES = 64 << 20
 _CUT_S = 1.0
-"""How much of a rate is one cut."""
+"""Duration of one cut at the requested rate."""
 
 
 class Wanted(NamedTuple):
-    """What was asked for."""
+    """Arguments of a replay."""
 
     topic: str
     target: str
@@ -33,13 +40,13 @@ class Wanted(NamedTuple):
 
     @property
     def key(self) -> str:
-        """By which a repeat is known."""
+        """Key that identifies a replay and its repeats."""
         asked = self._replace(topic=legacy_name(self.topic))
         return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:32]
 
 
 class Course(msgspec.Struct, frozen=True):
-    """What a replay and all its repeats do: decided once, when it begins."""
+    """Range and cut size of a replay and all its repeats; decided once, when the replay begins."""
 
     start: int
     end: int
@@ -55,18 +62,18 @@ class Cut(NamedTuple):
 
 def course(
     wanted: Wanted,
-    ranges: Iterable[Range],
+    ranges: Iterable[RecordRange],
     since: int | None,
     until: int | None,
     rate: float | None,
 ) -> Course:
-    """`since` and `until` are the first offsets at or behind these times; None where there are none."""
+    """Return the course. `since` and `until` are the first offsets at or after these times, or None."""
     found = list(ranges)
     start, end = min(one.offset for one in found), max(one.end for one in found)
     begin = start if wanted.from_offset is None else wanted.from_offset
     stop = end if wanted.to_offset is None else wanted.to_offset
     if begin < start or stop > end:
-        # Else a repeat would do another thing when the lake has grown.
+        # Otherwise a repeat would replay other records after the lake has grown.
         raise JobError(
             f"the lake has topic {wanted.topic!r} from offset {start} to {end}, which is not all of "
             f"{begin} to {stop}"
@@ -83,10 +90,12 @@ def course(
     return Course(begin, max(begin, stop), cut_bytes)
 
 
-def cuts(files: Mapping[str, Sequence[Range]], course: Course, first: int = 0) -> Iterator[Cut]:
-    """Those from a number on that may hold records, each with the files to look into."""
+def cuts(
+    files: Mapping[str, Sequence[RecordRange]], course: Course, first: int = 0
+) -> Iterator[Cut]:
+    """Yield the cuts from number `first` on that may contain records, each with the files to read."""
     ranges = sorted((one.offset, one, path) for path, some in files.items() for one in some)
-    # They do not overlap, so their numbers never go back.
+    # The ranges do not overlap, so the numbers never decrease.
     touched = ((number, path) for _, one, path in ranges for number in _numbers(one, course, first))
     for number, group in groupby(touched, key=lambda pair: pair[0]):
         offset = course.start + number * course.cut_bytes
@@ -94,7 +103,7 @@ def cuts(files: Mapping[str, Sequence[Range]], course: Course, first: int = 0) -
         yield Cut(number, offset, end, tuple(dict.fromkeys(path for _, path in group)))
 
 
-def _numbers(one: Range, course: Course, first: int) -> range:
+def _numbers(one: RecordRange, course: Course, first: int) -> range:
     begin, stop = max(one.offset, course.start), min(one.end, course.end)
     if begin >= stop:
         return range(0)
@@ -103,7 +112,7 @@ def _numbers(one: Range, course: Course, first: int) -> range:
 
 
 def first_open(course: Course, is_decided: Callable[[int], bool]) -> int:
-    """The number behind the last that was decided: numbers are decided in their order."""
+    """Return the number after the last decided one. Numbers are decided in order."""
     low, high = 0, -(-(course.end - course.start) // course.cut_bytes)
     while low < high:
         middle = (low + high) // 2
@@ -115,7 +124,61 @@ def first_open(course: Course, is_decided: Callable[[int], bool]) -> int:
 
 
 def producer_of(lake_id: str, wanted: Wanted, course: Course) -> str:
-    """Who the server takes the replay for: a repeat is the same, any other is not."""
+    """Return the name of the producer: the same for a repeat, another one for any other replay."""
     parts = [lake_id, wanted.topic, course.start, course.end, course.cut_bytes]
     text = msgspec.json.encode([*parts, wanted.target, wanted.name])
     return f"replay-{hashlib.sha256(text).hexdigest()[:32]}"
+
+
+class _Note(msgspec.Struct):
+    format: int
+    wanted: Wanted
+    course: Course
+
+
+class _Versioned(msgspec.Struct):
+    format: int
+
+
+class ReplayNotes:
+    def __init__(self, lake: Path) -> None:
+        self._lake = lake
+        self._directory = lake / HIDDEN / "replays"
+
+    def find(self, wanted: Wanted) -> Course | None:
+        path = self._path(wanted)
+        try:
+            data = path.read_bytes()
+            check_format(msgspec.json.decode(data, type=_Versioned).format, str(path))
+            return msgspec.json.decode(data, type=_Note).course
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise LakeError(
+                f"{path} is damaged ({error}), which says what the replay does: restore it, or replay under "
+                "another name"
+            ) from None
+
+    def begin(self, wanted: Wanted, course: Course) -> Course:
+        """Store the course durably, unless there is one already; return the stored course."""
+        path = self._path(wanted)
+        try:
+            make_directory(self._directory)
+            made = path.with_suffix(f".{uuid.uuid4().hex}")
+            made.write_bytes(msgspec.json.encode(_Note(FORMAT, wanted, course)))
+            sync(made)
+        except OSError as error:
+            raise LakeError(f"{self._lake} cannot be written to: {error.strerror}") from None
+        try:
+            os.link(made, path)
+        except FileExistsError:
+            pass  # another run stored its course at the same time
+        finally:
+            made.unlink()
+        sync(self._directory)
+        found = self.find(wanted)
+        assert found is not None
+        return found
+
+    def _path(self, wanted: Wanted) -> Path:
+        return self._directory / f"{wanted.key}.json"

@@ -1,4 +1,4 @@
-"""What tasks of a replay do: look for a topic in files, and upload what they have of it between offsets."""
+"""Tasks of a replay: they find a topic in files, and upload its records between two offsets."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.lake.format import LakeError, Range
-from headrace.lake.reading import Piece, pieces_of, read_piece
+from headrace.lake.files.reading import StoredRange, pieces_of, read_piece
+from headrace.lake.format import LakeError, RecordRange
 from headrace.model import RECORD_HEADER_BYTES
-from headrace.spark.encode import EncodedBlock, encode_batch
-from headrace.spark.options import Place
-from headrace.spark.uploading import upload
+from headrace.reader.encode import EncodedBlock, encode_batch
+from headrace.reader.selection import LogLocation
+from headrace.reader.upload import upload
 
 
 class Look(NamedTuple):
@@ -24,17 +24,17 @@ class Look(NamedTuple):
     until_ms: int | None
 
 
-class Seen(NamedTuple):
-    """What files have of a topic."""
+class TopicFiles(NamedTuple):
+    """Ranges of a topic in files."""
 
-    ranges: dict[str, list[Range]]
+    ranges: dict[str, list[RecordRange]]
     since: int | None
-    """The least offset of a record at or behind the time; None where there is none, or none was asked for."""
+    """Smallest offset of a record at or after the time; None without such a record or without a time."""
     until: int | None
 
 
-def look(work: Look) -> Seen:
-    ranges: dict[str, list[Range]] = {}
+def look(work: Look) -> TopicFiles:
+    ranges: dict[str, list[RecordRange]] = {}
     since: list[int] = []
     until: list[int] = []
     for name in work.files:
@@ -45,11 +45,11 @@ def look(work: Look) -> Seen:
             since += _from_time(pieces, work.since_ms)
         if work.until_ms is not None:
             until += _from_time(pieces, work.until_ms)
-    return Seen(ranges, min(since, default=None), min(until, default=None))
+    return TopicFiles(ranges, min(since, default=None), min(until, default=None))
 
 
-def _from_time(pieces: list[Piece], ms: int) -> Iterator[int]:
-    """The first offset of records that are as late as that: one, or none. Times never decrease."""
+def _from_time(pieces: list[StoredRange], ms: int) -> Iterator[int]:
+    """Yield the first offset at or after a time, if there is one. Times never decrease."""
     moment = pa.scalar(ms * 1000, pa.timestamp("us", tz="UTC"))
     for piece in pieces:
         for rows in read_piece(piece, column="timestamp"):
@@ -60,7 +60,7 @@ def _from_time(pieces: list[Piece], ms: int) -> Iterator[int]:
 
 
 class ReplayWork(NamedTuple):
-    place: Place
+    place: LogLocation
     lake: str
     files: tuple[str, ...]
     topic: str
@@ -69,17 +69,17 @@ class ReplayWork(NamedTuple):
     end: int
 
 
-class Uploaded(NamedTuple):
+class UploadedCut(NamedTuple):
     ids: list[str]
     records: int
     bytes: int
 
 
-def upload_part(work: ReplayWork) -> Uploaded:
-    """The records that begin between two offsets as staged files, which nobody sees yet."""
+def upload_part(work: ReplayWork) -> UploadedCut:
+    """Upload the records that begin between two offsets, as staged files that no reader sees yet."""
     counting = _Counting()
     ids = upload(work.place, counting.blocks(work))
-    return Uploaded(ids, counting.records, counting.bytes)
+    return UploadedCut(ids, counting.records, counting.bytes)
 
 
 class _Counting:
@@ -95,8 +95,8 @@ class _Counting:
                 self.records += len(payloads)
 
 
-def _payloads(piece: Piece, offset: int, end: int) -> Iterator[pa.BinaryArray]:
-    """Raises LakeError unless they are all that the piece says it has."""
+def _payloads(piece: StoredRange, offset: int, end: int) -> Iterator[pa.BinaryArray]:
+    """Yield the payloads; raise LakeError unless they are all that the piece should contain."""
     at: int | None = piece.range.offset if piece.range.offset >= offset else None
     for rows in read_piece(piece, offset, end):
         payloads, offsets = rows["payload"], rows["offset"].to_numpy()
@@ -110,7 +110,7 @@ def _payloads(piece: Piece, offset: int, end: int) -> Iterator[pa.BinaryArray]:
         raise _misplaced(piece)
 
 
-def _misplaced(piece: Piece) -> LakeError:
+def _misplaced(piece: StoredRange) -> LakeError:
     return LakeError(
         f"{piece.path}, topic {piece.range.topic!r}, offsets {piece.range.offset} to {piece.range.end}: rows "
         "are not in their places; run `headrace pipeline audit` for the whole picture"

@@ -1,11 +1,11 @@
-"""What a report is made of: counts by topic, over time and by size, from parts that are merged. Pure.
+"""Data of a report: counts by topic, over time and by size, merged from the counts of tasks. Pure.
 
-Records are looked at twice, as their positions in time are not known before:
+Tasks read the records twice, because the range of times is not known before:
 
-    runs ──look──▶ Seen, one per task ──overview──▶ Overview ──plan──▶ Plan: buckets, busiest topics
+    runs ──look──▶ TaskCounts, one per task ──overview──▶ Overview ──plan──▶ ReportPlan: buckets, topics
     runs ──count──▶ Counts, one per task ──added──▶ one line per topic of the plan, and one for all others
 
-What a task gives back has the size of its topics, never of its records.
+The result of a task grows with the number of its topics, never with the number of its records.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,75 +18,75 @@ from msgspec import Struct
 from headrace.model import RECORD_HEADER_BYTES, Position
 
 POINTS_MAX = 200
-"""Buckets of a line: more than one can see, few enough for a page."""
+"""Maximum number of buckets of a line: more than the eye can tell apart, few enough for a page."""
 
 TOPICS_MAX = 20
-"""Topics with a line of their own; all the rest are `others`."""
+"""Maximum number of topics with their own line; all other topics are `others`."""
 
 WIDTHS_MS = (
     *(100, 500, 1_000, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000, 3_600_000),
     *(10_800_000, 21_600_000, 43_200_000, 86_400_000, 604_800_000, 2_419_200_000),
     *(29_030_400_000, 290_304_000_000),
 )
-"""How much time a bucket may have. Below the first, times in the log say nothing."""
+"""Possible widths of a bucket. Times in the log are not precise enough for smaller ones."""
 
 PAUSES_MS = (100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
-"""Pauses between two messages of a topic are told apart at these."""
+"""Bounds of the histogram of pauses between two messages of a topic."""
 
 _SIZES = 32
-"""Sizes are told apart at powers of two; the largest payload has far fewer."""
+"""Number of bars in the histogram of sizes, one per power of two; the largest payload needs far fewer."""
 
 Numbers = npt.NDArray[np.int64]
 
 
 class Runs(NamedTuple):
-    """Records of one topic in their order, those with one time together."""
+    """Records of one topic in their order, grouped by time."""
 
     topic: str
     offset: int
     end: int
     counts: Numbers
     bytes: Numbers
-    """Of payloads."""
+    """Bytes of payloads."""
     ms: Numbers
 
 
-class Part(NamedTuple):
-    """What is known of one topic, or of the part of it that one task has looked at."""
+class TopicCounts(NamedTuple):
+    """Counts of one topic, or of its part that one task has read."""
 
     topic: str
     offset: int
-    """Where it begins: parts of a topic are put together in this order."""
+    """Start of the part: parts of a topic are joined in this order."""
     end: int
     messages: int
     bytes: int
     first_ms: int
     last_ms: int
     silence_ms: int
-    """The longest pause between two messages."""
+    """Longest pause between two messages."""
     silent_from_ms: int
 
 
-class Seen(NamedTuple):
-    """What one task has found."""
+class TaskCounts(NamedTuple):
+    """Result of one task."""
 
-    parts: list[Part]
+    parts: list[TopicCounts]
     sizes: list[int]
     pauses: list[int]
     damaged: int = 0
-    """Stretches that are left out, as what describes them is damaged."""
+    """Number of ranges that are left out because their index is damaged."""
 
 
 class Overview(NamedTuple):
-    topics: list[Part]
-    """The busiest first."""
+    topics: list[TopicCounts]
+    """Topics, the busiest first."""
     sizes: list[int]
     pauses: list[int]
     damaged: int
 
 
-class Plan(NamedTuple):
-    """Into which buckets and lines messages are counted."""
+class ReportPlan(NamedTuple):
+    """Buckets and lines into which messages are counted."""
 
     start_ms: int
     width_ms: int
@@ -95,17 +95,17 @@ class Plan(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """One line per topic of the plan and a last one for all others."""
+    """Counts with one line per topic of the plan, and a last line for all other topics."""
 
     messages: Numbers
     bytes: Numbers
 
 
-# As it is written
+# Output format
 
 
 class Line(Struct, frozen=True):
-    """A topic; with the name "" all those that have no line of their own."""
+    """A topic; the line with the name "" is for all topics without their own line."""
 
     name: str
     messages: int
@@ -119,15 +119,15 @@ class Line(Struct, frozen=True):
 
 
 class Bar(Struct, frozen=True):
-    """How many there are from one bound up to and without another; None: there is no such bound."""
+    """Number of values from one bound to below another; `below` is None without an upper bound."""
 
     least: int
     below: int | None
     count: int
 
 
-class Reader(Struct, frozen=True):
-    """A named reader with cursors on the server."""
+class ReaderLag(Struct, frozen=True):
+    """Named reader with cursors on the server."""
 
     name: str
     topics: int
@@ -138,8 +138,8 @@ class Reader(Struct, frozen=True):
     slowest_topic: str
 
 
-class Member(Struct, frozen=True):
-    """A processor in a channel."""
+class ChannelMember(Struct, frozen=True):
+    """Processor in a channel."""
 
     processor: str
     channel: str
@@ -151,33 +151,33 @@ class Member(Struct, frozen=True):
 class ChannelsSeen(Struct, frozen=True):
     channels: int
     more: bool
-    """Whether there are others that were not looked at."""
+    """True if there are more channels, which were not examined."""
     with_log: int
     messages: int
     bytes: int
     trimmed: int
-    """Of those that are there: whose log does not begin at its beginning."""
+    """Number of channels with a log whose beginning is trimmed."""
     destroyed: int
-    """Of those that are known: that have no log now."""
+    """Number of known channels that have no log now."""
     scheduled: int
-    """For destruction."""
-    members: list[Member]
-    """The slowest first."""
+    """Number of channels that are scheduled for destruction."""
+    members: list[ChannelMember]
+    """Members, the slowest first."""
     members_in_all: int
 
 
 class ServerSeen(Struct, frozen=True):
-    """What only a running server knows."""
+    """Data that only a running server has."""
 
     duplicates_refused: int
     channels_trimmed: int
     channels_destroyed: int
-    readers: list[Reader]
+    readers: list[ReaderLag]
     readers_in_all: int
     channels: ChannelsSeen
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class ReportData(Struct, frozen=True, kw_only=True):
     format: int = 1
     made_ms: int
     log: str
@@ -195,10 +195,10 @@ class Report(Struct, frozen=True, kw_only=True):
     others_in_all: int
     sizes: list[Bar]
     sizes_are_means: bool
-    """Whether some are only known as the mean of messages that were stored together."""
+    """True if some sizes are only known as the mean of messages that were stored together."""
     pauses_ms: list[Bar]
     damaged: int
-    """Stretches of the log that are left out, as their index is damaged."""
+    """Number of ranges of the log that are left out because their index is damaged."""
     server: ServerSeen | None
 
 
@@ -206,7 +206,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def runs_of(topic: str, start: Position, end: Position, rows: npt.NDArray[np.void]) -> Runs:
-    """Rows of an index, without what lies outside of two positions: runs may reach over both."""
+    """Convert index rows to runs, without the parts outside of two positions: rows may reach over both."""
     ordinals, offsets = rows["ordinal"].astype(np.int64), rows["offset"].astype(np.int64)
     counts = _inside(ordinals, rows["count"], start.ordinal, end.ordinal)
     lengths = _inside(offsets, rows["length"], start.offset, end.offset)
@@ -226,11 +226,11 @@ def _inside(begins: Numbers, lengths: npt.NDArray[np.void], first: int, end: int
     return found
 
 
-# First look
+# First pass
 
 
-def look(runs: Iterable[Runs]) -> Seen:
-    parts: list[Part] = []
+def look(runs: Iterable[Runs]) -> TaskCounts:
+    parts: list[TopicCounts] = []
     sizes = np.zeros(_SIZES, np.int64)
     pauses = np.zeros(len(PAUSES_MS) + 1, np.int64)
     for one in runs:
@@ -240,7 +240,7 @@ def look(runs: Iterable[Runs]) -> Seen:
         between = np.diff(one.ms)
         longest = int(np.argmax(between)) if len(between) else 0
         parts.append(
-            Part(
+            TopicCounts(
                 one.topic,
                 one.offset,
                 one.end,
@@ -255,14 +255,14 @@ def look(runs: Iterable[Runs]) -> Seen:
         sizes += np.bincount(_size_numbers(one), one.counts, _SIZES).astype(np.int64)
         pauses += _pauses(between)
         pauses[0] += messages - len(one.counts)
-    # What lies between parts that do not touch is another task's.
+    # The records between parts that do not touch belong to another task.
     parts, between_parts = _joined(parts, only_touching=True)
     pauses += _pauses(between_parts)
-    return Seen(parts, sizes.tolist(), pauses.tolist())
+    return TaskCounts(parts, sizes.tolist(), pauses.tolist())
 
 
 def _size_numbers(runs: Runs) -> Numbers:
-    """Of how many bits a size has, 0 for nothing: the number of its bar."""
+    """Return the numbers of the runs' bars: the bits of the mean size, 0 for empty payloads."""
     means = runs.bytes // runs.counts
     bits: Numbers = np.frexp(means.astype(np.float64))[1].astype(np.int64)
     return bits
@@ -275,9 +275,11 @@ def _pauses(lengths_ms: Numbers | list[int]) -> Numbers:
     return found
 
 
-def _joined(parts: Iterable[Part], *, only_touching: bool) -> tuple[list[Part], list[int]]:
-    """Parts of a topic as one, and how long the pauses between those were that became one."""
-    found: list[Part] = []
+def _joined(
+    parts: Iterable[TopicCounts], *, only_touching: bool
+) -> tuple[list[TopicCounts], list[int]]:
+    """Join the parts of each topic; also return the lengths of the pauses between joined parts."""
+    found: list[TopicCounts] = []
     pauses: list[int] = []
     for part in sorted(parts, key=lambda one: (one.topic, one.offset)):
         before = found[-1] if found and found[-1].topic == part.topic else None
@@ -292,7 +294,7 @@ def _joined(parts: Iterable[Part], *, only_touching: bool) -> tuple[list[Part], 
             (part.silence_ms, part.silent_from_ms),
             key=lambda one: one[0],
         )
-        found[-1] = Part(
+        found[-1] = TopicCounts(
             part.topic,
             before.offset,
             part.end,
@@ -305,9 +307,9 @@ def _joined(parts: Iterable[Part], *, only_touching: bool) -> tuple[list[Part], 
     return found, pauses
 
 
-def overview(seen: Iterable[Seen]) -> Overview:
-    """What all tasks have found, put together."""
-    parts: list[Part] = []
+def overview(seen: Iterable[TaskCounts]) -> Overview:
+    """Merge the results of all tasks."""
+    parts: list[TopicCounts] = []
     damaged = 0
     sizes = np.zeros(_SIZES, np.int64)
     pauses = np.zeros(len(PAUSES_MS) + 1, np.int64)
@@ -322,29 +324,29 @@ def overview(seen: Iterable[Seen]) -> Overview:
     return Overview(topics, sizes.tolist(), pauses.tolist(), damaged)
 
 
-def plan(overview: Overview) -> Plan:
+def plan(overview: Overview) -> ReportPlan:
     if not overview.topics:
-        return Plan(0, WIDTHS_MS[0], 0, ())
+        return ReportPlan(0, WIDTHS_MS[0], 0, ())
     first = min(part.first_ms for part in overview.topics)
     last = max(part.last_ms for part in overview.topics)
     width = next((w for w in WIDTHS_MS if last // w - first // w < POINTS_MAX), WIDTHS_MS[-1])
     start = first // width
-    # Times that are further apart than all of history are somebody's wrong clock.
+    # A wrong clock may give times that are further apart than all of history: limit the points.
     points = min(last // width - start + 1, POINTS_MAX)
     names = tuple(part.topic for part in overview.topics[:TOPICS_MAX])
-    return Plan(start * width, width, points, names)
+    return ReportPlan(start * width, width, points, names)
 
 
-# Second look
+# Second pass
 
 
-def count(runs: Iterable[Runs], plan: Plan) -> Counts:
+def count(runs: Iterable[Runs], plan: ReportPlan) -> Counts:
     counts = nothing(plan)
     lines = {name: number for number, name in enumerate(plan.topics)}
     for one in runs:
         line = lines.get(one.topic, len(lines))
         places = (one.ms - plan.start_ms) // plan.width_ms
-        # What came since the first look lies in the buckets that there are, or is left out.
+        # Records that arrived since the first pass are left out if they are in no existing bucket.
         inside = (places >= 0) & (places < plan.points)
         places = places[inside]
         for sums, what in ((counts.messages, one.counts), (counts.bytes, one.bytes)):
@@ -352,12 +354,12 @@ def count(runs: Iterable[Runs], plan: Plan) -> Counts:
     return counts
 
 
-def nothing(plan: Plan) -> Counts:
+def nothing(plan: ReportPlan) -> Counts:
     shape = (len(plan.topics) + 1, plan.points)
     return Counts(np.zeros(shape, np.int64), np.zeros(shape, np.int64))
 
 
-def added(plan: Plan, counts: Iterable[Counts]) -> Counts:
+def added(plan: ReportPlan, counts: Iterable[Counts]) -> Counts:
     whole = nothing(plan)
     for one in counts:
         whole.messages[:] += one.messages
@@ -365,12 +367,12 @@ def added(plan: Plan, counts: Iterable[Counts]) -> Counts:
     return whole
 
 
-# Both together
+# Results of both passes
 
 
 def report(
     overview: Overview,
-    plan: Plan,
+    plan: ReportPlan,
     counts: Counts,
     *,
     made_ms: int,
@@ -378,13 +380,13 @@ def report(
     lake: str | None = None,
     sizes_are_means: bool = True,
     server: ServerSeen | None = None,
-) -> Report:
+) -> ReportData:
     busiest, rest = overview.topics[: len(plan.topics)], overview.topics[len(plan.topics) :]
     lines = [_line(part, counts, number) for number, part in enumerate(busiest)]
     others = None
     if rest:
-        # A silence of many topics together would say nothing of any of them.
-        together = Part(
+        # A common silence of many topics would say nothing about any of them.
+        together = TopicCounts(
             "",
             0,
             0,
@@ -396,7 +398,7 @@ def report(
             0,
         )
         others = _line(together, counts, len(busiest))
-    return Report(
+    return ReportData(
         made_ms=made_ms,
         log=log,
         lake=lake,
@@ -419,7 +421,7 @@ def report(
     )
 
 
-def _line(part: Part, counts: Counts, number: int) -> Line:
+def _line(part: TopicCounts, counts: Counts, number: int) -> Line:
     return Line(
         part.topic,
         part.messages,
@@ -434,7 +436,7 @@ def _line(part: Part, counts: Counts, number: int) -> Line:
 
 
 def _bars(found: Sequence[int], bounds: Sequence[int], *, trimmed: bool) -> list[Bar]:
-    """Those between the first and the last that have something."""
+    """Return the bars; with `trimmed`, without the empty ones at both ends."""
     ends = [*bounds[1:], None]
     bars = [Bar(least, end, n) for least, end, n in zip(bounds, ends, found, strict=True)]
     if not trimmed:

@@ -1,7 +1,7 @@
-"""The job `report`: what log and lake hold, as one page to look at and the same as JSON.
+"""The job `report`: shows what log and lake contain, as one HTML page and as JSON.
 
-Tasks look twice: first at which topics there are and when, then, with buckets chosen, at how much was when.
-Both files appear when they are whole, in place of what was there; nothing else is changed.
+Tasks read twice: first to find the topics and their times, then, with the buckets chosen, to count records
+over time. Both files replace existing ones when they are complete. Nothing else is changed.
 """
 
 import os
@@ -14,33 +14,38 @@ from typing import NamedTuple
 
 import msgspec
 
+from headrace.errors import OptionError
 from headrace.lake.format import Positions
 from headrace.lake.manifests import Manifests
 from headrace.lake.table import open_table
-from headrace.pipeline import report_data
-from headrace.pipeline.export import APP
-from headrace.pipeline.report_page import page
-from headrace.pipeline.report_server import ask_server
-from headrace.pipeline.report_tasks import CountWork, LakeWork, LogWork, Work, count_in, look_at
+from headrace.pipeline.export.job import APP
+from headrace.pipeline.report import data as report_data
+from headrace.pipeline.report.page import page
+from headrace.pipeline.report.server import ask_server
+from headrace.pipeline.report.tasks import CountWork, LakeWork, LogWork, Work, count_in, look_at
 from headrace.pipeline.staging import together
-from headrace.pipeline.tasks import JobError, Runner, SparkRunner
-from headrace.spark.log_view import LogView, Range
-from headrace.spark.open_log import open_log
-from headrace.spark.options import OptionError, SourceOptions, Topics, parse_place, parse_source
-from headrace.spark.planning import find_topics, parts_of
+from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
+from headrace.reader.open_log import open_log
+from headrace.reader.planning import find_topics, parts_of
+from headrace.reader.selection import SourceOptions, TopicSelection, parse_place
+from headrace.reader.view import LogRange, LogView
+from headrace.spark.options import parse_source
 
 _TASK_BYTES = 256 << 20
-"""Of the log or of lake files. Of the log a task reads a thousandth of that."""
+"""Bytes of the log or of lake files per task. A task reads only a thousandth of its part of the log."""
 
 _TASK_RANGES = 1000
-"""Ten thousand small topics are one task by their bytes, and take ten times as long as a thousand."""
+"""Maximum number of ranges per task.
+
+By their bytes, ten thousand small topics would be one task, but they take ten times as long as a thousand.
+"""
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of log and lake are covered, of how many."""
+"""Called with the number of bytes of log and lake that are covered, and with their total."""
 
 
-class Summary(NamedTuple):
-    """What a report is of."""
+class ReportSummary(NamedTuple):
+    """Contents of a report."""
 
     page: str
     json: str
@@ -64,14 +69,15 @@ def report(
     lake: str | Path = "",
     master: str = "local[*]",
     progress: Progress | None = None,
-    runner: Runner | None = None,
-) -> Summary:
-    """Write a report on topics, or on all.
+    runner: TaskRunner | None = None,
+) -> ReportSummary:
+    """Write a report on the given topics, or on all topics.
 
-    The log is asked at `url`, or read in `data_dir`; with both it is read there, and the server at `url` is
-    asked what only it knows. With `lake`, what the lake has is counted there, and the rest in the log.
+    The log is read from the server at `url` or in `data_dir`. With both, it is read in `data_dir`, and the
+    server at `url` is asked for the data that only a server has. With `lake`, records in the lake are counted
+    there, and the others in the log.
     """
-    source = _source(tuple(topics), pattern, url, token, data_dir)
+    source = _source(topics=tuple(topics), pattern=pattern, url=url, token=token, data_dir=data_dir)
     with _targets(Path(out), Path(json) if json else None) as targets:
         works, total = _works(source, str(lake))
         server = ask_server(parse_place(url, token), source.topics) if url else None
@@ -93,14 +99,20 @@ def report(
             server=server,
         )
         targets.write(page(made).encode(), msgspec.json.format(msgspec.json.encode(made)) + b"\n")
-    return Summary(
-        *(str(out), str(json), made.messages, made.bytes, made.topics_in_all),
-        *(made.first_ms, made.last_ms, made.damaged),
+    return ReportSummary(
+        page=str(out),
+        json=str(json),
+        messages=made.messages,
+        bytes=made.bytes,
+        topics=made.topics_in_all,
+        first_ms=made.first_ms,
+        last_ms=made.last_ms,
+        damaged=made.damaged,
     )
 
 
 class _Halves:
-    """Progress over both looks."""
+    """Progress over both passes."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.first = self.second = None
@@ -109,7 +121,7 @@ class _Halves:
             self.second = lambda part: progress(int(total * (1 + part) / 2), total)
 
 
-# What is looked at
+# Input
 
 
 def _source(
@@ -130,12 +142,12 @@ def _source(
         streaming=False,
     )
     if topics:
-        options = options._replace(topics=Topics(tuple(sorted(set(topics)))))
+        options = options._replace(topics=TopicSelection(tuple(sorted(set(topics)))))
     return options
 
 
 def _works(source: SourceOptions, lake: str) -> tuple[list[Work], int]:
-    """What tasks are to look at, and how many bytes of log and lake that is."""
+    """Return the works of tasks, and the number of bytes of log and lake that they cover."""
     works: list[Work] = []
     total = 0
     ends: Positions = {}
@@ -158,8 +170,8 @@ def _works(source: SourceOptions, lake: str) -> tuple[list[Work], int]:
     return works, total
 
 
-def _ranges(log: LogView, topics: Topics, ends: Positions) -> list[Range]:
-    """What the log has and the lake has not."""
+def _ranges(log: LogView, topics: TopicSelection, ends: Positions) -> list[LogRange]:
+    """Return the ranges that the log has and the lake does not."""
     states = find_topics(log, topics)
     for name in topics.names or ():
         if name not in states and name not in ends:
@@ -168,12 +180,12 @@ def _ranges(log: LogView, topics: Topics, ends: Positions) -> list[Range]:
     for state in states.values():
         start = max(state.start, ends.get(state.name, state.start), key=lambda at: at.ordinal)
         if start.ordinal < state.end.ordinal:
-            ranges.append(Range(state.name, start._replace(epoch=state.end.epoch), state.end))
+            ranges.append(LogRange(state.name, start._replace(epoch=state.end.epoch), state.end))
     return ranges
 
 
 def _lake_files(lake: Path) -> tuple[dict[str, int], Positions]:
-    """The files of a lake with their sizes, and how far it has each topic."""
+    """Return the files of a lake with their sizes, and the end of each topic in the lake."""
     table = open_table(lake)
     last = table.last(APP)
     while True:
@@ -181,10 +193,10 @@ def _lake_files(lake: Path) -> tuple[dict[str, int], Positions]:
         before, last = last, table.last(APP)
         if last == before:
             return files, Manifests(lake).reach(last).ends
-        # An export has committed a batch meanwhile: its files are not among these, or not all.
+        # An export has committed a batch meanwhile, so `files` lacks some or all of its files.
 
 
-# What is written
+# Output
 
 
 class _Targets:
@@ -193,7 +205,7 @@ class _Targets:
         self._made = [path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}") for path in paths]
 
     def prepare(self) -> None:
-        """Before anything is read it is known whether they can be written."""
+        """Raise JobError if the files cannot be written, before anything is read."""
         for path, made in zip(self._paths, self._made, strict=True):
             if path.is_dir():
                 raise JobError(f"{path} is a directory: name a file")
@@ -216,7 +228,7 @@ class _Targets:
 
     def clear(self) -> None:
         for made in self._made:
-            with suppress(OSError):  # most often it has its name now, or could not be made
+            with suppress(OSError):  # usually it is renamed already, or was never made
                 made.unlink()
 
 

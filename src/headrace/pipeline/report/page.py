@@ -1,25 +1,25 @@
-"""A report as one HTML page that needs nothing else: sentences, plots, and the numbers beside them. Pure.
+"""A report as one HTML page that needs no other files: sentences, plots and tables of numbers. Pure.
 
-Everything that somebody chose, such as a topic's name, is escaped where it enters the page. There is no
-script in it, and its policy forbids browsers to fetch anything.
+Everything that a user has chosen, such as the name of a topic, is escaped where it enters the page. The page
+contains no scripts, and its policy forbids browsers to fetch anything.
 """
 
 from collections.abc import Iterable, Sequence
 
-from headrace.pipeline import report_svg as svg
-from headrace.pipeline import report_words as words
-from headrace.pipeline.report_data import Bar, ChannelsSeen, Line, Report, ServerSeen
-from headrace.pipeline.report_style import COLOURS, STYLE
-from headrace.pipeline.report_svg import Over, Silence, Strip
+from headrace.pipeline.report import svg as svg
+from headrace.pipeline.report import words as words
+from headrace.pipeline.report.data import Bar, ChannelsSeen, Line, ReportData, ServerSeen
+from headrace.pipeline.report.style import COLOURS, STYLE
+from headrace.pipeline.report.svg import Over, Silence, Strip
 
 _LABEL = 24
-"""Characters of a name beside a plot; tables have all of them."""
+"""Maximum number of characters of a name beside a plot; tables show the whole name."""
 
 _SILENCES = 10
-"""Of which the times are told."""
+"""Number of silences that are listed with their times."""
 
 
-def page(report: Report) -> str:
+def page(report: ReportData) -> str:
     sections = [_heading(report), _tiles(report)]
     if report.messages:
         sections += [_over_time(report), _busiest(report), _sizes(report), _gaps(report)]
@@ -28,7 +28,7 @@ def page(report: Report) -> str:
     return _PAGE.format(style=STYLE, body="\n".join(sections))
 
 
-def _heading(report: Report) -> str:
+def _heading(report: ReportData) -> str:
     if report.first_ms is None or report.last_ms is None:
         when = "There is not one message."
     else:
@@ -48,10 +48,10 @@ def _heading(report: Report) -> str:
     )
 
 
-# At a glance
+# Key figures
 
 
-def _tiles(report: Report) -> str:
+def _tiles(report: ReportData) -> str:
     tiles = [
         ("messages", words.short(report.messages), words.number(report.messages)),
         ("bytes", words.size(report.bytes), f"{words.number(report.bytes)} bytes of payload"),
@@ -80,7 +80,7 @@ def _tiles(report: Report) -> str:
 # Over time
 
 
-def _over_time(report: Report) -> str:
+def _over_time(report: ReportData) -> str:
     over = _over(report)
     top, _ = _shown(report)
     legend = [
@@ -127,20 +127,23 @@ def _over_time(report: Report) -> str:
     )
 
 
-def _over(report: Report) -> Over:
+def _over(report: ReportData) -> Over:
     return Over(report.buckets_from_ms, report.bucket_ms, report.buckets)
 
 
-def _layers(report: Report, field: str) -> list[list[int]]:
-    """The busiest, and all the others as one."""
+def _layers(report: ReportData, field: str) -> list[list[int]]:
+    """Return the values of the topics with a colour, and the sum of all others as the last layer."""
     top, others = _shown(report)
     shown = [getattr(line, field) for line in top]
     rest = [getattr(line, field) for line in others]
     return [*shown, list(map(sum, zip(*rest, strict=True)))] if rest else shown
 
 
-def _shown(report: Report) -> tuple[list[Line], list[Line]]:
-    """Those with the largest part of messages and bytes have a colour, the same in both plots."""
+def _shown(report: ReportData) -> tuple[list[Line], list[Line]]:
+    """Return the lines that have a colour, and the others.
+
+    Topics with the largest share of messages and bytes have a colour, which is the same in both plots.
+    """
     lines = sorted(
         report.topics,
         key=lambda line: -(line.messages / report.messages + line.bytes / max(report.bytes, 1)),
@@ -149,14 +152,14 @@ def _shown(report: Report) -> tuple[list[Line], list[Line]]:
     return lines[:COLOURS], [*rest, report.others] if report.others is not None else rest
 
 
-def _totals(report: Report, field: str) -> list[int]:
+def _totals(report: ReportData, field: str) -> list[int]:
     return list(map(sum, zip(*_layers(report, field), strict=True)))
 
 
 # Topics
 
 
-def _busiest(report: Report) -> str:
+def _busiest(report: ReportData) -> str:
     lines = [*report.topics, *([report.others] if report.others is not None else [])]
     most = max(line.messages for line in lines)
     first = report.topics[0]
@@ -188,7 +191,7 @@ def _busiest(report: Report) -> str:
     )
 
 
-def _topic_cell(line: Line, report: Report) -> str:
+def _topic_cell(line: Line, report: ReportData) -> str:
     return words.name(line.name) or f"<em>{words.counted(report.others_in_all, 'other topic')}</em>"
 
 
@@ -202,7 +205,7 @@ def _share(part: int, whole: int) -> str:
 # Sizes
 
 
-def _sizes(report: Report) -> str:
+def _sizes(report: ReportData) -> str:
     most = max(report.sizes, key=lambda bar: bar.count)
     means = (
         " Messages that were stored together count with their mean size: the log's index knows no other."
@@ -243,7 +246,7 @@ def _size_range(bar: Bar) -> str:
 # Gaps
 
 
-def _gaps(report: Report) -> str:
+def _gaps(report: ReportData) -> str:
     over = _over(report)
     lines = [line for line in report.topics if line.silence_ms]
     rows = [
@@ -285,7 +288,7 @@ def _gaps(report: Report) -> str:
 
 
 def _silence(line: Line, over: Over) -> Silence | None:
-    """Where it can be seen."""
+    """Return the silence of a topic, or None if it is too short to be visible."""
     if line.silence_ms < over.width_ms:
         return None
     begin = line.silent_from_ms
@@ -299,7 +302,7 @@ def _pause(bar: Bar) -> str:
     return f"&lt; {bar.below / 1000:g} s" if bar.below < 1000 else f"&lt; {words.span(bar.below)}"
 
 
-# What only a server knows
+# Data of a running server
 
 
 def _server(server: ServerSeen | None) -> str:
@@ -407,7 +410,7 @@ def _duplicates(server: ServerSeen) -> str:
     return _section("Duplicates refused", f"<p>{text}</p>")
 
 
-def _footer(report: Report) -> str:
+def _footer(report: ReportData) -> str:
     return (
         f"<footer>Made {words.moment(report.made_ms)} UTC by <code>headrace pipeline report</code>. "
         "All times are UTC. Bytes are those of payloads. No payload was read.</footer>"
@@ -422,7 +425,10 @@ def _section(title: str, body: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Under heads that begin with `>` are numbers. On a narrow screen each cell shows its own head."""
+    """Make a table.
+
+    Columns whose head begins with `>` contain numbers. On a narrow screen, each cell shows its own head.
+    """
     names = [one.removeprefix(">") for one in heads]
     kinds = [' class="n"' if one.startswith(">") else "" for one in heads]
     cells = [f'<td{kind} data-head="{name}">' for kind, name in zip(kinds, names, strict=True)]
@@ -435,7 +441,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _numbers(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Folded up: whoever wants the numbers opens it."""
+    """Make a table that is collapsed until the reader opens it."""
     return f"<details><summary>The numbers</summary>{_table(heads, rows)}</details>"
 
 

@@ -1,4 +1,4 @@
-"""What a report asks a running server: readers and their lag, channels and their members, counters."""
+"""Requests of a report to a running server: readers and their lag, channels and their members, counters."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -6,20 +6,20 @@ from itertools import islice
 from typing import Any
 
 from headrace.model import LAKE_START_READER
-from headrace.pipeline.report_data import ChannelsSeen, Member, Reader, ServerSeen
-from headrace.spark.http_client import HttpClient
-from headrace.spark.options import Place, Topics
+from headrace.pipeline.report.data import ChannelMember, ChannelsSeen, ReaderLag, ServerSeen
+from headrace.reader.http_client import HttpClient
+from headrace.reader.selection import LogLocation, TopicSelection
 
 CHANNELS_MAX = 10_000
-"""Channels that are looked at: the server reads the notes of each."""
+"""Maximum number of channels that are examined: the server reads the notes of each."""
 
 SHOWN_MAX = 20
-"""Readers, and members of channels, that are named: those that are furthest behind."""
+"""Maximum number of readers, and of members of channels, that are named: the slowest ones."""
 
 _PAGE = 1000
 
 
-def ask_server(place: Place, topics: Topics) -> ServerSeen:
+def ask_server(place: LogLocation, topics: TopicSelection) -> ServerSeen:
     with closing(HttpClient(place)) as http:
         counters = _counters(http.send("GET", "/metrics", {}).decode("utf-8", "replace"))
         readers = readers_of(cursor for cursor in _cursors(http) if topics.matches(cursor["topic"]))
@@ -36,18 +36,18 @@ def ask_server(place: Place, topics: Topics) -> ServerSeen:
     )
 
 
-def readers_of(cursors: Iterator[dict[str, Any]]) -> list[Reader]:
-    """Each with all of its cursors, those first that are furthest behind."""
-    found: dict[str, Reader] = {}
+def readers_of(cursors: Iterator[dict[str, Any]]) -> list[ReaderLag]:
+    """Sum up the cursors of each reader; the reader that is furthest behind comes first."""
+    found: dict[str, ReaderLag] = {}
     slowest: dict[str, int] = {}
     for one in cursors:
         name, lag = one["reader"], one["lag_records"]
         if name == LAKE_START_READER:
-            continue  # it says where the lake begins, and never moves
-        known = found.get(name) or Reader(name, 0, 0, 0, 0, 0, one["topic"])
+            continue  # this cursor is the lake's start, and never moves
+        known = found.get(name) or ReaderLag(name, 0, 0, 0, 0, 0, one["topic"])
         is_slowest = lag > slowest.get(name, -1)
         slowest[name] = max(lag, slowest.get(name, -1))
-        found[name] = Reader(
+        found[name] = ReaderLag(
             name,
             known.topics + 1,
             known.lag_records + lag,
@@ -62,7 +62,7 @@ def readers_of(cursors: Iterator[dict[str, Any]]) -> list[Reader]:
 def channels_of(found: list[dict[str, Any]], *, more: bool) -> ChannelsSeen:
     alive = [one for one in found if one["exists"]]
     members = [
-        Member(
+        ChannelMember(
             member["processor"],
             one["name"],
             member["present"],

@@ -1,9 +1,9 @@
-"""How a report looks: its colours, by day and by night, and the rest of its style sheet."""
+"""Style sheet of a report: its colours, for light and dark mode, and its layout."""
 
 from collections.abc import Iterator
 
 COLOURS = 6
-"""Lines in one plot that are told apart by their colour; the others are one grey area."""
+"""Number of lines in a plot with their own colour; all others are one grey area."""
 
 
 def _rules(prefix: str, what: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""Plots as SVG: lines over time, columns, bars, strips. Pure text; colours are the page's.
+"""Plots as SVG: lines over time, columns, bars, strips. Pure text; the page defines the colours.
 
-Nothing in them runs, and nothing comes from elsewhere. What is under the pointer is told by `<title>`, which
-browsers show by themselves. Labels must be escaped by whoever gives them.
+Plots contain no scripts and load nothing. A `<title>` describes the element under the pointer; browsers show
+it without a script. Callers must escape labels.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from headrace.pipeline import report_words as words
+from headrace.pipeline.report import words as words
 
 WIDTH = 1000
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 10, 26
@@ -37,11 +37,11 @@ _TICKS_MS = (
 
 
 Place = Callable[[float], float]
-"""From a point or a value to where it is drawn."""
+"""Function from a point or a value to its coordinate."""
 
 
 class Over(NamedTuple):
-    """The buckets that a plot over time has."""
+    """Buckets of a plot over time."""
 
     start_ms: int
     width_ms: int
@@ -54,9 +54,9 @@ class Over(NamedTuple):
 def stacked(
     lines: Sequence[Sequence[int]], titles: Sequence[str], over: Over, *, binary: bool, label: str
 ) -> str:
-    """One area on top of another; the first has the first colour, and the last is grey.
+    """Draw areas on top of each other; the first has the first colour, and the last is grey.
 
-    `titles` say what each bucket holds.
+    `titles` describe the content of each bucket.
     """
     height = 250
     top = max(map(sum, zip(*lines, strict=True)), default=0)
@@ -89,9 +89,9 @@ def stacked(
 
 
 def columns(bars: Sequence[tuple[str, int, str]], label: str, *, by_digits: bool = False) -> str:
-    """A histogram: under each column its label, above it how many, under the pointer its title.
+    """Draw a histogram: each column has a label below, its number above, and a title under the pointer.
 
-    `by_digits`: one that is as much higher as another has ten times as many.
+    With `by_digits`, the scale is logarithmic: ten times as many are always one step higher.
     """
     width, height, top = 520, 210, max((value for _, value, _ in bars), default=0)
 
@@ -105,7 +105,7 @@ def columns(bars: Sequence[tuple[str, int, str]], label: str, *, by_digits: bool
     for number, (text, value, title) in enumerate(bars):
         middle = 4 + step * (number + 0.5)
         wide = min(step * 0.82, 46)
-        # A thing that is there is seen, however many there are of others.
+        # A small value must stay visible beside large ones.
         tall = max(room * part(value), 1.5) if value else 0
         parts.append(
             f'<rect class="c0" x="{middle - wide / 2:.1f}" y="{bottom - tall:.1f}" '
@@ -122,7 +122,7 @@ def columns(bars: Sequence[tuple[str, int, str]], label: str, *, by_digits: bool
 
 
 def bar(value: float, top: float) -> str:
-    """In a cell of a table."""
+    """Draw a bar in a cell of a table."""
     part = 100 * value / top if top else 0
     wide = max(part, 0.7) if value else 0
     return (
@@ -132,7 +132,7 @@ def bar(value: float, top: float) -> str:
 
 
 def spark(values: Sequence[int], label: str) -> str:
-    """A small line in a cell of a table, as high as its own highest point."""
+    """Draw a small line in a cell of a table, scaled to its own highest point."""
     points, top = max(len(values), 1), max(values, default=0)
     area = _area(
         [0] * len(values),
@@ -148,7 +148,7 @@ def spark(values: Sequence[int], label: str) -> str:
 
 
 class Silence(NamedTuple):
-    """From when to when nothing came."""
+    """Time without messages."""
 
     start_ms: int
     end_ms: int
@@ -162,7 +162,7 @@ class Strip(NamedTuple):
 
 
 def strips(rows: Sequence[Strip], over: Over, label: str) -> str:
-    """When each of several was busy: darker where more was, nothing where nothing was."""
+    """Draw when each row was busy: darker for more messages, empty without messages."""
     height = len(rows) * _STRIP + _BOTTOM + 4
     parts = _time_axis(over, len(rows) * _STRIP + 4, _STRIP_LEFT)
     for number, row in enumerate(rows):
@@ -187,7 +187,7 @@ def strips(rows: Sequence[Strip], over: Over, label: str) -> str:
 
 
 def _levels(values: Sequence[int], over: Over, top: float) -> list[str]:
-    """One path for all buckets of the same darkness, neighbours as one."""
+    """Draw one path for all buckets of the same darkness; join neighbours."""
     most = max(values, default=0)
     found: list[list[str]] = [[] for _ in range(_LEVELS)]
     begin = 0
@@ -211,7 +211,7 @@ def _levels(values: Sequence[int], over: Over, top: float) -> list[str]:
 
 
 def _area(below: Sequence[int], above: Sequence[int], x: Place, y: Place) -> str:
-    """Between two lines of steps, where they differ."""
+    """Return the path of the area between two stepped lines, where they differ."""
     path = []
     point = 0
     while point < len(above):
@@ -244,7 +244,7 @@ def _time_axis(over: Over, bottom: float, left: float) -> list[str]:
 
 
 def _scale(top: int, *, binary: bool) -> list[float]:
-    """Round numbers from nothing to at least the top."""
+    """Return round numbers from 0 to at least `top`."""
     step = 1.0
     if binary:
         while step * 5 < top:
@@ -260,7 +260,7 @@ def _scale(top: int, *, binary: bool) -> list[float]:
 
 
 def _wide(plot: str) -> str:
-    """On a narrow screen it is moved, not made so small that nobody can read it."""
+    """Make the plot scroll on a narrow screen: if it shrank, it would be too small to read."""
     return f'<div class="wide"><div class="over">{plot}</div></div>'
 
 

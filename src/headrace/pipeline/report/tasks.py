@@ -1,4 +1,4 @@
-"""What tasks of a report do: index rows of the log, or offsets and times of lake files, → counts."""
+"""Tasks of a report: they count index rows of the log, or offsets and times in lake files."""
 
 import logging
 from collections.abc import Iterator
@@ -13,23 +13,32 @@ import pyarrow.parquet as pq
 
 from headrace.lake.format import ranges_in
 from headrace.model import RECORD_HEADER_BYTES
-from headrace.pipeline.report_data import Counts, Numbers, Plan, Runs, Seen, count, look, runs_of
-from headrace.spark.log_view import Damage, DataLossError, LogView, Range
-from headrace.spark.open_log import open_log
-from headrace.spark.options import Place, Topics
+from headrace.pipeline.report.data import (
+    Counts,
+    Numbers,
+    ReportPlan,
+    Runs,
+    TaskCounts,
+    count,
+    look,
+    runs_of,
+)
+from headrace.reader.open_log import open_log
+from headrace.reader.selection import LogLocation, TopicSelection
+from headrace.reader.view import DamagedRange, DataLossError, LogRange, LogView
 
 logger = logging.getLogger(__name__)
 
 
 class LogWork(NamedTuple):
-    place: Place
-    ranges: list[Range]
+    place: LogLocation
+    ranges: list[LogRange]
 
 
 class LakeWork(NamedTuple):
     lake: str
     files: list[str]
-    topics: Topics
+    topics: TopicSelection
 
 
 Work = LogWork | LakeWork
@@ -37,10 +46,10 @@ Work = LogWork | LakeWork
 
 class CountWork(NamedTuple):
     work: Work
-    plan: Plan
+    plan: ReportPlan
 
 
-def look_at(work: Work) -> Seen:
+def look_at(work: Work) -> TaskCounts:
     found = _Found(work)
     return look(found.runs())._replace(damaged=found.damaged)
 
@@ -65,24 +74,24 @@ class _Found:
             for one in work.ranges:
                 yield from self._runs_of_range(log, one)
 
-    def _runs_of_range(self, log: LogView, wanted: Range) -> Iterator[Runs]:
-        rest: Range | None = wanted
+    def _runs_of_range(self, log: LogView, wanted: LogRange) -> Iterator[Runs]:
+        rest: LogRange | None = wanted
         while rest is not None:
             try:
                 for rows in log.rows(rest):
-                    if isinstance(rows, Damage):
+                    if isinstance(rows, DamagedRange):
                         self.damaged += 1
                     else:
                         yield runs_of(rest.topic, rest.start, rest.end, rows)
                 return
             except DataLossError as loss:
-                # A report is of what is there: retention goes on while it is made.
+                # A report shows the records that are there: retention may delete some while it is made.
                 logger.warning("%s; these records are left out", loss)
                 rest = loss.rest
 
 
-def _runs_of_file(path: Path, topics: Topics) -> Iterator[Runs]:
-    """Every range of a file: its rows lie in their order, and its end is what the last one reaches to."""
+def _runs_of_file(path: Path, topics: TopicSelection) -> Iterator[Runs]:
+    """Yield the runs of every range of a file. Its rows are in order; the last ends with the range."""
     with pq.ParquetFile(path) as file:
         ranges = ranges_in(file.metadata)
         table = file.read(["offset", "timestamp"], use_threads=False)

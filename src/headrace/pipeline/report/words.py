@@ -1,4 +1,4 @@
-"""Numbers, sizes, times and names as people read them in a report. Pure; times are UTC."""
+"""Formats numbers, sizes, times and names for the readers of a report. Pure; times are UTC."""
 
 import html
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ _SHORT = {"day": "d", "hour": "h", "minute": "min", "second": "s"}
 
 
 def name(text: str) -> str:
-    """A name that somebody chose, safe in a page: control characters and such are spelled out."""
+    """Escape a name for a page; a name with control characters is shown as Python would write it."""
     return html.escape(text if text.isprintable() else repr(text))
 
 
@@ -17,14 +17,14 @@ def number(value: int) -> str:
 
 
 def short(value: float) -> str:
-    """Three digits are enough for a picture."""
+    """Format a number with three digits, which are enough for a plot."""
     for least, unit, letter in (
         (1e12, 1e12, "T"),
         (1e9, 1e9, "G"),
         (1e6, 1e6, "M"),
         (1e4, 1e3, "k"),
     ):
-        # What is rounded to a thousand of a unit is one of the next.
+        # A value that is rounded to a thousand of a unit becomes one of the next unit.
         if value >= least * 0.9995:
             scaled = value / unit
             return f"{scaled:,.0f}{letter}" if scaled >= 999.5 else f"{scaled:.3g}{letter}"
@@ -40,7 +40,7 @@ def size(value: float) -> str:
 
 
 def bound(value: float) -> str:
-    """A size that is a round number of its unit, most often."""
+    """Format a size that is mostly a round number of its unit."""
     return size(value).replace(".0", "")
 
 
@@ -49,7 +49,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def span(ms: float) -> str:
-    """In its largest unit and, where that has few of it, the next one."""
+    """Format a duration in its largest unit and, if that number is small, also in the next unit."""
     if ms < 1000:
         return f"{ms:.0f} ms"
     if ms < 10_000:
@@ -67,7 +67,7 @@ def span(ms: float) -> str:
 
 
 def bucket(ms: int) -> str:
-    """A width as part of a sentence: `messages per 10 minutes`."""
+    """Format a width for a sentence such as `messages per 10 minutes`."""
     if ms < 1000:
         return f"{ms / 1000:g} seconds"
     unit, length = next(one for one in _SPANS_MS if ms >= one[1])
@@ -76,11 +76,11 @@ def bucket(ms: int) -> str:
 
 
 def moment(ms: int, width_ms: int = 1000) -> str:
-    """Only as exact as a bucket of that width needs it."""
+    """Format a time as precisely as a bucket of that width needs."""
     try:
         when = datetime.fromtimestamp(ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
-        return f"{ms} ms since 1970"  # by the clock of somebody who has none
+        return f"{ms} ms since 1970"  # from a wrong clock
     if width_ms >= 86_400_000:
         return f"{when:%Y-%m-%d}"
     if width_ms >= 60_000:
@@ -91,7 +91,7 @@ def moment(ms: int, width_ms: int = 1000) -> str:
 
 
 def tick(ms: int, step_ms: int) -> str:
-    """On an axis: what changes from one to the next, and the day where one begins."""
+    """Format a time for an axis: the part that changes between ticks, and the date at the start of a day."""
     try:
         when = datetime.fromtimestamp(ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):

@@ -1,6 +1,6 @@
-"""Channels over WebSocket: the connections of one server, and what their peers ask for.
+"""Channels over WebSocket: the connections of one server, and the requests of their peers.
 
-What channels say to a connection is in `channel_subscriber.py`.
+Elsewhere: messages from channels to a connection (`subscriber.py`).
 """
 
 from collections import deque
@@ -10,29 +10,29 @@ from typing import Any
 
 from msgspec import UNSET
 
-from headrace.broker.channel import Channel
-from headrace.broker.channel_errors import ChannelError
-from headrace.broker.channel_joining import Joined
-from headrace.broker.channel_member import Batch, Member, Receive
-from headrace.broker.channel_notes import Snapshot
-from headrace.broker.channel_sending import Accepted
-from headrace.broker.channel_uploads import upload
-from headrace.broker.channels import Channels, check_channel_name
-from headrace.config_protocols import ChannelSettings
+from headrace.broker.channel.channel import Channel
+from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.hub import Channels, check_channel_name
+from headrace.broker.channel.joining import Joined
+from headrace.broker.channel.member import Batch, Member, Receive
+from headrace.broker.channel.notes import StoredSnapshot
+from headrace.broker.channel.sending import Accepted
+from headrace.broker.channel.uploads import upload
+from headrace.config.protocols import ChannelSettings
 from headrace.model import CHANNEL_PREFIX
-from headrace.server.channel_subscriber import ChannelSubscriber
+from headrace.server.channel.subscriber import ChannelSubscriber
 from headrace.server.connection import Connections, Pause
 from headrace.server.credentials import Credentials, Grant
-from headrace.session.channel_server import Authenticate, Request
-from headrace.wire import channel as wire
+from headrace.session.channel.server import AuthenticateProcessor, Request
+from headrace.wire.channel import messages as wire
 
 FETCH_MESSAGES_MAX = 500
 
-_LARGE = wire.Join | wire.Fetch | wire.Snapshot
+_LARGE = wire.Join | wire.Fetch | wire.SnapshotRequest
 
 
 class ChannelConnections:
-    """What the channel connections of one server share."""
+    """State that the channel connections of one server share."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ChannelConnections:
         self.settings = settings
         self.credentials = credentials
         self.open: dict[ChannelSubscriber, None] = {}
-        """In the order in which they were last heard of."""
+        """Connections in the order in which they were last heard."""
 
     def __call__(self) -> "ChannelConnection":
         return ChannelConnection(self)
@@ -63,7 +63,7 @@ class ChannelConnection(ChannelSubscriber):
     def __init__(self, hub: ChannelConnections) -> None:
         self._grant: Grant | None = None
         self._joining: dict[str, list[tuple[Request, int]]] = {}
-        """Channels whose `join` is not answered, each with the requests that came behind it."""
+        """Channels whose `join` is not answered, each with the requests that came after it."""
         super().__init__(hub)
         hub.open[self] = None
 
@@ -76,7 +76,7 @@ class ChannelConnection(ChannelSubscriber):
             self._answer()
 
     def _do(self, command: object, size: int) -> None:
-        if isinstance(command, Authenticate):
+        if isinstance(command, AuthenticateProcessor):
             self._authenticate(command)
             return
         assert isinstance(command, Request)
@@ -90,7 +90,7 @@ class ChannelConnection(ChannelSubscriber):
         if self._joining and self._waits(command, size):
             return
         try:
-            # Those that come with every message take the shortest way.
+            # Requests that come with every message take the shortest path.
             if type(message) is wire.Ack:
                 channel, member = self._member(message.channel)
                 channel.ack(
@@ -114,7 +114,7 @@ class ChannelConnection(ChannelSubscriber):
             self._refuse_request(message, size, error)
 
     def _waits(self, request: Request, size: int) -> bool:
-        """Whether the channel is being joined: then this is done behind it."""
+        """Return True if the channel is being joined: the request is then executed after the `join`."""
         assert not isinstance(request.message, wire.Hello | wire.Ping)
         waiting = self._joining.get(request.message.channel)
         if waiting is None:
@@ -132,12 +132,12 @@ class ChannelConnection(ChannelSubscriber):
         is_carrying = self._commands is not None
         if self._commands is None:
             self._commands = deque()
-        # What came for the same channel since then lies behind them.
+        # Later requests for the same channel must come after these.
         self._commands.extendleft(reversed(waiting))
         if not is_carrying:
             self._carry_out()
 
-    def _authenticate(self, command: Authenticate) -> None:
+    def _authenticate(self, command: AuthenticateProcessor) -> None:
         address = self.peer.rpartition(":")[0]
         self._grant = self._hub.credentials.grant(command.processor, command.token, address)
         if self._grant is None:
@@ -148,7 +148,7 @@ class ChannelConnection(ChannelSubscriber):
     def _done(self, size: int) -> None:
         self._session.unanswered -= 1
         self._unacknowledged_bytes -= size
-        # One write for everything that one commit made durable.
+        # One write answers everything that one commit made durable.
         self._answer_soon()
         if self._sated:
             self._shared.loop.call_soon(self._carry_on)
@@ -166,7 +166,7 @@ class ChannelConnection(ChannelSubscriber):
     # Requests
 
     def _carry(self, request: Request, size: int) -> None:
-        """Any but a `send` or an `ack`."""
+        """Execute any request except `send` and `ack`."""
         message, session = request.message, self._session
         assert not isinstance(message, wire.Hello | wire.Ping | wire.Send | wire.Ack)
         name = message.channel
@@ -188,7 +188,7 @@ class ChannelConnection(ChannelSubscriber):
                 self._join(message, say, refuse)
             elif isinstance(message, wire.Leave):
                 self._leave(message, say)
-            elif isinstance(message, wire.Snapshot):
+            elif isinstance(message, wire.SnapshotRequest):
                 self._hub.channels.load_snapshot(
                     name,
                     lambda found: say(
@@ -210,7 +210,7 @@ class ChannelConnection(ChannelSubscriber):
         except ChannelError as error:
             refuse(error)
         if is_large:
-            self._answer()  # so that it is known what lies unread
+            self._answer()  # write now, to know how much the peer leaves unread
 
     def _check(self, name: str) -> None:
         if name in self._joined:
@@ -234,7 +234,7 @@ class ChannelConnection(ChannelSubscriber):
     def _member(self, name: str) -> tuple[Channel, Member]:
         channel = self._joined.get(name)
         member = channel.members.get(self._session.processor) if channel is not None else None
-        # It may not have joined yet, or have left over HTTP.
+        # The processor may not have joined yet, or may have left over HTTP.
         if channel is None or member is None or member.subscriber is not self:
             self._check(name)
             raise ChannelError("not-joined", f"join channel {name!r} first, on this connection")
@@ -252,7 +252,7 @@ class ChannelConnection(ChannelSubscriber):
         if is_new and len(self._joined) >= limit:
             raise ChannelError("too-many", f"a connection may join {limit} channels")
         channel = self._hub.channels.get(name)
-        self._joined[channel.name] = channel  # that very text: of many channels, one each
+        self._joined[channel.name] = channel  # the channel's own string, to save memory
         self._joining[channel.name] = []
 
         def refused(error: ChannelError) -> None:
@@ -288,7 +288,7 @@ class ChannelConnection(ChannelSubscriber):
             told["snapshot"] = self._snapshot(joined.snapshot)
         return told
 
-    def _snapshot(self, snapshot: Snapshot | None) -> dict[str, Any] | None:
+    def _snapshot(self, snapshot: StoredSnapshot | None) -> dict[str, Any] | None:
         if snapshot is None:
             return None
         content = wire.content(snapshot.content, binary=self._session.binary)
@@ -338,7 +338,7 @@ class ChannelConnection(ChannelSubscriber):
 
 
 class _Once:
-    """A function that counts the first time only: a request is answered once, whatever happens."""
+    """A function that has an effect only the first time: a request is answered once, whatever happens."""
 
     __slots__ = ("_do",)
 

@@ -1,20 +1,20 @@
-"""Channels as the configuration wants them: their reducers are loaded when the server starts."""
+"""Creation of channels from the configuration. Their reducers are loaded when the server starts."""
 
 from collections.abc import Callable
 from functools import cache
 
-from headrace.broker.channels import ChannelRule, Channels
-from headrace.broker.snapshots import Snapshots
-from headrace.config import Config
-from headrace.config_protocols import LastState
+from headrace.broker.channel.hub import ChannelRule, Channels
+from headrace.broker.channel.snapshots import Snapshots
+from headrace.config.protocols import LastState
+from headrace.config.settings import Config
 from headrace.errors import ConfigError
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.runner import Runner
 from headrace.model import CHANNEL_PREFIX
-from headrace.reducers import Reducer, reducer
+from headrace.payload.reducers import Reducer, reducer
 from headrace.server.clock import SteadyClock
-from headrace.server.hooks import load_hook
-from headrace.server.postgres_snapshots import PostgresSnapshots
+from headrace.server.credentials import load_hook
+from headrace.server.snapshots.store import PostgresSnapshots
 
 
 def make_channels(
@@ -25,14 +25,17 @@ def make_channels(
     clock: SteadyClock,
     count: Callable[[str], None],
 ) -> Channels:
-    """Raises `ConfigError` for a reducer that cannot be loaded. `current` gives the settings in force."""
+    """Create the channels. `current` returns the settings in force.
+
+    Raises `ConfigError` for a reducer that cannot be loaded.
+    """
     config = current()
     settings = config.channels
     named = {config.channels.reducer: "channels.reducer"}
     named |= {rule.reducer: "topics.reducer" for rule in config.topics if rule.reducer is not None}
     reducers = {name: _load(key, name) for name, key in named.items()}
 
-    # The same for many channels: it is one object for all that have the same.
+    # Many channels have the same settings, and share one rule object.
     @cache
     def rule(
         name: str, lease_s: float, grace_s: float, wait_for: tuple[str, ...], persist: bool
@@ -71,12 +74,12 @@ def make_channels(
 
 
 def make_postgres(config: Config, store: EmbeddedStore) -> PostgresSnapshots | None:
-    """Where snapshots are kept if not as notes. Raises `ConfigError`."""
+    """Return the PostgreSQL store of snapshots; None if snapshots are kept as notes. Raises `ConfigError`."""
     url = config.channels.snapshots_url
     if not url:
         return None
     try:
-        from headrace.server import postgres
+        from headrace.server.snapshots import postgres
     except ImportError as error:
         raise ConfigError(
             f"channels.snapshots_url needs psycopg, which cannot be loaded ({error}): "

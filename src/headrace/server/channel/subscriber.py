@@ -1,26 +1,26 @@
-"""A channel connection as its channels see it: what they say to the peer, how much, and whether it is there.
+"""A channel connection as its channels see it: messages to the peer, their limits, and silent peers.
 
-What the peer asks for is in `channels.py`.
+Elsewhere: the peer's requests (`connection.py`).
 """
 
 from typing import TYPE_CHECKING
 
-from headrace.broker.channel import Channel
-from headrace.broker.channel_member import Batch
+from headrace.broker.channel.channel import Channel
+from headrace.broker.channel.member import Batch
 from headrace.server.connection import Pause
 from headrace.server.websocket import WebSocketConnection
-from headrace.session.channel_server import ChannelServerSession
-from headrace.wire import channel as wire
+from headrace.session.channel.server import ChannelServerSession
 from headrace.wire import websocket
+from headrace.wire.channel import messages as wire
 
 if TYPE_CHECKING:
-    from headrace.server.channels import ChannelConnections
+    from headrace.server.channel.connection import ChannelConnections
 
 LARGE_REQUESTS_MAX = 32
-"""Requests of one connection under way that a few bytes ask for, and whose answers may have a megabyte."""
+"""Pending requests of one connection that have a few bytes, but whose answers may have a megabyte."""
 
 _PUSHED_BYTES_MAX = 1 << 16
-"""Of messages that are pushed before the transport is asked whether there is room for more."""
+"""Bytes of messages that are pushed before the transport is asked if it has room for more."""
 
 
 class ChannelSubscriber(WebSocketConnection):
@@ -40,16 +40,16 @@ class ChannelSubscriber(WebSocketConnection):
         self._pinged = False
         self._joined: dict[str, Channel] = {}
         self._stalled: dict[str, None] = {}
-        """Channels that have something for this processor, for which there was no room."""
+        """Channels with messages for this processor for which there was no room."""
         self._large = 0
-        """How many requests with large answers are under way."""
+        """Number of pending requests with large answers."""
         self._sated = False
-        """Whether requests wait until answers have gone out."""
+        """True while requests wait until answers have been sent."""
         self._pushed_bytes = 0
-        """Of messages, since the transport was last asked for room."""
+        """Bytes of messages that were pushed since the transport was last asked for room."""
         super().__init__(hub.shared, ChannelServerSession(hub.settings.ping_s))
 
-    # What channels ask and say
+    # Interface for channels
 
     @property
     def instance(self) -> str:
@@ -65,7 +65,7 @@ class ChannelSubscriber(WebSocketConnection):
         if not self._writable:
             self._stalled[channel] = None
             return False
-        # Behind `joined` and whatever else was said before, and together with what comes of one commit.
+        # The frame follows `joined` and all earlier answers, and is written with the others of one commit.
         frame = self._encoded(batch)
         self._session.say_encoded(frame)
         self._pushed_bytes += len(frame)
@@ -73,7 +73,7 @@ class ChannelSubscriber(WebSocketConnection):
             self._answer_soon()
         else:
             self._pushed_bytes = 0
-            self._answer()  # so that it is known whether there is room for more
+            self._answer()  # write now, to know if there is room for more
         return True
 
     def signal(self, channel: str) -> None:
@@ -101,7 +101,7 @@ class ChannelSubscriber(WebSocketConnection):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._was_heard()  # it has read something
+        self._was_heard()  # the peer has read something
         self._carry_on()
         while self._stalled and self._writable:
             name = next(iter(self._stalled))
@@ -124,7 +124,7 @@ class ChannelSubscriber(WebSocketConnection):
         return bool(self._paused & Pause.ANSWERS) or self._large >= LARGE_REQUESTS_MAX
 
     def _carry_out(self) -> None:
-        """Unless the peer lets so much lie unread: what waits here is small, its answers are not."""
+        """Execute commands unless the peer leaves too much unread. Requests are small, answers are not."""
         self._sated = self._owes_much and not self.is_gone and self._goodbye is None
         if self._sated:
             self.pause(Pause.COMMANDS)
@@ -135,13 +135,13 @@ class ChannelSubscriber(WebSocketConnection):
         if self._sated:
             self._carry_out()
 
-    # Silence
+    # Silent peers
 
     def ponged(self) -> None:
         self._was_heard()
 
     def answer(self, data: bytes) -> None:
-        self._was_heard()  # it has sent pings of its own
+        self._was_heard()  # the peer has sent pings
         super().answer(data)
 
     def _was_heard(self) -> None:
@@ -150,12 +150,12 @@ class ChannelSubscriber(WebSocketConnection):
         self._move_to_end()
 
     def tick(self, now: float) -> bool:
-        """Ask a silent peer whether it is there, give up one that is not; False when it was heard lately."""
+        """Ping a silent peer, and close it if it stays silent. Return False if it was heard recently."""
         settings = self._hub.settings
         if now < self._heard + settings.ping_s:
             return False
         if self._paused & ~Pause.ANSWERS and not self._sated:
-            self._heard = now  # we do not read, so we cannot have heard it
+            self._heard = now  # the server does not read, so it could not hear the peer
             self._move_to_end()
         elif now >= self._heard + 2 * settings.ping_s:
             self._hub.open.pop(self, None)

@@ -1,6 +1,6 @@
-"""The HTTP API: its endpoints gathered, health and metrics. Documented in `docs/http.md`.
+"""The HTTP API: all endpoints together, and those of the server's state. Documented in `docs/http.md`.
 
-The others are in files of their own, `api_*.py`: each has a class with the handlers and `routes()`.
+Elsewhere: the other endpoints, in files of this folder. Each has a class with the handlers and `routes()`.
 """
 
 import time
@@ -16,33 +16,33 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from headrace import __version__
-from headrace.broker.channels import Channels
-from headrace.config import Config
-from headrace.config_protocols import AccessToken
+from headrace.broker.channel.hub import Channels
+from headrace.config.protocols import AccessToken
+from headrace.config.settings import Config
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
-from headrace.server.access import Access
-from headrace.server.api_batches import BatchesApi
-from headrace.server.api_channels import ChannelsApi
-from headrace.server.api_cursors import CursorsApi
-from headrace.server.api_ranges import RangesApi
-from headrace.server.api_shared import RefusalWithFacts
-from headrace.server.api_topics import TopicsApi
 from headrace.server.clock import SteadyClock
 from headrace.server.connection import Connections
-from headrace.server.openapi import PATH, description
-from headrace.server.request_limits import RequestMemory
-from headrace.server.waiting import Waiting
+from headrace.server.http.access import AccessGate
+from headrace.server.http.batches import BatchesApi
+from headrace.server.http.channels import ChannelsApi
+from headrace.server.http.cursors import CursorsApi
+from headrace.server.http.limits import RequestMemory
+from headrace.server.http.openapi import PATH, description
+from headrace.server.http.ranges import RangesApi
+from headrace.server.http.shared import RefusalWithFacts
+from headrace.server.http.topics import TopicsApi
+from headrace.server.http.waiting import LongPolls
 
 PROTOCOLS = ("figg", "wombat", "logux", "channel")
 """The protocols of connections, as `Connection.protocol` names them."""
 
 
 class ServerFacts(NamedTuple):
-    """What is known of the server when it starts."""
+    """Facts about the server that are known when it starts."""
 
     started_s: float
-    """By the monotonic clock."""
+    """Start of the server, by the monotonic clock."""
     listeners: dict[str, str]
     data_dir: str
     config: Callable[[], Config]
@@ -53,7 +53,7 @@ def make_app(
     connections: Connections,
     store: EmbeddedStore,
     layout: Layout,
-    waiting: Waiting,
+    waiting: LongPolls,
     channels: Channels,
     clock: SteadyClock,
     requests: RequestMemory,
@@ -71,12 +71,12 @@ def make_app(
             *ChannelsApi(channels).routes(),
         ],
         exception_handlers={HTTPException: _error},
-        middleware=[Middleware(Access, tokens=tokens)],
+        middleware=[Middleware(AccessGate, tokens=tokens)],
     )
 
 
 class _StateApi:
-    """How the server is."""
+    """Endpoints for the server's state: health, metrics, status, clock and the API's description."""
 
     def __init__(
         self,

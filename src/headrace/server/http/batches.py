@@ -1,6 +1,6 @@
 """Staged uploads and batches over HTTP: `/v1/staged` and `/v1/batches`. Documented in `docs/http.md`.
 
-What an upload brings is checked and written in threads, a piece at a time, while the next piece arrives.
+Uploads are checked and written in threads, one piece at a time, while the next piece arrives.
 """
 
 import asyncio
@@ -20,22 +20,26 @@ from headrace.errors import (
     StoreFailedError,
     UnknownStagedError,
 )
-from headrace.log.batch_parts import BatchAnswer, BatchRefusedError
-from headrace.log.batches import BATCH_FILES_MAX, PRODUCER_BYTES_MAX
+from headrace.log.batch.batches import (
+    BATCH_FILES_MAX,
+    PRODUCER_BYTES_MAX,
+    BatchAnswer,
+    BatchRefusedError,
+)
+from headrace.log.batch.staging import STAGED_FILE_BYTES_MAX, StagingUpload
 from headrace.log.embedded import EmbeddedStore
-from headrace.log.staging import STAGED_FILE_BYTES_MAX, Upload
-from headrace.server.api_shared import body, check_length, too_long
+from headrace.server.http.limits import body_is_taken
+from headrace.server.http.shared import body, check_length, too_long
 from headrace.server.metrics import Metrics
-from headrace.server.request_limits import body_is_taken
 
 BODY_SILENCE_S = 30.0
-"""How long nothing may come of a body that has begun."""
+"""Longest time without data from a body that is being uploaded."""
 
 UPLOADS_MAX = 64
-"""Uploads that are read at a time: each takes a few MiB of memory. Further ones wait."""
+"""Uploads that are read at the same time. Each takes a few MiB of memory. Further uploads wait."""
 
 ANSWER_S = 10.0
-"""How long a request for a batch is held: a large one takes longer, and is asked for again meanwhile."""
+"""Time that a request for a batch is held. A large batch takes longer: its client asks again meanwhile."""
 
 BATCH_BODY_BYTES_MAX = 8 << 20
 
@@ -68,7 +72,7 @@ class BatchesApi:
         try:
             return await self._stage(request)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody hears it
+            return Response(status_code=400)  # the client is gone
 
     async def _stage(self, request: Request) -> Response:
         check_length(request, STAGED_FILE_BYTES_MAX, _IN_PARTS)
@@ -96,8 +100,8 @@ class BatchesApi:
             self._store.staging.keep(upload)
         return JSONResponse({"id": upload.id, "records": upload.records, "bytes": upload.size})
 
-    async def _receive(self, request: Request, upload: Upload) -> None:
-        """Read the body; a piece of it is written while the next arrives."""
+    async def _receive(self, request: Request, upload: StagingUpload) -> None:
+        """Read the body. One piece is written while the next one arrives."""
         loop = asyncio.get_running_loop()
         writing: asyncio.Future[None] | None = None
         gathered: list[bytes] = []
@@ -122,7 +126,7 @@ class BatchesApi:
             await writing
         finally:
             if writing is not None:
-                # It may go on after a fault of the connection: whatever it says then, nobody asks.
+                # The write may outlive a failed connection. No task awaits its result then.
                 writing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def decide(self, request: Request) -> Response:
@@ -174,7 +178,7 @@ def _decode(data: bytes) -> BatchRequest:
 
 
 async def _next_chunk(request: Request) -> tuple[bytes, bool]:
-    """What has come of the body, and whether there is more."""
+    """Return the next part of the body, and True if more follows."""
     try:
         async with asyncio.timeout(BODY_SILENCE_S):
             message = await request.receive()
@@ -182,5 +186,5 @@ async def _next_chunk(request: Request) -> tuple[bytes, bool]:
         raise HTTPException(408, f"nothing of the body came for {BODY_SILENCE_S:g} s") from None
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
-    body_is_taken(request.scope)  # it goes to the disk
+    body_is_taken(request.scope)  # the chunk goes to disk
     return message.get("body", b""), message.get("more_body", False)

@@ -12,17 +12,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headrace.broker import channel_jobs as jobs
-from headrace.broker import channel_report as report
-from headrace.broker.channel import Channel
-from headrace.broker.channel_errors import ChannelError
-from headrace.broker.channel_joining import Joined
-from headrace.broker.channel_member import Batch, Origin, Receive
-from headrace.broker.channel_notes import Snapshot
-from headrace.broker.channel_sending import Accepted
-from headrace.broker.channel_uploads import upload
-from headrace.broker.channels import Channels, check_channel_name
-from headrace.channel_envelope import (
+from headrace.broker.channel import report as report
+from headrace.broker.channel import trimming as jobs
+from headrace.broker.channel.channel import Channel
+from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.hub import Channels, check_channel_name
+from headrace.broker.channel.joining import Joined
+from headrace.broker.channel.member import Batch, Origin, Receive
+from headrace.broker.channel.notes import StoredSnapshot
+from headrace.broker.channel.sending import Accepted
+from headrace.broker.channel.uploads import upload
+from headrace.errors import StoreFailedError
+from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX
+from headrace.payload.channel import (
     NUMBER_MAX,
     BadMessageError,
     Content,
@@ -30,23 +32,22 @@ from headrace.channel_envelope import (
     check_processor,
     decode_message,
 )
-from headrace.errors import StoreFailedError
-from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX
-from headrace.reducers import STATE_BYTES_MAX
-from headrace.server.api_shared import RefusalWithFacts, body, number
+from headrace.payload.reducers import STATE_BYTES_MAX
+from headrace.printing import quoted
 from headrace.server.credentials import HTTP, is_granted, user_of
-from headrace.wire import channel as wire
+from headrace.server.http.shared import RefusalWithFacts, body, number
+from headrace.wire.channel import messages as wire
 
 CHANNELS_LISTED_MAX = 200
-"""Channels in one answer; the next page starts `after` the last name."""
+"""Channels in one answer. The next page starts `after` the last name."""
 
 MESSAGES_MAX = 500
 WAIT_S_MAX = 60
 WAITING_MAX = 1000
-"""Requests that wait for a message at once."""
+"""Requests that wait for a message at the same time."""
 
 RENEWAL_S_MIN = 0.1
-"""How often such a request says at most that its processor is there."""
+"""Shortest interval at which a waiting request renews the presence of its processor."""
 
 RAW = "application/octet-stream"
 JSON = "application/json"
@@ -74,7 +75,7 @@ _Ask = Callable[[Channel, Callable[[T], None], Callable[[ChannelError], None]], 
 
 
 class _Poll(NamedTuple):
-    """A request for messages: of whom, how many, and behind which offset if not its cursor."""
+    """A request for messages. They start at `origin`; None means the processor's cursor."""
 
     channel: str
     processor: str
@@ -102,7 +103,7 @@ class ChannelsApi:
             Route("/v1/channel/snapshot", self.snapshot, methods=["GET"]),
         ]
 
-    # For processors
+    # Endpoints for processors
 
     async def join(self, request: Request) -> Response:
         name, processor = self._asked(request)
@@ -176,7 +177,7 @@ class ChannelsApi:
         message = decode_message(payload)
         headers = lost | {
             "Headrace-Offset": str(offset),
-            # A header holds Latin-1, a name any text: it is percent-encoded, as in a URL.
+            # A header holds Latin-1, but a name may be any text. So it is percent-encoded, as in a URL.
             "Headrace-Processor": quote(message.processor),
             "Headrace-Number": str(message.number),
             "Headrace-More": "true" if batch.more else "false",
@@ -206,7 +207,7 @@ class ChannelsApi:
 
     async def snapshot(self, request: Request) -> Response:
         name = self._named(request)
-        snapshot: Snapshot | None = await _answer(
+        snapshot: StoredSnapshot | None = await _answer(
             lambda done, refuse: self._channels.load_snapshot(
                 name, done, lambda reason: refuse(ChannelError("unavailable", reason))
             )
@@ -219,7 +220,7 @@ class ChannelsApi:
         headers = {"Headrace-Offset": str(snapshot.offset), "Headrace-Epoch": str(snapshot.epoch)}
         return Response(snapshot.content.data, media_type=kind, headers=headers)
 
-    # For operators
+    # Endpoints for operators
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
@@ -258,12 +259,12 @@ class ChannelsApi:
         members = len(told["members"])
         return _json({"channel": name, "messages": told["messages"], "members": members})
 
-    # What they share
+    # Helpers
 
     def _named(self, request: Request) -> str:
         name = request.query_params.get("name")
         if name is None:
-            raise _bad("name the channel")
+            raise _bad("name the channel: ?name=CHANNEL")
         token = request.scope.get("headrace.token")
         try:
             check_channel_name(name)
@@ -289,7 +290,7 @@ class ChannelsApi:
         return self._named(request), processor
 
     async def _named_by_operator(self, request: Request) -> str:
-        """A channel that is there, named by someone who needs not be a member of it."""
+        """Return the name of an existing channel, from a request of an operator, who need not be a member."""
         name = self._named(request)
         token = request.scope.get("headrace.token")
         if token is not None and not is_granted(token, HTTP):
@@ -301,7 +302,7 @@ class ChannelsApi:
         return name
 
     async def _ask(self, name: str, ask: _Ask[T]) -> T:
-        """Ask a channel. It is looked up only now: one held over an `await` may not be the one any more."""
+        """Ask a channel. It is looked up here, because another object may replace it during an `await`."""
         channel = self._channels.get(name)
         try:
             return await _answer(partial(ask, channel))
@@ -331,7 +332,7 @@ class ChannelsApi:
         return batch
 
     async def _wait(self, request: Request, asked: "_Poll", wait_s: int) -> Batch:
-        """What is pending as soon as something is; nothing when the time is over, or the client is gone."""
+        """Wait for pending messages and return them; none if the time is over, or the client is gone."""
         if self._waiting >= WAITING_MAX:
             text = f"{WAITING_MAX} requests wait for messages already"
             raise _refusal(ChannelError("unavailable", text))
@@ -352,9 +353,9 @@ class ChannelsApi:
         return batch
 
     async def _fetch_or_wait(self, asked: "_Poll", woken: asyncio.Event, wait_s: float) -> Batch:
-        """Without news it returns when woken, or soon enough to say again that the processor is there."""
+        """Fetch messages. If there are none, wait until woken, or until the presence has to be renewed."""
         channel = self._channels.get(asked.channel)
-        channel.wait(woken.set)  # before it is looked: what comes meanwhile wakes too
+        channel.wait(woken.set)  # before the fetch: later messages wake it too
         try:
             batch = await self._fetch(asked)
             if not _is_news(batch):
@@ -367,21 +368,21 @@ class ChannelsApi:
             channel.wait_no_more(woken.set)
             self._channels.rest(channel)
 
-    async def _snapshot(self, name: str) -> Snapshot | None:
+    async def _snapshot(self, name: str) -> StoredSnapshot | None:
         def load(
             channel: Channel,
-            done: Callable[[Snapshot | None], None],
+            done: Callable[[StoredSnapshot | None], None],
             refuse: Callable[[ChannelError], None],
         ) -> None:
             channel.load_snapshot(done, lambda why: refuse(ChannelError("unavailable", why)))
 
-        snapshot: Snapshot | None = await self._ask(name, load)
+        snapshot: StoredSnapshot | None = await self._ask(name, load)
         return snapshot
 
     async def _existing(self, name: str) -> dict[str, Any]:
         told = await self._describe(name)
         if not (told["exists"] or told["members"] or told["snapshot"]):
-            raise _refusal(ChannelError("not-found", f"there is no channel {name!r}"))
+            raise _refusal(ChannelError("not-found", f"there is no channel {quoted(name)}"))
         return told
 
     async def _describe(self, name: str) -> dict[str, Any]:
@@ -404,7 +405,7 @@ async def _hung_up(request: Request) -> None:
 async def _answer(
     ask: Callable[[Callable[[T], None], Callable[[ChannelError], None]], None],
 ) -> T:
-    """What a request to a channel is answered, as an HTTP error if it is refused."""
+    """Return the channel's answer to a request. Raise an HTTP error if the channel refuses it."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def done(result: T) -> None:
@@ -485,7 +486,7 @@ def _offset(request: Request, name: str) -> int:
 
 
 async def _content(request: Request, bytes_max: int) -> Content:
-    """The body: JSON if it says so, else bytes."""
+    """Return the body: as JSON if its Content-Type says so, else as bytes."""
     try:
         data = await body(request, bytes_max)
     except HTTPException as error:
@@ -501,7 +502,7 @@ async def _content(request: Request, bytes_max: int) -> Content:
     return Content(data, is_json)
 
 
-def _told_snapshot(snapshot: Snapshot) -> dict[str, Any]:
+def _told_snapshot(snapshot: StoredSnapshot) -> dict[str, Any]:
     content = wire.content(snapshot.content, binary=False)
     return {"offset": snapshot.offset, "epoch": snapshot.epoch} | content
 

@@ -1,4 +1,4 @@
-"""The endpoints of cursors: readers note where they go on, and anyone sees how far behind they are."""
+"""The endpoints of cursors: readers store their positions, and anyone can see how far behind they are."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -19,16 +19,16 @@ from headrace.errors import (
     StoreFailedError,
     TooManyCursorsError,
 )
-from headrace.log.cursors import Lag
+from headrace.log.commit.cursors import Lag
 from headrace.log.store import CURSORS_SET_MAX, Cursor, Store
 from headrace.model import Position, check_reader_name
-from headrace.server.api_shared import body, checked_name, number
+from headrace.server.http.shared import body, checked_name, number
 
 CURSORS_LISTED_MAX = 1000
-"""Cursors in one answer; the next page starts after the last of them."""
+"""Cursors in one answer. The next page starts after the last cursor."""
 
 CHANGES_MAX = 100
-"""Requests that wait until their change is on disk; also while the log takes none."""
+"""Requests that wait until their change is on disk, also while the log accepts no changes."""
 
 _BODY_BYTES_MAX = 2 * 1024 * 1024
 
@@ -51,7 +51,7 @@ class CursorsApi:
     def __init__(
         self, store: Store, readers: Readers, moved: Callable[[Collection[str]], None]
     ) -> None:
-        """`moved` is told in which topics cursors are elsewhere now."""
+        """`moved` is called with the topics in which cursors have moved."""
         self._store = store
         self._readers = readers
         self._moved = moved
@@ -67,7 +67,7 @@ class CursorsApi:
     async def set(self, request: Request) -> Response:
         try:
             asked = msgspec.json.decode(await body(request, _BODY_BYTES_MAX), type=_Places)
-        except ValueError as error:  # which errors of msgspec and of UTF-8 are
+        except ValueError as error:  # also from msgspec and UTF-8
             raise HTTPException(400, f"the body makes no sense: {error}") from None
         positions: dict[str, Position] = {}
         for one in asked.positions:
@@ -97,7 +97,7 @@ class CursorsApi:
         if topic is not None:
             place = (topic, after or query.get("after_reader", ""))
         elif reader is not None:
-            # Of the topic `after` itself there is no other cursor of this reader.
+            # The reader has no other cursor in the topic `after` itself.
             place = (after, reader)
         else:
             place = (after, query.get("after_reader", ""))
@@ -114,13 +114,13 @@ class CursorsApi:
     async def drop(self, request: Request) -> Response:
         reader, topic = request.query_params.get("reader"), request.query_params.get("topic")
         if reader is None:
-            raise HTTPException(400, "name the reader")
+            raise HTTPException(400, "name the reader: ?reader=NAME")
         try:
             check_reader_name(reader)
         except BadReaderNameError as error:
             raise HTTPException(400, str(error)) from None
         dropped = 0
-        # An active reader gets a new cursor at once, so what was passed is not looked at again.
+        # An active reader gets a new cursor at once, so topics that were passed are not looked at again.
         place = ("", "")
         while found := self._store.cursors(topic, reader, after=place, limit=CURSORS_SET_MAX):
             place = (found[-1].topic, reader)
@@ -132,7 +132,7 @@ class CursorsApi:
         return JSONResponse({"reader": reader, "dropped": dropped})
 
     async def _durable(self, change: Callable[[Callable[[], None]], None]) -> None:
-        """Ask for a change and wait until it is on disk."""
+        """Start a change, and wait until it is on disk."""
         if self._changing >= CHANGES_MAX:
             reason = self._store.held_back or "the disk is slow"
             raise HTTPException(503, f"{CHANGES_MAX} changes of cursors wait already: {reason}")
@@ -148,7 +148,7 @@ class CursorsApi:
 
 
 def in_topic(store: Store, cursor: Cursor) -> dict[str, object]:
-    """A cursor as it is shown beside the topic it is in."""
+    """Return the fields of a cursor that are shown beside its topic."""
     topic = store.look(cursor.topic)
     lag = Lag.of(cursor.position, topic.start, store.kept(topic, cursor.position))
     return {

@@ -1,31 +1,31 @@
-"""Limits of HTTP requests, for both listeners. Counts what arrives; the listeners answer.
+"""Limits of HTTP requests, for both listeners. Counts the data that arrives. Elsewhere: the answers.
 
-A parser collects the head of a request and calls back with each finished part of it. The meter counts these
-parts, and besides them the bytes since the last call: a header without an end is never called back.
+A parser collects the head of a request, and calls back with each finished part of it. The meter counts these
+parts, and also the bytes since the last callback: a header without an end never causes a callback.
 """
 
 from collections.abc import Iterator, MutableMapping
 from typing import Any, Final
 
 URL_BYTES_MAX = 65_535
-"""The longest URL of the HTTP API, whose list of topics takes many names. The parser takes no longer one."""
+"""Longest URL of the HTTP API, whose list of topics takes many names. Also the parser's limit."""
 HEADERS_MAX = 100
-"""Headers of a request. The trailers of a body may be as many."""
+"""Most headers of a request, and most trailers of a body."""
 HEAD_BYTES_MAX = 16 * 1024
-"""Names and values of all headers together. Trailers, and the line before a chunk, may have as much."""
+"""Bytes of all headers' names and values. Also the limit of trailers, and of the line before a chunk."""
 HELD: Final = "headrace.held"
 """Key of the `HeldRequest` in the ASGI scope of a request."""
 HEADER_OVERHEAD_BYTES = 128
-"""Memory that a header takes besides its bytes."""
+"""Memory that a header takes in addition to its bytes."""
 
 _HEAD_PIECE_BYTES = 2 * 1024
-"""What a parser is given of a head at once: so much may arrive beyond a limit before the limit applies."""
+"""Bytes of a head that the parser gets at once. A limit may be exceeded by this much before it applies."""
 _BODY_PIECE_BYTES = 64 * 1024
-"""The same for a body."""
+"""Bytes of a body that the parser gets at once."""
 
 
 class RequestRefusedError(Exception):
-    """A request breaks a limit: it is answered with a status and a sentence, and its connection ends."""
+    """A request breaks a limit. It is answered with a status and a sentence, and its connection ends."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -50,20 +50,20 @@ class RequestMeter:
         self.begin()
 
     def begin(self) -> None:
-        """A request begins, or is waited for."""
+        """Reset the counts: a request begins, or is expected."""
         self.in_head = True
         self._url_bytes = self._bytes = self._headers = self._silent_bytes = 0
         self._called_back = True
 
     def url(self, size: int) -> None:
-        """A part of the URL has come."""
+        """Count a part of the URL."""
         self._called_back = True
         self._url_bytes += size
         if self._url_bytes > self._url_bytes_max:
             raise RequestRefusedError(414, f"the URL may have {self._url_bytes_max} bytes")
 
     def header(self, size: int) -> None:
-        """A header, or a trailer, of so many bytes has come."""
+        """Count a header or a trailer of `size` bytes."""
         self._called_back = True
         self._headers += 1
         self._bytes += size
@@ -74,29 +74,29 @@ class RequestMeter:
             raise RequestRefusedError(431, f"all {kind} may have {HEAD_BYTES_MAX} bytes together")
 
     def head_is_complete(self) -> None:
-        """The head is complete: from now on there may be a body, and trailers."""
+        """Reset the counts after the head: a body and trailers may follow."""
         self.begin()
         self.in_head = False
 
     def body(self) -> None:
-        """Something of the body has come."""
+        """Note that a part of the body has arrived."""
         self._called_back = True
 
     def pieces(self, data: memoryview) -> Iterator[memoryview]:
-        """What a parser is given one after the other; its calls back come in between."""
+        """Yield the pieces for a parser, one after the other. The parser's callbacks come in between."""
         at = 0
         while at < len(data):
             piece = data[at : at + (_HEAD_PIECE_BYTES if self.in_head else _BODY_PIECE_BYTES)]
             self._called_back = False
             yield piece
             at += len(piece)
-            # What follows the last call in a piece is not counted: hence small pieces.
+            # Bytes after the last callback in a piece are not counted, so pieces must be small.
             self._silent_bytes = 0 if self._called_back else self._silent_bytes + len(piece)
             if self._bytes + self._silent_bytes > HEAD_BYTES_MAX:
                 self._refuse_silence()
 
     def _refuse_silence(self) -> None:
-        """Nothing was finished by very many bytes."""
+        """Refuse a request with too many bytes since the last finished part."""
         if self.in_head:
             raise RequestRefusedError(431, f"all headers may have {HEAD_BYTES_MAX} bytes together")
         raise RequestRefusedError(
@@ -105,14 +105,14 @@ class RequestMeter:
 
 
 class RequestMemory:
-    """The memory that the requests of all connections hold: heads and bodies, until they are answered."""
+    """Memory that the requests of all connections hold: heads and bodies, until they are answered."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
 
     def hold(self, size: int) -> None:
-        """Count `size` more bytes; raises RequestRefusedError, and counts nothing, when that is too much."""
+        """Count `size` more bytes. If that is too much, raise RequestRefusedError and count nothing."""
         if self.bytes + size > self.bytes_max:
             raise RequestRefusedError(
                 503, "requests of all clients together hold limits.requests_bytes_max: ask again"
@@ -125,7 +125,7 @@ class RequestMemory:
 
 
 class HeldRequest:
-    """Count of what has come of a request, and of the memory that it holds."""
+    """Counts of the bytes of a request that have arrived and that it holds in memory."""
 
     __slots__ = ("_memory", "body_bytes", "head_bytes", "is_whole")
 
@@ -133,7 +133,7 @@ class HeldRequest:
         self._memory = memory
         self.head_bytes = 0
         self.body_bytes = 0
-        """Of its body; an endpoint that does not keep what it takes releases it."""
+        """Bytes of the body in memory. An endpoint that does not keep the data it takes releases them."""
         self.is_whole = False
 
     def hold_head(self, size: int) -> None:
@@ -155,6 +155,6 @@ class HeldRequest:
 
 
 def body_is_taken(scope: MutableMapping[str, Any]) -> None:
-    """Release what has come of the body: its endpoint has taken it, and keeps none of it in memory."""
+    """Release the body's bytes so far: the endpoint has taken them, and keeps none of them in memory."""
     if HELD in scope:
         scope[HELD].release_body()

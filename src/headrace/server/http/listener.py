@@ -1,24 +1,29 @@
-"""A connection of the HTTP listener: uvicorn's protocol, with limits on what a peer may send.
+"""The HTTP listener: uvicorn in the server's own event loop. Its connections limit what a peer may send.
 
-Uvicorn collects a head of any size, takes any number of requests at once, and after an early answer goes on
-reading the body for ever. Here a request that breaks a limit is answered at once, behind all earlier requests
-of its connection. Then the connection ends, and what still comes is read and thrown away (`hang_up`), so that
-the peer sees the answer. What the application makes of requests is not known here.
+Uvicorn collects a head of any size, takes any number of requests at once, and after an early answer keeps
+reading the body for ever. Here a request that breaks a limit is answered at once, after all earlier requests
+of its connection. Then the connection ends, and further data is read and discarded (`hang_up`), so that the
+peer sees the answer. Elsewhere: the handling of requests by the application.
 """
 
 import asyncio
+import contextlib
 import json
+import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import httptools
+import uvicorn
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.server.connection import DISCARDED_BYTES_MAX, hang_up, peer_name
-from headrace.server.request_limits import (
+from headrace.server.http.limits import (
     HEADER_OVERHEAD_BYTES,
     HELD,
     HeldRequest,
@@ -29,12 +34,12 @@ from headrace.server.request_limits import (
 from headrace.server.strangers import TLS_HELLO, TLS_ON_PLAIN_PORT
 
 REQUEST_TIMEOUT_S = 10.0
-"""How long a request's head may take to arrive, from the connection or from its first byte."""
+"""Time in which a request's head must arrive, counted from the connection or from its first byte."""
 PIPELINED_MAX = 16
 """Requests of one connection that wait for the answer to an earlier one."""
 
 _COUNTED = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE})
-"""Answers of the application that mean a broken limit."""
+"""Statuses of the application's answers that mean a broken limit."""
 
 
 class HttpShared:
@@ -49,14 +54,14 @@ class HttpShared:
     ) -> None:
         self.connections_max = connections_max
         self.body_bytes_max = body_bytes_max
-        """The longest body that any endpoint takes."""
+        """Longest body that any endpoint accepts."""
         self.memory = memory
         self.refused = refused
-        """Called with the name of a peer, and with why its request was refused."""
+        """Called with the name of a peer, and with the reason why its request was refused."""
 
 
 class EarlyAnswers:
-    """Stands before an application: an answer that comes before its request is whole ends the connection."""
+    """Middleware that ends the connection after an answer that comes before its request is complete."""
 
     def __init__(self, app: ASGIApp, refused: Callable[[str, str], None]) -> None:
         self._app = app
@@ -84,16 +89,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._shared = shared
         self._meter = RequestMeter()
         self._request = HeldRequest(shared.memory)
-        """The one that is arriving, or came last."""
+        """The request that is arriving, or that came last."""
         self._unanswered: deque[HeldRequest] = deque()
-        """Requests with a complete head, in their order."""
+        """Unanswered requests with a complete head, in their order."""
         self._refusal: RequestRefusedError | None = None
         self._discarded_bytes = 0
         self._asked = True
         self._until_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    # The transport
+    # Transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._peer = peer_name(transport)
@@ -124,7 +129,7 @@ class BoundedProtocol(HttpToolsProtocol):
             for piece in self._meter.pieces(memoryview(data)):
                 self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
-            # No other protocol is spoken here: the request is answered, and nothing behind it is read.
+            # The listener speaks only HTTP: the request is answered, and nothing after it is read.
             self.cycle.keep_alive = False
         except httptools.HttpParserError as error:
             is_tls = data.startswith(TLS_HELLO)
@@ -134,7 +139,7 @@ class BoundedProtocol(HttpToolsProtocol):
         except RequestRefusedError as refusal:
             self._refuse(refusal)
 
-    # What the parser finds. An exception here ends the parser's work, and comes out of `feed_data`.
+    # Callbacks of the parser. An exception here ends the parser's work, and comes out of `feed_data`.
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= PIPELINED_MAX:
@@ -152,7 +157,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         size = len(name) + len(value)
         self._meter.header(size)
-        # Trailers are counted, and left out: what they say comes too late for everyone.
+        # Trailers are counted and dropped: they come too late for the application.
         if self._meter.in_head:
             self._request.hold_head(size + HEADER_OVERHEAD_BYTES)
             super().on_header(name, value)
@@ -180,7 +185,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        if self._unanswered:  # unless the connection is lost
+        if self._unanswered:  # empty if the connection is lost
             self._unanswered.popleft().release()
         super().on_response_complete()
         if self._refusal is not None and not self._unanswered:
@@ -190,11 +195,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether no request has arrived in part."""
+        """True if no request has arrived only in part."""
         return not self.scope or self._request.is_whole
 
     def _refuse(self, refusal: RequestRefusedError) -> None:
-        """Answer behind all earlier requests of this connection."""
+        """Refuse a request. The answer follows those to all earlier requests of this connection."""
         self._refusal = refusal
         self._shared.refused(self._peer, str(refusal))
         if not self._meter.in_head and self._unanswered:
@@ -203,15 +208,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self._answer(refusal)
 
     def _withdraw(self) -> None:
-        """The last request will never be whole: the application hears no more of it."""
+        """Take the last request away from the application, because the request will never be complete."""
         cycle = self.cycle
         if cycle.response_complete:
-            return  # and so is the answer
+            return  # the answer is complete already
         self._unanswered.pop().release()
         if self.pipeline and self.pipeline[0][0] is cycle:
             self.pipeline.popleft()
         elif cycle.response_started:
-            self.transport.abort()  # half an answer cannot be taken back
+            self.transport.abort()  # a partly sent answer cannot be withdrawn
         else:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -231,7 +236,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         raise AssertionError("requests are refused by `_refuse`")
 
-    # Peers that dawdle
+    # Slow peers
 
     def _expect_request(self) -> None:
         if self._asked:
@@ -250,11 +255,11 @@ class BoundedProtocol(HttpToolsProtocol):
             why = f"the head of a request must come within {REQUEST_TIMEOUT_S:g} seconds"
             self._refuse(RequestRefusedError(408, why))
         else:
-            self.transport.abort()  # it has asked nothing
+            self.transport.abort()  # the peer has sent nothing of a request
 
 
 class _Transport:
-    """What uvicorn takes for its transport: the real one, but closing it early loses no answer."""
+    """Transport for uvicorn: the real one, except that closing it early loses no answer."""
 
     __slots__ = ("_is_ending", "_protocol", "_transport", "write")
 
@@ -266,7 +271,7 @@ class _Transport:
 
     def close(self) -> None:
         if self._is_ending:
-            self._transport.abort()  # the server stops, and waits for nobody
+            self._transport.abort()  # the server stops, and does not wait for the peer
         elif self._protocol.is_whole or self._transport.is_closing():
             self._transport.close()
         else:
@@ -294,8 +299,53 @@ class _Transport:
 def _refusal_for(error: httptools.HttpParserError) -> RequestRefusedError:
     if isinstance(error.__context__, RequestRefusedError):
         return error.__context__
-    if "overflow" in str(error):  # of a Content-Length, or of the size of a chunk
+    if "overflow" in str(error):  # in a Content-Length, or in the size of a chunk
         return RequestRefusedError(413, "a body cannot be so long")
-    if isinstance(error, httptools.HttpParserCallbackError):  # a URL that says nothing
+    if isinstance(error, httptools.HttpParserCallbackError):  # an invalid URL
         return RequestRefusedError(400, "this is not an HTTP request for this server")
     return RequestRefusedError(400, f"this is not an HTTP request: {error}")
+
+
+_STOP_TIMEOUT_S = 2
+
+
+class HttpListener:
+    """An application on one socket."""
+
+    def __init__(self, app: Starlette, shared: HttpShared, sock: socket.socket) -> None:
+        config = uvicorn.Config(
+            EarlyAnswers(app, shared.refused),
+            http=partial(BoundedProtocol, shared),  # type: ignore[arg-type]
+            ws="none",  # WebSocket clients have their own listener
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_STOP_TIMEOUT_S,
+        )
+        self._server = _Uvicorn(config)
+        self._socket = sock
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._server.serve([self._socket]))
+        await self._server.is_open.wait()
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+
+
+class _Uvicorn(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_open = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_open.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture no signals: `server.py` handles them."""
+        yield

@@ -1,15 +1,15 @@
-"""The endpoints of channels in OpenAPI 3.1, served at `/openapi.json`, with limits and statuses of the code.
+"""OpenAPI 3.1 description of the channel endpoints, at `/openapi.json`, with the code's limits and statuses.
 
-What is behind them is in `api_channels.py`; other endpoints are in `docs/http.md` alone.
+Elsewhere: the endpoints themselves (`channels.py`). Other endpoints are documented only in `docs/http.md`.
 """
 
 from typing import Any
 
 from headrace import __version__
-from headrace.channel_envelope import NUMBER_MAX, PROCESSOR_BYTES_MAX
 from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX, RESERVED_TOPIC_BYTES_MAX
-from headrace.reducers import STATE_BYTES_MAX
-from headrace.server.api_channels import (
+from headrace.payload.channel import NUMBER_MAX, PROCESSOR_BYTES_MAX
+from headrace.payload.reducers import STATE_BYTES_MAX
+from headrace.server.http.channels import (
     CHANNELS_LISTED_MAX,
     JSON,
     MESSAGES_MAX,
@@ -17,7 +17,7 @@ from headrace.server.api_channels import (
     STATUSES,
     WAIT_S_MAX,
 )
-from headrace.wire.channel import LEASE_S_MAX, LEASE_S_MIN, OFFSET_MAX
+from headrace.wire.channel.messages import LEASE_S_MAX, LEASE_S_MIN, OFFSET_MAX
 
 PATH = "/openapi.json"
 
@@ -34,7 +34,7 @@ def description() -> _Json:
             "description": "For processors that poll, and for operators. docs/protocols/channel.md says "
             "what it all means.",
         },
-        # Without tokens in the configuration all are let in.
+        # Without tokens in the configuration, all requests are allowed.
         "security": [{}, {"bearer": []}],
         "paths": {
             "/v1/channels": {"get": _LIST},
@@ -79,7 +79,7 @@ def _ref(name: str) -> _Json:
 
 
 def _with_content(**fields: _Json) -> _Json:
-    """An object that has a `payload` or `bytes` besides."""
+    """Return the schema of an object with `fields` and either `payload` or `bytes`."""
     schema = _object(("payload", "bytes"), **fields, payload={}, bytes=_BASE64)
     return schema | {"oneOf": [{"required": ["payload"]}, {"required": ["bytes"]}]}
 
@@ -228,7 +228,7 @@ def _operation(
     others: dict[int, str] | None = None,
     content: _Json | None = None,
 ) -> _Json:
-    """`codes` are those of the errors besides what every request may be answered."""
+    """Return an operation. `codes` are its error codes in addition to those of every request."""
     told = {400: ["a parameter is missing or makes no sense"], 401: ["a token is needed"]}
     told |= {403: ["a page in a browser asks"], 503: ["the log has failed or is stopping"]}
     for status, reason in (others or {}).items():
@@ -265,7 +265,7 @@ def _or_raw(answer: _Json, what: str, **headers: _Json) -> _Json:
 
 
 def _headers(**schemas: _Json) -> _Json:
-    """What else is said of something that goes as it is."""
+    """Return the headers of an answer that is sent as raw content."""
     return {"headers": {f"Headrace-{name}": {"schema": one} for name, one in schemas.items()}}
 
 
@@ -297,7 +297,11 @@ _SEND = _operation(
         200: _json("A duplicate: it was stored before", _ref("Sent")),
         201: _json("Stored", _ref("Sent")),
     },
-    *("bad-content", "not-joined", "gap", "too-large", "cannot-fold"),
+    "bad-content",
+    "not-joined",
+    "gap",
+    "too-large",
+    "cannot-fold",
     others=_UPLOADED_IN_TIME,
     content=_content(PAYLOAD_BYTES_MAX),
 )
@@ -324,7 +328,8 @@ _POLL = _operation(
         ),
         204: {"description": f"With `Accept: {RAW}`: nothing is pending"} | _headers(Lost=_LOST),
     },
-    *("not-joined", "bad-offset"),
+    "not-joined",
+    "bad-offset",
     others={503: "too many requests wait"},
 )
 _ACK = _operation(
@@ -332,14 +337,20 @@ _ACK = _operation(
     "Acknowledge everything up to an offset",
     [_NAME, _PROCESSOR, _query("offset", _OFFSET, 0)],
     {200: _json("Where the cursor is", _ref("Place"))},
-    *("not-joined", "bad-offset"),
+    "not-joined",
+    "bad-offset",
 )
 _UPLOAD = _operation(
     "upload",
     "Upload the state that all messages up to an offset make",
     [_NAME, _PROCESSOR | {"required": False}, _query("offset", _OFFSET, 0)],
     {200: _json("The offset of the state that is kept", _ref("Place"))},
-    *("bad-content", "not-joined", "bad-offset", "not-uploaded", "too-large", "not-found"),
+    "bad-content",
+    "not-joined",
+    "bad-offset",
+    "not-uploaded",
+    "too-large",
+    "not-found",
     others=_UPLOADED_IN_TIME | {404: "without a processor: there is no such channel"},
     content=_content(STATE_BYTES_MAX),
 )

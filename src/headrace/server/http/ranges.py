@@ -1,4 +1,4 @@
-"""Endpoints for readers that decode the log themselves: index rows, raw bytes, places to split at."""
+"""Endpoints for readers that decode the log themselves: index rows, raw bytes, positions to split at."""
 
 import asyncio
 import threading
@@ -12,17 +12,16 @@ from starlette.routing import Route
 
 from headrace.broker.broker import Broker
 from headrace.log.embedded import EmbeddedStore
-from headrace.log.index import ROW_BYTES, decode_row
 from headrace.log.layout import Layout
-from headrace.log.packed_ranges import NOTHING, RANGES_BYTES_MAX, RANGES_MAX, pack
-from headrace.log.raw import GoneError, RawTopic
+from headrace.log.read.index import ROW_BYTES, decode_row
+from headrace.log.read.raw import NOTHING, RANGES_BYTES_MAX, RANGES_MAX, GoneError, RawTopic, pack
 from headrace.log.store import Topic
-from headrace.server.api_shared import RefusalWithFacts, existing, number, place
+from headrace.server.http.shared import RefusalWithFacts, existing, number, place
 
 T = TypeVar("T")
 
 INDEX_ROWS_MAX = 65_536
-"""Rows in one answer; whoever wants more goes on behind the last one."""
+"""Rows in one answer. A client that wants more asks again for what follows the last row."""
 
 SPLITS_MAX = 100_000
 
@@ -51,7 +50,7 @@ class RangesApi:
     async def range(self, request: Request) -> Response:
         topic, raw, start, end = self._one(request)
         pieces = _Pieces(raw.pieces(start, end))
-        # The first piece before the status, which says whether it is gone.
+        # Read the first piece before the status is sent, because the status says if the range is gone.
         first = await self._read(topic, pieces.next)
         return StreamingResponse(_sent(first, pieces), media_type=_BINARY)
 
@@ -62,7 +61,7 @@ class RangesApi:
             raise HTTPException(400, "every range has a topic, a from and a to")
         if not 1 <= len(names) <= RANGES_MAX:
             raise HTTPException(400, f"a request has 1 to {RANGES_MAX} ranges, not {len(names)}")
-        # What a topic is now is copied here, in the event loop: once, however often it is named.
+        # The current state of each topic is copied here, in the event loop: once, however often it is named.
         known: dict[str, RawTopic] = {}
         asked = [self._if_kept(*one, known) for one in zip(names, starts, ends, strict=True)]
         found = await asyncio.to_thread(_small_ranges, asked)
@@ -115,7 +114,10 @@ class RangesApi:
 
 
 def _small_ranges(asked: list[tuple[RawTopic, int, int] | None]) -> bytes:
-    """Each with its rows; nothing for one that is gone, damaged or too long: asked for alone, it says so."""
+    """Return each range with its rows, or `NOTHING` for a range that is gone, damaged or too long.
+
+    A request for such a range alone gets the reason.
+    """
     found = bytearray()
     left = RANGES_BYTES_MAX
     for one in asked:
@@ -124,7 +126,7 @@ def _small_ranges(asked: list[tuple[RawTopic, int, int] | None]) -> bytes:
             found += NOTHING
             continue
         piece = _small_range(*one, left)
-        # What was looked at in vain counts too: a request costs no more than its answer may have.
+        # Ranges that were read in vain count too: a request reads no more than its answer may contain.
         left -= max(len(piece), length)
         found += piece
     return bytes(found)
@@ -143,15 +145,15 @@ def _small_range(raw: RawTopic, start: int, end: int, bytes_max: int) -> bytes:
     except GoneError:
         return NOTHING
     if len(data) < last.end - first.offset:
-        return NOTHING  # offsets skip in it, or the file was cut
+        return NOTHING  # its offsets have a gap, or the file was cut
     return pack(rows, data, first.offset)
 
 
 class _Pieces:
-    """Pieces that threads read one after another, until the loop has had enough.
+    """Pieces that threads read one after another, until the loop closes them.
 
-    A client may hang up while a thread is reading. To close a generator that another thread runs crashes
-    Python 3.11, so whoever is the last to need it closes it.
+    A client may hang up while a thread is reading. Closing a generator that another thread runs crashes
+    Python 3.11, so the last user closes it.
     """
 
     def __init__(self, pieces: Generator[bytes, None, None]) -> None:
@@ -189,7 +191,7 @@ async def _sent(first: bytes, rest: _Pieces) -> AsyncIterator[bytes]:
         while piece := await asyncio.to_thread(rest.next):
             yield piece
     except GoneError:
-        pass  # the answer ends here: whoever asks for what follows is told why
+        pass  # the answer ends here; a request for the rest gets the reason
     finally:
         rest.close()
 

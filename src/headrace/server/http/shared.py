@@ -1,4 +1,4 @@
-"""What endpoints of the HTTP API share: bodies and numbers with bounds, topics that exist, positions."""
+"""Helpers for endpoints of the HTTP API: bodies and numbers with bounds, topics that exist, positions."""
 
 import asyncio
 import contextlib
@@ -12,15 +12,16 @@ from headrace.broker.broker import Broker
 from headrace.errors import BadTopicNameError
 from headrace.log.store import ColdError, Store, Topic
 from headrace.model import Position, check_topic_name
+from headrace.printing import quoted
 
 T = TypeVar("T")
 
 BODY_TIMEOUT_S = 10.0
-"""How long the body of a request may take to arrive."""
+"""Time in which the body of a request must arrive."""
 
 
 class RefusalWithFacts(HTTPException):
-    """An answer that says more than its sentence."""
+    """An error answer with facts in addition to its sentence."""
 
     def __init__(self, status: int, error: str, facts: dict[str, object]) -> None:
         super().__init__(status, error)
@@ -34,7 +35,7 @@ def number(text: str, name: str) -> int:
 
 
 async def body(request: Request, bytes_max: int) -> bytes:
-    """The body of a request, if it is no longer than that and comes in time."""
+    """Return the body of a request. Refuse a body that has more than `bytes_max` bytes or is late."""
     check_length(request, bytes_max)
     parts, size = [], 0
     try:
@@ -52,7 +53,7 @@ async def body(request: Request, bytes_max: int) -> bytes:
 
 
 def check_length(request: Request, bytes_max: int, advice: str = "") -> None:
-    """Refuse a body that is too long before anything of it is read, where its length is said."""
+    """Refuse a body that is too long before reading any of it, if the request states the length."""
     with contextlib.suppress(ValueError):
         if int(request.headers.get("content-length", "0")) > bytes_max:
             raise too_long(bytes_max, advice)
@@ -71,14 +72,14 @@ def checked_name(name: str) -> str:
 
 
 def existing(store: Store, broker: Broker, name: str | None) -> Topic:
-    """The topic that a parameter names, or an answer that says what is wrong with it."""
+    """Return the topic that a parameter names. Raise an HTTP error that says what is wrong with the name."""
     if name is None:
         raise HTTPException(400, "name the topic")
     topic = store.topic(checked_name(name))
     if not topic.exists:
         if not broker.subscriptions(topic):
             store.forget(topic)
-        raise HTTPException(404, f"there is no topic {name!r}")
+        raise HTTPException(404, f"there is no topic {quoted(name)}")
     return topic
 
 
@@ -87,7 +88,7 @@ def place(position: Position) -> dict[str, int]:
 
 
 async def warmed(look_up: Callable[[], T]) -> T:
-    """The answer, after bringing into memory whatever it needs from the disk."""
+    """Return the result of `look_up`, after reading the data that it needs from disk into memory."""
     while True:
         try:
             return look_up()

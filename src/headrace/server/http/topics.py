@@ -1,4 +1,4 @@
-"""The endpoints of topics: which there are, one in full, positions in one, and its end."""
+"""The endpoints of topics: the list, one topic in full, positions in a topic, and its destruction."""
 
 import asyncio
 import datetime
@@ -8,26 +8,25 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headrace.broker.broker import Broker
-from headrace.broker.subscription import State
+from headrace.broker.broker import Broker, SubscriptionState
 from headrace.log.store import Store, Topic
 from headrace.model import CHANNEL_PREFIX
-from headrace.server.api_cursors import CURSORS_LISTED_MAX, in_topic
-from headrace.server.api_shared import existing, number, place, warmed
-from headrace.server.waiting import WAITING_MAX, TooManyWaitingError, Waiting
+from headrace.server.http.cursors import CURSORS_LISTED_MAX, in_topic
+from headrace.server.http.shared import existing, number, place, warmed
+from headrace.server.http.waiting import WAITING_MAX, LongPolls, TooManyWaitingError
 
 TOPICS_LISTED_MAX = 1000
-"""Topics in one answer; the next page starts `after` the last name."""
+"""Topics in one answer. The next page starts `after` the last name."""
 
 SUMMED_AT_ONCE = 100
-"""Topics whose segments are summed up before others have their turn: about 50 µs each."""
+"""Topics whose segments are summed up before other tasks have their turn: about 50 µs each."""
 
 WAIT_MS_MAX = 10_000
-"""How long an answer waits for a change."""
+"""Longest time that an answer waits for a change."""
 
 
 class TopicsApi:
-    def __init__(self, store: Store, broker: Broker, waiting: Waiting) -> None:
+    def __init__(self, store: Store, broker: Broker, waiting: LongPolls) -> None:
         self._store = store
         self._broker = broker
         self._waiting = waiting
@@ -81,11 +80,11 @@ class TopicsApi:
     def _named(self, names: list[str], prefix: str, after: str, *, ended: bool) -> list[Topic]:
         wanted = {name for name in names if name.startswith(prefix) and name > after}
         found = (self._store.look(name) for name in sorted(wanted))
-        # Of a name that never was, nothing is known but where it would begin.
+        # A topic that never existed has no epoch: only the position where it would begin is known.
         return [topic for topic in found if topic.exists or (ended and topic.epoch)]
 
     async def _changed(self, since: str | None, wait_ms: str | None) -> bool:
-        """Whether there may be anything new, after waiting for it as long as the request says."""
+        """Return True if there may be changes, after waiting for them as long as the request says."""
         if since is None:
             if wait_ms is not None:
                 raise HTTPException(400, "wait_ms needs since: the version of an earlier answer")
@@ -107,7 +106,7 @@ class TopicsApi:
                 "peer": subscription.sink.peer,
                 "protocol": subscription.sink.protocol,
                 "offset": subscription.offset,
-                "live": subscription.state is State.LIVE,
+                "live": subscription.state is SubscriptionState.LIVE,
                 "lag_bytes": self._store.kept(topic, subscription.position).bytes,
             }
             for subscription in self._broker.subscriptions(topic)

@@ -1,4 +1,4 @@
-"""Requests that wait until a topic changes. They are woken, none of them looks again and again."""
+"""Requests that wait until a topic changes. A change wakes them; none of them polls the store."""
 
 import asyncio
 
@@ -6,14 +6,14 @@ from headrace.errors import HeadraceError
 from headrace.log.store import Store
 
 WAITING_MAX = 1000
-"""Requests that wait at once; each is woken by every commit."""
+"""Requests that wait at the same time. Every commit wakes all of them."""
 
 
 class TooManyWaitingError(HeadraceError):
-    """No more requests can wait now: ask again in a while."""
+    """No more requests can wait now. The client asks again in a while."""
 
 
-class Waiting:
+class LongPolls:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._count = 0
@@ -22,7 +22,7 @@ class Waiting:
         store.watch(self._wake)
 
     async def change(self, since: int, timeout_s: float) -> bool:
-        """Whether the store's version is another than `since`, now or within the time given."""
+        """Return True if the store's version differs from `since`, now or within `timeout_s`."""
         if self._store.version != since or self._closed or not timeout_s:
             return self._store.version != since
         if self._count >= WAITING_MAX:
@@ -38,7 +38,7 @@ class Waiting:
         return self._store.version != since
 
     def close(self) -> None:
-        """Let all of them go: the server stops."""
+        """Wake all requests: the server stops."""
         self._closed = True
         self._wake()
 

@@ -1,4 +1,4 @@
-"""Logux over WebSocket: connections of one server, the logs they follow, and silent clients."""
+"""Logux over WebSocket: the connections of one server, the logs that they follow, and silent clients."""
 
 import asyncio
 import logging
@@ -8,27 +8,27 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from headrace.broker.logux_echoes import Echoes, Origin
-from headrace.broker.logux_log import LoguxLog, NewEvent
-from headrace.broker.subscription import Encode, Slice, Subscription
-from headrace.config_protocols import LoguxSettings
+from headrace.broker.broker import BrokerSubscription, Encode, Slice
+from headrace.broker.logux.echoes import Echoes, Origin
+from headrace.broker.logux.event_ids import EventIds
+from headrace.broker.logux.log import LoguxLog, NewEvent
+from headrace.config.protocols import LoguxSettings
 from headrace.errors import BadTopicNameError
-from headrace.log.event_ids import EventIds
 from headrace.log.runner import Runner
 from headrace.log.store import Topic
-from headrace.logux_envelope import Created, Event, Number
 from headrace.model import LOGUX_PREFIX, Position, check_topic_name
+from headrace.payload.logux import Created, Event, Number
 from headrace.server.connection import Connections, Pause
 from headrace.server.credentials import Credentials
-from headrace.server.logux_feeds import Channels, Feed, WholeLog
+from headrace.server.logux.feeds import Feed, LoguxChannels, WholeLog
 from headrace.server.websocket import WebSocketConnection
-from headrace.session.logux5_ledger import Ledger
-from headrace.session.logux5_server import Logux5ServerSession, is_protocol_5
-from headrace.session.logux_server import LoguxServerSession
-from headrace.session.logux_session import Add, Authenticate, Incoming, LoguxSession
+from headrace.session.logux.server import LoguxServerSession
+from headrace.session.logux.server5 import Ledger, Logux5ServerSession, is_protocol_5
+from headrace.session.logux.shared import AddEvents, AuthenticatePeer, Incoming, LoguxSession
 from headrace.session.units import Unit
-from headrace.wire import logux, websocket
-from headrace.wire.logux_events import ChannelEvents, Outgoing, outgoing
+from headrace.wire import websocket
+from headrace.wire.logux import messages as logux
+from headrace.wire.logux.events import ChannelEvents, OutgoingEvent, outgoing
 
 logger = logging.getLogger(__name__)
 
@@ -37,19 +37,19 @@ MAIN = "main"
 
 _LOGS_REMEMBERED = 1000
 _NODES_REMEMBERED = 10_000
-"""Clients of protocol 5 of which it is known what they have got."""
+"""Clients of protocol 5 whose ledger of received events is kept."""
 _COMPLAINTS_EVERY_S = 1.0
 _COMMITS_REMEMBERED = 16
-"""Commits whose events are taken apart once for all who follow their log live."""
+"""Commits whose events are decoded once for all connections that follow their log live."""
 
 EventFilter = Callable[[str, Event, dict[str, Any], dict[str, Any]], bool]
-"""Given "send" or "see", the event, its meta and the peer: whether the peer may."""
+"""Function of "send" or "see", the event, its meta and the peer. Returns True if the peer may do that."""
 
 
 class _Commit:
-    """The events that one commit has brought to one log."""
+    """The events that one commit has added to one log."""
 
-    def __init__(self, events: list[Outgoing]) -> None:
+    def __init__(self, events: list[OutgoingEvent]) -> None:
         self.events = events
         self.channels: dict[str, ChannelEvents] = {}
         for one in events:
@@ -58,7 +58,7 @@ class _Commit:
 
 
 class Logux:
-    """What the Logux connections of one server share."""
+    """State that the Logux connections of one server share."""
 
     def __init__(
         self,
@@ -76,17 +76,17 @@ class Logux:
         self.event_filter = event_filter
         self.clock_ms = clock_ms
         self.open: dict[LoguxConnection, None] = {}
-        """In the order in which they were last heard of."""
+        """Connections in the order in which they were last heard."""
         self._complained_s = -_COMPLAINTS_EVERY_S
         self._runner = runner
         self._ids = ids
         self._logs: dict[str, LoguxLog] = {}
-        """Those that events were added to; of many, those that have nothing to do are forgotten."""
+        """Logs to which events were added. Above `_LOGS_REMEMBERED`, idle logs are forgotten."""
         self._ledgers: OrderedDict[tuple[str, str], Ledger] = OrderedDict()
         self._commits: OrderedDict[tuple[str, int, int], _Commit] = OrderedDict()
 
     def route(self, path: str) -> "Callable[[], LoguxConnection] | None":
-        """What a WebSocket to this path becomes."""
+        """Return the factory of connections for this path; None if the path names no log."""
         if path == logux.PATH:
             name = MAIN
         elif path.startswith(f"{logux.PATH}/"):
@@ -101,7 +101,7 @@ class Logux:
         return (lambda: LoguxConnection(self, topic)) if name else None
 
     def ledger(self, topic: Topic, session: Logux5ServerSession) -> Ledger:
-        """What is known of a node that connects; from now on it is written on."""
+        """Return the ledger of a node that connects. The new connection updates it from now on."""
         key = topic.name, session.node
         known = self._ledgers.pop(key, None) or Ledger()
         made = self._ledgers[key] = known.connected(topic.epoch, session.synced)
@@ -130,19 +130,19 @@ class Logux:
         synced: int,
         may_see: Callable[[Event, Created, Origin], bool],
     ) -> Echoes:
-        """For a connection of a host that has so many records of the log."""
+        """Return the `Echoes` of a connection whose host has got the first `synced` records of the log."""
         store = self.shared.broker.store
         handle = store.topic(topic)
         return Echoes(handle, store, self._runner, host=host, synced=synced, may_see=may_see)
 
-    def events(self, topic: str, at: Position, records: Sequence[bytes]) -> list[Outgoing]:
-        """The events of a commit, the same objects for everyone who asks."""
+    def events(self, topic: str, at: Position, records: Sequence[bytes]) -> list[OutgoingEvent]:
+        """Return the events of a commit, as the same objects for every caller."""
         return self._commit(topic, at, records).events
 
     def events_of(
         self, channel: str, topic: str, at: Position, records: Sequence[bytes]
     ) -> ChannelEvents | None:
-        """Those of them that go to a channel."""
+        """Return the events of a commit that go to a channel; None if there are none."""
         return self._commit(topic, at, records).channels.get(channel)
 
     def _commit(self, topic: str, at: Position, records: Sequence[bytes]) -> "_Commit":
@@ -155,7 +155,7 @@ class Logux:
         return found
 
     def may_complain(self) -> bool:
-        """Whether a fault of the application is told: a flood of them is one a second."""
+        """Return True if an error of the application is logged now: at most one per second."""
         now = self.shared.loop.time()
         may = now >= self._complained_s + _COMPLAINTS_EVERY_S
         if may:
@@ -200,7 +200,7 @@ class LoguxConnection(WebSocketConnection):
         if self._session.is_new and any(map(is_protocol_5, messages)):
             settings = self.logux.settings
             session = Logux5ServerSession(settings.host, settings.subprotocol_min)
-            self._session, self._feed = session, Channels(self, session)
+            self._session, self._feed = session, LoguxChannels(self, session)
         commands = self._session.receive_messages(messages, self.logux.clock_ms())
         if commands:
             self.handle(commands, sum(map(len, messages)))
@@ -208,16 +208,16 @@ class LoguxConnection(WebSocketConnection):
             self._answer()
 
     def _do(self, command: object, size: int) -> None:
-        if isinstance(command, Add):
+        if isinstance(command, AddEvents):
             self._add(command, size)
-        elif isinstance(command, Authenticate):
+        elif isinstance(command, AuthenticatePeer):
             self._checking = self._shared.loop.create_task(self._authenticate(command))
-            # What comes behind must wait, and need not be held in memory.
+            # Later messages must wait, and need not be held in memory.
             self.pause(Pause.CHECKING)
         else:
             self._feed.do(command)
 
-    async def _authenticate(self, command: Authenticate) -> None:
+    async def _authenticate(self, command: AuthenticatePeer) -> None:
         try:
             address = self.peer.rpartition(":")[0]
             allowed = await self.logux.credentials.allow(
@@ -236,7 +236,7 @@ class LoguxConnection(WebSocketConnection):
         else:
             self.handle([self._session.turn_away()], 0)
 
-    def _add(self, command: Add, size: int) -> None:
+    def _add(self, command: AddEvents, size: int) -> None:
         self._shared.metrics.count("records_published_total", len(command.events))
         unit = command.unit
         may = [self._may_send(one) for one in command.events]
@@ -253,14 +253,14 @@ class LoguxConnection(WebSocketConnection):
         else:
             self._stored(unit, size)
 
-    # What the application decides
+    # Decisions of the application
 
     def _may_send(self, one: Incoming) -> bool:
         if self.logux.event_filter is None:
             return True
         return self.may("send", one.event, {"created": one.created, "origin": self._session.peer})
 
-    def may_see(self, one: Outgoing) -> bool:
+    def may_see(self, one: OutgoingEvent) -> bool:
         if self.logux.event_filter is None:
             return True
         meta = {"created": one.created, "origin": one.origin}
@@ -279,8 +279,8 @@ class LoguxConnection(WebSocketConnection):
 
     # Subscriptions, by the names that the feed gives them
 
-    def follow(self, name: str, ordinal: int, encode: Encode) -> Subscription:
-        """Send what lies behind so many records, and what comes."""
+    def follow(self, name: str, ordinal: int, encode: Encode) -> BrokerSubscription:
+        """Subscribe to the log: send all records from `ordinal` on, and new records as they are committed."""
         broker = self._shared.broker
         self._shared.metrics.count("subscriptions_total")
         if self._subscriptions is None:
@@ -294,7 +294,7 @@ class LoguxConnection(WebSocketConnection):
             self._drop(name)
 
     def later(self, delay_s: float, do: Callable[[], None]) -> None:
-        """Do something in a while, if the peer is there then."""
+        """Call `do` after a delay, if the peer is still connected then."""
 
         def now() -> None:
             if not self.is_gone:
@@ -318,16 +318,16 @@ class LoguxConnection(WebSocketConnection):
     def answer_soon(self) -> None:
         self._answer_soon()
 
-    # The broker's sink
+    # Sink for the broker
 
-    def attached(self, subscription: Subscription, offset: int, exact: bool) -> None:
+    def attached(self, subscription: BrokerSubscription, offset: int, exact: bool) -> None:
         self._feed.passed(subscription)
 
-    def live(self, subscription: Subscription) -> None:
+    def live(self, subscription: BrokerSubscription) -> None:
         self._feed.live(subscription)
         self._answer()
 
-    def deliver(self, subscription: Subscription, slices: Sequence[Slice]) -> bool:
+    def deliver(self, subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:
         for piece in slices:
             if not self._writable:
                 self._feed.fell_back(subscription)
@@ -337,7 +337,7 @@ class LoguxConnection(WebSocketConnection):
             self._feed.passed(subscription)
         return True
 
-    def _pulled(self, subscription: Subscription) -> None:
+    def _pulled(self, subscription: BrokerSubscription) -> None:
         self._feed.passed(subscription)
 
     def lost(self) -> None:
@@ -346,15 +346,15 @@ class LoguxConnection(WebSocketConnection):
             self._checking.cancel()
         super().lost()
 
-    # Silence
+    # Silent peers
 
     def tick(self, now: float) -> bool:
-        """Ask a silent peer whether it is there, give up one that is not; False when it was heard lately."""
+        """Ping a silent peer, and close it if it stays silent. Return False if it was heard recently."""
         settings = self.logux.settings
         if now < self._heard + settings.ping_s:
             return False
         if self._paused & ~Pause.ANSWERS:
-            self._heard = now  # we do not read, so we cannot have heard it
+            self._heard = now  # the server does not read, so it could not hear the peer
             self._move_to_end()
         elif now >= self._heard + settings.ping_s + settings.timeout_s:
             self.logux.open.pop(self, None)

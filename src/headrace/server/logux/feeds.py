@@ -1,4 +1,4 @@
-"""What a Logux connection gets of its log: all of it, or in protocol 5 the channels that it asks for."""
+"""Feeds of a Logux connection: the whole log, or in protocol 5 the channels that the peer asks for."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -6,67 +6,67 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from headrace.broker.logux_echoes import Echoes, Origin, Sent
-from headrace.broker.subscription import State, Subscription
-from headrace.logux_envelope import BadEnvelopeError, Created, Event, keys_of_id
+from headrace.broker.broker import BrokerSubscription, SubscriptionState
+from headrace.broker.logux.echoes import Echoes, Origin, SentEvent
 from headrace.model import Position
-from headrace.session.logux5_server import (
+from headrace.payload.logux import BadEnvelopeError, Created, Event, keys_of_id
+from headrace.session.logux.server import Follow, LoguxServerSession
+from headrace.session.logux.server5 import (
     DENIED,
+    LogMark,
     Logux5ServerSession,
-    Mark,
     Since,
     Subscribe,
     Unsubscribe,
 )
-from headrace.session.logux_server import Follow, LoguxServerSession
-from headrace.session.logux_session import Incoming
+from headrace.session.logux.shared import Incoming
 from headrace.session.units import Unit
-from headrace.wire.logux5 import client_of
-from headrace.wire.logux_events import Outgoing, outgoing_of
+from headrace.wire.logux.events import OutgoingEvent, outgoing_of
+from headrace.wire.logux.protocol5 import client_of
 
 if TYPE_CHECKING:
-    from headrace.server.logux import LoguxConnection
+    from headrace.server.logux.connection import LoguxConnection
 
 _TOO_MANY = "tooManyChannels"
 
 _HELD_S = 30.0
-"""How long answers wait for a history that is being sent. Clients give up after 70 s."""
+"""Time that answers wait for a history that is being sent. Clients give up after 70 s."""
 
 _UNANSWERED_MAX = 100
-"""How often a channel may be asked for while its history is being sent."""
+"""Unanswered requests for a channel while its history is being sent. Further requests are refused."""
 
 
 class Feed(Protocol):
     def do(self, command: object) -> None:
-        """A command of the protocol's own."""
+        """Execute a command that only this version of the protocol has."""
 
     def refuse(self, unit: Unit, may: Sequence[bool]) -> None:
-        """The application does not take all of what is to be stored."""
+        """Called when the application refuses some of a unit's events: those with False in `may`."""
 
     def sift(self, events: Sequence[Incoming], keep: Callable[[list[Incoming]], None]) -> None:
-        """Go on with those that the log may lack, in the order in which messages came."""
+        """Call `keep` with the events that the log may lack, in the order in which messages came."""
 
     def let_in(self) -> None:
-        """The peer is who it says."""
+        """Called when the peer is authenticated."""
 
-    def passed(self, subscription: Subscription) -> None:
-        """What the peer is to see of a subscription, up to where that is, is being written."""
+    def passed(self, subscription: BrokerSubscription) -> None:
+        """Called when the visible events up to the subscription's position are being written."""
 
-    def fell_back(self, subscription: Subscription) -> None:
-        """What was made for it last is not written: it is made again."""
+    def fell_back(self, subscription: BrokerSubscription) -> None:
+        """Called when the frames that were encoded last are not written. They will be encoded again."""
 
-    def live(self, subscription: Subscription) -> None:
-        """It has everything up to now."""
+    def live(self, subscription: BrokerSubscription) -> None:
+        """Called when the subscription has reached the end of the log."""
 
 
 class WholeLog:
-    """Everything that the peer may see and has not sent itself."""
+    """Feed of all events that the peer may see and has not sent itself."""
 
     def __init__(self, connection: "LoguxConnection", session: LoguxServerSession) -> None:
         self._connection = connection
         self._session = session
         self._born = 0
-        """How many records there were when the peer came: later ones of its own it has."""
+        """Number of records when the peer came. The peer already has its own later events."""
         self._echoes: Echoes | None = None
 
     def do(self, command: object) -> None:
@@ -79,7 +79,7 @@ class WholeLog:
         connection.follow(connection.topic, command.ordinal, self._encode)
 
     def refuse(self, unit: Unit, may: Sequence[bool]) -> None:
-        """Peers are not told."""
+        """Do nothing: this protocol does not report refusals to peers."""
 
     def sift(self, events: Sequence[Incoming], keep: Callable[[list[Incoming]], None]) -> None:
         assert self._echoes is not None
@@ -87,37 +87,37 @@ class WholeLog:
         def found(echoes: list[bool]) -> None:
             keep([one for one, is_echo in zip(events, echoes, strict=True) if not is_echo])
 
-        self._echoes.sift([Sent(one.event, one.created) for one in events], found)
+        self._echoes.sift([SentEvent(one.event, one.created) for one in events], found)
 
     def _may_see(self, event: Event, created: Created, origin: Origin) -> bool:
         return self._connection.may("see", event, {"created": created, "origin": origin})
 
     def let_in(self) -> None:
-        """The peer says itself how far it is."""
+        """Do nothing: the peer itself sends its position."""
 
-    def passed(self, subscription: Subscription) -> None:
+    def passed(self, subscription: BrokerSubscription) -> None:
         self._session.sent = subscription.ordinal
 
-    def fell_back(self, subscription: Subscription) -> None:
-        """Nothing was noted."""
+    def fell_back(self, subscription: BrokerSubscription) -> None:
+        """Do nothing: encoding has not changed any state."""
 
-    def live(self, subscription: Subscription) -> None:
-        """Peers are not told."""
+    def live(self, subscription: BrokerSubscription) -> None:
+        """Do nothing: this protocol does not tell peers."""
 
     def _encode(self, topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
         binary = self._session.binary
         events = self._connection.logux.events(topic, at, records)
         return b"".join([one.sync(binary=binary) for one in events if self._shows(one)])
 
-    def _shows(self, one: Outgoing) -> bool:
+    def _shows(self, one: OutgoingEvent) -> bool:
         is_own = one.origin == self._session.peer and not one.envelope.batch
         if is_own and one.ordinal >= self._born:
             return False
         return self._connection.may_see(one)
 
 
-class Channels:
-    """Each channel is a subscription of its own: it has its own place in the log until it is live."""
+class LoguxChannels:
+    """Feed of channels. Each channel is a subscription with its own position in the log until it is live."""
 
     def __init__(self, connection: "LoguxConnection", session: Logux5ServerSession) -> None:
         self._connection = connection
@@ -134,27 +134,27 @@ class Channels:
         self._session.denied(unit, may)
 
     def sift(self, events: Sequence[Incoming], keep: Callable[[list[Incoming]], None]) -> None:
-        keep(list(events))  # ids never change
+        keep(list(events))  # ids never change: the log recognises duplicates
 
     def let_in(self) -> None:
         session = self._session
         session.ledger = self._connection.logux.ledger(self._connection.store_topic, session)
 
-    def passed(self, subscription: Subscription) -> None:
+    def passed(self, subscription: BrokerSubscription) -> None:
         self._session.sent = max(self._session.sent, subscription.ordinal)
         channel = subscription.encode
         assert isinstance(channel, _Channel)
         channel.written(subscription)
 
-    def fell_back(self, subscription: Subscription) -> None:
+    def fell_back(self, subscription: BrokerSubscription) -> None:
         channel = subscription.encode
         assert isinstance(channel, _Channel)
         channel.made.clear()
 
-    def live(self, subscription: Subscription) -> None:
+    def live(self, subscription: BrokerSubscription) -> None:
         channel = subscription.encode
         assert isinstance(channel, _Channel)
-        channel.answer(Mark(subscription.topic.epoch, subscription.ordinal))
+        channel.answer(LogMark(subscription.topic.epoch, subscription.ordinal))
 
     def _subscribe(self, command: Subscribe) -> None:
         connection = self._connection
@@ -164,9 +164,12 @@ class Channels:
         if not connection.may("send", action.event, meta):
             self._session.undo(command, DENIED)
         elif known is not None and len(known.asked) < _UNANSWERED_MAX:
-            # It has, or is getting, all of it: once is enough.
+            # The peer has, or is getting, the whole history of the channel. Sending it once is enough.
             known.ask(command)
-            if known.subscription is not None and known.subscription.state is State.LIVE:
+            if (
+                known.subscription is not None
+                and known.subscription.state is SubscriptionState.LIVE
+            ):
                 self.live(known.subscription)
         elif known is not None or len(self._channels) >= connection.channels_max:
             self._session.undo(command, _TOO_MANY)
@@ -186,12 +189,12 @@ class Channels:
             del self._channels[command.channel]
             self._connection.unfollow(command.channel)
             self._session.ledger.forget(command.channel)
-            # Whoever asked for it and has no answer yet gets one.
+            # Requests for the channel that are still unanswered get an answer.
             topic = self._connection.store_topic
-            channel.answer(Mark(topic.epoch, topic.end_ordinal))
+            channel.answer(LogMark(topic.epoch, topic.end_ordinal))
 
     def _locate(self, channel: "_Channel", since: Since | None) -> None:
-        """Find where to begin."""
+        """Find the position at which the channel begins, and begin there."""
         connection = self._connection
         topic = connection.store_topic
         channel.is_resumed = since is not None
@@ -203,8 +206,8 @@ class Channels:
             self._begin(channel, known)
             return
         mark = since.mark
-        # Where not even the place that it names is known, what it has is not what we have. The beginning is
-        # the same in every life of a log, also before the first.
+        # If the position that the peer names is unknown too, the peer's history is not the history of this
+        # log. Position 0 is the same in every epoch of a log, also before the first epoch.
         otherwise = None
         if mark is not None and (mark.epoch == topic.epoch or not mark.ordinal):
             otherwise = mark.ordinal if mark.ordinal <= topic.end_ordinal else None
@@ -228,12 +231,12 @@ class Channels:
 
 
 def _key(chosen: object) -> bytes:
-    """What a filter is known by: clients have a subscription for each, which narrow nothing here."""
+    """Return the key of a filter. Clients have one subscription per filter; filters narrow nothing here."""
     return msgspec.json.encode(chosen)
 
 
 class _Channel:
-    """A channel of one peer; as a function, the broker's encoding for it."""
+    """A channel of one peer. Called as a function, it is the broker's encoding for the channel."""
 
     def __init__(
         self, connection: "LoguxConnection", session: Logux5ServerSession, name: str
@@ -243,44 +246,44 @@ class _Channel:
         self._client = client_of(session.node)
         self.name = name
         self.asked: list[Subscribe] = []
-        """Who asked for it and is not answered yet."""
+        """Requests for the channel that are not answered yet."""
         self.filters: set[bytes] = set()
-        self.subscription: Subscription | None = None
+        self.subscription: BrokerSubscription | None = None
         self.is_resumed = False
-        """Whether the peer has had a part of it."""
+        """True if the peer had a part of the channel before."""
         self.born = 0
-        """How many records there were when it was asked for."""
+        """Number of records in the log when the peer asked for the channel."""
         self.made: deque[int] = deque()
-        """Numbers of events that frames were made of, and that may not be written yet."""
+        """Numbers of events that were encoded into frames and may not be written yet."""
 
     def ask(self, command: Subscribe) -> None:
         self.asked.append(command)
         self.filters.add(_key(command.filter))
 
-    def answer(self, mark: Mark) -> None:
+    def answer(self, mark: LogMark) -> None:
         asked, self.asked = self.asked, []
         for command in asked:
             self._session.subscribed(command, mark)
 
-    def written(self, subscription: Subscription) -> None:
-        """What was made of the records up to where it is now."""
+    def written(self, subscription: BrokerSubscription) -> None:
+        """Enter the events up to the subscription's position in the ledger as sent."""
         epoch = subscription.topic.epoch
         while self.made and self.made[0] <= subscription.ordinal:
             self._session.ledger.sent(self.name, self.made.popleft(), epoch)
 
     def let_go(self) -> None:
-        """Its history takes long: what else the peer has sent is answered meanwhile."""
+        """Let the peer's other messages be answered meanwhile, because the history takes long."""
         for command in self.asked:
             self._session.let_go(command)
 
     def takes(self, topic: str, at: Position, records: Sequence[bytes]) -> bool:
-        """Whether a commit has anything for this channel."""
+        """True if a commit has events for this channel."""
         return self._connection.logux.events_of(self.name, topic, at, records) is not None
 
     def __call__(self, topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
         base, binary = self._session.base, self._session.binary
-        events: Iterable[Outgoing]
-        if self.subscription is not None and self.subscription.state is State.LIVE:
+        events: Iterable[OutgoingEvent]
+        if self.subscription is not None and self.subscription.state is SubscriptionState.LIVE:
             found = self._connection.logux.events_of(self.name, topic, at, records)
             if found is None:
                 return b""
@@ -295,8 +298,12 @@ class _Channel:
         self.made.extend([one.added for one in shown])
         return b"".join([one.sync5(base, binary=binary) for one in shown])
 
-    def _shows(self, one: Outgoing) -> bool:
-        """Not to its author; but a client that begins anew may have forgotten what it did before."""
+    def _shows(self, one: OutgoingEvent) -> bool:
+        """True if the peer may see the event and is not its author.
+
+        A client that begins anew may have forgotten what it did before. So it gets the older events of its
+        other nodes.
+        """
         shown = one.shown
         if one.ordinal < self.born and not self.is_resumed:
             is_own = shown.node == self._session.node

@@ -1,6 +1,6 @@
-"""One connection to a PostgreSQL database, and the table of snapshots in it. Everything here waits for it.
+"""One connection to a PostgreSQL database, and the table of snapshots in it. All calls block.
 
-Needs the extra `postgres`: nothing else imports psycopg, and this is imported where a URL is configured.
+Needs the extra `postgres`: no other module imports psycopg, and this one is imported if a URL is configured.
 """
 
 import os
@@ -12,24 +12,24 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from headrace.broker.channel_notes import Snapshot
-from headrace.channel_envelope import Content
+from headrace.broker.channel.notes import StoredSnapshot
 from headrace.errors import ConfigError
+from headrace.payload.channel import Content
 from headrace.printing import MASK, masked
-from headrace.server.postgres_snapshots import DatabaseError
+from headrace.server.snapshots.store import DatabaseError
 
 _STATEMENT_MS_MAX = 8_000
 
 _PARAMETERS = {
     "application_name": "headrace",
     "connect_timeout": 5,  # seconds
-    # A machine that has vanished is noticed while nothing is asked of it.
+    # Keepalives detect a machine that has vanished while the connection is idle.
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": _STATEMENT_MS_MAX,
 }
-"""What a URL need not say."""
+"""Default parameters, which the URL may override."""
 
 _IS_MISSING = "SELECT to_regclass('headrace_snapshots') IS NULL"
 
@@ -66,8 +66,8 @@ SELECT channel FROM headrace_snapshots WHERE channel > %b AND ms < %s ORDER BY c
 """
 
 
-def connector(url: str) -> Callable[[], "Connection"]:
-    """What opens a connection; raises `ConfigError`, without the URL, for one that cannot be right."""
+def connector(url: str) -> Callable[[], "SnapshotDatabase"]:
+    """Return a function that opens a connection. Raises `ConfigError`, without the URL, for a wrong URL."""
     try:
         given = conninfo_to_dict(url)
     except psycopg.Error:
@@ -78,29 +78,29 @@ def connector(url: str) -> Callable[[], "Connection"]:
             "special characters of a password that are not written with %, such as %40 for @ and %2F for /"
         )
     parameters = _PARAMETERS | given
-    return lambda: Connection(parameters)
+    return lambda: SnapshotDatabase(parameters)
 
 
 def _has_stray_at(url: str) -> bool:
-    """Whether a part of the password would be taken for the host or the database, and be told in errors."""
+    """True if a part of the password would be taken for the host or the database, and appear in errors."""
     authority, _, rest = url.partition("://")[2].partition("/")
     return authority.count("@") > 1 or "@" in rest.partition("?")[0]
 
 
-class Connection:
-    """Raises `DatabaseError` wherever it is used."""
+class SnapshotDatabase:
+    """Implements `Database`. Opening a connection may raise `DatabaseError` too."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
         secret = str(parameters.get("password", ""))
         with _translated(is_down=True, secret=secret):
             connection = self._connection = psycopg.connect(**parameters, autocommit=True)
-        # Of our own, so that it is not another file's when the connection is closed meanwhile.
+        # A duplicate descriptor: the original may be another file's once the connection is closed.
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         try:
             with _translated(is_down=True):
                 connection.execute("SET synchronous_commit TO on")
                 connection.execute(f"SET statement_timeout TO {_STATEMENT_MS_MAX}")
-                # Who may not make tables may use the one that was made for them.
+                # A user without the right to create tables can use a table that someone else has created.
                 if connection.execute(_IS_MISSING).fetchone() == (True,):
                     connection.execute(_CREATE)
         except DatabaseError:
@@ -111,15 +111,15 @@ class Connection:
     def is_lost(self) -> bool:
         return self._connection.closed
 
-    def load(self, channel: str) -> Snapshot | None:
+    def load(self, channel: str) -> StoredSnapshot | None:
         with _translated():
             row = self._connection.execute(_LOAD, [channel.encode()], binary=True).fetchone()
         if row is None:
             return None
         epoch, offset, ordinal, ms, is_json, data = row
-        return Snapshot(epoch, offset, ordinal, ms, Content(data, is_json))
+        return StoredSnapshot(epoch, offset, ordinal, ms, Content(data, is_json))
 
-    def save(self, channel: str, snapshot: Snapshot) -> None:
+    def save(self, channel: str, snapshot: StoredSnapshot) -> None:
         *place, content = snapshot
         with _translated():
             self._connection.execute(
@@ -138,8 +138,8 @@ class Connection:
         return [bytes(name).decode() for (name,) in rows]
 
     def cut(self) -> None:
-        """From another thread: end what this one waits for."""
-        with suppress(OSError):  # it has ended by itself
+        """End the call that the connection's thread waits for. Called from another thread."""
+        with suppress(OSError):  # the connection has ended by itself
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -149,12 +149,12 @@ class Connection:
 
 @contextmanager
 def _translated(*, is_down: bool = False, secret: str = "") -> Iterator[None]:
-    """Raise `DatabaseError` in one line, in which `secret` is masked: drivers quote what they were given."""
+    """Raise `DatabaseError` with one line of text. `secret` is masked, because drivers quote parameters."""
     try:
         yield
     except psycopg.Error as error:
         text = masked(" ".join(str(error).split())) or type(error).__name__
         text = text.replace(secret, MASK) if secret else text
-        # A bad row is the trouble of one channel; everything else is of all.
+        # Errors of the connection affect all channels. Other errors, such as a bad row, affect one.
         is_down |= isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         raise DatabaseError(text, is_down=is_down) from None

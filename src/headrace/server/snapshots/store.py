@@ -1,12 +1,12 @@
-"""Snapshots of channels in a PostgreSQL database: one thread does what is asked, in order. Knows no SQL.
+"""Snapshots of channels in a PostgreSQL database: one thread executes all calls in order. Knows no SQL.
 
     loop: load, save ──▶ queue ──▶ thread: connect if need be, try ──▶ loop: done or failed
 
-Every call is answered within `CALL_S_MAX`, whatever the database does. While the database is away, calls
-fail at once, and now and then one of them tries to connect again. What failed may have been done: both calls
-may be repeated.
+Every call is answered within `CALL_S_MAX`, whatever the database does. While the database is unavailable,
+calls fail at once, and now and then one of them tries to connect again. A failed call may have taken effect
+in the database; calls may be repeated.
 
-Where a server kept its snapshots as notes before, a note that is later than what the database has counts.
+If the server kept its snapshots as notes before, a note that is later than the database's snapshot counts.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from headrace.broker.channel_notes import Snapshot, read_snapshot
-from headrace.broker.snapshots import OLDER_MAX, Older
+from headrace.broker.channel.notes import StoredSnapshot, read_snapshot
+from headrace.broker.channel.snapshots import OLDER_MAX, Older
 from headrace.log.store import Store
 from headrace.model import CHANNEL_PREFIX
 from headrace.printing import described, quoted
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 CALL_S_MAX = 10.0
 CALLS_MAX = 10_000
-"""Calls that are not answered yet; more fail."""
+"""Calls that are not answered yet. Further calls fail."""
 CALLS_BYTES_MAX = 64 << 20
-"""What of snapshots waits in them."""
+"""Bytes of snapshots in calls that are not answered yet. Further calls fail."""
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.25, 5.0
-"""How long it is not tried to connect again, twice as long each time."""
+"""Shortest and longest delay before the next attempt to connect. The delay doubles each time."""
 
 _CLOSE_S_MAX = 2.0
 
@@ -41,31 +41,31 @@ T = TypeVar("T")
 
 
 class DatabaseError(Exception):
-    """The text is for operators: it may say where the database is, and whose."""
+    """Error of the database. The text is for operators: it may contain the database's address and user."""
 
     def __init__(self, text: str, *, is_down: bool) -> None:
         super().__init__(text)
         self.is_down = is_down
-        """Whether any other call would fail too."""
+        """True if any other call would fail too."""
 
 
 class Database(Protocol):
-    """An open connection; all but `cut` may raise `DatabaseError`."""
+    """An open connection. All methods except `cut` may raise `DatabaseError`."""
 
     @property
     def is_lost(self) -> bool: ...
 
-    def load(self, channel: str) -> Snapshot | None: ...
+    def load(self, channel: str) -> StoredSnapshot | None: ...
 
-    def save(self, channel: str, snapshot: Snapshot) -> None: ...
+    def save(self, channel: str, snapshot: StoredSnapshot) -> None: ...
 
     def remove(self, channel: str) -> None: ...
 
     def older(self, before_ms: int, after: str, limit: int) -> list[str]:
-        """Names of channels with a snapshot from before a time, in the order of their bytes."""
+        """Return names of channels with a snapshot from before a time, in the order of their bytes."""
 
     def cut(self) -> None:
-        """From another thread: end what is under way, with an error."""
+        """End the current call with an error. Called from another thread."""
 
     def close(self) -> None: ...
 
@@ -87,18 +87,18 @@ class PostgresSnapshots:
         self._ended = asyncio.Event()
         self._is_closed = False
         self._thread = _Thread(connect, self._on_loop, self._ended.set)
-        # So that it is known from the start whether the database is there.
+        # An empty call connects, so that the server knows from the start if the database is available.
         self._ask(lambda _: None, lambda _: None, lambda _: None)
 
     def load(
         self,
         channel: str,
-        done: Callable[[Snapshot | None], None],
+        done: Callable[[StoredSnapshot | None], None],
         failed: Callable[[str], None],
     ) -> None:
-        def loaded(found: Snapshot | None) -> None:
+        def loaded(found: StoredSnapshot | None) -> None:
             if found is not None and found.offset > self._end_of(channel):
-                # Taken for ours, it would hide every message before its offset.
+                # If the snapshot were used, it would hide every message before its offset.
                 failed(
                     f"PostgreSQL has a snapshot of {quoted(channel)} that is of another data directory"
                 )
@@ -112,7 +112,7 @@ class PostgresSnapshots:
     def save(
         self,
         channel: str,
-        snapshot: Snapshot,
+        snapshot: StoredSnapshot,
         done: Callable[[], None],
         failed: Callable[[str], None],
     ) -> None:
@@ -135,7 +135,7 @@ class PostgresSnapshots:
         self._ask(lambda database: database.older(before_ms, after, OLDER_MAX), found, failed)
 
     async def close(self) -> None:
-        """After what was asked for, and what comes of it at once."""
+        """End the thread after all calls, and after the calls that their callbacks make at once."""
         while self._calls:
             await self._idle.wait()
         self._is_closed = True
@@ -173,7 +173,7 @@ class PostgresSnapshots:
             try:
                 done(result) if is_done else failed(result)  # type: ignore[arg-type]
             finally:
-                # Only now: what is asked for in between belongs to it.
+                # The count falls only now, so that `close` also waits for calls that the callback has made.
                 self._calls -= 1
                 if not self._calls:
                     self._idle.set()
@@ -187,7 +187,7 @@ class PostgresSnapshots:
         self._thread.put(call)
 
     def _on_loop(self, call: Callable[..., object], *args: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits
             self._loop.call_soon_threadsafe(call, *args)
 
 
@@ -199,13 +199,13 @@ class _Call:
     ) -> None:
         self.work = work
         self.answer = answer
-        """With a result and True, or a reason and False; on the loop."""
+        """Called on the loop, with a result and True or with a reason and False."""
         self.is_over = False
-        """Whether it was answered: set on the loop only."""
+        """True once the call is answered. Only the loop sets it."""
 
 
 class _Thread:
-    """The thread, and what it alone touches but for `put` and `give_up`."""
+    """The thread and its state, which no other thread touches except through `put` and `give_up`."""
 
     def __init__(
         self,
@@ -219,18 +219,18 @@ class _Thread:
         self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._database: Database | None = None
         self._call: _Call | None = None
-        """The one under way."""
+        """The call that is being executed."""
         self._backoff_s = 0.0
         self._away_until_s = 0.0
         self._trouble = ""
         threading.Thread(target=self._run, name="snapshots", daemon=True).start()
 
     def put(self, call: _Call | None) -> None:
-        """None is the last."""
+        """Queue a call. None ends the thread."""
         self._queue.put(call)
 
     def give_up(self, call: _Call) -> None:
-        """From the loop. Should another call be under way by now, it is tried again."""
+        """Abort a call. Called on the loop. If that hits the next call instead, the next call is retried."""
         database = self._database
         if self._call is call and database is not None:
             database.cut()
@@ -263,7 +263,7 @@ class _Thread:
             except DatabaseError:
                 if call.is_over or not self._database.is_lost:
                     raise
-                self._drop()  # it may have ended long ago, and another one may be had
+                self._drop()  # it may have ended long ago, so try a new connection
         if time.monotonic() < self._away_until_s:
             raise _AwayError
         self._database = self._connect()
@@ -276,7 +276,7 @@ class _Thread:
             self._away_until_s = time.monotonic() + self._backoff_s
         trouble = str(error) if isinstance(error, DatabaseError) else described(error)
         if is_late:
-            trouble = "it has not answered in time"  # it was cut off: that is what the error tells
+            trouble = "it has not answered in time"  # `cut` caused the error
         if trouble != self._trouble:
             self._trouble = trouble
             logger.warning("PostgreSQL cannot keep snapshots of channels for now: %s", trouble)
@@ -295,4 +295,4 @@ class _Thread:
 
 
 class _AwayError(Exception):
-    """It is too early to connect again."""
+    """Raised if it is too early to connect again."""

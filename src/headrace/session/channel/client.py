@@ -2,9 +2,9 @@
 
     closed ──opened(): hello, joins──▶ greeting ──welcome──▶ open        any ──▶ over, closed
 
-`hello` and every `join` are said at once, without waiting for `welcome`. What a channel says and hears is in
-`client_channel.py`. Wrong credentials, and a server that does not take what we say for its protocol, are
-the end of all connections; so is the end of the last channel, unless there may be others later.
+The session sends `hello` and every `join` at once, without waiting for `welcome`. The messages of one channel
+are in `membership.py`. All connections end with wrong credentials, with a server that refuses our messages or
+speaks another version, and with the end of the last channel, unless the session is shared.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from enum import Enum
 from math import inf
 from typing import Any, NamedTuple
 
-from headrace.channel_envelope import check_processor
 from headrace.errors import LocalProtocolError
-from headrace.session.client import Broken, ConnectionState, Finished
-from headrace.session.client_channel import ChannelEvent, ClientChannel, Ended, Left
-from headrace.session.client_sends import QUEUE_BYTES_MAX, QUEUE_MAX, Sends
-from headrace.wire import channel as wire
-from headrace.wire import channel_answers as answers
+from headrace.payload.channel import check_processor
+from headrace.session.channel.membership import ChannelEvent, ClientChannel, Ended, LeftChannel
+from headrace.session.channel.outbox import QUEUE_BYTES_MAX, QUEUE_MAX, Sends
+from headrace.session.topics.client import Broken, ConnectionState, Finished
+from headrace.wire.channel import answers as answers
+from headrace.wire.channel import messages as wire
 
 PING_INTERVAL_S = 15.0
-"""As long as a server has not said how often."""
+"""Ping interval until the server has announced its own."""
 PINGS_UNANSWERED_MAX = 1
 
 POLL_INTERVAL_S = 1.0
@@ -30,15 +30,15 @@ AUTH = "auth"
 PROTOCOL = "protocol"
 
 
-class Refused(NamedTuple):
-    """No connection will be of use: the server does not take us, or we do not take it."""
+class ConnectionRefused(NamedTuple):
+    """No connection can succeed: the server refuses this client, or this client refuses the server."""
 
     kind: str
     """`auth` or `protocol`."""
     reason: str
 
 
-ChannelClientEvent = ChannelEvent | Refused | Broken | Finished
+ChannelClientEvent = ChannelEvent | ConnectionRefused | Broken | Finished
 
 
 class _Stage(Enum):
@@ -46,11 +46,11 @@ class _Stage(Enum):
     GREETING = "greeting"
     OPEN = "open"
     OVER = "over"
-    """The last word is said; the connection is about to close."""
+    """All messages are exchanged; the connection is about to close."""
 
 
 class ChannelClientSession:
-    """Times are seconds of one clock."""
+    """Session of a channel client. Times are seconds of one clock."""
 
     def __init__(
         self,
@@ -65,11 +65,12 @@ class ChannelClientSession:
         poll_interval_s: float = POLL_INTERVAL_S,
         is_shared: bool = False,
     ) -> None:
-        """Without a `ping_interval_s`: as often as the server says. The queue is that of each channel.
+        """Create a session without channels. The limits of the queue apply to each channel.
 
-        `is_shared`: channels come and go, and the session stays without any.
+        Without `ping_interval_s`, the server sets the interval. `is_shared`: channels come and go, and the
+        session stays open without channels.
 
-        With an `instance`, which no other client has, late words of a dead connection do no harm.
+        `instance` is a name that no other client has: with it, late messages of a dead connection do no harm.
         """
         check_processor(processor)
         self.state = ConnectionState.DISCONNECTED
@@ -87,7 +88,7 @@ class ChannelClientSession:
         self._is_shared = is_shared
         self._channels: dict[str, ClientChannel] = {}
         self._parting: dict[str, int] = {}
-        """Answers to come that are about channels of which nothing is wanted any more."""
+        """By channel: the number of answers that are still to come after `part`, and are ignored."""
         self._tickets = 0
         self._stage = _Stage.CLOSED
         self._refused = False
@@ -96,7 +97,7 @@ class ChannelClientSession:
         self._pinged_at: float | None = None
         self._pings_unanswered = 0
 
-    # What the application does
+    # Calls of the application
 
     def join(
         self,
@@ -106,10 +107,10 @@ class ChannelClientSession:
         from_state: bool = False,
         lease_s: float | None = None,
     ) -> None:
-        """Be a member of a channel, on this connection and all others.
+        """Join a channel, on this connection and all later ones.
 
-        `from_state`: begin with the state as of now, and have own messages too. `lease_s`: how long the
-        membership lasts without a connection.
+        `from_state`: begin with the present state, and receive the processor's own messages too. `lease_s`:
+        seconds that the membership lasts without a connection.
         """
         if name in self._channels:
             raise LocalProtocolError(f"channel {name!r} is joined already")
@@ -127,13 +128,13 @@ class ChannelClientSession:
             channel.opened()
 
     def leave(self, name: str) -> None:
-        """Be a member no more; `Left` says when that is so."""
+        """End the membership; `LeftChannel` reports that it has ended."""
         self._channel(name).leave()
 
     def part(self, name: str) -> None:
-        """Want nothing more of a channel, and stay a member: its messages are kept.
+        """Stop receiving from a channel, and stay a member: the server keeps the messages.
 
-        The server stops to send them when they have to be asked for.
+        For this, the client joins again in the mode `poll`, in which the server sends nothing unasked.
         """
         channel = self._channels.pop(name, None)
         if channel is not None and self._is_open:
@@ -141,16 +142,16 @@ class ChannelClientSession:
             self._out.append(channel.join_to_part())
 
     def send(self, name: str, content: Any) -> int:
-        """Take a message, also without a connection. Returns a ticket, which `Accepted` or `Rejected` has.
+        """Queue a message, also without a connection. Returns the ticket for `SendAccepted` or `Rejected`.
 
-        Raises BadMessageError, PayloadTooLargeError or QueueFullError; nothing is sent then.
+        Raises BadMessageError, PayloadTooLargeError or QueueFullError; in that case nothing is sent.
         """
         sends = self._channel(name).sends
         sends.add(self._tickets + 1, answers.message_fields(content, self._processor))
         return self._ticket()
 
     def upload(self, name: str, offset: int, content: Any) -> int:
-        """A state that covers everything up to an offset. Returns a ticket."""
+        """Queue the upload of a state that covers everything up to an offset. Returns a ticket."""
         fields = answers.state_fields(content)
         self._channel(name).upload(self._tickets + 1, offset, fields)
         return self._ticket()
@@ -161,30 +162,30 @@ class ChannelClientSession:
         return self._ticket()
 
     def ack(self, name: str, offset: int) -> None:
-        """Everything up to an offset is done with. One acknowledgement is under way at a time."""
+        """Acknowledge everything up to an offset. One acknowledgement is under way at a time."""
         self._channel(name).ack(offset)
 
     def more(self, name: str) -> None:
-        """All that was received is taken: where messages have to be asked for, ask."""
+        """Ask for more messages, if they have to be asked for: the application has taken all it received."""
         self._channel(name).more()
 
     def unsettled(self, name: str) -> int:
-        """How many messages the server is not known to have."""
+        """Return the number of messages that the server is not known to have."""
         return len(self._channel(name).sends)
 
     def has_room(self, name: str) -> bool:
-        """Whether `send` would be taken now."""
+        """True if `send` would accept a message now."""
         return self._channel(name).sends.has_room
 
     def is_acknowledged(self, name: str) -> bool:
-        """Whether the server has noted every acknowledgement."""
+        """True if the server has confirmed every acknowledgement."""
         return self._channel(name).is_acknowledged
 
     def acked(self, name: str) -> int:
-        """How far the server is known to have noted it; -1 before the first."""
+        """Return the offset up to which the server has confirmed acknowledgements; -1 before the first."""
         return self._channel(name).acked
 
-    # What a link asks of any session
+    # Interface of `LinkedSession`
 
     @property
     def tick_at(self) -> float:
@@ -206,7 +207,7 @@ class ChannelClientSession:
             channel.opened()
 
     def hung_up(self, reason: str, now: float) -> list[ChannelClientEvent]:
-        return []  # this protocol has words for what it does not take
+        return []  # this protocol refuses with messages, not by hanging up
 
     def disconnected(self) -> None:
         assert self.state is not ConnectionState.CLOSED
@@ -236,7 +237,7 @@ class ChannelClientSession:
         if now < self._ping_at:
             return []
         if not reading:
-            # What it says is not heard, so silence proves nothing. It is to hear of us, though.
+            # We do not read, so the server's silence proves nothing. Our ping still tells it that we live.
             self._ping_at = now + self._ping_s
             if self._stage is _Stage.OPEN:
                 self._out.append(wire.Ping())
@@ -270,7 +271,7 @@ class ChannelClientSession:
             if self._pinged_at is not None:
                 self.latency_s = now - self._pinged_at
                 self._pinged_at = None
-        elif isinstance(answer, answers.Error) and not answer.channel:
+        elif isinstance(answer, answers.ErrorAnswer) and not answer.channel:
             kind = AUTH if answer.code == "wrong-credentials" else PROTOCOL
             self._refuse(kind, f"the server refuses this client: {answer.text}", events)
         elif self._stage is _Stage.GREETING:
@@ -279,14 +280,14 @@ class ChannelClientSession:
             pass
         elif (channel := self._channels.get(answer.channel)) is not None:
             channel.hear(answer, now, events)
-            if events and isinstance(events[-1], Left | Ended):
+            if events and isinstance(events[-1], LeftChannel | Ended):
                 self._over(events[-1], events)
 
     def _is_parting(self, answer: Any) -> bool:
-        """Whether this is the answer of a `join` that `part` has said."""
+        """Return True if this answers a `join` that `part` has sent, and count the answer."""
         count = self._parting.get(answer.channel, 0)
-        is_of_join = isinstance(answer, answers.Joined) or (
-            isinstance(answer, answers.Error) and answer.of == "join"
+        is_of_join = isinstance(answer, answers.JoinedAnswer) or (
+            isinstance(answer, answers.ErrorAnswer) and answer.of == "join"
         )
         if not (count and is_of_join):
             return False
@@ -305,8 +306,8 @@ class ChannelClientSession:
         self._ping_at = now + self._ping_s
         self.state = ConnectionState.CONNECTED
 
-    def _over(self, last: Left | Ended, events: list[ChannelClientEvent]) -> None:
-        """Of a channel there is nothing more."""
+    def _over(self, last: LeftChannel | Ended, events: list[ChannelClientEvent]) -> None:
+        """Remove a channel that has ended. Without channels, a session that is not shared ends too."""
         del self._channels[last.channel]
         if not self._channels and not self._is_shared:
             self._refused = True
@@ -319,7 +320,7 @@ class ChannelClientSession:
         self._refused = True
         self._stage = _Stage.OVER
         self._ping_at = inf
-        events += (Refused(kind, reason), Finished(reason))
+        events += (ConnectionRefused(kind, reason), Finished(reason))
 
     def _forget_connection(self) -> None:
         self._stage = _Stage.CLOSED
@@ -336,7 +337,7 @@ class ChannelClientSession:
         return self._stage in (_Stage.GREETING, _Stage.OPEN)
 
     def _heard(self, now: float) -> None:
-        """Whatever the server says, it is there; before `welcome` only that counts."""
+        """Note a sign of life: any message is one. Before `welcome`, it does not put off the time limit."""
         self._pings_unanswered = 0
         if self._stage is _Stage.OPEN:
             self._ping_at = now + self._ping_s

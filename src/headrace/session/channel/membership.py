@@ -1,13 +1,13 @@
-"""One channel that a processor has joined, over all connections: what it says about it, and what it hears.
+"""One channel that a processor has joined, over all its connections: requests out, answers in.
 
     out ──take: join──▶ joining ──joined──▶ joined        refused for now: out again
 
-What is to be said is kept as state and never as bytes: a connection that is lost takes nothing with it. A
-`join` goes out when everything before it is answered, so every answer belongs to one request.
+Pending requests are kept as state and never as bytes, so a lost connection loses none of them. A `join` is
+sent when everything before it is answered, so every answer belongs to one request.
 
-`received` is how far messages have come, or a snapshot in their place. A connection begins with what is
-not acknowledged; what of that came before is not told again. From a state on, the first connection begins
-with that, and every other behind what has come.
+`received` is the offset up to which messages, or a snapshot in their place, have come. A connection begins
+with the messages that are not acknowledged; those that have come before are not reported again. With
+`from_state`, the first connection begins with the state, and every later one behind `received`.
 """
 
 from collections import deque
@@ -15,16 +15,16 @@ from math import inf
 from typing import Any, NamedTuple
 
 from headrace.errors import LocalProtocolError
-from headrace.session.client_sends import ITEM_OVERHEAD_BYTES, Refusal, Sends
-from headrace.wire import channel as wire
-from headrace.wire import channel_answers as answers
-from headrace.wire.channel_answers import Delivered, Fields, Missed, State
+from headrace.session.channel.outbox import ITEM_OVERHEAD_BYTES, SendRefusal, Sends
+from headrace.wire.channel import answers as answers
+from headrace.wire.channel import messages as wire
+from headrace.wire.channel.answers import Delivered, Fields, MissedMessages, SnapshotBody
 
 RETRY_S = 1.0
-"""How long to wait after a refusal that may be over later."""
+"""Retry delay after a temporary refusal."""
 
 REPLACED, ELSEWHERE, DESTROYED = "replaced", "left", "destroyed"
-"""Why the server says `left` of itself."""
+"""Reasons of a `left` that the client did not ask for."""
 
 _ENDS = {
     REPLACED: "another connection of the same processor has joined channel",
@@ -33,38 +33,38 @@ _ENDS = {
 }
 
 
-class Joined(NamedTuple):
-    """Sends go out, messages come."""
+class JoinedChannel(NamedTuple):
+    """The channel is joined: messages can be sent and received."""
 
     channel: str
 
 
 class Restored(NamedTuple):
-    """In place of all messages up to here there is a snapshot, or nothing."""
+    """A snapshot, or nothing, takes the place of all messages up to `offset`."""
 
     channel: str
-    snapshot: State | None
-    missed: Missed | None
+    snapshot: SnapshotBody | None
+    missed: MissedMessages | None
     offset: int
-    """To be acknowledged when the state is taken over."""
+    """Offset to acknowledge when the application has taken over the state."""
 
 
-class Received(NamedTuple):
-    """New messages of others, in order."""
+class ReceivedMessages(NamedTuple):
+    """New messages of other processors, in order; with `from_state`, also the processor's own."""
 
     channel: str
     messages: list[Delivered]
 
 
-class Lost(NamedTuple):
-    """Messages that should come now cannot be read any more."""
+class LostMessages(NamedTuple):
+    """The next messages cannot be delivered, because the server cannot read them any more."""
 
     channel: str
-    missed: Missed
+    missed: MissedMessages
 
 
-class Accepted(NamedTuple):
-    """A message is stored; where, is not known when the answer got lost."""
+class SendAccepted(NamedTuple):
+    """A message is stored. The offset is None if the answer was lost."""
 
     channel: str
     ticket: int
@@ -72,15 +72,15 @@ class Accepted(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """An upload, with the offset of what is kept; or the last known state."""
+    """Answer to an upload (the offset of the state that is kept) or to a question (the last known state)."""
 
     channel: str
     ticket: int
-    answer: int | State | None
+    answer: int | SnapshotBody | None
 
 
 class Rejected(NamedTuple):
-    """A message, an upload or a question will never be carried out."""
+    """A message, an upload or a question is refused for good."""
 
     channel: str
     ticket: int
@@ -88,44 +88,44 @@ class Rejected(NamedTuple):
     text: str
 
 
-class Acknowledged(NamedTuple):
-    """The server has noted that everything up to here is acknowledged."""
+class CursorMoved(NamedTuple):
+    """The server has confirmed that everything up to `offset` is acknowledged."""
 
     channel: str
     offset: int
 
 
-class Left(NamedTuple):
-    """The processor is a member no more, as it wished."""
+class LeftChannel(NamedTuple):
+    """The membership has ended, as the application asked."""
 
     channel: str
 
 
 class Ended(NamedTuple):
-    """Nothing will come of this channel any more."""
+    """The channel has ended for this session: nothing more will come."""
 
     channel: str
     code: str
-    """The reason of `left`, or the code of the error that `join` was answered with."""
+    """Reason of `left`, or code of the error answer."""
     text: str
 
 
 ChannelEvent = (
-    Joined
+    JoinedChannel
     | Restored
-    | Received
-    | Lost
-    | Accepted
+    | ReceivedMessages
+    | LostMessages
+    | SendAccepted
     | Answered
     | Rejected
-    | Acknowledged
-    | Left
+    | CursorMoved
+    | LeftChannel
     | Ended
 )
 
 
 class _Question(NamedTuple):
-    """An upload, or without fields the question for the state. One of each is under way at a time."""
+    """An upload, or without fields a question for the state. One of each is under way at a time."""
 
     ticket: int
     offset: int = 0
@@ -148,13 +148,13 @@ class ClientChannel:
         self._lease_s = lease_s
         self.sends = sends
         self.acked = -1
-        """Up to here the server has noted it."""
+        """Offset up to which the server has confirmed acknowledgements."""
         self._receive = receive
         self._poll_interval_s = poll_interval_s
         self._received = -1
         self._ack_wanted = -1
         self._is_hungry = True
-        """Whether messages that are asked for would be taken."""
+        """True while the application has room for messages that have to be asked for."""
         self._is_leaving = False
         self._uploads: deque[_Question] = deque()
         self._snapshots: deque[_Question] = deque()
@@ -162,7 +162,7 @@ class ClientChannel:
 
     @property
     def tick_at(self) -> float:
-        """When there is something to say, for which nothing but the time was missing."""
+        """Time of the next request that waits for nothing but its time."""
         if self._is_leaving:
             return inf
         if not self._is_joined:
@@ -170,10 +170,10 @@ class ClientChannel:
         can_fetch = self._is_hungry and not self._fetch_under_way
         return self._fetch_at if can_fetch else inf
 
-    # What the application does
+    # Calls of the application
 
     def ack(self, offset: int) -> None:
-        """Everything up to here is done with."""
+        """Acknowledge everything up to `offset`."""
         if offset > self._received:
             raise LocalProtocolError(f"nothing has come of {self.name!r} that ends at {offset}")
         self._ack_wanted = max(self._ack_wanted, offset)
@@ -183,7 +183,7 @@ class ClientChannel:
         return self.acked >= self._ack_wanted
 
     def more(self) -> None:
-        """There is room for messages: ask for some, where they have to be asked for."""
+        """Ask for messages, if they have to be asked for: the application has room for them."""
         self._is_hungry = True
 
     def upload(self, ticket: int, offset: int, fields: Fields) -> None:
@@ -195,7 +195,7 @@ class ClientChannel:
     def leave(self) -> None:
         self._is_leaving = True
 
-    # What goes out
+    # Outgoing messages
 
     def opened(self) -> None:
         self._join_at = -inf
@@ -212,7 +212,7 @@ class ClientChannel:
         self._fetch_at = inf
 
     def take(self, bytes_max: int, now: float) -> list[wire.Message]:
-        """What there is to say, with about so many bytes of sends."""
+        """Return the requests to send, with about `bytes_max` bytes of sends at most."""
         name = self.name
         if self._is_leaving:
             if self._leave_under_way or not self._is_open:
@@ -234,12 +234,12 @@ class ClientChannel:
             said.append(wire.Fetch(name))
         if self._snapshots and not self._snapshot_under_way:
             self._snapshot_under_way = True
-            said.append(wire.Snapshot(name))
+            said.append(wire.SnapshotRequest(name))
         if self._uploads and not self._upload_under_way:
             self._upload_under_way = True
             _, offset, fields = self._uploads[0]
             assert fields is not None
-            said.append(wire.Upload(name, offset, fields.payload, fields.data))
+            said.append(wire.UploadRequest(name, offset, fields.payload, fields.data))
         while bytes_max > 0 and (taken := self.sends.take()) is not None:
             number, content = taken
             said.append(wire.Send(name, number, content.payload, content.data))
@@ -255,7 +255,7 @@ class ClientChannel:
         return join
 
     def join_to_part(self) -> wire.Join:
-        """What makes the server stop to send messages, and keep the membership as it is."""
+        """Return a `join` that stops the delivery of messages and keeps the membership as it is."""
         join = wire.Join(self.name, "poll")
         if self._lease_s is not None:
             join.lease_s = self._lease_s
@@ -267,55 +267,55 @@ class ClientChannel:
 
     @property
     def _is_awaited(self) -> bool:
-        """Whether a request is not answered yet."""
+        """True while a request is not answered."""
         under_way = self._fetch_under_way or self._upload_under_way or self._snapshot_under_way
         return under_way or self._ack_under_way is not None or self.sends.is_under_way
 
-    # What comes in
+    # Incoming messages
 
     def hear(self, answer: Any, now: float, events: list[Any]) -> None:
-        if self._is_leaving and not isinstance(answer, answers.Left | answers.Error):
-            if isinstance(answer, answers.Sent):
+        if self._is_leaving and not isinstance(answer, answers.LeftAnswer | answers.ErrorAnswer):
+            if isinstance(answer, answers.SentAnswer):
                 self._sent(answer, events)
             return
-        if isinstance(answer, answers.Messages):
+        if isinstance(answer, answers.MessagesAnswer):
             self._messages(answer, now, events)
-        elif isinstance(answer, answers.Sent):
+        elif isinstance(answer, answers.SentAnswer):
             self._sent(answer, events)
             self._go_on(now)
         elif isinstance(answer, answers.Acked):
             self._acked(answer.offset, events)
         elif isinstance(answer, answers.Signal):
             self._fetch_at = now
-        elif isinstance(answer, answers.Joined):
+        elif isinstance(answer, answers.JoinedAnswer):
             self._joined(answer, now, events)
-        elif isinstance(answer, answers.Left):
+        elif isinstance(answer, answers.LeftAnswer):
             self._left(answer, events)
-        elif isinstance(answer, answers.Error):
+        elif isinstance(answer, answers.ErrorAnswer):
             self._error(answer, now, events)
-        elif isinstance(answer, answers.Snapshot):
+        elif isinstance(answer, answers.SnapshotAnswer):
             if self._snapshot_under_way:
                 self._snapshot_under_way = False
                 ticket = self._snapshots.popleft().ticket
                 events.append(Answered(self.name, ticket, answer.snapshot))
-        elif isinstance(answer, answers.Uploaded) and self._upload_under_way:
+        elif isinstance(answer, answers.UploadedAnswer) and self._upload_under_way:
             self._upload_under_way = False
             ticket = self._uploads.popleft().ticket
             events.append(Answered(self.name, ticket, answer.offset))
 
-    def _joined(self, answer: answers.Joined, now: float, events: list[Any]) -> None:
+    def _joined(self, answer: answers.JoinedAnswer, now: float, events: list[Any]) -> None:
         if not self._is_joining:
             return
         self._is_joining, self._is_joined = False, True
         self._forget_answers()
-        events.append(Joined(self.name))
+        events.append(JoinedChannel(self.name))
         stored = self.sends.joined(answer.number)
-        events += [Accepted(self.name, ticket, None) for ticket in stored]
+        events += [SendAccepted(self.name, ticket, None) for ticket in stored]
         missed, cursor = answer.missed, answer.cursor
         if answer.end < self._received:
-            # Not the log that it was, or not all of it: what it says counts.
+            # The log is a new one, or has lost its end: the server's positions replace ours.
             self._received = self._ack_wanted = self.acked = -1
-            missed = missed or Missed(None, "lost")
+            missed = missed or MissedMessages(None, "lost")
         is_state = self._from_state and answer.snapshot is not None
         if cursor > self._received or is_state:
             self._received = cursor
@@ -324,42 +324,42 @@ class ClientChannel:
         if self._receive == "poll":
             self._fetch_at = now
 
-    def _messages(self, answer: answers.Messages, now: float, events: list[Any]) -> None:
+    def _messages(self, answer: answers.MessagesAnswer, now: float, events: list[Any]) -> None:
         is_fetched, self._fetch_under_way = self._fetch_under_way, False
         if not self._is_joined:
-            return  # they come again
+            return  # the messages will come again
         fresh = [one for one in answer.messages if one.offset > self._received]
         if answer.lost and (fresh or not answer.messages):
-            events.append(Lost(self.name, Missed(answer.lost, "lost")))
+            events.append(LostMessages(self.name, MissedMessages(answer.lost, "lost")))
         if fresh:
             self._received = fresh[-1].offset
-            events.append(Received(self.name, fresh))
+            events.append(ReceivedMessages(self.name, fresh))
         if is_fetched:
             self._is_hungry = not fresh
         if self._receive == "poll":
             self._fetch_at = now if fresh else now + self._poll_interval_s
 
-    def _sent(self, answer: answers.Sent, events: list[Any]) -> None:
+    def _sent(self, answer: answers.SentAnswer, events: list[Any]) -> None:
         ticket = self.sends.sent(answer.number)
         if ticket is not None:
-            events.append(Accepted(self.name, ticket, answer.offset))
+            events.append(SendAccepted(self.name, ticket, answer.offset))
 
     def _acked(self, offset: int, events: list[Any]) -> None:
         if self._ack_under_way is not None:
-            # Also where the cursor is said to be behind: it is, until a snapshot is acknowledged.
+            # This counts even if the server's cursor is lower: it is, until a snapshot is acknowledged.
             self.acked = max(self.acked, self._ack_under_way, offset)
             self._ack_under_way = None
-            events.append(Acknowledged(self.name, self.acked))
+            events.append(CursorMoved(self.name, self.acked))
 
-    def _left(self, answer: answers.Left, events: list[Any]) -> None:
+    def _left(self, answer: answers.LeftAnswer, events: list[Any]) -> None:
         is_done_elsewhere = self._is_leaving and answer.reason == ELSEWHERE
         if is_done_elsewhere or (self._leave_under_way and not answer.reason):
-            events.append(Left(self.name))
+            events.append(LeftChannel(self.name))
         elif answer.reason:
             text = _ENDS.get(answer.reason, "the server has ended the membership in channel")
             events.append(Ended(self.name, answer.reason, f"{text} {self.name!r}"))
 
-    def _error(self, error: answers.Error, now: float, events: list[Any]) -> None:
+    def _error(self, error: answers.ErrorAnswer, now: float, events: list[Any]) -> None:
         is_for_good = not error.retry and error.code != "not-joined"
         if error.of == "send" and error.number is not None:
             self._send_refused(error, events)
@@ -381,10 +381,10 @@ class ClientChannel:
         if not is_for_good:
             self._join_again(now if error.code == "not-joined" else now + RETRY_S)
 
-    def _send_refused(self, error: answers.Error, events: list[Any]) -> None:
-        refusal = Refusal.LATER if error.retry else Refusal.FOR_GOOD
+    def _send_refused(self, error: answers.ErrorAnswer, events: list[Any]) -> None:
+        refusal = SendRefusal.LATER if error.retry else SendRefusal.FOR_GOOD
         if error.code == "not-joined":
-            refusal = Refusal.NOT_JOINED
+            refusal = SendRefusal.NOT_JOINED
         assert error.number is not None
         ticket = self.sends.refused(error.number, refusal)
         if ticket is not None:
@@ -394,7 +394,7 @@ class ClientChannel:
         self,
         questions: deque[_Question],
         is_for_good: bool,
-        error: answers.Error,
+        error: answers.ErrorAnswer,
         events: list[Any],
     ) -> None:
         if is_for_good:
@@ -404,10 +404,10 @@ class ClientChannel:
     def _go_on(self, now: float) -> None:
         refusal = self.sends.go_on()
         if refusal is not None:
-            self._join_again(now if refusal is Refusal.NOT_JOINED else now + RETRY_S)
+            self._join_again(now if refusal is SendRefusal.NOT_JOINED else now + RETRY_S)
 
     def _join_again(self, at: float) -> None:
-        """Whatever is wrong, `joined` says from where on it is right again."""
+        """Recover from any error with a new `join`: `joined` tells the positions from which to continue."""
         if not self._is_joining:
             self._is_joined = False
             self._join_at = at

@@ -1,34 +1,34 @@
-"""What a processor has sent to a channel and is not settled: which goes out next, and with which number.
+"""Messages of a processor to a channel that are not settled: which to send next, and with which number.
 
-A message has its number from when it first goes out. On each connection each is in one of three places:
+A message gets its number when it is sent. On each connection, a message is in one of three places:
 
     waiting ──take──▶ under way ──sent──▶ settled
                           └──refused──▶ returned, or settled for good
 
-A refusal makes the numbers behind it void, and those are refused as well. So nothing more goes out until
-everything under way is answered: no answer is ever taken for that of another message with the same number.
-A new connection begins behind the number that `joined` says was accepted last: what has one up to there is
-stored.
+A refusal makes the higher numbers void, and the server refuses them as well. So nothing more is sent until
+everything under way is answered: no answer is ever mistaken for that of another message with the same number.
+A new connection begins behind the last accepted number, which `joined` tells: messages with a number up to
+there are stored.
 """
 
 from collections import deque
 from enum import IntEnum
 
 from headrace.errors import QueueFullError
-from headrace.wire.channel_answers import Fields
+from headrace.wire.channel.answers import Fields
 
 QUEUE_MAX = 10_000
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
 
 ITEM_OVERHEAD_BYTES = 64
-"""What a message takes in a frame beside its content, about."""
+"""Approximate size of a message in its frame, without its content."""
 
 
-class Refusal(IntEnum):
+class SendRefusal(IntEnum):
     FOR_GOOD = 0
     """The message cannot be sent; its number is free for another."""
     LATER = 1
-    """The same again may succeed."""
+    """A retry may succeed."""
     NOT_JOINED = 2
 
 
@@ -39,7 +39,7 @@ class _Item:
         self.ticket = ticket
         self.fields = fields
         self.number = 0
-        """What it was last sent with; 0: never sent."""
+        """Number with which the message was last sent; 0 if it was never sent."""
 
 
 class Sends:
@@ -56,11 +56,11 @@ class Sends:
         self._under_way: dict[int, _Item] = {}
         self._returned: list[_Item] = []
         self._accepted = 0
-        """The last number that the server is known to have accepted."""
+        """Last number that the server is known to have accepted."""
         self._next: int | None = None
-        """The number of the next to go out; None when it is not known, and nothing goes out."""
-        self._refused: tuple[int, Refusal] | None = None
-        """The smallest number that was refused, and why: it is the reason for those behind it."""
+        """Number of the next message to send; None while it is unknown, and then nothing is sent."""
+        self._refused: tuple[int, SendRefusal] | None = None
+        """Smallest number that was refused, and why: this is the cause of the refusals of higher numbers."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._under_way) + len(self._returned)
@@ -82,7 +82,7 @@ class Sends:
         self._bytes += len(fields)
 
     def take(self) -> tuple[int, Fields] | None:
-        """The next to go out, with its number."""
+        """Return the next message to send, with its number; None if nothing can be sent."""
         if self._next is None or not self._waiting:
             return None
         item = self._waiting.popleft()
@@ -92,42 +92,45 @@ class Sends:
         return item.number, item.fields
 
     def sent(self, number: int) -> int | None:
-        """The server has it; returns whose it is."""
+        """Settle a message that the server has stored. Returns its ticket."""
         item = self._under_way.pop(number, None)
         if item is None:
             return None
         self._accepted = max(self._accepted, number)
         return self._settle(item)
 
-    def refused(self, number: int, refusal: Refusal) -> int | None:
-        """The server does not take it; for good, returns whose it is."""
+    def refused(self, number: int, refusal: SendRefusal) -> int | None:
+        """Note that the server refuses a message. Returns its ticket if the refusal is for good."""
         item = self._under_way.pop(number, None)
         if item is None:
             return None
         self._next = None
         if self._refused is None or number < self._refused[0]:
             self._refused = number, refusal
-        if refusal is Refusal.FOR_GOOD:
+        if refusal is SendRefusal.FOR_GOOD:
             return self._settle(item)
         self._returned.append(item)
         return None
 
-    def go_on(self) -> Refusal | None:
-        """Behind a refusal, when all is answered: begin again, or say why a `join` has to tell the number."""
+    def go_on(self) -> SendRefusal | None:
+        """Continue after a refusal when all is answered. Returns the reason if a new `join` is necessary.
+
+        Then only the answer to `join` can tell the next number.
+        """
         if self._refused is None or self._under_way:
             return None
         number, refusal = self._refused
         self._gather()
-        if refusal is Refusal.FOR_GOOD:
+        if refusal is SendRefusal.FOR_GOOD:
             self._next = number
             return None
         return refusal
 
     def joined(self, number: int) -> list[int]:
-        """The last number that was accepted; returns whose messages are stored without our knowing."""
+        """Continue behind the last accepted number. Returns tickets of stored messages with lost answers."""
         assert not self._under_way
         stored: list[int] = []
-        # A server that has forgotten this processor begins anew, and knows none of its numbers.
+        # A server that has forgotten this processor starts over, and knows none of its numbers.
         if number >= self._accepted:
             while self._waiting and 0 < self._waiting[0].number <= number:
                 stored.append(self._settle(self._waiting.popleft()))
@@ -140,7 +143,7 @@ class Sends:
         self._next = None
 
     def _gather(self) -> None:
-        """Everything waits again, in its order."""
+        """Let all messages wait again, in their order."""
         self._returned += self._under_way.values()
         self._returned.sort(key=lambda item: item.number)
         self._waiting.extendleft(reversed(self._returned))

@@ -1,26 +1,26 @@
-"""A connection of a processor, without I/O: what it asks for, and the answers in its own encoding.
+"""Server side of a processor's connection, without I/O: requests in, answers out in the peer's encoding.
 
     new ──hello──▶ authenticating ──let in──▶ open        any ──bad message──▶ closed
 
-Requests are handed on as they are decoded; whoever carries them out answers each.
+The session only decodes requests. The caller carries them out and answers each.
 """
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from headrace.channel_envelope import BadMessageError, Content, check_processor
+from headrace.payload.channel import BadMessageError, Content, check_processor
 from headrace.session.server import Close, ServerSession
 from headrace.session.units import Unit
-from headrace.wire import channel as wire
+from headrace.wire.channel import messages as wire
 
 BAD_MESSAGE = "bad-message"
 HELLO_FIRST = "hello-first"
 WRONG_CREDENTIALS = "wrong-credentials"
 
 
-class Authenticate(NamedTuple):
-    """Find out whether it is let in; then call `let_in` or `turn_away`."""
+class AuthenticateProcessor(NamedTuple):
+    """Check the processor's credentials, then call `let_in` or `turn_away`."""
 
     processor: str
     token: Any
@@ -29,7 +29,7 @@ class Authenticate(NamedTuple):
 class Request(NamedTuple):
     message: wire.Message
     content: Content | None = None
-    """Of a `send` or an `upload`."""
+    """Content of a `send` or an `upload`."""
 
 
 class _State(Enum):
@@ -51,11 +51,11 @@ class ChannelServerSession(ServerSession):
         self._state = _State.NEW
         self._held: list[wire.Message] = []
         self.binary = False
-        """Whether the peer speaks MessagePack."""
+        """True if the peer uses MessagePack."""
         self.processor = ""
         self.instance, self.attempt = "", 0
         self.unanswered = 0
-        """Requests that are carried out and not answered yet."""
+        """Number of requests that are being carried out and not answered yet."""
 
     def receive_messages(self, messages: Sequence[bytes | str]) -> list[NamedTuple]:
         commands: list[NamedTuple] = []
@@ -74,7 +74,7 @@ class ChannelServerSession(ServerSession):
         return commands
 
     def let_in(self) -> list[NamedTuple]:
-        """The peer may come in; what it has said meanwhile is heard now."""
+        """Accept the peer, and handle the messages that it sent in the meantime."""
         assert self._state is _State.AUTHENTICATING
         self._state = _State.OPEN
         self.say(
@@ -102,7 +102,7 @@ class ChannelServerSession(ServerSession):
         self._out.append(frame)
 
     def refuse_request(self, code: str, retry: bool, text: str, of: wire.Message) -> None:
-        """A request is not carried out; the connection goes on."""
+        """Refuse to carry out a request; the connection stays open."""
         self.say(_error(code, retry, text, of))
 
     @property
@@ -110,7 +110,7 @@ class ChannelServerSession(ServerSession):
         return not self.unanswered
 
     def _acknowledge(self, ready: Sequence[Unit]) -> None:
-        raise NotImplementedError  # every request is answered by itself
+        raise NotImplementedError  # every request has its own answer
 
     def _receive(self, message: wire.Message, commands: list[NamedTuple]) -> None:
         if self._state is _State.AUTHENTICATING:
@@ -127,12 +127,12 @@ class ChannelServerSession(ServerSession):
             self._state = _State.AUTHENTICATING
             self.processor = message.processor
             self.instance, self.attempt = message.instance, message.attempt
-            commands.append(Authenticate(message.processor, message.token))
+            commands.append(AuthenticateProcessor(message.processor, message.token))
         elif isinstance(message, wire.Hello):
             commands.append(self._end(HELLO_FIRST, "`hello` comes once"))
         elif isinstance(message, wire.Ping):
             self.say({"type": "pong"})
-        elif isinstance(message, wire.Send | wire.Upload):
+        elif isinstance(message, wire.Send | wire.UploadRequest):
             try:
                 content = wire.content_of(message, binary=self.binary)
             except BadMessageError as error:
@@ -152,7 +152,7 @@ class ChannelServerSession(ServerSession):
 
 def _error(code: str, retry: bool, text: str, of: wire.Message) -> dict[str, Any]:
     error: dict[str, Any] = {"type": "error", "code": code, "retry": retry, "text": text}
-    error["of"] = type(of).__name__.lower()
+    error["of"] = of.__struct_config__.tag
     if not isinstance(of, wire.Hello | wire.Ping):
         error["channel"] = of.channel
     if isinstance(of, wire.Send):

@@ -1,30 +1,31 @@
 """The Figg protocol of one client over all its connections, without I/O, futures or clocks.
 
-What it shares with other protocols, and the theory of operation, is in `resuming_client.py`. Here are Figg's
-own: places are offsets, numbers do not wrap, and an ACK stands for all publishes up to its number.
+`session/topics/resuming.py` has the theory of operation, and the code that Figg shares with Wombat. Figg's
+own rules are here: places are offsets, numbers do not wrap, and an ACK covers all publishes up to its number.
 """
 
 from collections.abc import Sequence
 
 from headrace.errors import LocalProtocolError
-from headrace.session.client import Broken, Event, Place
-from headrace.session.client_window import WINDOW_BYTES_MAX, WINDOW_MAX
-from headrace.session.resuming_client import ResumingClientSession
-from headrace.wire import figg, readers
-from headrace.wire.figg_decoder import ClientDecoder
+from headrace.session.topics.client import Broken, Event, Place
+from headrace.session.topics.resuming import ResumingClientSession
+from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX
+from headrace.wire import readers
+from headrace.wire.figg import messages as figg
+from headrace.wire.figg.decoder import ClientDecoder
 
 PING_INTERVAL_S = 2.0
 PINGS_UNANSWERED_MAX = 2
 
 SILENT_S = 1.0
-"""A server that lets a connection stand for so long and says nothing counts as a Figg server: the protocol
-leaves open whether it answers pings, and it has nothing else to say to a client that asks for nothing."""
+"""Time after which a silent server with an open connection counts as a Figg server. The protocol does not
+require answers to pings, and a server has nothing else to send to a client that asks for nothing."""
 
 _OFFSET_MAX = 2**64 - 1
 
 
 class FiggClientSession(ResumingClientSession[figg.ToClient]):
-    """Implements `ClientSession` for Figg."""
+    """Implementation of `ClientSession` for Figg."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class FiggClientSession(ResumingClientSession[figg.ToClient]):
         elif isinstance(message, figg.Ack):
             self._ack(message.seq_num, events)
         elif isinstance(message, figg.Pong):
-            self._pong(message.timestamp, now)
+            self._pong(message.timestamp, now, events)
         elif isinstance(message, figg.Attached):
             self._topics.attached(message.topic, message.offset, events)
         elif isinstance(message, figg.Detached):

@@ -1,11 +1,12 @@
-"""The server's side of one Figg connection, without I/O: bytes in, commands out; events in, bytes out."""
+"""Server side of one Figg connection, without I/O: bytes in, commands out; events in, bytes out."""
 
 from collections.abc import Sequence
 
-from headrace.session.server import Attach, Command, Detach, Publish, TopicSession
+from headrace.session.server import AttachCommand, Command, DetachCommand, Publish, TopicSession
 from headrace.session.units import Unit
-from headrace.wire import figg, readers, websocket
-from headrace.wire.figg_decoder import ServerDecoder
+from headrace.wire import readers, websocket
+from headrace.wire.figg import messages as figg
+from headrace.wire.figg.decoder import ServerDecoder
 
 
 class FiggServerSession(TopicSession):
@@ -21,14 +22,14 @@ class FiggServerSession(TopicSession):
             if isinstance(message, figg.Publishes):
                 unit = Unit(message.lowest, message.highest)
                 self._publishes_under_way().add(unit)
-                # First, so that a refusal of anything else in this read does not cost them.
+                # Publishes come first, so that a refusal of another message in this read does not lose them.
                 commands.insert(0, Publish(message.records, unit))
             elif isinstance(message, figg.Ping):
                 self._out.append(figg.encode_pong(message.timestamp))
             elif isinstance(message, figg.Attach):
-                commands.append(Attach(message.topic, message.offset))
+                commands.append(AttachCommand(message.topic, message.offset))
             elif isinstance(message, figg.Detach):
-                commands.append(Detach(message.topic))
+                commands.append(DetachCommand(message.topic))
             elif isinstance(message, readers.Read | readers.Handled):
                 commands.append(message)
             else:
@@ -39,11 +40,11 @@ class FiggServerSession(TopicSession):
 
     @property
     def unread_bytes(self) -> int:
-        """Received and not decoded yet: `receive_data`, with or without further data, goes on with them."""
+        """Number of bytes received and not decoded. `receive_data`, even without data, continues there."""
         return len(self._figg.unread)
 
-    def attaching(self, command: Attach) -> None:
-        """Nothing of it is needed for the answer."""
+    def attaching(self, command: AttachCommand) -> None:
+        """Do nothing: the answer needs nothing of the command."""
 
     def attached(self, topic: str, epoch: int, offset: int, exact: bool) -> None:
         self._out.append(figg.encode_attached(topic, offset))
@@ -64,5 +65,5 @@ class FiggServerSession(TopicSession):
             self._out.append(figg.encode_records(message))
 
     def _acknowledge(self, ready: Sequence[Unit]) -> None:
-        """One ACK for everything."""
+        """Send one ACK for all units."""
         self._out.append(figg.encode_ack(max(unit.highest for unit in ready)))

@@ -2,19 +2,19 @@
 
     closed ──opened()──▶ greeting ──connected──▶ verifying ──accept()──▶ open        any ──▶ over, closed
 
-`connect` is said first, and nothing else before `connected`. Where the peer is to be verified, what it says
-meanwhile waits. An `auth` error, or a peer of another version, is the end of all connections.
+The client sends `connect` first, and nothing else before `connected`. If the peer has to be verified, its
+messages wait until then. An `auth` error, or a peer of another version, ends all connections.
 
-Two positions are kept, each in the numbers of one log:
+The session keeps two positions, each in the numbers of one log:
 
-- `received`: how much of the peer's log we have. It follows the numbers of its `sync`, when their events are
-  stored; a number of `ping` or `pong` may raise it, once everything that came before it is stored.
-- How much of ours the peer has. One `sync` is on its way at a time: what is added meanwhile goes with the
-  next. Our own `ping` and `pong` never name an event that was not sent yet, because a peer takes
-  what they name for sent.
+- `received`: how much of the peer's log we have. It follows the numbers of the peer's `sync` messages when
+  their events are stored. A number in `ping` or `pong` may raise it when everything before it is stored.
+- How much of our log the peer has. One `sync` is under way at a time, and events that are added meanwhile go
+  with the next. Our own `ping` and `pong` never name an event that was not sent yet, because a peer regards
+  the events up to that number as sent.
 
-Whoever drives the session stores what `Received` brings and calls `stored`, looks with `wants` for
-events to `offer`, and tells of every event that comes into the local log (`added`).
+The driver of the session stores the events of `ReceivedEvents` and calls `stored`. It looks for the events
+that the session `wants`, calls `offer` with them, and calls `added` for every new event in the local log.
 """
 
 from collections import deque
@@ -23,9 +23,9 @@ from enum import Enum
 from math import inf
 from typing import Any, NamedTuple
 
-from headrace.logux_envelope import Created, Event, Number, plain
-from headrace.session.client import Broken, ConnectionState, Finished
-from headrace.wire import logux
+from headrace.payload.logux import Created, Event, Number, plain
+from headrace.session.topics.client import Broken, ConnectionState, Finished
+from headrace.wire.logux import messages as logux
 
 VERSION = (0, 0)
 
@@ -33,11 +33,11 @@ PING_INTERVAL_S = 5.0
 PINGS_UNANSWERED_MAX = 4
 
 _ANSWERS_MAX = 1000
-"""Messages that wait to be sent: to a peer that asks and does not read, no more is said."""
+"""Limit of messages that wait to be sent: a peer that asks and does not read gets no more answers."""
 _NAME_MAX = 100
 
 NUMBER_MAX = 1 << 53
-"""Positions and times of the peer are at most this: up to here every number is exact in any language."""
+"""Limit of the peer's positions and times: up to here, every integer is exact in any language."""
 
 AUTH = "auth"
 PROTOCOL = "protocol"
@@ -47,48 +47,50 @@ _VERSION_ERRORS = ("wrong-protocol", "wrong-subprotocol")
 
 
 class Verify(NamedTuple):
-    """Find out whether this is the peer that is meant, and say so with `accept` or `reject`."""
+    """Check that this is the intended peer, then call `accept` or `reject`."""
 
     host: str | Number
     credentials: Any
 
 
 class Opened(NamedTuple):
-    """Events can be exchanged."""
+    """The connection is open: events can be exchanged."""
 
     shift_ms: float
-    """What must be added to the clock we were told, in milliseconds, to get the peer's."""
+    """Milliseconds to add to our clock, as `now` tells it, to get the peer's clock."""
 
 
-class Received(NamedTuple):
-    """Store these unless they are there, and the number, together; then call `stored`."""
+class ReceivedEvents(NamedTuple):
+    """Store the events that are not stored yet, together with the number; then call `stored`."""
 
     number: Number
     events: list[tuple[Event, Created]]
 
 
 class Passed(NamedTuple):
-    """There is nothing more to get up to here: remember it when there is occasion."""
+    """The peer's log has nothing more for us up to `received`: store the number at some later time."""
 
     received: Number
 
 
-class Acknowledged(NamedTuple):
-    """The peer has all our events up to this number, and so many of them since it last said so."""
+class EventsAcknowledged(NamedTuple):
+    """The peer has all our events up to `number`; `events` of them are newly acknowledged."""
 
     number: int
     events: int
 
 
-class Refused(NamedTuple):
-    """No connection will be of use: the peer does not take us, or we do not take it."""
+class LogRefused(NamedTuple):
+    """No connection can succeed: the peer refuses this client, or this client refuses the peer."""
 
     kind: str
     """`auth` or `protocol`."""
     reason: str
 
 
-LoguxEvent = Verify | Opened | Received | Passed | Acknowledged | Refused | Broken | Finished
+LoguxEvent = (
+    Verify | Opened | ReceivedEvents | Passed | EventsAcknowledged | LogRefused | Broken | Finished
+)
 
 
 class _Stage(Enum):
@@ -97,11 +99,11 @@ class _Stage(Enum):
     VERIFYING = "verifying"
     OPEN = "open"
     OVER = "over"
-    """The last word is said; the connection is about to close."""
+    """All messages are exchanged; the connection is about to close."""
 
 
 class LoguxClientSession:
-    """Times are seconds of one clock."""
+    """Session of a Logux client. Times are seconds of one clock."""
 
     def __init__(
         self,
@@ -115,11 +117,15 @@ class LoguxClientSession:
         ping_interval_s: float = PING_INTERVAL_S,
         pings_unanswered_max: int = PINGS_UNANSWERED_MAX,
     ) -> None:
-        """Numbers of the local log: of its `last` event, and of the first that is `unsent`, if one is."""
+        """Create a session that is not connected.
+
+        In the local log, `last` is the number of the last event, and `unsent` the number of the first event
+        that is not sent, if there is one.
+        """
         self.state = ConnectionState.DISCONNECTED
         self.latency_s: float | None = None
         self.complaint = ""
-        """What the peer has last said of us, on this connection."""
+        """Last error that the peer has sent on this connection."""
         self.received = received
         self._host = host
         self._credentials = credentials
@@ -128,7 +134,7 @@ class LoguxClientSession:
         self._pings_unanswered_max = pings_unanswered_max
         self._last = last
         self._unsent = inf if unsent is None else float(unsent)
-        """The first event of ours that the peer is not known to have."""
+        """First event of ours that the peer is not known to have; inf if there is none."""
         self._stage = _Stage.CLOSED
         self._refused = False
         self._out: list[bytes] = []
@@ -137,17 +143,17 @@ class LoguxClientSession:
         self._pings_unanswered = 0
         self._shift_ms = 0.0
         self._held: list[logux.Message] = []
-        """What came while the peer was being verified."""
+        """Messages that came while the peer was being verified."""
         self._unstored: deque[Number] = deque()
-        """Numbers of its `sync` messages that are not answered."""
+        """Numbers of the peer's `sync` messages that are not answered."""
         self._passed: Number | None = None
-        """What `received` may be raised to when they are."""
+        """Number to which `received` may be raised when all `_unstored` are answered."""
         self._under_way: tuple[int, int] | None = None
-        """The number of our `sync` that is not answered, and how many events it has."""
+        """Number of our `sync` that is not answered, and the count of its events."""
         self._next = self._unsent
-        """The first event of ours that was not sent on this connection."""
+        """First event of ours that was not sent on this connection; inf if there is none."""
 
-    # What a link asks of any session
+    # Interface of `LinkedSession`
 
     @property
     def tick_at(self) -> float:
@@ -169,7 +175,7 @@ class LoguxClientSession:
         self._say(message)
 
     def hung_up(self, reason: str, now: float) -> list[LoguxEvent]:
-        return []  # this protocol has words for what it does not take
+        return []  # this protocol refuses with messages, not by hanging up
 
     def disconnected(self) -> None:
         assert self.state is not ConnectionState.CLOSED
@@ -193,7 +199,7 @@ class LoguxClientSession:
         if now < self._ping_at:
             return []
         if not reading:
-            # What it says is not heard, so silence proves nothing. It is to hear of us, though.
+            # We do not read, so the server's silence proves nothing. Our ping still tells it that we live.
             self._ping_at = now + self._ping_interval_s
             if self._stage is _Stage.OPEN:
                 self._say(["ping", self._position])
@@ -214,10 +220,10 @@ class LoguxClientSession:
         messages, self._out = self._out, []
         return messages
 
-    # What the driver tells
+    # Calls of the driver
 
     def accept(self, now: float) -> list[LoguxEvent]:
-        """The peer is the one that is meant; what it has said meanwhile is heard now."""
+        """Accept the peer as the intended one, and handle the messages that it sent in the meantime."""
         events: list[LoguxEvent] = []
         if self._stage is _Stage.VERIFYING:
             self._begin(now, events)
@@ -227,7 +233,7 @@ class LoguxClientSession:
         return events
 
     def reject(self, reason: str) -> list[LoguxEvent]:
-        """It is not."""
+        """Reject the peer: it is not the intended one."""
         events: list[LoguxEvent] = []
         if self._stage is _Stage.VERIFYING:
             self._say(["error", "Wrong credentials", AUTH])
@@ -235,16 +241,16 @@ class LoguxClientSession:
         return events
 
     def stored(self, number: Number) -> list[LoguxEvent]:
-        """The oldest `Received` of this connection that was not stored yet is."""
+        """Note that the oldest unstored `ReceivedEvents` of this connection is stored now."""
         assert number == self._unstored[0], (number, self._unstored)
         self._unstored.popleft()
-        # Also when it is smaller than before: a peer that counts anew is followed from the start.
+        # The number may be smaller than before: if a peer starts to count again, we follow.
         self.received = number
         self._say(["synced", number])
         return self._pass()
 
     def added(self, number: int, *, own: bool) -> None:
-        """The local log has one more event; `own`: for the peer."""
+        """Note a new event in the local log; `own`: the event is to be sent to the peer."""
         self._last = number
         if own:
             self._unsent = min(self._unsent, number)
@@ -252,13 +258,13 @@ class LoguxClientSession:
 
     @property
     def wants(self) -> int | None:
-        """From which number on events for the peer should be looked for, and given with `offer`."""
+        """Number of the first event to look for and give with `offer`; None if no event can be sent now."""
         if self._stage is not _Stage.OPEN or self._under_way is not None or self._next == inf:
             return None
         return int(self._next)
 
     def offer(self, events: Sequence[tuple[int, Event, Created]], rest: int | None) -> None:
-        """Events for the peer from `wants` on, with their numbers; `rest`: the number of the next."""
+        """Send events with their numbers, beginning with `wants`; `rest`: the number of the next event."""
         assert self.wants == events[0][0]
         self._next = inf if rest is None else rest
         number = events[-1][0]
@@ -277,7 +283,7 @@ class LoguxClientSession:
             if isinstance(message, bytes):
                 message = logux.decode(message, binary=True)
             self._take(message, now, events)
-        except logux.BadMessageError as error:
+        except logux.BadLoguxMessageError as error:
             self._bad(str(error), events)
 
     def _take(self, message: logux.Message, now: float, events: list[LoguxEvent]) -> None:
@@ -298,7 +304,7 @@ class LoguxClientSession:
 
     def _connected(self, message: logux.Connected, now: float, events: list[LoguxEvent]) -> None:
         if self._stage is not _Stage.GREETING:
-            raise logux.BadMessageError("connected comes once")
+            raise logux.BadLoguxMessageError("connected comes once")
         major, minor = message.version
         if major != VERSION[0]:
             text = f"Only {VERSION[0]}.x protocols are supported, but you use {major}.{minor}"
@@ -306,7 +312,7 @@ class LoguxClientSession:
             self._refuse(PROTOCOL, f"the server speaks version {major}.{minor}, not 0.x", events)
             return
         start, end = map(_check_number, message.times)
-        # Half of what the way there and back took, without what the peer took itself, was one way.
+        # One way took half of the round trip, without the time that the peer itself needed.
         self._shift_ms = ((start + end) - (self._greeted_at + now) * 1000) / 2
         if self._verifies:
             self._stage = _Stage.VERIFYING
@@ -331,7 +337,7 @@ class LoguxClientSession:
             number = _check_number(message.added)
             pairs = [(event, logux.check_created(time)) for event, time in message.events]
             self._unstored.append(number)
-            events.append(Received(number, pairs))
+            events.append(ReceivedEvents(number, pairs))
         elif isinstance(message, logux.Synced):
             self._synced(message.synced, events)
         else:
@@ -344,14 +350,14 @@ class LoguxClientSession:
                 self._pinged_at = None
 
     def _synced(self, number: Number, events: list[LoguxEvent]) -> None:
-        # What is smaller says nothing of the one under way: it answers a `pong`.
+        # A smaller number does not answer the `sync` under way, but a `pong`.
         if self._under_way is not None and number >= self._under_way[0]:
-            events.append(Acknowledged(*self._under_way))
+            events.append(EventsAcknowledged(*self._under_way))
             self._under_way = None
             self._unsent = self._next
 
     def _pass(self) -> list[LoguxEvent]:
-        """Raise `received`, unless there is something that is not stored yet."""
+        """Raise `received`, unless some received events are not stored yet."""
         if self._passed is None or self._unstored:
             return []
         passed, self._passed = self._passed, None
@@ -361,7 +367,7 @@ class LoguxClientSession:
         return [Passed(passed)]
 
     def _error(self, fields: list[Any], events: list[LoguxEvent]) -> None:
-        """In the words of 0.0 or, as a newer server may not know better, of 0.1."""
+        """Handle an error in the form of 0.0, or of 0.1, which a newer server may use."""
         text, kind = fields[0], fields[1] if len(fields) > 1 else None
         self.complaint = text
         if kind == AUTH or text in _AUTH_ERRORS:
@@ -375,7 +381,7 @@ class LoguxClientSession:
         self._refused = True
         self._stage = _Stage.OVER
         self._ping_at = inf
-        events += (Refused(kind, reason), Finished(reason))
+        events += (LogRefused(kind, reason), Finished(reason))
 
     def _bad(self, reason: str, events: list[LoguxEvent]) -> None:
         self._stage = _Stage.OVER
@@ -397,17 +403,17 @@ class LoguxClientSession:
 
     @property
     def _position(self) -> int:
-        """How far our log reaches for the peer."""
+        """Last number of our log that may be named to the peer: no unsent event is at or below it."""
         return int(min(self._last, self._next - 1))
 
     def _heard(self, now: float) -> None:
-        """Whatever the peer says, it is there; before it has answered, only an answer counts."""
+        """Note a sign of life: any message is one. Before `connected`, it does not put off the time limit."""
         self._pings_unanswered = 0
         if self._stage is _Stage.OPEN:
             self._ping_at = now + self._ping_interval_s
 
     def _answer(self, message: list[Any]) -> None:
-        """What a peer that does not read it need not get."""
+        """Send a message that may be dropped if the peer does not read."""
         if len(self._out) < _ANSWERS_MAX:
             self._say(message)
 
@@ -417,7 +423,7 @@ class LoguxClientSession:
 
 def _check_number(number: Number) -> Number:
     if abs(number) > NUMBER_MAX:
-        raise logux.BadMessageError(f"{number} is larger than any position or time")
+        raise logux.BadLoguxMessageError(f"{number} is larger than any position or time")
     return plain(number)
 
 

@@ -1,35 +1,42 @@
-"""The server's side of one Logux connection of the 0.x protocols, without I/O: messages in, commands out.
+"""Server side of one Logux connection of the 0.x protocols, without I/O: messages in, commands out.
 
-Two dialects share it, the seed's (0.0) and that of the npm packages (0.1): they differ in the shape of errors
-and credentials, and the first message says which it is. A `sync` of a client may have several events, ours
-have one each.
+There are two dialects, the seed's (0.0) and that of the npm packages (0.1). They differ in the form of errors
+and credentials, and the first message tells the dialect. A client's `sync` may have several events; each of
+ours has one.
 
 `synced` is the only acknowledgement. It answers one `sync`, repeats that message's number, and waits until
 the events of this and every earlier `sync` are durable. The numbers in a client's `ping` and `pong` say how
 far the client's own log reaches, which may be far ahead of what it has sent: they are never answered with
 `synced`.
 
-Clients raise the position they ask for next time to any number they see, so no `ping` or `pong` may name
-one above `sent`. When the last `sync` is answered, a `pong` tells the client that number. It covers the
-client's own events, so that the client does not ask for them when it connects again. It is no `ping`, because
-clients of npm fail when a message that they have to answer meets them while they disconnect.
+Clients raise the position they ask for next time to any number they see, so no `ping` or `pong` may name a
+number above `sent`. When the last `sync` is answered, a `pong` tells the client that number. It covers the
+client's own events, so that the client does not ask for them when it connects again. A `ping` would not do,
+because npm clients fail if a message that they have to answer arrives while they disconnect.
 """
 
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from headrace.logux_envelope import Envelope, Number, Stamp, encode_envelope, raw_event, stamp_of
-from headrace.session.logux_session import Add, Authenticate, Incoming, LoguxSession, message_name
+from headrace.payload.logux import Envelope, Number, Stamp, encode_envelope, raw_event, stamp_of
+from headrace.session.logux.shared import (
+    AddEvents,
+    AuthenticatePeer,
+    Incoming,
+    LoguxSession,
+    message_name,
+)
 from headrace.session.server import Close
 from headrace.session.units import Unit
-from headrace.wire import logux, websocket
+from headrace.wire import websocket
+from headrace.wire.logux import messages as logux
 
 MAJOR = 0
 
 
 class Follow(NamedTuple):
-    """Send everything behind so many records, and what comes."""
+    """Send all records behind the first `ordinal` records of the log, and every new record."""
 
     ordinal: int
 
@@ -47,13 +54,13 @@ class LoguxServerSession(LoguxSession):
         super().__init__(host)
         self._dialect = _Dialect.UNKNOWN
         self._synced: Number = 0
-        """How much of our log the peer had when it came."""
+        """Number of records of our log that the peer had when it connected."""
 
     def turn_away(self) -> Close:
         self._error("Wrong credentials", "auth", ["wrong-credentials"])
         return self.refuse("wrong credentials")
 
-    def _begin(self, message: logux.Connect) -> Authenticate | Close:
+    def _begin(self, message: logux.Connect) -> AuthenticatePeer | Close:
         major, minor = message.version
         options = message.options
         is_npm = isinstance(options, dict) and bool(options.keys() & {"credentials", "subprotocol"})
@@ -69,7 +76,7 @@ class LoguxServerSession(LoguxSession):
         if is_npm:
             credentials = options.get("credentials") if isinstance(options, dict) else None
         self._synced = self._told = message.synced
-        return Authenticate(message.host, credentials)
+        return AuthenticatePeer(message.host, credentials)
 
     def _welcome(self, now_ms: int, credentials: Any) -> list[NamedTuple]:
         version = [MAJOR, 1 if self._dialect is _Dialect.NPM else 0]
@@ -81,7 +88,7 @@ class LoguxServerSession(LoguxSession):
         return [Follow(int(self._synced))]
 
     def _synced_came(self, count: int) -> None:
-        """The next `connect` says how much of our log the peer has."""
+        """Do nothing: the next `connect` tells how much of our log the peer has."""
 
     def _heard(self, message: logux.Message, now_ms: int, commands: list[NamedTuple]) -> None:
         if isinstance(message, logux.Sync):
@@ -91,20 +98,20 @@ class LoguxServerSession(LoguxSession):
             text = f"Unknown message type `{name}`"
             self._error(text, "protocol", ["unknown-message", name])
 
-    def _sync(self, message: logux.Sync) -> Add:
+    def _sync(self, message: logux.Sync) -> AddEvents:
         events = []
         for event, time in message.events:
             created = logux.check_created(time)
             envelope = Envelope(raw_event(event), created=created, origin=self.peer)
             events.append(Incoming(event, created, encode_envelope(envelope)))
-        # Clients of npm 0.1 send what they had to keep newest first.
+        # Clients of npm 0.1 send the events that they had to keep in reverse order, the newest first.
         stamps = [stamp_of(one.created) for one in events]
         if all(stamp is not None for stamp in stamps):
             events = [one for _, one in sorted(zip(stamps, events, strict=True), key=_age)]
-        return Add(events, self._unit(message.added))
+        return AddEvents(events, self._unit(message.added))
 
     def _acknowledge(self, ready: Sequence[Unit]) -> None:
-        """One for each: clients count them."""
+        """Send one `synced` for each unit: clients count them."""
         for unit in sorted(ready, key=lambda one: one.lowest):
             self._send(["synced", self._numbers.pop(unit.lowest)])
         if self.finished and self.sent > self._told:
@@ -117,7 +124,7 @@ class LoguxServerSession(LoguxSession):
         return self.refuse(reason, websocket.PROTOCOL_ERROR)
 
     def _error(self, text: str, kind: str, npm: list[Any]) -> None:
-        """In the shape that the peer understands; before it has said which, in one that all do."""
+        """Send an error in the form of the peer's dialect; before this is known, in a form common to all."""
         if self._dialect is _Dialect.NPM:
             self._send(["error", *npm])
         elif self._dialect is _Dialect.SEED:

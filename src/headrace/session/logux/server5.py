@@ -1,18 +1,25 @@
-"""The server's side of one Logux connection of protocol 5, without I/O: messages in, commands out.
+"""Server side of one Logux connection of protocol 5, without I/O: messages in, commands out.
 
-A `sync` is answered with `synced`, and each of its actions then with one of our own, `logux/processed` or
-`logux/undo`: when what is to be stored is durable, and the channels that it asks for are live. A client that
-has got `synced` does not ask again, so one that is cut off within a history must not have it.
+A `sync` is answered with `synced`, and then each of its actions with an action of our own, `logux/processed`
+or `logux/undo`. The answers wait until all events to be stored are durable and the channels that the `sync`
+asks for are live. A client with a `synced` does not ask again, so a client that is cut off in the middle of a
+history must not have received it.
 
-A client asks to go on with a channel behind the last action it has of it, or behind our `processed` where
-there was none yet: so the id of that says where in the log the channel was then.
+A client resumes a channel behind the last action that it has of the channel, or behind our `processed` if it
+has none. So the id of `processed` tells where in the log the channel was at that time.
+
+A ledger records what a node was sent and has received, by channel. It outlives the connection. When a client
+resumes, it names the newest action that it has, by time. This is not always the last action that it has
+received, so the ledger remembers how far it has received each channel. A client acknowledges each message of
+ours, be it an event or an answer, in order, and `connect` has the highest number it has seen.
 """
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from headrace.logux_envelope import (
+from headrace.payload.logux import (
     BadEnvelopeError,
     Envelope,
     Event,
@@ -21,12 +28,106 @@ from headrace.logux_envelope import (
     raw_event,
 )
 from headrace.printing import quoted
-from headrace.session.logux5_ledger import Ledger
-from headrace.session.logux_session import Add, Authenticate, Incoming, LoguxSession, message_name
+from headrace.session.logux.shared import (
+    AddEvents,
+    AuthenticatePeer,
+    Incoming,
+    LoguxSession,
+    message_name,
+)
 from headrace.session.server import Close
 from headrace.session.units import Unit
-from headrace.wire import logux, logux5, websocket
-from headrace.wire.logux5 import Meta
+from headrace.wire import websocket
+from headrace.wire.logux import messages as logux
+from headrace.wire.logux import protocol5 as logux5
+from headrace.wire.logux.protocol5 import Meta
+
+UNFINISHED_MAX = 1000
+"""Limit of remembered channels whose history was begun and not finished."""
+
+UNANSWERED_MAX = 50_000
+"""Limit of unacknowledged messages. Above the limit, nothing more is remembered of the client."""
+
+_FINISHED = -1
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self._epoch = 0
+        """Epoch of the log; 0 before the first event."""
+        self._places: dict[str, int] = {}
+        """By channel: the number in the log of the last event that the node has received."""
+        self._unfinished: dict[str, None] = {}
+        """Channels that the node asked for and whose history was not reported as complete."""
+        self._sent: deque[tuple[str, int]] = deque()
+        """Messages sent and not acknowledged: channel and number of an event, or an answer of ours."""
+        self._is_lost = False
+
+    def connected(self, epoch: int, synced: Number) -> "Ledger":
+        """Return the ledger for a new connection of the node, which has seen the number `synced`."""
+        made = Ledger()
+        if epoch == self._epoch:
+            made._epoch = epoch
+            for place in range(len(self._sent) - 1, -1, -1):
+                if self._sent[place][1] == synced > 0:
+                    # Everything that was sent before this message has arrived before it.
+                    self.answered(place + 1)
+                    break
+            made._places = dict(self._places)
+            made._unfinished = dict(self._unfinished)
+        return made
+
+    def place(self, channel: str, *, is_resumed: bool) -> int:
+        """Return how far the node has a channel that it asks for; 0 if it wants to start over."""
+        if is_resumed or channel in self._unfinished:
+            return self._places.get(channel, 0)
+        return 0
+
+    def begun(self, channel: str) -> None:
+        if len(self._unfinished) < UNFINISHED_MAX:
+            self._unfinished[channel] = None
+
+    def forget(self, channel: str) -> None:
+        self._places.pop(channel, None)
+        self._unfinished.pop(channel, None)
+
+    def sent(self, channel: str, number: int, epoch: int) -> None:
+        """Note an event of a channel that is being written."""
+        if self._epoch not in (0, epoch):
+            self._lose()
+        self._epoch = epoch
+        self._note(channel, number)
+
+    def said(self, finished: str = "") -> None:
+        """Note an answer of ours that will be written; `finished` is a channel whose history it completes.
+
+        Answers are noted before they are written, and events when they are written, so that no event is
+        regarded as acknowledged too early.
+        """
+        self._note(finished, _FINISHED if finished else 0)
+
+    def _note(self, channel: str, number: int) -> None:
+        if len(self._sent) >= UNANSWERED_MAX:
+            self._lose()
+        if not self._is_lost:
+            self._sent.append((channel, number))
+
+    def _lose(self) -> None:
+        """Forget what was sent and received: acknowledgements can no longer be matched with messages."""
+        self._is_lost = True
+        self._sent.clear()
+        self._places.clear()
+
+    def answered(self, count: int) -> None:
+        """Note that the node has acknowledged the next `count` messages."""
+        sent, places = self._sent, self._places
+        for _ in range(min(count, len(sent))):
+            channel, number = sent.popleft()
+            if number == _FINISHED:
+                self._unfinished.pop(channel, None)
+            elif number:
+                places[channel] = number
+
 
 MAJOR = 5
 
@@ -39,7 +140,7 @@ _TOO_LARGE = "tooLarge"
 _MARK = re.compile(r"[^ ]+ ([^ ]+):at:(\d{1,18}):(\d{1,18}) [^ ]+", re.ASCII)
 
 
-class Mark(NamedTuple):
+class LogMark(NamedTuple):
     """A place in the log."""
 
     epoch: int
@@ -56,47 +157,47 @@ class Action(NamedTuple):
 class _Answer(NamedTuple):
     action: Action
     undone: str = ""
-    """Why it is refused."""
-    mark: Mark | None = None
+    """Reason for refusing the action; empty if it is not refused."""
+    mark: LogMark | None = None
 
 
 class _Sync:
-    """One that is not answered yet."""
+    """A `sync` that is not answered yet."""
 
     def __init__(self) -> None:
         self.answers: list[_Answer | None] = []
-        """One for each action; None where it is not known yet, or given on its own."""
+        """One answer for each action; None if it is not known yet, or is sent separately."""
         self.stored: list[int] = []
-        """Which of them are of actions that are to be stored."""
+        """Indexes in `answers` of the actions that are to be stored."""
         self.open = 1
-        """How much is to be done before it is answered: the storing, and each channel."""
+        """Number of tasks to finish before the answer: storing the events, and each channel."""
 
 
 class Subscribe(NamedTuple):
-    """Send the history of a channel and what comes; call `subscribed` when it is live, or `undo`."""
+    """Send the history of a channel and its new events; call `subscribed` when it is live, or `undo`."""
 
     channel: str
     filter: Any
     since: "Since | None"
-    """Where the peer was; None for everything."""
+    """Place behind which the peer resumes; None to send everything."""
     action: Action
     unit: Unit
     place: int
 
 
 class Unsubscribe(NamedTuple):
-    """Send no more of a channel, once it is said for each filter; it is answered with its `sync`."""
+    """Remove a filter of a channel; without filters, send no more of it. The answer comes with the `sync`."""
 
     channel: str
     filter: Any
 
 
 class Since(NamedTuple):
-    """Behind which action a peer wants to go on."""
+    """The action behind which a peer wants to resume."""
 
     id: str
-    mark: Mark | None
-    """If that is no action that is stored: where a channel was when we said so."""
+    mark: LogMark | None
+    """If the action is our own `processed`, which is not stored: the place of the channel at that time."""
 
 
 class Logux5ServerSession(LoguxSession):
@@ -112,41 +213,41 @@ class Logux5ServerSession(LoguxSession):
         self._base = 0
         self._now_ms = 0
         self._number = 0
-        """Of our own actions."""
+        """Counter of our own actions."""
         self._syncs: dict[int, _Sync] = {}
-        """By their units."""
+        """Unanswered `sync` messages, by the number of their unit."""
         self._subscribing: dict[tuple[int, int], Subscribe] = {}
-        """Those that a `sync` is not answered for."""
+        """Subscriptions for which a `sync` waits, by the number of its unit and the index of the action."""
         self.ledger = Ledger()
         self.synced: Number = 0
-        """The highest number that the peer has seen on earlier connections."""
+        """Highest number that the peer has seen on earlier connections."""
         self.node = ""
         """The peer's node id, `user:client:tab`."""
 
     @property
     def base(self) -> int:
-        """What times are relative to."""
+        """Time to which times on the wire are relative, in milliseconds."""
         return self._base
 
     def turn_away(self) -> Close:
         self._send(["error", "wrong-credentials"])
         return self.refuse("wrong credentials")
 
-    def subscribed(self, command: Subscribe, mark: Mark) -> None:
-        """A channel is live, from here on."""
+    def subscribed(self, command: Subscribe, mark: LogMark) -> None:
+        """Answer that a channel is live, from `mark` on."""
         self._settle(command, _Answer(command.action, "", mark))
 
     def undo(self, command: Subscribe, reason: str) -> None:
-        """A channel is refused."""
+        """Answer that a channel is refused."""
         self._settle(command, _Answer(command.action, reason))
 
     def let_go(self, command: Subscribe) -> None:
-        """It takes so long that the peer must not be kept waiting for its other answers."""
+        """Stop waiting for a subscription: it takes too long to keep the peer waiting for other answers."""
         if self._subscribing.pop((command.unit.lowest, command.place), None) is not None:
             self.stored(command.unit)
 
     def denied(self, unit: Unit, may: Sequence[bool]) -> None:
-        """Of what is to be stored with a unit, the application refuses some."""
+        """Note which events of a unit the application refuses; `may` has a value for each event to store."""
         sync = self._syncs[unit.lowest]
         for place, is_allowed in zip(sync.stored, may, strict=True):
             answer = sync.answers[place]
@@ -161,20 +262,20 @@ class Logux5ServerSession(LoguxSession):
 
     def discard(self, command: object) -> None:
         super().discard(command)
-        if isinstance(command, Add):
+        if isinstance(command, AddEvents):
             del self._syncs[command.unit.lowest]
         elif isinstance(command, Subscribe):
             self._subscribing.pop((command.unit.lowest, command.place), None)
 
     def refuse(self, reason: str, code: int = websocket.POLICY_VIOLATION) -> Close:
-        # Nobody waits for histories any more.
+        # The peer does not need the histories any more, so no `sync` waits for them.
         for command in list(self._subscribing.values()):
             self.let_go(command)
         return super().refuse(reason, code)
 
     def _settle(self, command: Subscribe, answer: _Answer) -> None:
         if self._subscribing.pop((command.unit.lowest, command.place), None) is None:
-            self._answer(answer)  # it was let go
+            self._answer(answer)  # `let_go` was called before
             return
         self._syncs[command.unit.lowest].answers[command.place] = answer
         self.stored(command.unit)
@@ -190,7 +291,7 @@ class Logux5ServerSession(LoguxSession):
 
     # Messages
 
-    def _begin(self, message: logux.Connect) -> Authenticate | Close:
+    def _begin(self, message: logux.Connect) -> AuthenticatePeer | Close:
         major, _ = message.version
         if major != MAJOR:
             facts = {"supported": MAJOR, "used": major}
@@ -211,11 +312,11 @@ class Logux5ServerSession(LoguxSession):
         self._subprotocol = subprotocol
         if self._host in (node, node.partition(":")[0]):
             return self.turn_away()  # that is our own name
-        return Authenticate(node, options.get("token"))
+        return AuthenticatePeer(node, options.get("token"))
 
     def _welcome(self, now_ms: int, credentials: Any) -> list[NamedTuple]:
         self._base = self._now_ms = now_ms
-        # Without this, clients of addresses that begin with ws:// go away.
+        # Without this message, clients disconnect from addresses that begin with ws://.
         self._send(["headers", {"env": "development"}])
         message: list[Any] = ["connected", MAJOR, self._host, [self._connected_ms, now_ms]]
         if credentials is not None:
@@ -232,7 +333,7 @@ class Logux5ServerSession(LoguxSession):
             commands.append(
                 self._refuse_with(["unknown-message", name], f"message {quoted(str(name))}")
             )
-        # What else there is says how far its log reaches, which nobody asks.
+        # `pong` only tells how far the peer's log reaches, which is not needed; nor are `headers`.
 
     def _synced_came(self, count: int) -> None:
         self.ledger.answered(count)
@@ -261,13 +362,13 @@ class Logux5ServerSession(LoguxSession):
                 sync.answers[-1] = None
                 sync.open += 1
                 self._subscribing[unit.lowest, found.place] = found
-        commands.append(Add(events, unit))
+        commands.append(AddEvents(events, unit))
         commands += others
 
     def _look_at(
         self, action: Action, unit: Unit, place: int
     ) -> Incoming | Subscribe | Unsubscribe | str:
-        """What is to be done with it, or why it is refused."""
+        """Return the command for an action, or the reason why the action is refused."""
         event, meta = action
         kind = event["type"]
         if logux5.client_of(meta.node) != logux5.client_of(self.node):
@@ -301,8 +402,8 @@ class Logux5ServerSession(LoguxSession):
                 if answer is not None:
                     self._answer(answer)
 
-    def _say(self, action: Event, mark: Mark | None, finished: str = "") -> None:
-        """An action of our own, behind what can be acknowledged by now."""
+    def _say(self, action: Event, mark: LogMark | None, finished: str = "") -> None:
+        """Send an action of our own, after acknowledging every unit that is ready."""
         if self._units is not None and (ready := self._units.take()):
             self._acknowledge(ready)
         self._number += 1
@@ -333,25 +434,25 @@ def _since(event: Event, host: str) -> Since | None:
     found = _MARK.fullmatch(last)
     is_ours = found is not None and found[1] == host
     return Since(
-        last, Mark(int(found[2]), int(found[3])) if found is not None and is_ours else None
+        last, LogMark(int(found[2]), int(found[3])) if found is not None and is_ours else None
     )
 
 
 def is_protocol_5(message: bytes | str) -> bool:
-    """Whether a connection that begins with this is of this protocol, or of one that is refused in its words.
+    """True if a connection that begins with this message speaks this protocol, or gets its form of a refusal.
 
-    From protocol 1 on the version is one number and an error names numbers; clients of 0.x send two.
+    From protocol 1 on, the version is one number and an error names numbers; clients of 0.x send two numbers.
     """
     binary = isinstance(message, bytes)
     data = message if isinstance(message, bytes) else message.encode()
     try:
         first = logux.decode(data, binary=binary)
-    except logux.BadMessageError:
+    except logux.BadLoguxMessageError:
         return False
     if isinstance(first, logux.Connect):
         major = first.version[0]
         return major == MAJOR or (major >= 1 and not isinstance(_sent_version(data, binary), list))
-    return isinstance(first, logux.Headers)  # others have none
+    return isinstance(first, logux.Headers)  # other protocols have no `headers`
 
 
 def _sent_version(connect: bytes, binary: bool) -> object:

@@ -1,4 +1,4 @@
-"""What the server's sides of all Logux protocols share, without I/O: one peer, its messages, what is stored.
+"""Shared base of the server sessions of all Logux protocols, without I/O: one peer and its messages.
 
 new ──connect──▶ authenticating ──let in──▶ open        any ──refused──▶ closing
 """
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from headrace.logux_envelope import BadEnvelopeError, Created, Event, Number
+from headrace.payload.logux import BadEnvelopeError, Created, Event, Number
 from headrace.session.server import Close, ServerSession
 from headrace.session.units import Unit
-from headrace.wire import logux
+from headrace.wire.logux import messages as logux
 
 
-class Authenticate(NamedTuple):
-    """Find out whether this peer is let in, and say so with `let_in` or `turn_away`."""
+class AuthenticatePeer(NamedTuple):
+    """Check the peer's credentials, then call `let_in` or `turn_away`."""
 
     host: str | Number
     credentials: Any
@@ -27,8 +27,8 @@ class Incoming(NamedTuple):
     payload: bytes
 
 
-class Add(NamedTuple):
-    """Store these unless they are there; call `stored` with the unit when all are durable."""
+class AddEvents(NamedTuple):
+    """Store the events that are not stored yet; call `stored` with the unit when all are durable."""
 
     events: list[Incoming]
     unit: Unit
@@ -54,24 +54,24 @@ class LoguxSession(ServerSession):
         self._binary = False
         self._connected_ms = 0
         self._held: list[logux.Message] = []
-        """What came while it was not known yet whether the peer is let in."""
+        """Messages that came while the peer's credentials were being checked."""
         self._count = 0
         self._numbers: dict[int, Number] = {}
-        """The number of each `sync` that is not answered, by its unit."""
+        """Number of each unanswered `sync`, by the number of its unit."""
         self.peer: str | Number = ""
         self.sent = 0
-        """How many records of the log the peer has, or is not to see: set by whoever sends them."""
+        """Number of records of the log that the peer has, or is not to see. The sending code sets it."""
         self._told: Number = 0
-        """The last such number that the peer has heard of, or has named itself."""
+        """Last value of `sent` that the peer was told, or the number that the peer named itself."""
 
     @property
     def binary(self) -> bool:
-        """Whether the peer speaks MessagePack: it is answered in kind."""
+        """True if the peer uses MessagePack; the answers use the same encoding."""
         return self._binary
 
     @property
     def is_new(self) -> bool:
-        """Whether the peer has not said yet who it is."""
+        """True while the peer has not identified itself."""
         return self._state is _State.NEW
 
     def receive_messages(self, messages: Sequence[bytes | str], now_ms: int) -> list[NamedTuple]:
@@ -90,7 +90,7 @@ class LoguxSession(ServerSession):
             data = message if isinstance(message, bytes) else message.encode()
             try:
                 self._receive(logux.decode(data, binary=self._binary), now_ms, commands)
-            except (logux.BadMessageError, BadEnvelopeError) as error:
+            except (logux.BadLoguxMessageError, BadEnvelopeError) as error:
                 commands.append(self._bad(str(error)))
         if synced and not self.closed:
             self._binary = False
@@ -98,7 +98,7 @@ class LoguxSession(ServerSession):
         return commands
 
     def let_in(self, now_ms: int, credentials: Any = None) -> list[NamedTuple]:
-        """The peer may come in; what it has said meanwhile is heard now."""
+        """Accept the peer, and handle the messages that it sent in the meantime."""
         assert self._state is _State.AUTHENTICATING
         self._state = _State.OPEN
         commands = self._welcome(now_ms, credentials)
@@ -106,40 +106,40 @@ class LoguxSession(ServerSession):
         try:
             for one in held:
                 self._receive(one, now_ms, commands)
-        except (logux.BadMessageError, BadEnvelopeError) as error:
+        except (logux.BadLoguxMessageError, BadEnvelopeError) as error:
             commands.append(self._bad(str(error)))
         return commands
 
     @abstractmethod
     def turn_away(self) -> Close:
-        """The peer's credentials are wrong."""
+        """Refuse the peer: its credentials are wrong."""
 
     def ping(self) -> None:
-        """Ask whether the peer is there."""
+        """Ask the peer for a sign of life."""
         if self._state is _State.OPEN:
             self._tell("ping")
 
     def discard(self, command: object) -> None:
-        if isinstance(command, Add):
+        if isinstance(command, AddEvents):
             self._publishes_under_way().discard(command.unit)
             del self._numbers[command.unit.lowest]
 
-    # What the protocols do in their own ways
+    # Hooks for the protocols
 
     @abstractmethod
     def _begin(self, message: logux.Connect) -> NamedTuple:
-        """`Authenticate` or `Close`."""
+        """Handle a `connect`. Returns `AuthenticatePeer` or `Close`."""
 
     @abstractmethod
     def _welcome(self, now_ms: int, credentials: Any) -> list[NamedTuple]: ...
 
     @abstractmethod
     def _heard(self, message: logux.Message, now_ms: int, commands: list[NamedTuple]) -> None:
-        """A message of a peer that is let in."""
+        """Handle a message of an accepted peer."""
 
     @abstractmethod
     def _synced_came(self, count: int) -> None:
-        """The peer has stored so many of the messages that were sent."""
+        """Note that the peer has stored the next `count` messages that were sent."""
 
     @abstractmethod
     def _bad(self, reason: str) -> Close: ...
@@ -161,14 +161,14 @@ class LoguxSession(ServerSession):
         elif isinstance(message, logux.Connect):
             self._connected_ms, self.peer = now_ms, message.host
             command = self._begin(message)
-            if isinstance(command, Authenticate):
+            if isinstance(command, AuthenticatePeer):
                 self._state = _State.AUTHENTICATING
             commands.append(command)
         elif not isinstance(message, logux.Headers):
             self._send(["error", "missed-auth", "auth"])
 
     def _unit(self, number: Number) -> Unit:
-        """Something that is answered when it is stored, and what came before it."""
+        """Create the unit of a `sync`: it is answered when this unit and all units before it are stored."""
         self._count += 1
         unit = Unit(self._count, self._count)
         self._numbers[self._count] = number
@@ -176,7 +176,7 @@ class LoguxSession(ServerSession):
         return unit
 
     def _tell(self, name: str) -> None:
-        """Say how much of the log the peer has."""
+        """Send a `ping` or `pong` that says how much of the log the peer has."""
         self._told = self.sent
         self._send([name, self.sent])
 

@@ -1,4 +1,4 @@
-"""The named readers of a client, over all its connections: what was received, handled and stored.
+"""The named readers of a client, over all its connections: records received, handled and stored.
 
     state       READ answered        LOST          reconnected   meaning
     idle        -                    -             claiming      there is no connection
@@ -6,11 +6,14 @@
     waiting     active               claiming      claiming      another connection reads
     active      active (moved)       claiming      claiming      records come, and may be acknowledged
 
-Records are handled in any order, and the server is told of the *prefix*: the position up to which all are.
-After a lost connection the server starts again at the cursor. When that is a place inside of what was
-handled here, nobody else has gone on meanwhile: what the application has is still its own, and only records
-that it does not have are delivered. Otherwise the reading starts anew, and what the application still
-has may be in other hands.
+Records are handled in any order. The server is told the *prefix*: the position up to which all are handled.
+After a lost connection, the server starts again at the cursor. If the cursor is within the records that were
+handled here, no other client has read in the meantime: the records of the application are still its own, and
+only records that it does not have are delivered. Otherwise the reading starts over, and another client may
+have received the records that the application still has.
+
+Messages that wait for the application may be given out only while the reader `is_sure`: active, with a
+recently answered ping. A process that was stopped, or that has blocked its event loop, asks the server first.
 """
 
 from collections import deque
@@ -19,33 +22,34 @@ from enum import Enum, auto
 from math import inf
 
 from headrace.model import RECORD_HEADER_BYTES, Position
-from headrace.session.client import Broken, Event, Missed
-from headrace.session.reader_events import (
+from headrace.session.topics.client import Broken, Event, Missed
+from headrace.session.topics.reader_events import (
     ReaderActive,
     ReaderFailed,
     ReaderLost,
     ReaderStored,
+    ReaderSure,
     ReaderWaiting,
     ReadMessages,
 )
 from headrace.wire import readers
 
 ANSWER_S = 5.0
-"""A server that knows readers answers READ at once: the others do not answer, or hang up."""
+"""Time limit for the answer to READ. A server with readers answers at once; others do not, or hang up."""
 HANG_UPS_MAX = 3
-"""Connections in a row that end with READ unanswered, until the server is taken not to know readers."""
+"""Connections in a row with an unanswered READ before the client decides that the server has no readers."""
 
 _UNKNOWN = "the server does not know named readers: subscribe without `reader`, or use Headrace"
 
 
-class State(Enum):
+class ReaderState(Enum):
     IDLE = auto()
     CLAIMING = auto()
     WAITING = auto()
     ACTIVE = auto()
 
 
-class Reader:
+class ReadTopic:
     """One topic that is read under a name."""
 
     __slots__ = (
@@ -57,25 +61,25 @@ class Reader:
         self.reader = reader
         self.newest = newest
         self.window = window
-        self.state = State.IDLE
+        self.state = ReaderState.IDLE
         self.answer_at = inf
         self.hang_ups = 0
         self.grant = 0
         self.was_active = False
-        """True when the application may have records that nobody else was given since."""
+        """True if the application may have records that no other client has received since."""
         nowhere = Position(0, 0, 0)
         self.received = nowhere
-        """Behind the last record that the application was given."""
+        """Position behind the last record that the application has received."""
         self.seen = nowhere
-        """Behind the last record of the present grant. Before `received` while records come again."""
+        """Position behind the last record of the present grant. Below `received` while records come again."""
         self.handled = nowhere
-        """The end of the prefix."""
+        """End of the prefix."""
         self.order: deque[tuple[int, int]] = deque()
         """Offset and ordinal just past each record behind the prefix."""
         self.outstanding: set[int] = set()
-        """Offsets of those that are not handled."""
+        """End offsets of the records that are not handled."""
         self.sent = 0
-        """The last offset that the server was told of, in the present grant."""
+        """Last offset that the server was told in the present grant."""
         self.stored = 0
 
     def start(self, at: Position) -> None:
@@ -84,7 +88,7 @@ class Reader:
         self.outstanding.clear()
 
     def handle(self, offset: int) -> bool:
-        """True if the record was outstanding."""
+        """Note that a record is handled. Returns True if it was outstanding."""
         if offset not in self.outstanding:
             return False
         self.outstanding.remove(offset)
@@ -95,11 +99,11 @@ class Reader:
 
     @property
     def tellable(self) -> Position:
-        """How far the server may be told that records are handled: it must have sent them itself."""
+        """Position up to which HANDLED may be sent: the server must have sent the records in this grant."""
         return min(self.handled, self.seen, key=lambda at: at.offset)
 
 
-class Readers:
+class ClientReaders:
     """The readers of a client. They send through `send` and `send_detach`."""
 
     def __init__(
@@ -109,13 +113,15 @@ class Readers:
         self._send_detach = send_detach
         self._connected = False
         self._instance = 0
-        self._readers: dict[str, Reader] = {}
+        self._readers: dict[str, ReadTopic] = {}
         self._dirty: set[str] = set()
         """Topics whose prefix has grown."""
         self._unsent: set[str] = set()
         """Topics for which READ is to be sent."""
         self._held: set[str] = set()
         """Topics that wait for DETACHED before READ is sent."""
+        self._unsure: set[str] = set()
+        """Topics that wait for the answer to a ping."""
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._readers
@@ -127,38 +133,39 @@ class Readers:
         return min(one.answer_at for one in self._readers.values())
 
     def read(self, topic: str, reader: str, *, newest: bool, window: int, instance: int) -> None:
-        """Ask for a topic under a name."""
+        """Register a topic that is read under a name. `claim` asks for it."""
         assert topic not in self._readers, f"{topic} is already read"
         self._instance = instance
-        self._readers[topic] = Reader(reader, newest, window)
+        self._readers[topic] = ReadTopic(reader, newest, window)
 
     def claim(self, topic: str, *, held: bool = False) -> None:
-        """Let READ be sent, if there is a connection; `held`: when DETACHED has come."""
+        """Let READ be sent, if there is a connection. `held`: wait until DETACHED has come."""
         if held:
             self._held.add(topic)
         elif self._connected:
             one = self._readers[topic]
-            one.state = State.CLAIMING
+            one.state = ReaderState.CLAIMING
             one.grant = 0
             self._unsent.add(topic)
 
     def detached(self, topic: str) -> None:
-        """The server has forgotten what was before."""
+        """Claim a topic that was held: the server has ended the earlier reading or subscription."""
         if topic in self._held:
             self._held.discard(topic)
             self.claim(topic)
 
     def stop(self, topic: str) -> None:
-        """Read a topic no more; what was handled is told before."""
+        """Stop reading a topic, after telling the server which records were handled."""
         self._tell_handled()
         del self._readers[topic]
         self._unsent.discard(topic)
         self._held.discard(topic)
+        self._unsure.discard(topic)
 
     def handled(self, topic: str, offset: int) -> bool:
-        """The application has handled the record that ends at `offset`.
+        """Note that the application has handled the record that ends at `offset`.
 
-        False if it is not, or no longer, this client's to handle.
+        Returns False if the record is not, or no longer, this client's to handle.
         """
         one = self._readers.get(topic)
         if one is None or not one.handle(offset):
@@ -167,13 +174,27 @@ class Readers:
         return True
 
     def prefix(self, topic: str) -> int:
-        """The offset up to which all was handled."""
+        """Return the offset up to which all records were handled; 0 if the topic is not read."""
         one = self._readers.get(topic)
         return one.handled.offset if one is not None else 0
 
+    def is_active(self, topic: str) -> bool:
+        one = self._readers.get(topic)
+        return one is not None and one.state is ReaderState.ACTIVE
+
+    def wait_for_answer(self, topic: str) -> None:
+        """Let `answered` report this topic."""
+        self._unsure.add(topic)
+
+    def answered(self, events: list[Event]) -> None:
+        """Report the topics that wait for the answer to a ping: the server has answered one."""
+        if self._unsure:
+            events.extend(ReaderSure(topic) for topic in self._unsure)
+            self._unsure.clear()
+
     def connected(self, now: float) -> None:
         self._connected = True
-        self._held.clear()  # a new connection knows nothing of what was before
+        self._held.clear()  # a new connection has nothing to detach
         for topic, one in self._readers.items():
             if one.hang_ups < HANG_UPS_MAX:
                 self.claim(topic)
@@ -184,14 +205,14 @@ class Readers:
         was_connected, self._connected = self._connected, False
         self._unsent.clear()
         for one in self._readers.values():
-            if was_connected and one.state is State.CLAIMING:
+            if was_connected and one.state is ReaderState.CLAIMING:
                 one.hang_ups += 1
-            one.state = State.IDLE
+            one.state = ReaderState.IDLE
             one.grant = 0
             one.answer_at = inf
 
     def tick(self, now: float, reading: bool) -> list[Event]:
-        """Give up readers that the server does not answer for."""
+        """Give up readers whose READ the server does not answer."""
         events: list[Event] = []
         for topic, one in list(self._readers.items()):
             if now < one.answer_at:
@@ -199,14 +220,14 @@ class Readers:
             if not reading and one.hang_ups < HANG_UPS_MAX:
                 one.answer_at = now + ANSWER_S
                 continue
-            if one.state is State.CLAIMING:
-                self._send_detach(topic)  # should it know them and be slow
+            if one.state is ReaderState.CLAIMING:
+                self._send_detach(topic)  # in case the server knows readers and is slow
             self.stop(topic)
             events.append(ReaderFailed(topic, _UNKNOWN))
         return events
 
     def flush(self, now: float) -> None:
-        """Send what there is to say."""
+        """Send each pending READ and HANDLED."""
         for topic in self._unsent:
             one = self._readers[topic]
             one.answer_at = now + ANSWER_S
@@ -218,7 +239,7 @@ class Readers:
         for topic in self._dirty:
             one = self._readers[topic]
             at = one.tellable
-            if one.state is State.ACTIVE and at.offset > one.sent:
+            if one.state is ReaderState.ACTIVE and at.offset > one.sent:
                 one.sent = at.offset
                 self._send(readers.Handled(topic, one.grant, at.offset, at.ordinal))
         self._dirty.clear()
@@ -226,11 +247,11 @@ class Readers:
     def take(self, message: readers.ToClient, events: list[Event]) -> None:
         one = self._readers.get(message.topic)
         if one is None or message.topic in self._held:
-            return  # of a reading that has ended
+            return  # the message belongs to a reading that has ended
         one.hang_ups = 0
         one.answer_at = inf
         if isinstance(message, readers.Records):
-            if one.state is State.ACTIVE:
+            if one.state is ReaderState.ACTIVE:
                 self._records(one, message, events)
         elif isinstance(message, readers.Stored):
             if message.grant == one.grant:
@@ -243,13 +264,13 @@ class Readers:
         else:
             self._lost(one, message, events)
 
-    def _waiting(self, one: Reader, message: readers.Waiting, events: list[Event]) -> None:
-        one.state = State.WAITING
+    def _waiting(self, one: ReadTopic, message: readers.Waiting, events: list[Event]) -> None:
+        one.state = ReaderState.WAITING
         if message.ahead:
             self._no_longer_active(one, message.topic, "another client reads now", events)
             events.append(ReaderWaiting(message.topic, message.ahead))
 
-    def _lost(self, one: Reader, message: readers.Lost, events: list[Event]) -> None:
+    def _lost(self, one: ReadTopic, message: readers.Lost, events: list[Event]) -> None:
         if message.code == readers.REFUSED:
             self.stop(message.topic)
             events.append(ReaderFailed(message.topic, message.reason))
@@ -257,13 +278,15 @@ class Readers:
         self._no_longer_active(one, message.topic, message.reason, events)
         self.claim(message.topic)
 
-    def _no_longer_active(self, one: Reader, topic: str, reason: str, events: list[Event]) -> None:
+    def _no_longer_active(
+        self, one: ReadTopic, topic: str, reason: str, events: list[Event]
+    ) -> None:
         if one.was_active:
             one.was_active = False
             events.append(ReaderLost(topic, reason))
         one.start(Position(0, 0, 0))
 
-    def _reading(self, one: Reader, message: readers.Reading, events: list[Event]) -> None:
+    def _reading(self, one: ReadTopic, message: readers.Reading, events: list[Event]) -> None:
         topic, grant, asked, exact, *rest = message
         at = Position(*rest)
         is_ours = (
@@ -275,7 +298,7 @@ class Readers:
             if one.was_active:
                 events.append(ReaderLost(topic, "the reader was moved, or another client read"))
             one.start(at)
-        one.state = State.ACTIVE
+        one.state = ReaderState.ACTIVE
         one.was_active = True
         one.grant = grant
         one.seen = at
@@ -286,7 +309,7 @@ class Readers:
         if is_ours:
             events.append(ReaderStored(topic, at.offset))
 
-    def _records(self, one: Reader, message: readers.Records, events: list[Event]) -> None:
+    def _records(self, one: ReadTopic, message: readers.Records, events: list[Event]) -> None:
         topic, epoch, offset, ordinal, ms, data = message
         if offset < one.seen.offset:
             events.append(Broken(f"the server sent records of {topic!r} twice"))
@@ -315,4 +338,4 @@ class Readers:
             one.received = one.seen
             events.append(ReadMessages(topic, epoch, first, ms, messages))
         if one.sent < one.tellable.offset:
-            self._dirty.add(topic)  # handled on an earlier connection
+            self._dirty.add(topic)  # records were handled on an earlier connection

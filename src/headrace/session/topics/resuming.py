@@ -1,29 +1,30 @@
-"""What the sessions of Figg and Wombat clients share: state that is told anew to each connection, and pings.
+"""Shared base of Figg and Wombat client sessions: state that every new connection is told again, and pings.
 
-A client outlives its connections. What the server must know is kept as state, never as bytes in flight:
-the topics wanted and how far each was received (`client_topics.py`, and `client_readers.py` for those that
-are read under a name), and the publishes not yet acknowledged (`client_window.py`). Losing a connection
-throws the unsent bytes away; the next connection is told the state again (`opened`), and what the old one had
-lost is thereby sent anew.
+A client outlives its connections. Everything that the server must know is kept as state, never as bytes in
+flight: the wanted topics and how far each was received (`topics.py`, and `readers.py` for topics that are
+read under a name), and the unacknowledged publishes (`window.py`). When a connection is lost, its unsent
+bytes are dropped. The next connection is told the state again (`opened`), which also resends everything that
+was lost with the old connection.
 
     connection     connecting()     opened()     a valid message     disconnected()
     disconnected   connecting       -            -                   disconnected
     connecting     -                connecting   connected           disconnected
     connected      -                -            connected           disconnected
 
-An open connection is used at once, but is `connected` only when the peer has proved that it speaks
-the protocol, as a rule with the PONG for the PING that is sent first: any port takes connections. Where a
-protocol does not oblige its servers to answer pings, a connection that stands for `silent_s` is `connected`
-as well; without pings there is nothing to wait for, and it is `connected` when it is open.
+An open connection is used at once. But it is `connected` only when the peer has proved that it speaks the
+protocol, because any port may accept connections. The proof is usually the PONG for the first PING. Where a
+protocol does not require servers to answer pings, a connection that is open for `silent_s` is `connected` as
+well. Without pings there is nothing to wait for, and a connection is `connected` when it is open.
 
-A publish that a server never takes must not be sent for ever. Figg has no error message, so the server's only
-word is to hang up. It counts against the oldest unacknowledged publish when the server has spoken on this
-connection, was sent that publish a moment ago, and then ended the connection of its own will (Wombat: with a
-code that blames the peer). After two such connections in a row the publish is sent alone, and after
-`REFUSALS_MAX` it is given up (`Refused`). Any acknowledgement, and any other end, begins the count anew.
+A publish that a server never accepts must not be sent forever. Figg has no error message, so the server can
+only hang up. A hang-up counts against the oldest unacknowledged publish if the server has sent anything on
+this connection, was sent that publish at most `REFUSAL_S` before, and then ended the connection itself
+(Wombat: with a code that blames the peer). After two such connections in a row the publish is sent alone, and
+after `REFUSALS_MAX` it is given up (`PublishRefused`). Any acknowledgement, and any other end of a
+connection, resets the count.
 
-Control frames overtake unsent publishes: a PING must not wait behind megabytes. Frames and messages are
-the subclass's, which gives the encoders and decides what each message means.
+Control frames overtake unsent publishes: a PING must not wait behind megabytes. The subclass has the frames
+and messages: it provides the encoders and decides what each message means.
 """
 
 from abc import ABC, abstractmethod
@@ -39,25 +40,25 @@ from headrace.model import (
     check_reader_name,
     check_topic_name,
 )
-from headrace.session.client import (
-    Acknowledged,
+from headrace.session.topics.client import (
     Broken,
     ConnectionState,
     Event,
     Place,
-    Refused,
+    PublishesAcknowledged,
+    PublishRefused,
     check_payload,
     check_topic_type,
 )
-from headrace.session.client_readers import Readers
-from headrace.session.client_topics import Topics
-from headrace.session.client_window import WINDOW_BYTES_MAX, WINDOW_MAX, Window
+from headrace.session.topics.readers import ClientReaders
+from headrace.session.topics.topics import ClientTopics
+from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX, Window
 from headrace.wire import readers
 
 REFUSALS_MAX = 3
-"""Connections that a publish may cost in a row before it is given up."""
+"""Connections in a row that may end because of a publish before the client gives it up."""
 REFUSAL_S = 15.0
-"""A server that hangs up later than this after it was sent a publish has another reason to."""
+"""Longest time between a publish and a hang-up because of it. A later hang-up has another reason."""
 
 _NAMES_CHECKED_MAX = 4096
 
@@ -65,7 +66,7 @@ Message = TypeVar("Message")
 
 
 class ResumingClientSession(ABC, Generic[Message]):
-    """Implements `ClientSession` but for the protocol's own messages."""
+    """Implementation of `ClientSession`, except for the protocol's own messages."""
 
     def __init__(
         self,
@@ -83,21 +84,23 @@ class ResumingClientSession(ABC, Generic[Message]):
         self._ping_interval_s = inf if ping_interval_s is None else ping_interval_s
         self._silent_s = silent_s
         self._connected_at = inf
-        """When a peer that has said nothing counts as connected."""
+        """Time when a silent peer counts as connected."""
         self._pings_unanswered_max = pings_unanswered_max
         self._ping_at = inf
         self._pings: deque[tuple[int, float]] = deque()
+        self._sure_until = -inf
+        """Time until which the last answered ping proves that the server has not given this client up."""
         self._control: list[bytes] = []
-        self._topics = Topics(self._send_attach, self._send_detach)
-        self._readers = Readers(self._send_of_reader, self._send_detach)
+        self._topics = ClientTopics(self._send_attach, self._send_detach)
+        self._readers = ClientReaders(self._send_of_reader, self._send_detach)
         self._window = Window(window_max, window_bytes_max, resend_s)
         self._names_checked: set[str] = set()
         self._heard = False
-        """Whether the server has said anything on this connection."""
+        """True if the server has sent anything on this connection."""
         self._was_hung_up = False
         self._suspect = -1
         self._refusals = 0
-        """How many connections in a row the publish with the number `_suspect` has cost."""
+        """Number of connections in a row that ended because of the publish with the number `_suspect`."""
 
     @property
     def tick_at(self) -> float:
@@ -142,7 +145,7 @@ class ResumingClientSession(ABC, Generic[Message]):
             return []
         window.acknowledge(1)
         self._suspect_nothing()
-        return [Refused(reason, REFUSALS_MAX)]
+        return [PublishRefused(reason, REFUSALS_MAX)]
 
     def disconnected(self) -> None:
         assert self.state is not ConnectionState.CLOSED
@@ -200,6 +203,15 @@ class ResumingClientSession(ABC, Generic[Message]):
     def handled_up_to(self, topic: str) -> int:
         return self._readers.prefix(topic)
 
+    def is_sure(self, topic: str, now: float) -> bool:
+        return now < self._sure_until and self._readers.is_active(topic)
+
+    def make_sure(self, topic: str, now: float) -> None:
+        self._readers.wait_for_answer(topic)
+        # The answer to a pending ping is enough. Another ping would only delay the end of a dead connection.
+        if self._open and not self._pings:
+            self._ping(now)
+
     def pause(self, topic: str) -> None:
         self._topics.pause(topic)
 
@@ -243,7 +255,7 @@ class ResumingClientSession(ABC, Generic[Message]):
         frames += self._window.take(bytes_max, now)
         return frames
 
-    # What the protocol is like.
+    # Hooks for the protocol.
 
     @abstractmethod
     def _encode_publish(self, topic: str, number: int, payload: bytes, /) -> bytes: ...
@@ -266,16 +278,16 @@ class ResumingClientSession(ABC, Generic[Message]):
 
     @abstractmethod
     def _reset_decoder(self) -> None:
-        """What comes next is the beginning of a connection."""
+        """Prepare to decode the beginning of a connection."""
 
     @abstractmethod
     def _decode(self, chunks: Sequence[bytes]) -> Sequence[Message]: ...
 
     @abstractmethod
     def _take(self, message: Message, now: float, events: list[Event]) -> None:
-        """Do what a message says. A `Broken` among the events ends the connection."""
+        """Handle a message. A `Broken` among the events ends the connection."""
 
-    # What messages of any protocol say.
+    # Messages of any protocol.
 
     def _connected(self) -> None:
         self.state = ConnectionState.CONNECTED
@@ -285,22 +297,24 @@ class ResumingClientSession(ABC, Generic[Message]):
         self._window.acknowledge(count)
         if self._refusals:
             self._suspect_nothing()
-        events.append(Acknowledged(count))
+        events.append(PublishesAcknowledged(count))
 
     def _suspect_nothing(self) -> None:
         self._suspect, self._refusals = -1, 0
         self._window.alone = False
 
-    def _pong(self, timestamp: int, now: float) -> None:
+    def _pong(self, timestamp: int, now: float, events: list[Event]) -> None:
         if any(timestamp == sent for sent, _ in self._pings):
             while True:
                 sent, at = self._pings.popleft()
                 if sent == timestamp:
                     self.latency_s = now - at
+                    self._sure_until = at + self._ping_interval_s * self._pings_unanswered_max
+                    self._readers.answered(events)
                     return
 
     def _ping_unheard(self, now: float) -> None:
-        """A ping is due, and its answer would not be read."""
+        """Handle a due ping whose answer would not be read."""
         self._ping_at = now + self._ping_interval_s
 
     def _send_attach(self, name: str, place: Place | None) -> None:
@@ -325,6 +339,7 @@ class ResumingClientSession(ABC, Generic[Message]):
     def _forget_connection(self) -> None:
         self._open = False
         self._ping_at = self._connected_at = inf
+        self._sure_until = -inf
         self._pings.clear()
         self._control.clear()
         self._window.start_over()

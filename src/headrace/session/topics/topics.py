@@ -1,8 +1,8 @@
-"""The topics a client wants and how far each was received, over all its connections.
+"""The topics that a client wants and how far each was received, over all its connections.
 
-Each topic is in one of these states. A cell is the next state and what is sent; `-` cannot happen
-or is ignored. No ATTACH follows a DETACH before its DETACHED has come: so every ATTACHED and message
-that is looked at belongs to the newest ATTACH, and answers need no counting.
+Each topic is in one of these states. A cell has the next state and the message that is sent; `-` cannot
+happen or is ignored. No ATTACH follows a DETACH before its DETACHED has come. So every ATTACHED and every
+message that is not ignored belongs to the newest ATTACH, and answers need no counting.
 
     state         attach()      detach()     ATTACHED   messages  DETACHED       reconnected
     (none)        attaching     -            -          -         -              -
@@ -16,56 +16,57 @@ that is looked at belongs to the newest ATTACH, and answers need no counting.
     reattaching   -             detaching    -          -         attaching      attaching
                                                                   ATTACH asked   ATTACH asked
 
-"asked" is the place given to `attach`, or none; "last" is the place of the last message received,
-or the one of ATTACHED before any. Without a connection nothing is sent and only the state changes;
-a detaching topic that is attached again then goes straight to attaching: no answer is awaited.
+"asked" is the place given to `attach`, or none; "last" is the place of the last message received, or of
+ATTACHED before the first message. Without a connection nothing is sent and only the state changes. A
+detaching topic that is attached again then becomes attaching directly, because no answer is awaited.
 
-An ATTACHED with another place than the one asked for means that messages were missed (`Missed`). Besides,
-offsets are byte positions and a record takes 4 bytes and its payload, so a stream with offsets proves itself:
-a message that begins past the last offset is a gap, one that ends at or before it is a double and dropped.
-Serials are opaque and prove nothing of the kind: a server with serials must let ATTACHED tell.
+An ATTACHED with another place than the one asked for means that messages were missed (`Missed`). In addition,
+offsets show every gap, because they are byte positions and a record takes 4 bytes and its payload: a message
+that begins past the last offset follows a gap, and a message that ends at or before the last offset is a
+duplicate and dropped. Serials are opaque and show no gaps: a server with serials must report gaps with
+ATTACHED.
 
-What ATTACH and DETACH look like is the protocol's: see `resuming_client.py`.
+The protocol defines the bytes of ATTACH and DETACH: see `resuming.py`.
 """
 
 from collections.abc import Callable
 from enum import Enum, auto
 
 from headrace.model import RECORD_HEADER_BYTES
-from headrace.session.client import (
-    Attached,
+from headrace.session.topics.client import (
     Broken,
-    Detached,
     Event,
-    Messages,
     Missed,
     Place,
+    TopicAttached,
+    TopicDetached,
+    TopicMessages,
     missed,
 )
 
 
-class State(Enum):
+class AttachState(Enum):
     ATTACHING = auto()
     ATTACHED = auto()
     DETACHING = auto()
     REATTACHING = auto()
 
 
-class Topic:
+class ClientTopic:
     __slots__ = ("asked", "last", "state")
 
     def __init__(self, asked: Place | None) -> None:
-        self.state = State.ATTACHING
+        self.state = AttachState.ATTACHING
         self.asked = asked
         self.last: Place = 0
 
     @property
     def place(self) -> Place | None:
-        """Where to go on, whatever has come so far."""
-        return self.last if self.state is State.ATTACHED else self.asked
+        """Place from which to continue, in any state."""
+        return self.last if self.state is AttachState.ATTACHED else self.asked
 
 
-class Topics:
+class ClientTopics:
     """The table of topics. It sends through `send_attach` and `send_detach`."""
 
     def __init__(
@@ -76,36 +77,36 @@ class Topics:
         self._send_attach = send_attach
         self._send_detach = send_detach
         self._connected = False
-        self._topics: dict[str, Topic] = {}
+        self._topics: dict[str, ClientTopic] = {}
         self._paused: dict[str, Place | None] = {}
 
     def attach(self, name: str, place: Place | None) -> None:
         topic = self._topics.get(name)
         if topic is None:
-            self._topics[name] = Topic(place)
+            self._topics[name] = ClientTopic(place)
             if self._connected:
                 self._send_attach(name, place)
             return
-        assert topic.state is State.DETACHING, f"{name} is already wanted"
+        assert topic.state is AttachState.DETACHING, f"{name} is already wanted"
         topic.asked = place
-        topic.state = State.REATTACHING if self._connected else State.ATTACHING
+        topic.state = AttachState.REATTACHING if self._connected else AttachState.ATTACHING
 
     def detach(self, name: str) -> bool:
-        """Returns whether DETACHED will be answered."""
+        """Detach a topic. Returns True if the server will answer DETACHED."""
         self._paused.pop(name, None)
         topic = self._topics.get(name)
         if topic is None:
             return False
-        if self._connected and topic.state in (State.ATTACHING, State.ATTACHED):
+        if self._connected and topic.state in (AttachState.ATTACHING, AttachState.ATTACHED):
             self._send_detach(name)
-        topic.state = State.DETACHING
+        topic.state = AttachState.DETACHING
         return self._connected
 
     def leave(self, name: str) -> bool:
-        """Send DETACH for a topic that was read under a name, and await the answer as for others."""
+        """Send DETACH for a topic that was read under a name, and wait for the answer as for other topics."""
         if self._connected and name not in self._topics:
-            topic = self._topics[name] = Topic(None)
-            topic.state = State.DETACHING
+            topic = self._topics[name] = ClientTopic(None)
+            topic.state = AttachState.DETACHING
             self._send_detach(name)
         return self._connected
 
@@ -122,48 +123,48 @@ class Topics:
         self.attach(name, self._paused.pop(name))
 
     def connected(self) -> None:
-        """Tell a new connection what the old ones knew."""
+        """Send ATTACH or DETACH for every topic on a new connection."""
         self._connected = True
         for name, topic in self._topics.items():
-            if topic.state is State.DETACHING:
+            if topic.state is AttachState.DETACHING:
                 self._send_detach(name)
             else:
                 topic.asked = topic.place
-                topic.state = State.ATTACHING
+                topic.state = AttachState.ATTACHING
                 self._send_attach(name, topic.asked)
 
     def disconnected(self) -> None:
         self._connected = False
         for topic in self._topics.values():
-            if topic.state is State.REATTACHING:
-                topic.state = State.ATTACHING
+            if topic.state is AttachState.REATTACHING:
+                topic.state = AttachState.ATTACHING
 
-    def following(self, name: str) -> Topic | None:
-        """The topic, if its messages are wanted and are those of the newest ATTACH."""
+    def following(self, name: str) -> ClientTopic | None:
+        """Return the topic if its messages are wanted and belong to the newest ATTACH."""
         topic = self._topics.get(name)
-        return topic if topic is not None and topic.state is State.ATTACHED else None
+        return topic if topic is not None and topic.state is AttachState.ATTACHED else None
 
     def attached(self, name: str, place: Place, events: list[Event]) -> None:
-        """ATTACHED has come."""
+        """Handle an ATTACHED."""
         topic = self._topics.get(name)
-        if topic is None or topic.state is not State.ATTACHING:
+        if topic is None or topic.state is not AttachState.ATTACHING:
             return
-        topic.state = State.ATTACHED
+        topic.state = AttachState.ATTACHED
         topic.last = place
-        events.append(Attached(name, place))
+        events.append(TopicAttached(name, place))
         if topic.asked is not None and topic.asked != place:
             events.append(missed(name, topic.asked, place))
 
     def detached(self, name: str, events: list[Event]) -> None:
-        """DETACHED has come."""
+        """Handle a DETACHED."""
         topic = self._topics.get(name)
         if topic is None:
             return
-        if topic.state is State.DETACHING:
+        if topic.state is AttachState.DETACHING:
             del self._topics[name]
-            events.append(Detached(name))
-        elif topic.state is State.REATTACHING:
-            topic.state = State.ATTACHING
+            events.append(TopicDetached(name))
+        elif topic.state is AttachState.REATTACHING:
+            topic.state = AttachState.ATTACHING
             self._send_attach(name, topic.asked)
         else:
             events.append(Broken(f"the server detached {name!r} unasked"))
@@ -171,14 +172,14 @@ class Topics:
     def deliver_serials(
         self, name: str, messages: list[tuple[str, bytes]], events: list[Event]
     ) -> None:
-        """Messages have come: the serial of each, and its payload."""
+        """Deliver messages: the serial of each, and its payload."""
         topic = self.following(name)
         if topic is not None:
             topic.last = messages[-1][0]
-            events.append(Messages(name, messages))
+            events.append(TopicMessages(name, messages))
 
     def deliver(self, name: str, messages: list[tuple[int, bytes]], events: list[Event]) -> None:
-        """Messages have come: the offset just past each, and its payload."""
+        """Deliver messages: the offset just past each, and its payload."""
         topic = self.following(name)
         if topic is None:
             return
@@ -190,14 +191,14 @@ class Topics:
                 break
             last = offset
         else:
-            events.append(Messages(name, messages))
+            events.append(TopicMessages(name, messages))
         topic.last = last
 
 
 def _deliver_broken_run(
     name: str, messages: list[tuple[int, bytes]], last: int, events: list[Event]
 ) -> int:
-    """Deliver messages that do not follow each other, naming gaps and dropping doubles."""
+    """Deliver messages that do not follow each other: report gaps and drop duplicates."""
     run: list[tuple[int, bytes]] = []
     for offset, payload in messages:
         if offset <= last:
@@ -205,11 +206,11 @@ def _deliver_broken_run(
         begin = offset - len(payload) - RECORD_HEADER_BYTES
         if begin > last:
             if run:
-                events.append(Messages(name, run))
+                events.append(TopicMessages(name, run))
                 run = []
             events.append(Missed(name, last, begin))
         run.append((offset, payload))
         last = offset
     if run:
-        events.append(Messages(name, run))
+        events.append(TopicMessages(name, run))
     return last

@@ -1,14 +1,14 @@
-"""The publishes of a client that are not acknowledged: which to send, and which to send again.
+"""The unacknowledged publishes of a client: which to send, and which to send again.
 
-Publishes are numbered from 0 without gaps and acknowledged from the oldest on, so the unacknowledged ones
-are a queue and the number that comes next. Each is in exactly one of three places on a connection:
+Publishes are numbered from 0 without gaps and acknowledged from the oldest on, so the unacknowledged
+publishes are a queue and the next number. On a connection, each is in exactly one of three places:
 
     unsent ──take──▶ in flight ──not acknowledged in time──▶ overdue ──take──▶ in flight
 
-With `alone`, only the oldest is sent: to learn whether it is the one that the server does not take.
+With `alone`, only the oldest publish is sent, to learn whether it is the one that the server refuses.
 
-A new connection has seen none of them: all are unsent again. What is not yet handed to the transport is never
-overdue, however long it waits. Knows neither a protocol nor its numbers on the wire.
+A new connection has seen none of the publishes: all are unsent again. A publish that is not yet handed to the
+transport is never overdue, however long it waits. Elsewhere: the protocols and their numbers on the wire.
 """
 
 from collections import deque
@@ -38,7 +38,7 @@ class Window:
         self._frames: deque[bytes] = deque()
         self._bytes = 0
         self._unsent: deque[bytes] = deque()
-        # When a run of numbers was sent, its first, and the one behind its last: in the order of time.
+        # Runs of numbers in the order of sending: time, first number, and the number behind the last.
         self._in_flight: deque[tuple[float, int, int]] = deque()
         self._overdue: deque[tuple[int, bytes]] = deque()
 
@@ -51,22 +51,22 @@ class Window:
 
     @property
     def sent(self) -> int:
-        """How many of the oldest have been on this connection."""
+        """Number of publishes, counted from the oldest, that were sent on this connection."""
         return len(self._frames) - len(self._unsent)
 
     @property
     def oldest(self) -> int:
-        """The number of the oldest unacknowledged publish, or of the next one."""
+        """Number of the oldest unacknowledged publish; without any, the next number."""
         return self.next_number - len(self._frames)
 
     @property
     def oldest_sent_at(self) -> float:
-        """When the oldest was last sent on this connection, if it was."""
+        """Time when the oldest was last sent on this connection; -inf if it was not."""
         return self._in_flight[0][0] if self._in_flight else -inf
 
     @property
     def overdue_at(self) -> float:
-        """When the next publish becomes overdue."""
+        """Time when the next publish becomes overdue; inf if none is in flight."""
         return self._in_flight[0][0] + self._resend_s if self._in_flight else inf
 
     def full(self) -> WindowFullError:
@@ -76,14 +76,14 @@ class Window:
         )
 
     def add(self, frame: bytes) -> None:
-        """The publish of `next_number`."""
+        """Add the publish with the number `next_number`."""
         self.next_number += 1
         self._frames.append(frame)
         self._bytes += len(frame)
         self._unsent.append(frame)
 
     def take(self, bytes_max: int, now: float) -> list[bytes]:
-        """Frames to send now, about `bytes_max` at most; empty when there are none."""
+        """Return frames to send now, about `bytes_max` at most; empty if there are none."""
         if self._overdue:
             return self._take_overdue(bytes_max, now)
         unsent = self._unsent
@@ -106,7 +106,7 @@ class Window:
         return frames
 
     def acknowledge(self, count: int) -> None:
-        """The oldest `count` are safe with the server."""
+        """Remove the oldest `count` publishes: they are safe with the server."""
         frames = self._frames
         self._bytes -= sum(map(len, islice(frames, count)))
         if count == len(frames):
@@ -121,7 +121,7 @@ class Window:
             self._overdue.popleft()
 
     def resend(self, now: float) -> None:
-        """Let what is overdue be sent again."""
+        """Let overdue publishes be sent again."""
         if self.overdue_at > now:
             return
         frames = list(self._frames)
@@ -133,11 +133,11 @@ class Window:
         self._overdue = deque(sorted(self._overdue))  # by number and not by time
 
     def wait_longer(self, now: float) -> None:
-        """Acknowledgements cannot be heard now: count anew for all that is in flight."""
+        """Restart the time of all publishes in flight: acknowledgements cannot be heard now."""
         self._in_flight = deque((now, first, end) for _, first, end in self._in_flight)
 
     def start_over(self) -> None:
-        """The connection is lost, and what was in flight with it."""
+        """Make all publishes unsent: the connection is lost, with everything in flight."""
         self._in_flight.clear()
         self._overdue.clear()
         self._unsent = self._frames.copy()

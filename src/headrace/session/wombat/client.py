@@ -1,26 +1,27 @@
 """The Wombat protocol of one client over all its connections, without I/O, futures or clocks.
 
-What it shares with other protocols, and the theory of operation, is in `resuming_client.py`. Here are
-Wombat's own:
+`session/topics/resuming.py` has the theory of operation, and the code that Wombat shares with Figg. Wombat's
+own rules are here:
 
-- Places are *serials*: opaque texts that the server gives, and that are only stored, compared and given back.
-  A topic is asked for again with the serial of its last PAYLOAD, or of ATTACHED before any. Messages were
-  missed when ATTACHED has another serial than the one asked for. An offset is asked for as `@OFFSET`, which
-  Headrace servers know: that offset in whichever life the topic is in.
-- Sequence numbers are `uint32` and start over behind the last. In here they count on; only on the wire are
-  they cut. An ACK stands for all publishes up to its number, whatever the topic it names: one counter serves
-  all topics. What is not acknowledged in time is sent again, on the same connection and with the same number.
-- The server hangs up on a client that does not ping, also on one that is not reading.
+- Places are *serials*: opaque texts from the server that are only stored, compared and sent back. The client
+  asks for a topic again with the serial of its last PAYLOAD, or of ATTACHED before the first PAYLOAD.
+  Messages were missed if ATTACHED has another serial than the one asked for. To ask for an offset, the client
+  sends `@OFFSET`, which Headrace servers understand: that offset in the topic's present epoch.
+- Sequence numbers are `uint32` and wrap around on the wire. The session counts without wrapping. An ACK
+  covers all publishes up to its number, whatever topic it names: one counter serves all topics. A publish
+  that is not acknowledged in time is sent again, on the same connection and with the same number.
+- The server hangs up on a client that does not ping, even if the client is not reading.
 """
 
 from collections.abc import Sequence
 
 from headrace.errors import LocalProtocolError
-from headrace.session.client import Broken, Event, Place
-from headrace.session.client_window import WINDOW_BYTES_MAX, WINDOW_MAX
-from headrace.session.resuming_client import ResumingClientSession
-from headrace.wire import readers, wombat
-from headrace.wire.wombat_decoder import ClientDecoder
+from headrace.session.topics.client import Broken, Event, Place
+from headrace.session.topics.resuming import ResumingClientSession
+from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX
+from headrace.wire import readers
+from headrace.wire.wombat import messages as wombat
+from headrace.wire.wombat.decoder import ClientDecoder
 
 PING_INTERVAL_S = 5.0
 PINGS_UNANSWERED_MAX = 1
@@ -31,7 +32,7 @@ _OFFSET_MAX = 2**64 - 1
 
 
 class WombatClientSession(ResumingClientSession[wombat.ToClient]):
-    """Implements `ClientSession` for Wombat. Chunks are whole WebSocket messages."""
+    """Implementation of `ClientSession` for Wombat. Chunks are whole WebSocket messages."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class WombatClientSession(ResumingClientSession[wombat.ToClient]):
         elif isinstance(message, wombat.Ack):
             self._ack(message.number, events)
         elif isinstance(message, wombat.Pong):
-            self._pong(message.timestamp, now)
+            self._pong(message.timestamp, now, events)
         elif isinstance(message, wombat.Attached):
             self._topics.attached(message.topic, message.serial, events)
         elif isinstance(message, wombat.Detached):
@@ -101,14 +102,14 @@ class WombatClientSession(ResumingClientSession[wombat.ToClient]):
         window = self._window
         count = (number + 1 - (window.next_number - len(window))) % _NUMBERS
         if count > _NUMBERS // 2:
-            return  # below the oldest: acknowledged before
+            return  # below the oldest: it was acknowledged before
         if count > window.sent:
             events.append(Broken(f"the server acknowledged publish {number}, which was never sent"))
         elif count:
             self._acknowledge(count, events)
 
     def _ping_unheard(self, now: float) -> None:
-        # The answer to this one, or to those before it, is not waited for.
+        # The client does not wait for the answers to this ping and to earlier pings.
         self._pings.clear()
         self._ping(now)
         self._pings.clear()

@@ -1,23 +1,23 @@
-"""Which publishes a Wombat connection has brought. Knows neither what is stored nor what is acknowledged.
+"""Publishes that a Wombat connection has received, to find repeats. Elsewhere: storing and acknowledging.
 
-Two publishes are the same only if topic, sequence number and payload are the same: a client may count over
-all its topics or for each of them. Numbers are `uint32`, and behind the last comes 0 again. Here they are
-*unwrapped*, as if they had any size, so that they can be compared: those of a topic against the highest of
-that topic, and once more those of all topics together.
+Two publishes are the same only if topic, sequence number and payload are the same, because a client may have
+one counter for all topics or one for each. Numbers are `uint32`, and 0 follows the last. Here the numbers are
+*unwrapped*, as if they had any size, so that they can be compared: with the highest number of their topic,
+and also with the highest number of all topics.
 
-The records themselves are kept, in the batches in which they came, and the oldest are forgotten: what a
-client sends again after that is stored again. A number above the highest of its topic is new without a
-search, which is nearly every one.
+The records are kept in the batches in which they came, and the oldest are forgotten: a publish that a client
+repeats after that is stored again. A number above the highest of its topic is new without a search, and
+nearly every number is.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 
-from headrace.wire.wombat import SEQUENCE_NUMBERS
+from headrace.wire.wombat.messages import SEQUENCE_NUMBERS
 
 RECORD_OVERHEAD_BYTES = 64
-"""What a remembered record costs besides its bytes."""
+"""Memory for a remembered record besides its bytes."""
 
 _HALF = SEQUENCE_NUMBERS // 2
 
@@ -28,30 +28,33 @@ class Numbers:
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}
         self._highest = -1
-        """Of all topics."""
+        """Highest unwrapped number of all topics."""
         self._order: deque[tuple[str, int, float]] = deque()
-        """The batches, the oldest first: topic, size and time of each."""
+        """Topic, size and time of each batch, the oldest first."""
         self.bytes = 0
-        """What all that is remembered costs."""
+        """Memory for all remembered records."""
 
     def unwrap(self, number: int) -> int:
-        """The number nearest to the highest of all topics that is `number` on the wire."""
+        """Unwrap a number from the wire: return the candidate nearest to the highest of all topics."""
         return _unwrap(self._highest, number)
 
     def unwrap_of(self, topic: str, number: int) -> int:
-        """The number nearest to the highest of the topic that is `number` on the wire."""
+        """Unwrap a number from the wire: return the candidate nearest to the highest of the topic.
+
+        For an unknown topic, the highest of all topics counts.
+        """
         known = self._topics.get(topic)
         return _unwrap(self._highest if known is None else known.highest, number)
 
     def is_ahead(self, topic: str, number: int) -> bool:
-        """Whether an unwrapped number of the topic is above all that came."""
+        """True if an unwrapped number is above all received numbers of the topic."""
         known = self._topics.get(topic)
         return known is None or number > known.highest
 
     def add_ahead(
         self, topic: str, numbers: Sequence[int], first: int, records: Sequence[bytes], now: float
     ) -> int:
-        """Take publishes whose numbers rise, the first being ahead, which is also given unwrapped.
+        """Add publishes whose numbers rise. The first number is ahead, and `first` is its unwrapped form.
 
         Returns the last number, unwrapped.
         """
@@ -69,7 +72,7 @@ class Numbers:
         return last
 
     def add(self, topic: str, number: int, record: bytes, now: float) -> bool:
-        """Take one publish with an unwrapped number; False if it was there already."""
+        """Add one publish with an unwrapped number. Returns False if it is a repeat."""
         known = self._topic(topic)
         if known.has(number, record):
             return False
@@ -81,11 +84,11 @@ class Numbers:
         return True
 
     def heard(self, number: int) -> None:
-        """Note the highest unwrapped number of all topics."""
+        """Note an unwrapped number, which may be the highest of all topics."""
         self._highest = max(self._highest, number)
 
     def forget(self, bytes_max: int, before: float) -> None:
-        """Forget the oldest, as far as they cost more than `bytes_max` or came before a time."""
+        """Forget the oldest batches while all take more than `bytes_max`, or if they came before a time."""
         order = self._order
         while order and (self.bytes > bytes_max or order[0][2] < before):
             topic, size, _ = order.popleft()
@@ -108,7 +111,7 @@ class Numbers:
 
 
 _Batch = tuple[Sequence[int], int, Sequence[bytes], bool]
-"""Numbers, what to add to unwrap them, records, and whether they were ahead: no two of those overlap."""
+"""Numbers, the shift that unwraps them, records, and whether they were ahead: such batches do not overlap."""
 
 
 class _Topic:
@@ -117,9 +120,9 @@ class _Topic:
     def __init__(self) -> None:
         self.highest = -1
         self.starts: list[int] = []
-        """The first number of each batch."""
+        """First number of each batch."""
         self.batches: list[_Batch] = []
-        """By their first numbers."""
+        """Batches in the order of their first numbers."""
 
     def has(self, number: int, record: bytes) -> bool:
         for place in range(bisect_right(self.starts, number) - 1, -1, -1):
@@ -134,6 +137,6 @@ class _Topic:
 
 def _unwrap(highest: int, number: int) -> int:
     if highest < 0:
-        # Room below: the first number that comes need not be the lowest.
+        # This leaves room below: the first number that comes need not be the lowest.
         return number + SEQUENCE_NUMBERS
     return highest + (number - highest + _HALF) % SEQUENCE_NUMBERS - _HALF

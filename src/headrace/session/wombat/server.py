@@ -1,23 +1,25 @@
-"""The server's side of one Wombat connection, without I/O: messages in, commands out; events in, bytes out.
+"""Server side of one Wombat connection, without I/O: messages in, commands out; events in, bytes out.
 
-Besides what every session keeps: which publishes it has brought (a client sends again what was not
-acknowledged within two seconds), where it asked to be attached, and when it was last heard of.
+In addition to the state of every session, it keeps the received publishes (a client repeats a publish that
+is not acknowledged within two seconds), the places where the client asked to be attached, and the time of
+the client's last sign of life.
 """
 
 from collections.abc import Sequence
 
 from headrace.model import RefusedPublish
-from headrace.session.numbers import Numbers
-from headrace.session.server import Attach, Command, Detach, Publish, TopicSession
-from headrace.session.units import Range, Unit, Units
-from headrace.wire import readers, wombat
-from headrace.wire.wombat_decoder import ServerDecoder
+from headrace.session.server import AttachCommand, Command, DetachCommand, Publish, TopicSession
+from headrace.session.units import NumberRange, Unit, Units
+from headrace.session.wombat.numbers import Numbers
+from headrace.wire import readers
+from headrace.wire.wombat import messages as wombat
+from headrace.wire.wombat.decoder import ServerDecoder
 
 REMEMBERED_BYTES_MAX = 1 << 18
-"""Publishes that are remembered besides those under way: a client may have sent them again before it got the
-acknowledgement."""
+"""Memory limit of remembered publishes besides the pending ones: a client may have repeated them before it
+got the acknowledgement."""
 REMEMBERED_S = 30.0
-"""How long they are remembered: many times the two seconds after which clients send again."""
+"""Time for which they are remembered: many times the two seconds after which clients repeat a publish."""
 
 
 class WombatServerSession(TopicSession):
@@ -28,12 +30,12 @@ class WombatServerSession(TopicSession):
         super().__init__(self._wombat)
         self._numbers: Numbers | None = None
         self._asked: dict[str, str] | None = None
-        """The serials of ATTACHs that are being done and not answered yet."""
+        """By topic: the serial of an ATTACH that is being carried out and not answered yet."""
         self._silence_s = silence_s
         self.silent_at = now + silence_s
-        """When to give the client up, unless a PING comes."""
+        """Time to give the client up, unless a PING comes before."""
         self.repeats = 0
-        """Publishes that have come before; whoever counts them sets it back."""
+        """Number of repeated publishes. The caller that counts them resets it."""
 
     def receive_messages(self, messages: Sequence[bytes], now: float) -> list[Command]:
         commands: list[Command] = []
@@ -46,7 +48,7 @@ class WombatServerSession(TopicSession):
             elif isinstance(message, wombat.Attach):
                 commands.append(self._attach(message))
             elif isinstance(message, wombat.Detach):
-                commands.append(Detach(message.topic))
+                commands.append(DetachCommand(message.topic))
             elif isinstance(message, readers.Read | readers.Handled):
                 commands.append(message)
             else:
@@ -56,11 +58,11 @@ class WombatServerSession(TopicSession):
         return commands
 
     def heard(self, now: float) -> None:
-        """The client is there, or could not be heard because nobody read."""
+        """Restart the time limit: the client lives, or could not be heard because the server did not read."""
         self.silent_at = now + self._silence_s
 
-    def attaching(self, command: Attach) -> None:
-        """The next `attached` of the topic answers this one: several may have come in one read."""
+    def attaching(self, command: AttachCommand) -> None:
+        """Note that the next `attached` of the topic answers this ATTACH: one read may bring several."""
         if self._asked is None:
             self._asked = {}
         self._asked.pop(command.topic, None)
@@ -69,7 +71,7 @@ class WombatServerSession(TopicSession):
 
     def attached(self, topic: str, epoch: int, offset: int, exact: bool) -> None:
         asked = self._asked.pop(topic, None) if self._asked else None
-        # A client sees that it missed something by a serial that is not the one it asked for.
+        # A serial other than the one it asked for tells a client that it has missed messages.
         serial = asked if asked and exact else wombat.make_serial(epoch, offset)
         self._out.append(wombat.encode_attached(topic, serial))
 
@@ -79,7 +81,7 @@ class WombatServerSession(TopicSession):
         self._out.append(wombat.encode_detached(topic))
 
     def _number_of(self, refused: RefusedPublish | None) -> int | None:
-        """The number of a refused publish, as units have it."""
+        """Return the unwrapped number of a refused publish, as units have it."""
         if refused is None or refused.number is None or self._numbers is None:
             return None
         return self._numbers.unwrap(refused.number)
@@ -96,14 +98,14 @@ class WombatServerSession(TopicSession):
         else:
             self._out.append(wombat.encode_records(message))
 
-    def _attach(self, message: wombat.Attach) -> Attach:
+    def _attach(self, message: wombat.Attach) -> AttachCommand:
         if message.serial is None:
-            return Attach(message.topic, None)
+            return AttachCommand(message.topic, None)
         serial = wombat.parse_serial(message.serial)
         if serial is None:
-            # Not one of ours: all that is kept, and the answer is not what was asked for.
-            return Attach(message.topic, 0)
-        return Attach(message.topic, serial.offset, serial.epoch, message.serial)
+            # The serial is not Headrace's: deliver all kept records, and answer with another serial.
+            return AttachCommand(message.topic, 0)
+        return AttachCommand(message.topic, serial.offset, serial.epoch, message.serial)
 
     def _publishes(self, message: wombat.Publishes, now: float, commands: list[Command]) -> None:
         if self._numbers is None:
@@ -114,18 +116,18 @@ class WombatServerSession(TopicSession):
             command = self._only_new(message, self._numbers, units, now)
         if command is not None:
             units.add(command.unit)
-            # First, so that a refusal of anything else in this read does not cost them.
+            # Publishes come first, so that a refusal of another message in this read does not lose them.
             commands.insert(0, command)
 
     def _forget(self, now: float) -> None:
-        """Let go of what no client sends again."""
+        """Forget publishes that no client repeats any more."""
         if self._numbers is not None and self._numbers.bytes:
             under_way = self._publishes_under_way().size
             before = now - REMEMBERED_S if not under_way else 0.0
             self._numbers.forget(REMEMBERED_BYTES_MAX + under_way, before)
 
     def _all_new(self, message: wombat.Publishes, numbers: Numbers, now: float) -> Publish | None:
-        """Take publishes that go on behind those before them; None when one of them may not."""
+        """Take publishes that are new because their numbers are above earlier ones; None if one may not."""
         firsts: list[int] = []
         for name, of in message.numbers.items():
             first = numbers.unwrap_of(name, of[0])
@@ -133,11 +135,11 @@ class WombatServerSession(TopicSession):
                 return None
             firsts.append(first)
         lowest, highest = [], []
-        topics: dict[str, Range] = {}
+        topics: dict[str, NumberRange] = {}
         before = numbers.bytes
         for (name, of), first in zip(message.numbers.items(), firsts, strict=True):
             last = numbers.add_ahead(name, of, first, message.records[name], now)
-            topics[name] = Range(first, last)
+            topics[name] = NumberRange(first, last)
             lowest.append(numbers.unwrap(of[0]))
             highest.append(lowest[-1] + last - first)
         numbers.heard(max(highest))
@@ -147,9 +149,9 @@ class WombatServerSession(TopicSession):
     def _only_new(
         self, message: wombat.Publishes, numbers: Numbers, units: Units, now: float
     ) -> Publish | None:
-        """Take them one by one: what has come before is not stored again, only acknowledged."""
+        """Take publishes one by one. A repeat is not stored again, only acknowledged."""
         fresh: dict[str, list[bytes]] = {}
-        topics: dict[str, Range] = {}
+        topics: dict[str, NumberRange] = {}
         taken: list[int] = []
         before = numbers.bytes
         for name, records in message.records.items():
@@ -166,14 +168,14 @@ class WombatServerSession(TopicSession):
                     self.repeats += 1
                     units.repeat(name, number, number_of_topic)
             if of_topic:
-                topics[name] = Range(min(of_topic), max(of_topic))
+                topics[name] = NumberRange(min(of_topic), max(of_topic))
         if not fresh:
             return None
         unit = Unit(min(taken), max(taken), topics, numbers.bytes - before)
         return Publish(fresh, unit)
 
     def _acknowledge(self, ready: Sequence[Unit]) -> None:
-        """One ACK for each topic, with the highest number of it."""
+        """Send one ACK for each topic, with the topic's highest number."""
         highest: dict[str, int] = {}
         for unit in ready:
             for topic, numbers in (unit.topics or {}).items():
@@ -183,5 +185,5 @@ class WombatServerSession(TopicSession):
 
 
 def _is_run(numbers: Sequence[int]) -> bool:
-    """Whether each number is one more than the one before it."""
+    """True if each number is one more than the number before it."""
     return numbers == list(range(numbers[0], numbers[0] + len(numbers)))

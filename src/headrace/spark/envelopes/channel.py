@@ -1,8 +1,7 @@
-"""Payloads that are messages of channels: processor, number and content as columns, and back.
+"""Envelope of channel messages: processor, number and content as columns, and back.
 
-How a message lies in its topic is `headrace/channel_envelope.py`'s, how one lies in an upload
-`log/message_rows.py`'s; members of a JSON content are read and written as those of any JSON are
-(`json_envelope.py`). Numbers that rows do not have are given by the server.
+`payload/channel.py` defines the format of a message in its topic and in an upload. `json.py` reads and writes
+the members of a JSON content. The server numbers the messages of rows without a number.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,13 +18,20 @@ from pyspark.sql.types import (
     StringType,
 )
 
-from headrace.channel_envelope import NUMBER_MAX, BadMessageError, Content, Message, check_json
-from headrace.log.message_rows import UNNUMBERED, encode_row
+from headrace.errors import OptionError, SinkError
 from headrace.model import CHANNEL_PREFIX
-from headrace.spark.envelopes import Stamps, register_envelope
-from headrace.spark.json_envelope import JsonEnvelope
-from headrace.spark.options import OptionError
-from headrace.spark.sink_columns import POSITIONS, SinkError
+from headrace.payload.channel import (
+    NUMBER_MAX,
+    UNNUMBERED,
+    BadMessageError,
+    Content,
+    StoredMessage,
+    check_json,
+    encode_row,
+)
+from headrace.spark.envelopes.json import JsonEnvelope
+from headrace.spark.envelopes.registry import Stamps, register_envelope
+from headrace.spark.sink_columns import POSITIONS
 
 _OF_ENVELOPE = ("processor", "number", "is_json")
 
@@ -109,7 +115,9 @@ class ChannelEnvelope:
             try:
                 if number == UNNUMBERED:
                     raise BadMessageError(f"the number of a message is 1 to {NUMBER_MAX}, not 0")
-                message = Message(processor, number if number is not None else UNNUMBERED, content)
+                message = StoredMessage(
+                    processor, number if number is not None else UNNUMBERED, content
+                )
                 payloads.append(encode_row(message))
             except BadMessageError as error:
                 raise SinkError(f"a row cannot be written: {error}") from None
@@ -125,7 +133,7 @@ class ChannelEnvelope:
         column = columns.column("payload")
         if column.null_count:
             raise SinkError("a row has no payload: null cannot be written")
-        # Text is JSON, bytes are bytes, unless the row says otherwise.
+        # A text payload is JSON and a binary one is bytes, unless the row's `is_json` says otherwise.
         is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
         flags = (
             columns.column("is_json").to_pylist() if "is_json" in names else [None] * len(column)
@@ -138,7 +146,7 @@ class ChannelEnvelope:
 
 
 def _read(payload: bytes) -> _Read | None:
-    """What the payload is, or None: what is no message has no such columns."""
+    """Decode a payload; None if it is not a message, so that its columns are null."""
     try:
         found = _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -147,7 +155,7 @@ def _read(payload: bytes) -> _Read | None:
 
 
 def _text(message: _Read | None) -> str | None:
-    """The JSON of a message that has any."""
+    """Return the message's content if it is JSON, otherwise None."""
     return message[2] if message is not None and isinstance(message[2], str) else None
 
 

@@ -1,7 +1,8 @@
-"""Payloads that are JSON objects: their members as columns, and columns as their members.
+"""Envelope of JSON objects: members as columns, and columns as members.
 
-As with Spark's own reader of JSON, a value of another type than its column is null, and only that; a string
-column takes any value as text; times as numbers are seconds; bytes are base64.
+The rules are those of Spark's own JSON reader. A value whose type does not match its column becomes null and
+affects no other value. A string column accepts any value, as text. Numeric times are seconds. Bytes are
+base64.
 """
 
 import base64
@@ -16,13 +17,13 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.types import DataType
 
-from headrace.spark.envelopes import Stamps, register_envelope
-from headrace.spark.sink_columns import SinkError
+from headrace.errors import SinkError
+from headrace.spark.envelopes.registry import Stamps, register_envelope
 
 _decode = msgspec.json.Decoder().decode
 _decode_exactly = msgspec.json.Decoder(float_hook=decimal.Decimal).decode
 _DECIMALS = decimal.Context(prec=38)
-"""As many digits as a decimal of Spark has."""
+"""Number of digits in a Spark decimal."""
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 _NONE = type(None)
@@ -51,7 +52,7 @@ class JsonEnvelope:
 
 
 def _object(payload: bytes, decode: Callable[[bytes], Any]) -> dict[str, Any]:
-    """The object, or an empty one for what is none: a payload of another kind has no such columns."""
+    """Decode a JSON object; an empty one if the payload is anything else, so that its columns are null."""
     try:
         value = decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -60,7 +61,7 @@ def _object(payload: bytes, decode: Callable[[bytes], Any]) -> dict[str, Any]:
 
 
 def _leniently(payload: bytes) -> Any:
-    """One value that is too large, or no text, does not cost the others."""
+    """Decode such that one value that is too large, or not valid text, does not lose the others."""
     try:
         return json.loads(payload, parse_float=_finite, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
@@ -82,12 +83,12 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
         try:
             return pa.array(values, kind)
         except (ValueError, OverflowError):
-            pass  # one of them is too large
+            pass  # one of the values is too large
     return pa.array([_fitting(value, kind) for value in values], kind)
 
 
 def _taken(kind: pa.DataType) -> set[type]:
-    """Types of values that Arrow makes the right thing of; of others it might cut off a fraction."""
+    """Return the types of values that Arrow converts correctly. With others it might drop a fraction."""
     if pa.types.is_integer(kind):
         return {int, _NONE}
     if pa.types.is_floating(kind):
@@ -98,7 +99,7 @@ def _taken(kind: pa.DataType) -> set[type]:
 
 
 def _fitting(value: Any, kind: pa.DataType) -> Any:
-    """The value as Arrow takes it for a column of this kind, or None."""
+    """Return the value as Arrow accepts it for a column of this type, or None."""
     if value is None:
         return None
     if pa.types.is_struct(kind):
@@ -135,7 +136,7 @@ def _members(value: dict[str, Any], kind: pa.StructType) -> dict[str, Any]:
 
 
 def _single(value: Any, kind: pa.DataType) -> Any:
-    """Raises when the value is none of this kind."""
+    """Convert a single value; return None or raise if it does not fit the type."""
     is_number = isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool)
     if pa.types.is_integer(kind) and is_number:
         return int(value) if value == int(value) else None

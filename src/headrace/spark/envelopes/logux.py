@@ -1,7 +1,7 @@
-"""Payloads that are events of Logux: the event, its time and where it came from as columns, and back.
+"""Envelope of Logux events: the event, its time and its origin as columns, and back.
 
-How an event lies in its topic is `headrace/logux_envelope.py`'s; members of the event are read and written as
-those of any JSON are (`json_envelope.py`). Rows that have no id get one.
+`payload/logux.py` defines the format of an event in its topic. `json.py` reads and writes the event's
+members. Rows without an id get one.
 """
 
 import math
@@ -22,7 +22,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from headrace.logux_envelope import (
+from headrace.errors import OptionError, SinkError
+from headrace.model import LOGUX_PREFIX
+from headrace.payload.logux import (
     BadEnvelopeError,
     Created,
     Envelope,
@@ -35,17 +37,15 @@ from headrace.logux_envelope import (
     key_of,
     plain,
 )
-from headrace.model import LOGUX_PREFIX
-from headrace.spark.envelopes import Stamps, register_envelope
-from headrace.spark.json_envelope import JsonEnvelope
-from headrace.spark.options import OptionError
-from headrace.spark.sink_columns import POSITIONS, SinkError
+from headrace.spark.envelopes.json import JsonEnvelope
+from headrace.spark.envelopes.registry import Stamps, register_envelope
+from headrace.spark.sink_columns import POSITIONS
 
 _OF_ENVELOPE = ("created", "id", "time", "origin")
 
 _WHOLE_MAX = float(1 << 63)
 _YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
-"""What a timestamp of Python's can be: others would fail whoever collects them."""
+"""Range of Python's timestamps. A value outside it would raise when the rows are collected."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -159,7 +159,7 @@ class LoguxEnvelope:
 
 
 class _Read(Envelope, gc=False):
-    """An envelope whose time is checked while it is decoded."""
+    """An envelope whose `created` is validated while it is decoded."""
 
     created: Annotated[list[int | float | str], msgspec.Meta(min_length=1)] | None = None
 
@@ -174,7 +174,7 @@ _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _read(payload: bytes) -> Envelope | None:
-    """What the payload is, or None: what is no event has no such columns."""
+    """Decode a payload; None if it is not an event, so that its columns are null."""
     try:
         envelope = _decode(payload)
         if envelope.created is None:
@@ -231,7 +231,7 @@ def _times(found: Iterable[Envelope | None], kind: pa.DataType) -> pa.Array:
 
 
 def _ms(envelope: Envelope | None) -> Number | None:
-    """When the event happened: what it says itself, or what its id does."""
+    """Return when the event happened, in milliseconds: its own time, or else the time in its id."""
     if envelope is None:
         return None
     ms: Any = envelope.time if envelope.time is not None else created_of(envelope)[0]
@@ -244,7 +244,7 @@ def _ms(envelope: Envelope | None) -> Number | None:
 def _given(
     columns: pa.RecordBatch, name: str, values: Callable[[pa.Array], list[Any]] = pa.Array.to_pylist
 ) -> list[Any]:
-    """The values of a column, or as many times nothing."""
+    """Return the values of a column; a list of None if the column is missing."""
     if name in columns.schema.names:
         return values(columns.column(name))
     return [None] * columns.num_rows
@@ -261,7 +261,7 @@ def _milliseconds(times: pa.Array) -> list[Number | None]:
 
 
 def _name(envelope: Envelope, created: str | None, id_: str | None, ms: Number | None) -> None:
-    """Give the event the time or id that its row has; raises BadEnvelopeError."""
+    """Set the event's `created` or id, and its time, from its row; raise BadEnvelopeError."""
     if created is not None:
         envelope.created = _created(created)
         if id_ is not None and not _is_same(envelope, id_):

@@ -1,7 +1,7 @@
-"""Messages of channels at a client: what it says in MessagePack, and what a server says to it.
+"""Messages of channels on the client side: encode requests in MessagePack, decode a server's answers.
 
-What is decoded here has the right types in every field, and fields that are not named are passed over. JSON
-is decoded to values at once: a client hands them on.
+A decoded answer has the right type in every field, and unknown fields are ignored. JSON content is decoded
+to values at once, because a client hands the values to the application.
 """
 
 from typing import Annotated, Any
@@ -9,24 +9,34 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from headrace.channel_envelope import NUMBER_MAX, BadMessageError, Content, Message, encode_message
 from headrace.errors import PayloadTooLargeError
-from headrace.wire import logux
-from headrace.wire.channel import MESSAGE_BYTES_MAX, BadChannelMessageError
-from headrace.wire.channel import Message as Request
+from headrace.payload.channel import (
+    NUMBER_MAX,
+    BadMessageError,
+    Content,
+    StoredMessage,
+    encode_message,
+)
+from headrace.wire.channel.messages import MESSAGE_BYTES_MAX, BadChannelMessageError
+from headrace.wire.channel.messages import Message as Request
+from headrace.wire.logux import messages as logux
 
 ANSWER_BYTES_MAX = 2 * MESSAGE_BYTES_MAX
-"""The largest message of a server: a state, or some messages, may be longer in MessagePack than in JSON."""
+"""Size limit of a server's message: a state, or many messages, may be longer in MessagePack than in JSON."""
 
 _ROOM_BYTES = 1024
-"""What an upload may have beside its state."""
+"""Room in an upload for everything besides its state."""
 
 _Offset = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Count = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 
 
-class _Answer(msgspec.Struct, tag_field="type", tag=str.lower):
-    """Fields that are not named are passed over."""
+def _tag(name: str) -> str:
+    return name.removesuffix("Answer").lower()
+
+
+class _Answer(msgspec.Struct, tag_field="type", tag=_tag):
+    """Base of a server's messages. Unknown fields are ignored."""
 
 
 class Welcome(_Answer):
@@ -35,18 +45,18 @@ class Welcome(_Answer):
     ping_s: Annotated[float, Meta(gt=0)]
 
 
-class Missed(msgspec.Struct, frozen=True):
-    """Messages that a processor has not acknowledged, and will never see."""
+class MissedMessages(msgspec.Struct, frozen=True):
+    """Messages that a processor has not acknowledged and will never receive."""
 
     messages: int | None
-    """How many there were in the log, also of its own; None when nobody can say."""
+    """Number of these messages in the log, including the processor's own; None if it is unknown."""
     reason: str
-    """`trimmed`: it was away for longer than its lease; `destroyed`: everyone was away; `lost`: the log
-    was damaged."""
+    """`trimmed`: the processor was away for longer than its lease. `destroyed`: all processors were away.
+    `lost`: the log was damaged."""
 
 
 class _Held(msgspec.Struct):
-    """Something with a content: JSON or bytes."""
+    """Base of messages with a content: JSON or bytes."""
 
     payload: Any = UNSET
     data: bytes | UnsetType = msgspec.field(name="bytes", default=UNSET)
@@ -60,15 +70,15 @@ class _Held(msgspec.Struct):
         return self.payload if self.data is UNSET else self.data
 
 
-class State(_Held, kw_only=True):
-    """A snapshot."""
+class SnapshotBody(_Held, kw_only=True):
+    """A snapshot, as a server sends it."""
 
     offset: _Offset
     epoch: _Count
 
 
 class Delivered(_Held, kw_only=True):
-    """A message of another processor."""
+    """A message of the channel, with the processor that sent it."""
 
     offset: _Offset
     processor: str
@@ -76,23 +86,23 @@ class Delivered(_Held, kw_only=True):
     ms: int
 
 
-class Joined(_Answer):
+class JoinedAnswer(_Answer):
     channel: str
     start: _Offset
     end: _Offset
     cursor: _Offset
     number: _Count
-    missed: Missed | None = None
-    snapshot: State | None = None
+    missed: MissedMessages | None = None
+    snapshot: SnapshotBody | None = None
 
 
-class Sent(_Answer):
+class SentAnswer(_Answer):
     channel: str
     number: _Count
     offset: _Offset | None = None
 
 
-class Messages(_Answer):
+class MessagesAnswer(_Answer):
     channel: str
     messages: list[Delivered]
     more: bool = False
@@ -108,17 +118,17 @@ class Acked(_Answer):
     offset: _Offset
 
 
-class Uploaded(_Answer):
+class UploadedAnswer(_Answer):
     channel: str
     offset: _Offset
 
 
-class Snapshot(_Answer):
+class SnapshotAnswer(_Answer):
     channel: str
-    snapshot: State | None = None
+    snapshot: SnapshotBody | None = None
 
 
-class Left(_Answer):
+class LeftAnswer(_Answer):
     channel: str
     reason: str = ""
 
@@ -127,7 +137,7 @@ class Pong(_Answer):
     pass
 
 
-class Error(_Answer):
+class ErrorAnswer(_Answer):
     code: str
     retry: bool
     text: str
@@ -137,7 +147,17 @@ class Error(_Answer):
 
 
 Answer = (
-    Welcome | Joined | Sent | Messages | Signal | Acked | Uploaded | Snapshot | Left | Pong | Error
+    Welcome
+    | JoinedAnswer
+    | SentAnswer
+    | MessagesAnswer
+    | Signal
+    | Acked
+    | UploadedAnswer
+    | SnapshotAnswer
+    | LeftAnswer
+    | Pong
+    | ErrorAnswer
 )
 
 _decode = msgspec.msgpack.Decoder(Answer).decode
@@ -145,7 +165,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def decode_answer(data: bytes) -> Answer:
-    """A message of a server. Raises `BadChannelMessageError`."""
+    """Decode a server's message. Raises `BadChannelMessageError`."""
     try:
         answer: Answer = _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -157,12 +177,12 @@ def decode_answer(data: bytes) -> Answer:
 
 
 def encode_request(message: Request) -> bytes:
-    """A message of a client, without a frame."""
+    """Encode a client's message, without a WebSocket frame."""
     return _encode(message)
 
 
 class Fields(msgspec.Struct, frozen=True):
-    """A content on its way to a server, checked and encoded."""
+    """A content that is checked and encoded for a server."""
 
     payload: Raw | UnsetType = UNSET
     data: bytes | UnsetType = UNSET
@@ -172,17 +192,17 @@ class Fields(msgspec.Struct, frozen=True):
 
 
 def message_fields(content: Any, processor: str) -> Fields:
-    """What a message has in it; raises BadMessageError or PayloadTooLargeError for what no server takes."""
+    """Encode a message's content. Raises BadMessageError or PayloadTooLargeError if no server accepts it."""
     fields, stored = _fields(content)
     try:
-        encode_message(Message(processor, 1, stored))
+        encode_message(StoredMessage(processor, 1, stored))
     except BadMessageError as error:
         raise PayloadTooLargeError(str(error)) from None
     return fields
 
 
 def state_fields(content: Any) -> Fields:
-    """The same of an upload: how large a state may be, the server says."""
+    """Encode an upload's state, with the same errors. Only the server knows how large a state may be."""
     fields, _ = _fields(content)
     if len(fields) > MESSAGE_BYTES_MAX - _ROOM_BYTES:
         raise PayloadTooLargeError(
@@ -196,11 +216,11 @@ def _fields(content: Any) -> tuple[Fields, Content]:
         data = bytes(content)
         return Fields(data=data), Content(data, False)
     try:
-        # As a server will do.
+        # A server unpacks the content and stores it as JSON in the same way.
         packed = logux.pack(content, binary=True)
         same = logux.unpack(packed, binary=True)
         text = msgspec.json.encode(same)
-    except (logux.BadMessageError, TypeError, ValueError, RecursionError) as error:
+    except (logux.BadLoguxMessageError, TypeError, ValueError, RecursionError) as error:
         raise BadMessageError(f"a message is bytes, or only what JSON has: {error}") from None
     if same != content:
         raise BadMessageError(
@@ -211,8 +231,8 @@ def _fields(content: Any) -> tuple[Fields, Content]:
 
 
 def _held(answer: Answer) -> list[Any]:
-    if type(answer) is Messages:
+    if type(answer) is MessagesAnswer:
         return answer.messages
-    if isinstance(answer, Joined | Snapshot) and answer.snapshot is not None:
+    if isinstance(answer, JoinedAnswer | SnapshotAnswer) and answer.snapshot is not None:
         return [answer.snapshot]
     return []

@@ -1,7 +1,7 @@
-"""Messages of channels, both directions: JSON in text frames, MessagePack in binary ones.
+"""Messages of channels in both directions: JSON in text frames, MessagePack in binary frames.
 
-What is decoded here has the right types in every field; what it means is the session's business. A payload
-stays JSON text: it is stored and sent on as it came.
+A decoded message has the right type in every field; the session decides what the message means. A JSON
+payload stays text: it is stored and delivered unchanged.
 """
 
 import base64
@@ -12,30 +12,31 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from headrace.channel_envelope import (
+from headrace.errors import HeadraceError
+from headrace.payload.channel import (
     NUMBER_MAX,
     BadMessageError,
     Content,
     check_json,
     decode_message,
 )
-from headrace.errors import HeadraceError
-from headrace.json_limits import why_not
-from headrace.wire import logux, websocket
+from headrace.payload.json_limits import why_not
+from headrace.wire import websocket
+from headrace.wire.logux import messages as logux
 
 PATH = "/v1/channels"
 
 VERSION = 1
 
 MESSAGE_BYTES_MAX = 2 << 20
-"""The largest message: an upload of the largest state, in base64."""
+"""Size limit of a message: an upload of the largest state, in base64."""
 
 OFFSET_MAX = (1 << 63) - 1
 
 INSTANCE_LENGTH_MAX = 255
 
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 31_536_000.0
-"""The shortest and the longest lease that a processor may choose."""
+"""Shortest and longest lease that a processor may choose."""
 
 _Number = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 _Offset = Annotated[int, Meta(ge=0, le=OFFSET_MAX)]
@@ -43,18 +44,22 @@ _Count = Annotated[int, Meta(ge=1, le=1 << 31)]
 
 
 class BadChannelMessageError(HeadraceError):
-    """The peer has sent what is no message: the text says what is wrong."""
+    """The peer sent an invalid message; the text says what is wrong."""
 
 
-class _Message(msgspec.Struct, tag_field="type", tag=str.lower, gc=False):
-    """Fields that are not named are passed over."""
+def _tag(name: str) -> str:
+    return name.removesuffix("Request").lower()
+
+
+class _Message(msgspec.Struct, tag_field="type", tag=_tag, gc=False):
+    """Base of a client's messages. Unknown fields are ignored."""
 
 
 class Hello(_Message):
     processor: str
     token: Any = None
     instance: Annotated[str, Meta(max_length=INSTANCE_LENGTH_MAX)] = ""
-    """What the client calls itself for as long as it runs; and which of its connections this is."""
+    """Name of the client while it runs, the same on all its connections. `attempt` counts the connections."""
     attempt: Annotated[int, Meta(ge=0, le=NUMBER_MAX)] = 0
 
 
@@ -64,14 +69,14 @@ class Join(_Message):
     origin: Literal["state"] | _Offset | UnsetType | None = msgspec.field(
         name="from", default=UNSET
     )
-    """Where the connection begins, if not at the processor's cursor."""
+    """Start of delivery on this connection, if it is not the processor's cursor."""
     lease_s: Annotated[float, Meta(ge=LEASE_S_MIN, le=LEASE_S_MAX)] | UnsetType | None = UNSET
 
 
 class Leave(_Message):
     channel: str
     forget: bool | UnsetType = UNSET
-    """Whether the processor's number need not be remembered."""
+    """True if the server may forget the number of the processor's last message."""
 
 
 class Send(_Message):
@@ -92,14 +97,14 @@ class Ack(_Message):
     offset: _Offset
 
 
-class Upload(_Message):
+class UploadRequest(_Message):
     channel: str
     offset: _Offset
     payload: Raw | UnsetType = UNSET
     data: bytes | UnsetType = msgspec.field(name="bytes", default=UNSET)
 
 
-class Snapshot(_Message):
+class SnapshotRequest(_Message):
     channel: str
 
 
@@ -107,14 +112,14 @@ class Ping(_Message):
     pass
 
 
-Message = Hello | Join | Leave | Send | Fetch | Ack | Upload | Snapshot | Ping
+Message = Hello | Join | Leave | Send | Fetch | Ack | UploadRequest | SnapshotRequest | Ping
 
 _from_json = msgspec.json.Decoder(Message).decode
 _from_msgpack = msgspec.msgpack.Decoder(Message).decode
 
 
 def decode(data: bytes | str) -> Message:
-    """A message of a client, text or binary. Raises `BadChannelMessageError`."""
+    """Decode a client's message, text or binary. Raises `BadChannelMessageError`."""
     try:
         message: Message = _from_json(data) if isinstance(data, str) else _from_msgpack(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -123,8 +128,8 @@ def decode(data: bytes | str) -> Message:
     return message
 
 
-def content_of(message: Send | Upload, *, binary: bool) -> Content:
-    """What is to be stored. Raises `BadMessageError`."""
+def content_of(message: Send | UploadRequest, *, binary: bool) -> Content:
+    """Return the content to store. Raises `BadMessageError`."""
     raw, data = message.payload, message.data
     if raw is UNSET and data is UNSET:
         raise BadMessageError("it has neither a `payload` nor `bytes`")
@@ -139,25 +144,25 @@ def content_of(message: Send | Upload, *, binary: bool) -> Content:
         return Content(text, True)
     try:
         value = logux.unpack(bytes(raw), binary=True)
-    except logux.BadMessageError as error:
+    except logux.BadLoguxMessageError as error:
         raise BadMessageError(f"its payload cannot be JSON: {error}") from None
     return Content(msgspec.json.encode(value), True)
 
 
-# What the server says
+# Messages of the server
 
 to_json = msgspec.json.Encoder().encode
 
 
 def encode(message: Mapping[str, Any], *, binary: bool) -> bytes:
-    """A message in a frame of a server; contents in it are made by `content`."""
+    """Encode a server's message in a WebSocket frame. `content` makes the fields of a content in it."""
     if binary:
         return websocket.frame(logux.pack(message, binary=True))  # type: ignore[arg-type]
     return websocket.frame(to_json(message), websocket.TEXT)
 
 
 def content(content: Content, *, binary: bool) -> dict[str, Any]:
-    """The fields that a content becomes."""
+    """Return the message fields that carry a content."""
     if not content.is_json:
         return {"bytes": content.data}
     return {"payload": msgspec.json.decode(content.data) if binary else Raw(content.data)}
@@ -166,7 +171,7 @@ def content(content: Content, *, binary: bool) -> dict[str, Any]:
 def encode_messages(
     channel: str, payloads: Sequence[tuple[int, int, bytes]], more: bool, lost: int, *, binary: bool
 ) -> bytes:
-    """Messages of a log, each with its offset and time, in a frame of a server."""
+    """Encode messages from the log, each with its offset and time, in a server's WebSocket frame."""
     if binary:
         return websocket.frame(
             logux.pack(messages_value(channel, payloads, more, lost, binary=True), binary=True)  # type: ignore[arg-type]
@@ -213,7 +218,7 @@ def messages_value(
 
 
 def encode_sent(channel: str, number: int, offset: int) -> bytes:
-    """The answer that is given most often, in JSON."""
+    """Encode `sent`, the most frequent answer, in JSON."""
     text = b'{"type":"sent","channel":%b,"number":%d,"offset":%d}'
     return websocket.frame(text % (_quoted(channel), number, offset), websocket.TEXT)
 

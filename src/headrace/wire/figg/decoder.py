@@ -1,10 +1,10 @@
-"""The Figg decoders: bytes as they come, to every message they complete. Keep nothing but unfinished bytes.
+"""Figg decoders: bytes in pieces of any size to the messages they complete. They keep only unfinished bytes.
 
-Publishes and data are the hot path, so one read's worth of them becomes one message: a `Publishes` on the
-server, one `Data` per topic on the client.
+Publishes and data are the hot path, so those of one read become few messages: one `Publishes` on the server,
+one `Data` per run of frames of one topic on the client.
 
-What a peer gets wrong ends the stream: the last message is then a `Bad` with the reason, and the messages
-before it still count. Sizes are judged from the header, before the body has arrived.
+An error of the peer ends the stream: the last message is then a `Bad` with the reason, and the messages
+before it still count. Sizes are checked in the header, before the body has arrived.
 """
 
 import struct
@@ -26,7 +26,7 @@ from headrace.model import (
     topic_bytes_max,
 )
 from headrace.wire import readers
-from headrace.wire.figg import (
+from headrace.wire.figg.messages import (
     ACK,
     ATTACH,
     ATTACHED,
@@ -102,11 +102,11 @@ _NAMES = {
 }
 
 _NOTHING_KNOWN = struct.Struct(">QI")
-"""Stands where a struct will be once a topic has been seen."""
+"""Placeholder for the struct of a frame until the first topic is known."""
 
 
 class _Buffer:
-    """Unfinished bytes, joined only once enough have come for the frame they begin."""
+    """Buffer of unfinished bytes. It joins them only when the frame that they begin may be complete."""
 
     __slots__ = ("_chunks", "_have", "_need")
 
@@ -116,7 +116,7 @@ class _Buffer:
         self._need = _HEADER_BYTES
 
     def take(self, data: bytes) -> bytes:
-        """Everything unread, or nothing while the first frame cannot be complete."""
+        """Return all unread bytes, or nothing while the first frame cannot be complete."""
         if not self._chunks:
             return data
         self._chunks.append(data)
@@ -128,7 +128,7 @@ class _Buffer:
         return whole
 
     def keep(self, rest: bytes, need: int) -> None:
-        """Put back what is left of `take`; `need` is the size of the frame it begins."""
+        """Put back the bytes that were not decoded; `need` is the size of their frame, or of a header."""
         self._chunks.append(rest)
         self._have = len(rest)
         self._need = need
@@ -143,7 +143,7 @@ class _Decoder:
 
 
 def _topic(field: bytes) -> str:
-    """The name in a topic's field, which has its length before it."""
+    """Return the topic name in a field that begins with the name's length."""
     encoded = field[4:]
     if not encoded:
         raise BadTopicNameError("the topic name is empty")
@@ -163,18 +163,18 @@ def _publish_topic(field: bytes) -> str:
 
 
 class _BadFrameError(Exception):
-    """A frame that cannot be read; becomes a `Bad` before it leaves this module."""
+    """A frame cannot be decoded. The error becomes a `Bad` before it leaves this module."""
 
 
 CONTROLS_AT_ONCE_MAX = 100
-"""Messages other than publishes that one call of `receive` decodes: each is work for a server."""
+"""Limit of messages other than publishes that one call of `receive` decodes: each is work for a server."""
 
 
 class ServerDecoder(_Decoder):
-    """Reads what clients send.
+    """Decoder for the messages of clients.
 
-    All publishes of one read come last, as one message: an ATTACH answers where the topic ends on disk,
-    so it makes no difference whether publishes that are not there yet came before or after it.
+    All publishes of one read come last, as one message. Their order relative to an ATTACH does not matter:
+    the answer to ATTACH is the end of the topic on disk, where these publishes are not stored yet.
     """
 
     __slots__ = ("unread",)
@@ -182,10 +182,10 @@ class ServerDecoder(_Decoder):
     def __init__(self) -> None:
         super().__init__()
         self.unread = b""
-        """What came behind the last of many messages. The next call of `receive` begins with it."""
+        """Bytes that were left when `receive` reached its limit of messages; its next call begins there."""
 
     def receive(self, data: bytes) -> list[ToServer]:
-        """Every message that `data` completes, the first of very many. After a `Bad` all is ignored."""
+        """Return the messages that `data` completes, up to a limit. After a `Bad`, all input is ignored."""
         if self.unread:
             data, self.unread = self.unread + data, b""
         data = b"" if self.closed else self._buffer.take(data)
@@ -195,8 +195,8 @@ class ServerDecoder(_Decoder):
         records: dict[str, list[bytes]] = {}
         lowest = highest = -1
         position, end, need = 0, len(data), _HEADER_BYTES
-        # The publish loop is shaped by the previous frame: when the next topic's name is as long, one
-        # unpack reads all there is to check. `field` is the topic with its length.
+        # The publish loop expects a frame like the previous one: if the next topic name has the same
+        # length, one unpack reads everything to be checked. `field` is the topic with its length.
         field = b""
         batch: list[bytes] = []
         batches: dict[bytes, list[bytes]] = {}
@@ -322,12 +322,12 @@ class ServerDecoder(_Decoder):
 
 
 class ClientDecoder(_Decoder):
-    """Reads what servers send."""
+    """Decoder for the messages of servers."""
 
     __slots__ = ()
 
     def receive(self, data: bytes) -> list[ToClient]:
-        """Every message that `data` completes. After a `Bad` everything is ignored."""
+        """Return every message that `data` completes. After a `Bad`, all input is ignored."""
         data = b"" if self.closed else self._buffer.take(data)
         if not data:
             return []
@@ -420,7 +420,7 @@ def _read(data: bytes, body: int, stop: int) -> readers.Read:
 
 
 def _of_reader(kind: int, data: bytes, body: int, stop: int) -> readers.ToClient:
-    """What a server says about a named reader."""
+    """Decode a server's message about a named reader."""
     if kind == readers.RECORDS:
         topic, at = _topic_before(data, body, stop, RECORDS_TAIL, more=True)
         epoch, offset, ordinal, ms = RECORDS_TAIL.unpack_from(data, at)
@@ -444,7 +444,10 @@ def _of_reader(kind: int, data: bytes, body: int, stop: int) -> readers.ToClient
 def _topic_before(
     data: bytes, body: int, stop: int, tail: struct.Struct, more: bool = False
 ) -> tuple[str, int]:
-    """Read a topic that fixed fields follow, and perhaps more; return it and where they begin."""
+    """Return the topic, and the position of the fixed fields behind it.
+
+    With `more`, other bytes may follow the fixed fields.
+    """
     after = _topic_end(data, body, stop)
     left = stop - after - tail.size
     if left < 0 or (left and not more):
@@ -453,7 +456,7 @@ def _topic_before(
 
 
 class _SameFrames(NamedTuple):
-    """A stretch of PUBLISH frames that differ in nothing but number and payload."""
+    """A run of PUBLISH frames that differ only in number and payload."""
 
     end: int
     records: list[bytes]
@@ -462,17 +465,17 @@ class _SameFrames(NamedTuple):
 
 
 _SAME_FRAMES = 64
-"""How many frames are taken apart by one call; shorter stretches go the ordinary way."""
+"""Number of frames that one `unpack` takes apart. Shorter runs are decoded frame by frame."""
 
 
 def _same_frames(
     data: bytes, position: int, end: int, size: int, record_at: int
 ) -> _SameFrames | None:
-    """Frames equal to the one at `position` in everything but number and payload.
+    """Decode frames that differ from the one at `position` only in number and payload; None without a run.
 
-    Publishers of one kind of message send many of one size. A stretch of them is seen by comparing
-    each byte of their headers column by column, and then taken apart without a loop. It is looked for
-    in steps that double, so that what is compared in vain is never more than what was found.
+    Publishers often send many messages of one size. To find a run of them, the bytes of their headers are
+    compared column by column; then the run is unpacked without a loop over its frames. The search doubles
+    the run with each step, so a failed step behind the first compares no more frames than were found before.
     """
     frame = _HEADER_BYTES + size
     room = (end - position) // frame
@@ -521,11 +524,11 @@ def _check_header(kind: int, version: int, size: int, limits: dict[int, int], se
 
 
 def _refused_publish(frame: bytes) -> RefusedPublish | None:
-    """Say which publish a bad frame is, and why it stays refused; None for what is no publish."""
+    """Return the number of a bad PUBLISH and why it stays refused; None for other frames and other errors."""
     kind, version, size = HEADER.unpack_from(frame)
     if kind != PUBLISH or version != VERSION:
         return None
-    # Refused from its header, the frame may have come in part.
+    # A frame that was refused because of its header may be incomplete.
     body = frame[_HEADER_BYTES : _HEADER_BYTES + size]
     topic_bytes = U32.unpack_from(body)[0] if len(body) >= 4 else 0
     number_at = 4 + topic_bytes
@@ -550,7 +553,7 @@ def _topic_end(data: bytes, at: int, stop: int) -> int:
 
 
 def _check_publish(data: bytes, after: int, stop: int) -> None:
-    """Check what follows the topic in a PUBLISH or DATA: a number, a length, that many bytes."""
+    """Check the fields behind the topic of a PUBLISH or DATA: a number, a length, and that many bytes."""
     if stop - after < 12:
         raise _BadFrameError("the frame ends before its payload")
     length = U32.unpack_from(data, after + 8)[0]

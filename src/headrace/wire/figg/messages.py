@@ -1,7 +1,7 @@
-"""The Figg codec's messages and encoders, for both sides. Decoding is in `figg_decoder.py`.
+"""Figg messages and encoders, for both sides. Elsewhere: decoding (`decoder.py`).
 
 A frame is a header (`uint16` type, `uint16` version, `uint32` payload size) and its payload, big-endian. The
-`data` field of PUBLISH and DATA, with its length, is the log's record: it is sliced once and never rebuilt.
+`data` field of PUBLISH and DATA, with its length, is a record of the log: it is sliced once, never rebuilt.
 """
 
 import struct
@@ -18,14 +18,14 @@ VERSION = 1
 ATTACH, ATTACHED, DETACH, DETACHED, PUBLISH, ACK, DATA, PING, PONG = range(1, 10)
 
 FLAG_FROM_OFFSET = 0x8000
-"""What our client sets: "bit 1" counted from the left, as the existing SDK does."""
+"""Flag that our client sets in ATTACH: "bit 1" counted from the left, as in the existing SDK."""
 FLAGS_FROM_OFFSET = 0x8001
-"""What the server takes: counted from either end."""
+"""Flags that the server accepts in ATTACH: "bit 1" counted from either end."""
 
 FLAG_NEWEST = 0x0001
 """In READ: a reader without a cursor starts at the end of the topic."""
 FLAG_EXACT = 0x0001
-"""In READING: delivery starts where the cursor was."""
+"""In READING: delivery starts at the cursor."""
 
 HEADER = struct.Struct(">HHI")
 U16 = struct.Struct(">H")
@@ -36,10 +36,10 @@ READING_TAIL = struct.Struct(">QHQQQQ")
 RECORDS_TAIL = struct.Struct(">QQQQ")
 HANDLED_TAIL = struct.Struct(">QQQ")
 STORED_TAIL = struct.Struct(">QQ")
-"""Fixed fields of the messages of named readers, behind their names."""
+"""The `_TAIL` structs are the fixed fields behind the names, in messages of named readers."""
 
 _FIELDS_CACHED_MAX = 1024
-"""Encoded names remembered: a publisher or a delivery has few topics at a time."""
+"""Limit of cached topic fields: a publisher or a delivery has few topics at a time."""
 
 
 class Attach(NamedTuple):
@@ -62,12 +62,12 @@ class Detached(NamedTuple):
 
 
 class Publishes(NamedTuple):
-    """All publishes of one read, by topic, in the order they came."""
+    """All publishes of one read, by topic, in the order of arrival."""
 
     records: dict[str, list[bytes]]
     lowest: int
     highest: int
-    """The range of their sequence numbers: concurrent callers of the SDK may send out of order."""
+    """`lowest` and `highest` sequence number: concurrent callers of the SDK may send out of order."""
 
 
 class Ack(NamedTuple):
@@ -90,11 +90,11 @@ class Pong(NamedTuple):
 
 
 class Bad(NamedTuple):
-    """The peer broke the protocol here; nothing after it is read."""
+    """The peer broke the protocol at this point; the bytes behind it are not read."""
 
     reason: str
     refused: RefusedPublish | None = None
-    """Set when this is a publish that would be refused again, however often it came."""
+    """Set if this is a publish that the server would refuse every time."""
 
 
 ToServer = Attach | Detach | Publishes | Ping | readers.ToServer | Bad
@@ -141,12 +141,12 @@ def encode_pong(timestamp: int) -> bytes:
 
 
 def encode_data(topic: str, offset: int, records: Sequence[bytes]) -> bytes:
-    """DATA frames for consecutive records, the first of which begins at `offset`."""
+    """Encode consecutive records as DATA frames. The first record begins at `offset`."""
     heads = _DataHeads(topic)
     sizes = list(map(len, records))
     ends = accumulate(sizes, initial=offset)
     next(ends)
-    # Everything per record happens inside C loops; equal sizes share one head.
+    # All work per record happens in C loops. Records of equal size share one head.
     uniform = len(set(sizes)) == 1
     head = repeat(heads[sizes[0]]) if uniform else map(heads.__getitem__, sizes)
     return b"".join(chain.from_iterable(zip(head, map(U64.pack, ends), records, strict=False)))
@@ -193,7 +193,7 @@ def encode_lost(message: readers.Lost) -> bytes:
 
 
 class _DataHeads(dict[int, bytes]):
-    """A DATA frame's bytes before the offset, by the size of its record."""
+    """Cache of the bytes before the offset in a DATA frame, by record size."""
 
     def __init__(self, topic: str) -> None:
         self._field = _topic_field(topic)
@@ -218,7 +218,10 @@ _publish_structs: dict[int, struct.Struct] = {}
 
 
 def publish_struct(field_bytes: int) -> struct.Struct:
-    """Header, topic field, number and payload size of a PUBLISH or DATA, for one topic length."""
+    """Return the struct of a PUBLISH or DATA before its payload, for a topic field of `field_bytes`.
+
+    It has the header, the topic field, the number and the payload size.
+    """
     made = _publish_structs.get(field_bytes)
     if made is None:
         made = _publish_structs[field_bytes] = struct.Struct(f">HHI{field_bytes}sQI")

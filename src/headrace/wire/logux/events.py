@@ -1,11 +1,12 @@
-"""Events on their way to peers: taken out of their envelopes once, and framed once where frames are alike."""
+"""Events on their way to peers: each envelope is decoded once, and peers share frames where they can."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from headrace.logux_envelope import (
+from headrace.model import RECORD_HEADER_BYTES, Position
+from headrace.payload.logux import (
     BadEnvelopeError,
     Created,
     Envelope,
@@ -14,9 +15,9 @@ from headrace.logux_envelope import (
     created_of,
     decode_envelope,
 )
-from headrace.model import RECORD_HEADER_BYTES, Position
-from headrace.wire import logux, websocket
-from headrace.wire.logux5 import RESERVED, Shown, blank_length
+from headrace.wire import websocket
+from headrace.wire.logux import messages as logux
+from headrace.wire.logux.protocol5 import RESERVED, Shown, blank_length
 
 _json = msgspec.json.Encoder().encode
 
@@ -33,14 +34,14 @@ def _channel_of(envelope: Envelope) -> str | None:
     try:
         event = _addressed(envelope.event)
     except msgspec.DecodeError:
-        return None  # it is no object
+        return None  # the event is not an object
     if not isinstance(event.channel, str) or str(event.type).startswith(RESERVED):
         return None
     return event.channel
 
 
-class Outgoing:
-    """One event, and its frames when someone has asked for them."""
+class OutgoingEvent:
+    """One event. The frames that peers can share are made on demand and kept."""
 
     __slots__ = ("_binary", "_shown", "_text", "channel", "envelope", "ordinal")
 
@@ -48,14 +49,14 @@ class Outgoing:
         self.ordinal = ordinal
         self.envelope = envelope
         self.channel = _channel_of(envelope)
-        """Where protocol 5 sends it."""
+        """The channel to which protocol 5 sends the event."""
         self._shown: Shown | None = None
         self._text: bytes | None = None
         self._binary: bytes | None = None
 
     @property
     def added(self) -> int:
-        """Its number in the log, counted from 1."""
+        """Number of the event in the log, counted from 1."""
         return self.ordinal + 1
 
     @property
@@ -73,20 +74,20 @@ class Outgoing:
 
     @property
     def shown(self) -> Shown:
-        """As protocol 5 has it."""
+        """The event as protocol 5 sends it."""
         if self._shown is None:
             self._shown = Shown(self.added, self.envelope, self.channel or "")
         return self._shown
 
     def sync5(self, base: int, *, binary: bool) -> bytes:
-        """The message that brings it to a client of protocol 5; `base` is the client's."""
+        """Return the framed `sync` with this event for a client of protocol 5; `base` is the client's."""
         message = self.shown.sync(base)
         if binary:
             return logux.encode(msgspec.json.decode(message), binary=True)
         return websocket.frame(message, websocket.TEXT)
 
     def sync(self, *, binary: bool) -> bytes:
-        """The message that brings it to a client of the 0.x protocols."""
+        """Return the framed `sync` with this event for a client of the 0.x protocols."""
         if binary:
             if self._binary is None:
                 message = ["sync", self.added, self.event, self.created]
@@ -100,25 +101,25 @@ class Outgoing:
 
 
 class ChannelEvents:
-    """The events that one commit has for one channel: for most peers, all of them are filled in at once."""
+    """Events of one commit for one channel. For most peers, one operation fills in the times of all."""
 
     __slots__ = ("_filled", "_frames", "added", "clients", "events")
 
     def __init__(self) -> None:
-        self.events: list[Outgoing] = []
+        self.events: list[OutgoingEvent] = []
         self.added: list[int] = []
         self.clients: set[str] = set()
-        """Who has made them."""
+        """Clients that made the events."""
         self._frames: bytes | None = None
         self._filled: list[int] | None = None
 
-    def add(self, one: Outgoing) -> None:
+    def add(self, one: OutgoingEvent) -> None:
         self.events.append(one)
         self.added.append(one.added)
         self.clients.add(one.shown.client)
 
     def syncs(self, base: int) -> bytes:
-        """The messages that bring all of them to a client with this base, in JSON."""
+        """Return the framed `sync` messages with all events for a client with this base, in JSON."""
         if self._filled is None:
             self._make()
         if self._frames is None:
@@ -139,23 +140,23 @@ class ChannelEvents:
         self._frames = b"".join(frames)
 
 
-def outgoing_of(channel: str, at: Position, records: Sequence[bytes]) -> Iterator[Outgoing]:
-    """Those that go to a channel, of many that mostly do not."""
+def outgoing_of(channel: str, at: Position, records: Sequence[bytes]) -> Iterator[OutgoingEvent]:
+    """Yield the events for one channel, from records that mostly belong to others."""
     name = _json(channel)[1:-1]
     for number, record in enumerate(records):
-        # Without escapes a string has one form: what does not contain it is not looked at any closer.
+        # Without escapes, a string has one form in JSON: a record without it need not be decoded.
         if name in record or b"\\" in record:
             for one in outgoing(Position(at.epoch, at.offset, at.ordinal + number), [record]):
                 if one.channel == channel:
                     yield one
 
 
-def outgoing(at: Position, records: Sequence[bytes]) -> Iterator[Outgoing]:
-    """The events of records that follow each other; what is no event is passed over."""
+def outgoing(at: Position, records: Sequence[bytes]) -> Iterator[OutgoingEvent]:
+    """Yield the events of consecutive records. Records that are not events are skipped."""
     for number, record in enumerate(records):
         try:
             envelope = decode_envelope(record[RECORD_HEADER_BYTES:])
             created_of(envelope)
         except BadEnvelopeError:
             continue
-        yield Outgoing(at.ordinal + number, envelope)
+        yield OutgoingEvent(at.ordinal + number, envelope)

@@ -1,7 +1,7 @@
-"""Messages of Logux, both directions: JSON in text frames, MessagePack in binary ones. Knows no dialect.
+"""Logux messages in both directions: JSON in text frames, MessagePack in binary frames. Elsewhere: dialects.
 
-A message is an array that begins with its type. What is decoded here has the right types in every position;
-what it means, and how it is refused, is the session's.
+A message is an array that begins with its type. A decoded message has the right type in every position; the
+session decides what the message means and how to refuse it.
 """
 
 import math
@@ -13,33 +13,33 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.json_limits import has_huge_integers
-from headrace.logux_envelope import NUMBER_MAX, Created, Event, Number
+from headrace.payload.json_limits import has_huge_integers
+from headrace.payload.logux import NUMBER_MAX, Created, Event, Number
 from headrace.wire import websocket
 
 PATH = "/v1/logux"
 
 MESSAGE_BYTES_MAX = 8 << 20
-"""The largest message: a client that was offline for long sends all its events in one."""
+"""Size limit of a message: a client that was offline for a long time sends all its events in one message."""
 
 HOST_BYTES_MAX = 255
-"""The longest host: it is kept with every event."""
+"""Size limit of a host: the host is stored with every event."""
 
 DEPTH_MAX = 100
-"""How deep arrays and objects may lie in each other, in a message with its own array."""
+"""Limit of nested arrays and objects in a message, including the array that is the message."""
 
 
-class BadMessageError(HeadraceError):
-    """The peer has sent what is no message: the text says what is wrong."""
+class BadLoguxMessageError(HeadraceError):
+    """The peer sent an invalid message; the text says what is wrong."""
 
 
 class Connect(NamedTuple):
     version: tuple[Number, Number]
-    """Major and minor; the minor is 0 where a single number was sent."""
+    """Major and minor version; the minor is 0 if the peer sent a single number."""
     host: str | Number
     synced: Number
     options: Any = None
-    """Credentials, or an object with them: dialects differ."""
+    """Credentials, or an object that contains them, depending on the dialect."""
 
 
 class Connected(NamedTuple):
@@ -60,7 +60,7 @@ class Pong(NamedTuple):
 class Sync(NamedTuple):
     added: Number
     events: list[tuple[Event, Any]]
-    """Each with its `created`, or with its meta in protocol 5."""
+    """Each event with its `created`, or in protocol 5 with its meta."""
 
 
 class Synced(NamedTuple):
@@ -69,7 +69,7 @@ class Synced(NamedTuple):
 
 class Error(NamedTuple):
     fields: list[Any]
-    """What followed the type: dialects differ."""
+    """Elements behind the type; they depend on the dialect."""
 
 
 class Headers(NamedTuple):
@@ -77,7 +77,7 @@ class Headers(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """A type that is none of these."""
+    """A message of another type."""
 
     type: str
 
@@ -92,14 +92,14 @@ _pack_msgpack = msgspec.msgpack.Encoder().encode
 
 
 def encode(message: Sequence[Any], *, binary: bool) -> bytes:
-    """A message in a WebSocket frame of a server."""
+    """Encode a message in a server's WebSocket frame."""
     if binary:
         return websocket.frame(pack(message, binary=True))
     return websocket.frame(pack(message, binary=False), websocket.TEXT)
 
 
 def pack(message: Sequence[Any], *, binary: bool) -> bytes:
-    """A message without a frame."""
+    """Encode a message without a frame."""
     if not binary:
         return _pack_json(message)
     try:
@@ -110,32 +110,32 @@ def pack(message: Sequence[Any], *, binary: bool) -> bytes:
 
 plain_synced = re.compile(r'\["synced",(?:0|[1-9][0-9]{0,15})\]').fullmatch
 
-"""For text that is surely a `synced`: the message that servers get most often, found without decoding."""
+"""Match text that is certainly a `synced`, the most frequent message to a server, without decoding it."""
 
 
 def decode(data: bytes, *, binary: bool) -> Message:
-    """Raises `BadMessageError`."""
+    """Decode a message. Raises `BadLoguxMessageError`."""
     return parse(unpack(data, binary=binary))
 
 
 def unpack(data: bytes, *, binary: bool) -> Any:
-    """The value in a frame; nothing but null, booleans, numbers, strings, arrays and objects."""
+    """Return the value in a frame: only null, booleans, numbers, strings, arrays and objects."""
     try:
         if not binary:
             value = msgspec.json.decode(data)
             if has_huge_integers(data, value):
-                raise BadMessageError("a message has an integer that is too large for a float")
-            # What opens so few brackets cannot lie deep, and most messages need not be walked through.
+                raise BadLoguxMessageError("a message has an integer that is too large for a float")
+            # A message with few brackets cannot be nested too deeply, so most messages need no walk.
             if data.count(b"[") + data.count(b"{") > DEPTH_MAX:
                 _check(value)
         else:
             value = msgspec.msgpack.decode(data)
             _check(value)
     except RecursionError:
-        raise BadMessageError(_TOO_DEEP) from None
+        raise BadLoguxMessageError(_TOO_DEEP) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         kind = "MessagePack" if binary else "JSON"
-        raise BadMessageError(f"a message is not {kind}: {error}") from None
+        raise BadLoguxMessageError(f"a message is not {kind}: {error}") from None
     return value
 
 
@@ -149,18 +149,18 @@ def _check(value: Any) -> None:
         for one in level:
             if isinstance(one, dict):
                 if not all(type(key) is str for key in one):
-                    raise BadMessageError("the keys of an object must be strings")
+                    raise BadLoguxMessageError("the keys of an object must be strings")
                 inner += one.values()
             elif isinstance(one, list):
                 inner += one
             elif not _is_plain(one):
-                raise BadMessageError(
+                raise BadLoguxMessageError(
                     "a message has only null, booleans, numbers, strings, arrays and objects"
                 )
         if not inner:
             return
         level = inner
-    raise BadMessageError(_TOO_DEEP)
+    raise BadLoguxMessageError(_TOO_DEEP)
 
 
 def _is_plain(value: Any) -> bool:
@@ -170,7 +170,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _without_large_integers(value: Any) -> Any:
-    """MessagePack has integers of 64 bits: larger ones become what they are in JavaScript."""
+    """Replace integers of more than MessagePack's 64 bits by floats, as JavaScript would have them."""
     if isinstance(value, dict):
         return {key: _without_large_integers(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -179,7 +179,7 @@ def _without_large_integers(value: Any) -> Any:
         try:
             return float(value)
         except OverflowError:
-            # Of a record that is there already.
+            # New messages with such an integer are refused, but a stored record may have one.
             return sys.float_info.max if value > 0 else -sys.float_info.max
     return value
 
@@ -188,9 +188,9 @@ def _without_large_integers(value: Any) -> Any:
 
 
 def parse(value: Any) -> Message:
-    """Raises `BadMessageError` saying what is wrong where."""
+    """Turn a value into a message. Raises `BadLoguxMessageError`, which names the element and its fault."""
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
-        raise BadMessageError("a message is an array that begins with its type")
+        raise BadLoguxMessageError("a message is an array that begins with its type")
     parser = _PARSERS.get(value[0])
     return parser(value) if parser is not None else Unknown(value[0])
 
@@ -201,7 +201,7 @@ def _connect(value: list[Any]) -> Connect:
     if len(value) == 3:
         return Connect(version, host, 0)
     if not _is_number(value[3]):
-        # The seed's first example: credentials without a position.
+        # The seed's first example has credentials and no position.
         return Connect(version, host, 0, value[3])
     return Connect(version, host, _position(value, 3), *value[4:])
 
@@ -210,7 +210,7 @@ def _connected(value: list[Any]) -> Connected:
     _check_length(value, 4, 5)
     times = value[3]
     if not isinstance(times, list) or len(times) != 2 or not all(map(_is_number, times)):
-        raise BadMessageError("connected: the fourth element is two times")
+        raise BadLoguxMessageError("connected: the fourth element is two times")
     return Connected(_version(value), _host(value), (times[0], times[1]), *value[4:])
 
 
@@ -226,12 +226,14 @@ def _pong(value: list[Any]) -> Pong:
 
 def _sync(value: list[Any]) -> Sync:
     if len(value) < 4 or len(value) % 2:
-        raise BadMessageError("sync: after the number there are pairs of an event and its time")
+        raise BadLoguxMessageError(
+            "sync: after the number there are pairs of an event and its time"
+        )
     added = _position(value, 1)
     events = list(zip(value[2::2], value[3::2], strict=True))
     for event, _ in events:
         if not isinstance(event, dict) or not isinstance(event.get("type"), str):
-            raise BadMessageError("sync: an event is an object with a string `type`")
+            raise BadLoguxMessageError("sync: an event is an object with a string `type`")
     return Sync(added, events)
 
 
@@ -243,14 +245,14 @@ def _synced(value: list[Any]) -> Synced:
 def _error(value: list[Any]) -> Error:
     _check_length(value, 2, 3)
     if not isinstance(value[1], str):
-        raise BadMessageError("error: the second element is a string")
+        raise BadLoguxMessageError("error: the second element is a string")
     return Error(value[1:])
 
 
 def _headers(value: list[Any]) -> Headers:
     _check_length(value, 2, 2)
     if not isinstance(value[1], dict):
-        raise BadMessageError("headers: the second element is an object")
+        raise BadLoguxMessageError("headers: the second element is an object")
     return Headers(value[1])
 
 
@@ -267,13 +269,13 @@ _PARSERS: dict[str, Callable[[list[Any]], Message]] = {
 
 
 def check_created(created: Any) -> Created:
-    """The time of an event in the 0.x protocols; raises `BadMessageError`."""
+    """Return the time of an event of the 0.x protocols. Raises `BadLoguxMessageError` if it is invalid."""
     if not isinstance(created, list) or not created:
-        raise BadMessageError("sync: the time of an event is an array of numbers and strings")
+        raise BadLoguxMessageError("sync: the time of an event is an array of numbers and strings")
     if not all(isinstance(one, str) or _is_number(one) for one in created):
-        raise BadMessageError("sync: the time of an event has numbers and strings only")
+        raise BadLoguxMessageError("sync: the time of an event has numbers and strings only")
     if not all(isinstance(one, str) or abs(one) < NUMBER_MAX for one in created):
-        raise BadMessageError(
+        raise BadLoguxMessageError(
             "sync: the numbers in the time of an event are less than 2 to the 63rd"
         )
     return created
@@ -282,7 +284,7 @@ def check_created(created: Any) -> Created:
 def _check_length(value: list[Any], least: int, most: int) -> None:
     if not least <= len(value) <= most:
         wanted = str(least) if least == most else f"{least} to {most}"
-        raise BadMessageError(f"{value[0]}: {len(value)} elements instead of {wanted}")
+        raise BadLoguxMessageError(f"{value[0]}: {len(value)} elements instead of {wanted}")
 
 
 def _version(value: list[Any]) -> tuple[Number, Number]:
@@ -291,25 +293,27 @@ def _version(value: list[Any]) -> tuple[Number, Number]:
         return version, 0
     if isinstance(version, list) and len(version) == 2 and all(map(_is_number, version)):
         return version[0], version[1]
-    raise BadMessageError(f"{value[0]}: the version is two numbers, or one")
+    raise BadLoguxMessageError(f"{value[0]}: the version is two numbers, or one")
 
 
 def _host(value: list[Any]) -> str | Number:
     host: str | Number = value[2]
     if not (isinstance(host, str) and host) and not _is_number(host):
-        raise BadMessageError(f"{value[0]}: the host is a string or a number")
+        raise BadLoguxMessageError(f"{value[0]}: the host is a string or a number")
     if isinstance(host, str) and len(host.encode("utf-8", "surrogatepass")) > HOST_BYTES_MAX:
-        raise BadMessageError(f"{value[0]}: the host has more than {HOST_BYTES_MAX} bytes")
+        raise BadLoguxMessageError(f"{value[0]}: the host has more than {HOST_BYTES_MAX} bytes")
     return host
 
 
 def _position(value: list[Any], index: int) -> Number:
     position: Number = value[index]
     if not _is_number(position) or position < 0:
-        raise BadMessageError(f"{value[0]}: element {index + 1} is a number that is not negative")
+        raise BadLoguxMessageError(
+            f"{value[0]}: element {index + 1} is a number that is not negative"
+        )
     return position
 
 
 def _is_number(value: Any) -> bool:
-    # JSON's true and false are numbers to Python.
+    # `isinstance` would accept true and false, which are integers in Python.
     return type(value) is int or type(value) is float

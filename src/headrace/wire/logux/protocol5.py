@@ -1,14 +1,15 @@
-"""Ids and metas of Logux protocol 5: times on the wire are relative to one that both sides know.
+"""Ids and metas of Logux protocol 5: times on the wire are relative to a time that both sides know.
 
-`base` is when the server sent `connected`, in milliseconds. An id is `"ms node counter"`; on the wire it is
-`shift`, `[shift, counter]` where the sender's own node made it, or `[shift, node, counter]`.
+`base` is the time when the server sent `connected`, in milliseconds. An id is `"ms node counter"`. On the
+wire it is `[shift, node, counter]`; the sender's own node may be left out: `[shift, counter]`, or `shift` if
+the counter is 0.
 """
 
 from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.logux_envelope import (
+from headrace.payload.logux import (
     Created,
     Envelope,
     Number,
@@ -18,7 +19,7 @@ from headrace.logux_envelope import (
     plain,
     stamp_of,
 )
-from headrace.wire.logux import HOST_BYTES_MAX, BadMessageError
+from headrace.wire.logux.messages import HOST_BYTES_MAX, BadLoguxMessageError
 
 _json = msgspec.json.Encoder().encode
 
@@ -26,22 +27,22 @@ _NUMBER_MAX = 1 << 52
 
 _BLANK_WIDTH = 15
 _BLANK = b"%15d"
-"""Where a number is filled in, with spaces before it: JSON does not mind."""
+"""Blank for a number. Spaces pad the number on the left, which JSON allows."""
 _BLANK_MAX = 10**13
-"""Less this or a base, which is less too, a number fits into a blank with its sign."""
+"""Limit of times in a template: minus a base below the same limit, a time fits into a blank with its sign."""
 
 RESERVED = "logux/"
-"""What types begin with that mean something to clients: only the server says them."""
+"""Prefix of types that have a meaning to clients. Apart from subscriptions, only the server sends them."""
 
 OWN_META = frozenset({"id", "time", "subprotocol"})
-"""What a client may say of its actions."""
+"""Keys that a client may set in the meta of its actions."""
 
 
 class Meta(NamedTuple):
-    """What a client says of an action."""
+    """The meta that a client sends with an action."""
 
     created: Created
-    """Its id as the other protocols write it: milliseconds, node, counter."""
+    """The action's id as the other protocols write it: milliseconds, node, counter."""
     time: Number
     others: dict[str, Any]
 
@@ -56,12 +57,12 @@ class Meta(NamedTuple):
 
 
 def parse_meta(meta: Any, base: int, peer: str) -> Meta:
-    """Raises `BadMessageError`."""
+    """Parse the meta of an action. Raises `BadLoguxMessageError`."""
     if not isinstance(meta, dict):
-        raise BadMessageError("sync: the meta of an action is an object")
+        raise BadLoguxMessageError("sync: the meta of an action is an object")
     time: Any = meta.get("time")
     if not _is_number(time):
-        raise BadMessageError("sync: the `time` of a meta is a number")
+        raise BadLoguxMessageError("sync: the `time` of a meta is a number")
     others = {key: value for key, value in meta.items() if key not in ("id", "time")}
     return Meta(_parse_id(meta.get("id"), base, peer), base + time, others)
 
@@ -74,7 +75,7 @@ def _parse_id(value: Any, base: int, peer: str) -> Created:
             ms = plain(base + shift)
             if is_of_id(ms) and is_of_id(counter):
                 return [ms, *(node or [peer]), plain(counter)]
-    raise BadMessageError(
+    raise BadLoguxMessageError(
         "sync: the `id` of a meta is SHIFT, [SHIFT, COUNTER] or [SHIFT, NODE, COUNTER]"
     )
 
@@ -86,17 +87,17 @@ def _is_node(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """One that JavaScript writes without an exponent."""
+    """True for a number that JavaScript writes without an exponent."""
     return (type(value) is int or type(value) is float) and abs(value) < _NUMBER_MAX
 
 
 def client_of(node: str) -> str:
-    """The client in a node id, `user:client:tab`."""
+    """Return the `user:client` of a node id, which is `user:client:tab`."""
     return ":".join(node.split(":")[:2])
 
 
 class Shown:
-    """An event as protocol 5 shows it, but for the times: these are written anew for each peer."""
+    """An event as protocol 5 sends it, without its times, which are different for each peer."""
 
     __slots__ = ("_parts", "client", "ms", "node", "time")
 
@@ -120,7 +121,7 @@ class Shown:
         return stamp.ms if stamp is not None else self.ms
 
     def sync(self, base: int) -> bytes:
-        """The message that brings it to a peer with this base, in JSON."""
+        """Return the `sync` with this event for a peer with this base, in JSON."""
         head, middle, tail = self._parts
         ms, time = self.ms - base, self.time - base
         if type(ms) is int and type(time) is int:
@@ -129,9 +130,9 @@ class Shown:
 
     @property
     def template(self) -> bytes | None:
-        """The same for any peer, with blanks for both times: it is as long for each of them.
+        """The `sync` for any peer, with blanks for both times: its length is the same for all peers.
 
-        None where a time is no whole number, or does not fit into a blank.
+        None if a time is not an integer, or does not fit into a blank.
         """
         if not all(type(one) is int and abs(one) < _BLANK_MAX for one in (self.ms, self.time)):
             return None
@@ -140,7 +141,7 @@ class Shown:
 
 
 def blank_length(template: bytes) -> int:
-    """How long it is when its blanks are filled."""
+    """Return the length of a template when its blanks are filled."""
     return len(template) - template.count(b"%%") + 2 * (_BLANK_WIDTH - len(_BLANK))
 
 

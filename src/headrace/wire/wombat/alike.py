@@ -1,7 +1,7 @@
-"""Publishes of one kind, cut apart together instead of decoded one by one: a shorter way to the same.
+"""Fast path for publishes of the same form: they are cut apart together instead of decoded one by one.
 
-Publishers of one kind of message send many of one size, with fields in the protocol's order and no others:
-then nothing differs but payload and number.
+Publishers often send many messages of one size, with the fields in the protocol's order and no other fields.
+Such messages differ only in payload and number.
 """
 
 import struct
@@ -15,29 +15,32 @@ _U32 = struct.Struct(">I")
 
 
 class Alike(NamedTuple):
-    """Publishes that differ in nothing but payload and number."""
+    """Publishes that differ only in payload and number."""
 
     records: list[bytes]
     numbers: tuple[int, ...]
 
 
 _ALIKE = 64
-"""How many messages are cut by one call; fewer are decoded."""
+"""Number of messages that one `unpack` cuts. Fewer messages are decoded one by one."""
 
 _BEGINNING = b"\x82\xa4type\x03\xa7publish\x83"
-"""`{type: 3, publish: {` and three fields: with the last two at the very end, there is nothing else."""
+"""`{type: 3, publish: {` with three fields. If the last two end the message, it has no other fields."""
 
 _NUMBER_KEYS = tuple(
     (msgspec.msgpack.encode("sequence_number") + kind, code)
     for kind, code in ((b"\xce", "I"), (b"\xcd", "H"))
 )
-"""The last field's name, and MessagePack's two ways to begin all but the smallest numbers."""
+"""The last field's name with the type byte of its number, and the struct code of the number.
+
+MessagePack writes the smallest numbers in other ways: those messages are decoded one by one.
+"""
 
 
 def cut(messages: Sequence[bytes], payload: bytes) -> Alike | None:
-    """Cut messages that look like the first, whose payload is known; None when they do not.
+    """Cut messages of the same form as the first, whose payload is known; None if another form is among them.
 
-    Whether they do is seen by putting them together again from what was cut out.
+    To check this, the messages are built again from the parts and compared.
     """
     if len(messages) < _ALIKE or len(set(map(len, messages))) > 1:
         return None
@@ -66,13 +69,13 @@ def cut(messages: Sequence[bytes], payload: bytes) -> Alike | None:
 def _struct(
     head_bytes: int, payload_bytes: int, key_bytes: int, number_bytes: int, count: int
 ) -> struct.Struct:
-    """Payload and number of so many messages, and nothing of the rest."""
+    """Return the struct that reads payload and number of `count` messages and skips the rest."""
     one = f"{head_bytes}x{payload_bytes}s{key_bytes}x{number_bytes}s"
     return struct.Struct(one * count)
 
 
 def _layout(message: bytes, payload: bytes) -> tuple[int, bytes, str] | None:
-    """Where the payload begins, what comes behind it, and how the number at the end is written."""
+    """Return the start of the payload, the bytes behind it, and the struct code of the number at the end."""
     if not message.startswith(_BEGINNING):
         return None
     for key, code in _NUMBER_KEYS:
@@ -84,7 +87,7 @@ def _layout(message: bytes, payload: bytes) -> tuple[int, bytes, str] | None:
 
 
 def _payload_heads(payload: bytes) -> tuple[bytes, ...]:
-    """What may come before a payload: its key, and one of MessagePack's ways to say its size."""
+    """Return the bytes that may precede a payload: its key with each MessagePack form of its size."""
     size = _U32.pack(len(payload))
     ways = [b"\xc6" + size]
     if len(payload) < 1 << 16:

@@ -1,9 +1,9 @@
-"""The Wombat decoders: MessagePack messages of one read become as few messages of ours as possible.
+"""Wombat decoders: the MessagePack messages of one read become as few decoded messages as possible.
 
-What is not used is passed over by the MessagePack library without being built. Publishes and payloads are
-the hot path: those of one read become one `Publishes` on the server, one `Payloads` per topic on the client.
+The MessagePack library skips unused fields without building them. Publishes and payloads are the hot path:
+those of one read become one `Publishes` on the server, one `Payloads` per run of one topic on the client.
 
-What a peer gets wrong ends the stream: the last message is then a `Bad` with close code and reason, and the
+An error of the peer ends the stream: the last message is then a `Bad` with close code and reason, and the
 messages before it still count.
 """
 
@@ -23,7 +23,8 @@ from headrace.model import (
     refusal_of,
 )
 from headrace.wire import readers, websocket
-from headrace.wire.wombat import (
+from headrace.wire.wombat.alike import cut
+from headrace.wire.wombat.messages import (
     ACK,
     ATTACH,
     ATTACHED,
@@ -48,7 +49,6 @@ from headrace.wire.wombat import (
     ToClient,
     ToServer,
 )
-from headrace.wire.wombat_alike import cut
 
 _U32 = struct.Struct(">I")
 
@@ -65,14 +65,14 @@ class _Publish(Struct, gc=False):
 
 
 class _PlainPublish(Struct, gc=False):
-    """A publish as most encoders write it; all else takes the longer way."""
+    """A publish as most encoders write it. Other forms take a slower path."""
 
     type: Literal[3]
     publish: _Publish
 
 
 class _AnyPublish(Struct):
-    """A publish with its payload in whichever form an encoder chose."""
+    """A publish with its payload in any form that an encoder may choose."""
 
     topic: str
     message: Raw
@@ -131,7 +131,7 @@ class _ToServer(Struct):
 
 
 class _BadMessageError(Exception):
-    """A message that cannot be read; becomes a `Bad` before it leaves this module."""
+    """A message cannot be decoded. The error becomes a `Bad` before it leaves this module."""
 
     def __init__(self, reason: str, code: int = websocket.PROTOCOL_ERROR) -> None:
         super().__init__(reason)
@@ -139,10 +139,10 @@ class _BadMessageError(Exception):
 
 
 class ServerDecoder:
-    """Reads what clients send.
+    """Decoder for the messages of clients.
 
-    All publishes of one read come last, as one message: an ATTACH answers where the topic ends on disk,
-    so it makes no difference whether publishes that are not there yet came before or after it.
+    All publishes of one read come last, as one message. Their order relative to an ATTACH does not matter:
+    the answer to ATTACH is the end of the topic on disk, where these publishes are not stored yet.
     """
 
     __slots__ = ("closed",)
@@ -151,7 +151,7 @@ class ServerDecoder:
         self.closed = False
 
     def receive(self, messages: Sequence[bytes]) -> list[ToServer]:
-        """What these messages say. After a `Bad` everything is ignored."""
+        """Return the decoded messages. After a `Bad`, all input is ignored."""
         out: list[ToServer] = []
         if self.closed:
             return out
@@ -190,10 +190,10 @@ class _Gathered:
         self.first = -1
         self.in_order = True
         self.bad_at = 0
-        """Which message is bad, once one was."""
+        """Index of the bad message, if there is one."""
 
     def take(self, messages: Sequence[bytes], others: list[ToServer]) -> None:
-        """Gather publishes, and put what else there is to `others`."""
+        """Gather the publishes, and append all other messages to `others`."""
         index, expected = 0, -1
         try:
             for index, message in enumerate(messages):
@@ -236,7 +236,7 @@ class _Gathered:
         return batch
 
     def _jump(self, expected: int, number: int) -> None:
-        """A number that is not simply one more than the last."""
+        """Note the first number, or a number that does not follow the one before it. Numbers wrap around."""
         if expected < 0:
             self.first = number
         elif number != expected % SEQUENCE_NUMBERS:
@@ -247,7 +247,7 @@ def _to_server(message: bytes) -> Attach | Detach | Ping | readers.ToServer | _P
     try:
         return _publish_decoder.decode(message).publish
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass  # not a plain publish: what it is, or what is wrong with it, is found out below
+        pass  # not a plain publish: the code below finds its type or its error
     found = _decode(_to_server_decoder, message)
     if found.type == PUBLISH and found.publish:
         publish = found.publish
@@ -287,7 +287,7 @@ class _Payload(Struct, gc=False):
 
 
 class _PlainPayload(Struct, gc=False):
-    """A payload as most encoders write it; all else takes the longer way."""
+    """A payload as most encoders write it. Other forms take a slower path."""
 
     type: Literal[5]
     payload: _Payload
@@ -354,7 +354,7 @@ class _ToClient(Struct):
 
 
 class ClientDecoder:
-    """Reads what servers send."""
+    """Decoder for the messages of servers."""
 
     __slots__ = ("closed",)
 
@@ -362,7 +362,7 @@ class ClientDecoder:
         self.closed = False
 
     def receive(self, messages: Sequence[bytes]) -> list[ToClient]:
-        """What these messages say. After a `Bad` everything is ignored."""
+        """Return the decoded messages. After a `Bad`, all input is ignored."""
         out: list[ToClient] = []
         if self.closed:
             return out
@@ -388,11 +388,11 @@ class ClientDecoder:
 
 
 def _to_client(message: bytes) -> ToClient | _Payload | None:
-    """None for what is not known here: a client can do without it."""
+    """Decode a message; None for an unknown type, which a client can ignore."""
     try:
         return _payload_decoder.decode(message).payload
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass  # not a plain payload: what it is, or what is wrong with it, is found out below
+        pass  # not a plain payload: the code below finds its type or its error
     found = _decode(_to_client_decoder, message)
     if found.type == PAYLOAD and found.payload:
         payload = found.payload
@@ -423,7 +423,7 @@ _READER_ANSWERS = (
 
 
 def _of_reader(found: _ToClient) -> readers.ToClient | None:
-    """What a server says about a named reader."""
+    """Return a server's message about a named reader, None if the field of its type is missing."""
     fields = msgspec.structs.astuple
     if found.type == readers.RECORDS and found.records:
         return readers.Records(*fields(found.records))
@@ -439,7 +439,7 @@ def _of_reader(found: _ToClient) -> readers.ToClient | None:
 
 
 def _refused_publish(message: bytes) -> RefusedPublish | None:
-    """Say which publish a bad message is, and why it stays refused; None for what is no publish."""
+    """Return the number of a bad PUBLISH and why it stays refused; None for other messages and errors."""
     try:
         publish = _refused_decoder.decode(message).publish
         payload_bytes = len(_payload(publish.message))
@@ -453,7 +453,7 @@ def _refused_publish(message: bytes) -> RefusedPublish | None:
 
 
 def _text_bytes(raw: bytes) -> bytes | None:
-    """The bytes of MessagePack's text, whatever they are; None for a value of another type."""
+    """Return the bytes of a MessagePack string, valid UTF-8 or not; None for a value of another type."""
     first = raw[0]
     if 0xA0 <= first <= 0xBF:
         return raw[1:]
@@ -484,7 +484,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], message: bytes | Raw) -> T:
 
 
 def _payload(raw: Raw) -> bytes:
-    """The bytes of a `message`: MessagePack's bin, or text, or an array of small integers."""
+    """Return the bytes of a `message`: MessagePack's bin, a string, or an array of small integers."""
     first = memoryview(raw)[0]
     if 0xC4 <= first <= 0xC6:
         return _decode(_bytes_decoder, raw)

@@ -1,11 +1,11 @@
-"""The Wombat codec's messages and encoders, for both sides. Decoding is in `wombat_decoder.py`.
+"""Wombat messages and encoders, for both sides. Elsewhere: decoding (`decoder.py`).
 
-A message is one MessagePack map, `{"type": number, "name": {fields}}`, in one binary WebSocket message. What
-a server sends is encoded with its WebSocket frame; a client's frames are masked by its transport. The
-`message` of a PAYLOAD is sent as MessagePack's `bin 32`: behind its first byte it is the log's record, a
-big-endian `uint32` size and the payload, so records go out as they lie on disk.
+A message is one MessagePack map, `{"type": number, "name": {fields}}`, in one binary WebSocket message. A
+server's messages are encoded with their WebSocket frames; a client's transport frames and masks its messages.
+The `message` of a PAYLOAD is sent as MessagePack's `bin 32`: behind its first byte it equals the log's
+record, a big-endian `uint32` size and the payload, so records are sent as they are stored on disk.
 
-A *serial* is `EPOCH@OFFSET` in decimal, the offset just past its message, as on the Figg wire.
+A *serial* is `EPOCH@OFFSET` in decimal. The offset is the one just past the message, as in Figg.
 """
 
 import re
@@ -29,17 +29,17 @@ NAMES = {
     PAYLOAD: "payload",
     PING: "ping",
     PONG: "pong",
-    # Our extensions: the protocol has no way to unsubscribe, and no named readers.
+    # Headrace's extensions: the original protocol has no way to unsubscribe and no named readers.
     DETACH: "detach",
     DETACHED: "detached",
     **readers.NAMES,
 }
 
 MESSAGE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX + 4096
-"""The largest message: some encoders write a byte array as integers, up to two bytes for each."""
+"""Size limit of a message: some encoders write a byte array as integers, with up to two bytes for each."""
 
 SEQUENCE_NUMBERS = 1 << 32
-"""Sequence numbers are `uint32`: behind the last comes 0 again."""
+"""Number of sequence numbers: they are `uint32`, and 0 follows the last."""
 
 PATH = "/v1/ws"
 
@@ -52,7 +52,7 @@ _pack = msgspec.msgpack.encode
 
 class Serial(NamedTuple):
     epoch: int | None
-    """None: whatever life the topic is in."""
+    """None: the topic's present epoch."""
     offset: int
 
 
@@ -80,11 +80,11 @@ class Publishes(NamedTuple):
 
     records: dict[str, list[bytes]]
     numbers: dict[str, list[int]]
-    """The sequence number of each record."""
+    """Parallel to `records`: the sequence number of each record."""
     in_order: bool
-    """Whether each number was the one after the number before it, whatever the topic."""
+    """True if each number follows the number before it, regardless of the topic."""
     first: int
-    """The number that came first."""
+    """Number of the first publish."""
 
 
 class Ack(NamedTuple):
@@ -101,7 +101,7 @@ class Payloads(NamedTuple):
 
 class Ping(NamedTuple):
     timestamp: bytes
-    """As MessagePack, whatever kind of number it is: PONG gives it back as it came."""
+    """MessagePack bytes of a number of any type: PONG returns them unchanged."""
 
 
 class Pong(NamedTuple):
@@ -109,13 +109,13 @@ class Pong(NamedTuple):
 
 
 class Bad(NamedTuple):
-    """The peer broke the protocol here; nothing after it is read."""
+    """The peer broke the protocol at this point; the messages behind it are not read."""
 
     code: int
-    """What to close the WebSocket with."""
+    """Close code for the WebSocket."""
     reason: str
     refused: RefusedPublish | None = None
-    """Set when this is a publish that would be refused again, however often it came."""
+    """Set if this is a publish that the server would refuse every time."""
 
 
 ToServer = Attach | Detach | Publishes | Ping | readers.ToServer | Bad
@@ -127,14 +127,14 @@ def make_serial(epoch: int, offset: int) -> str:
 
 
 def parse_serial(text: str) -> Serial | None:
-    """None for what is not a serial of ours."""
+    """Parse a serial; None if it does not have the form of Headrace's serials."""
     found = _SERIAL.fullmatch(text)
     if found is None or int(found[2]) > _OFFSET_MAX:
         return None
     return Serial(None if found[1] is None else int(found[1]), int(found[2]))
 
 
-# From server to client, with their WebSocket frames.
+# Messages from server to client, with their WebSocket frames.
 
 
 def encode_attached(topic: str, serial: str) -> bytes:
@@ -154,17 +154,17 @@ def encode_pong(timestamp: bytes) -> bytes:
 
 
 def encode_payloads(topic: str, epoch: int, offset: int, records: Sequence[bytes]) -> bytes:
-    """PAYLOAD messages for consecutive records, the first of which begins at `offset`."""
+    """Encode consecutive records as PAYLOAD messages. The first record begins at `offset`."""
     sizes = list(map(len, records))
     ends = list(accumulate(sizes, initial=offset))[1:]
     digits = len(str(ends[0]))
     if ends[-1] >= 10**digits:
-        # From here on offsets have a digit more, and everything around them another size.
+        # The offsets from here on have one more digit, which changes the sizes of message and frame.
         more = bisect_left(ends, 10**digits)
         return encode_payloads(topic, epoch, offset, records[:more]) + encode_payloads(
             topic, epoch, ends[more - 1], records[more:]
         )
-    # One formatting for all: everything per record happens in C.
+    # One formatting operation serves all records: the work per record happens in C.
     formats = _PayloadFormats(topic, epoch, digits)
     if len(set(sizes)) == 1:
         form = formats[sizes[0]] * len(sizes)
@@ -195,7 +195,7 @@ def encode_lost(message: readers.Lost) -> bytes:
     return _framed(readers.LOST, message._asdict())
 
 
-# From client to server, without frames.
+# Messages from client to server, without frames.
 
 
 def encode_read(message: readers.Read) -> bytes:
@@ -237,11 +237,11 @@ _BEFORE_RECORD = _pack("message") + _BIN_32
 
 
 class _PayloadFormats(dict[int, bytes]):
-    """A PAYLOAD with its frame, to be filled with offset and record, by the record's size."""
+    """Cache of formats, by record size: a framed PAYLOAD in which offset and record are filled in."""
 
     def __init__(self, topic: str, epoch: int, digits: int) -> None:
         serial_bytes = len(str(epoch)) + 1 + digits
-        # The header of a string of that length, from MessagePack itself.
+        # MessagePack's header for a string of that length.
         serial_head = _pack("-" * serial_bytes)[:-serial_bytes]
         self._before = _before_serial(topic) + serial_head + b"%d@" % epoch
         self._digits = digits
@@ -254,11 +254,11 @@ class _PayloadFormats(dict[int, bytes]):
 
 
 _TOPICS_CACHED_MAX = 1024
-"""Encoded names remembered: a delivery has few topics at a time."""
+"""Limit of cached topic encodings: a delivery has few topics at a time."""
 
 
 @lru_cache(maxsize=_TOPICS_CACHED_MAX)
 def _before_serial(topic: str) -> bytes:
-    """A PAYLOAD message up to the value of its serial, the second of three fields."""
+    """Encode a PAYLOAD message up to the value of its serial, the second of three fields."""
     whole = _message(PAYLOAD, {"topic": topic, "serial": None, "message": None})
     return whole[: -len(_pack(None) + _pack("message") + _pack(None))]

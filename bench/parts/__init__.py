@@ -1,0 +1,1 @@
+"""The parts of the benchmark: each defines a measurement and its targets."""

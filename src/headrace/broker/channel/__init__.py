@@ -1,0 +1,1 @@
+"""Channels in the broker: members, messages, snapshots."""

@@ -1,0 +1,1 @@
+"""Logux logs in the broker, which store every event once."""

@@ -1,0 +1,1 @@
+"""The commands `headrace pipeline …`, one file per job."""

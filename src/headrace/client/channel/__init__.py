@@ -1,0 +1,1 @@
+"""The channel client, asynchronous and blocking."""

@@ -1,0 +1,1 @@
+"""The client for topics, over Figg and Wombat, asynchronous and blocking."""

@@ -1,0 +1,1 @@
+"""Parquet files of a lake: write, read and check them."""

@@ -1,0 +1,1 @@
+"""Table formats of a lake: Delta, Iceberg and plain Parquet."""

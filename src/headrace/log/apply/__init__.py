@@ -1,0 +1,1 @@
+"""The applier: moves journal entries into segments, indexes and the catalogue."""

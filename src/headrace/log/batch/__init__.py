@@ -1,0 +1,1 @@
+"""Batches: staged uploads that are appended exactly once."""

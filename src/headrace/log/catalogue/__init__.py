@@ -1,0 +1,1 @@
+"""The catalogue: topics, their segments and their ends, in SQLite."""

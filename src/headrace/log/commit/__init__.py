@@ -1,0 +1,1 @@
+"""The write path: group commits, the journal, and the durable values that a commit carries."""

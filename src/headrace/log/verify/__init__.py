@@ -1,0 +1,1 @@
+"""Checks of a data directory, without changing it."""

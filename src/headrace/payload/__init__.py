@@ -1,0 +1,1 @@
+"""Formats of application content in records: Logux events, channel messages and channel states."""

@@ -1,0 +1,1 @@
+"""The job `aggregate`: one state per topic, as a table."""

@@ -1,0 +1,1 @@
+"""The job `audit`: compares log and lake, and reports what is lost."""

@@ -1,0 +1,1 @@
+"""The job `compact`: merges small files of a lake."""

@@ -1,0 +1,1 @@
+"""The job `dedupe`: the lake's rows with duplicates removed."""

@@ -1,0 +1,1 @@
+"""The job `export`: topics into a lake, exactly once."""

@@ -1,0 +1,1 @@
+"""The job `replay`: records of a lake back into a topic."""

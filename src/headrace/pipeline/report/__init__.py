@@ -1,0 +1,1 @@
+"""The job `report`: an HTML page about log and lake."""

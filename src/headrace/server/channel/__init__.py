@@ -1,0 +1,1 @@
+"""Channel connections of the server."""

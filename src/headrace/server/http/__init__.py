@@ -1,0 +1,1 @@
+"""The HTTP listener and its API."""

@@ -1,0 +1,1 @@
+"""Logux connections of the server."""

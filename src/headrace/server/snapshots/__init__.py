@@ -1,0 +1,1 @@
+"""Channel snapshots in PostgreSQL."""

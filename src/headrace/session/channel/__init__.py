@@ -1,0 +1,1 @@
+"""Channel sessions, client and server side, without I/O."""

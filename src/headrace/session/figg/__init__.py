@@ -1,0 +1,1 @@
+"""Figg sessions, client and server side, without I/O."""

@@ -1,0 +1,1 @@
+"""Logux sessions, client and server side, without I/O."""

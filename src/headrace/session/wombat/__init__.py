@@ -1,0 +1,1 @@
+"""Wombat sessions, client and server side, without I/O."""

@@ -1,0 +1,1 @@
+"""Envelopes: payloads as columns, for JSON, Logux events and channel messages."""

@@ -1,0 +1,1 @@
+"""The codec of channels: messages in both directions. Pure."""

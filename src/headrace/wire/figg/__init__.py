@@ -1,0 +1,1 @@
+"""The Figg codec: messages, encoders and decoders. Pure."""

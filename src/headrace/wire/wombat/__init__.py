@@ -1,0 +1,1 @@
+"""The Wombat codec: messages, encoders and decoders. Pure."""
