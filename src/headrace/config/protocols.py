@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from headrace.config.values import NUMBER_MAX, Section, setting
+from headrace.config.values import NUMBER_MAX, Section, count, seconds, setting
 
 
 class AccessToken(Struct, frozen=True, kw_only=True):
@@ -14,7 +14,7 @@ class AccessToken(Struct, frozen=True, kw_only=True):
     name: Annotated[
         str,
         setting(
-            "What it is called in diagnostics.",
+            "Name of the token in log lines.",
             pattern=r"^[^\x00-\x1f]{1,255}\Z",
             allowed="a text of 1 to 255 characters",
             reloads=True,
@@ -23,7 +23,7 @@ class AccessToken(Struct, frozen=True, kw_only=True):
     sha256: Annotated[
         str,
         setting(
-            "The SHA-256 of the token: the token itself is nowhere.",
+            "SHA-256 of the token. The token itself is stored nowhere.",
             pattern=r"^[0-9a-fA-F]{64}\Z",
             allowed="64 hexadecimal digits",
             secret=True,
@@ -33,16 +33,16 @@ class AccessToken(Struct, frozen=True, kw_only=True):
     user: Annotated[
         str | None,
         setting(
-            "The user whose it is: what the node id of a Logux client has before its first colon. Without "
-            "one, any.",
+            "User that the token belongs to: the part of a Logux client's node id before its first colon. "
+            "Without a user, the token is valid for any user.",
             reloads=True,
         ),
     ] = None
     grants: Annotated[
         tuple[str, ...] | None,
         setting(
-            "What it is good for: `http` for the HTTP API, and beginnings of the names of topics, such as "
-            "`$logux/main`. Without any, everything.",
+            "What the token allows: `http` for the HTTP API, and prefixes of topic names, such as "
+            "`$logux/main`. Without grants, the token allows everything.",
             reloads=True,
         ),
     ] = None
@@ -52,8 +52,8 @@ class Access(Section, frozen=True):
     token: Annotated[
         tuple[AccessToken, ...],
         setting(
-            "Tokens that the HTTP API and Logux take. Without any, all may use the HTTP API, and Logux all "
-            "from this machine."
+            "Tokens for the HTTP API and Logux. Without any token, everyone may use the HTTP API, and "
+            "everyone on this machine may use Logux."
         ),
     ] = ()
 
@@ -70,35 +70,30 @@ class LoguxSettings(Section, frozen=True):
     host: Annotated[
         str,
         setting(
-            "What the server calls itself towards Logux clients.",
+            "Name of the server in its node id, which Logux clients see.",
             pattern=r"^[^\s:]{1,255}\Z",
             allowed="a word",
         ),
     ] = "server"
     ping_s: Annotated[
         float,
-        setting(
-            "How long a client may be silent before it is asked whether it is there.",
-            "seconds",
-            gt=0,
-            le=NUMBER_MAX,
-        ),
+        seconds("Time without a message after which the server pings a client.", gt=0),
     ] = 10.0
     timeout_s: Annotated[
         float,
-        setting("How long it has to answer, and to say who it is.", "seconds", gt=0, le=NUMBER_MAX),
+        seconds("Time that a client has to answer a ping, and to send its `connect`.", gt=0),
     ] = 20.0
     credentials: Annotated[
         str,
         setting(
-            "What the server shows of itself in `connected`, to clients that want to be sure.",
+            "Credentials of the server, which it sends in `connected` so that clients can check them.",
             secret=True,
         ),
     ] = ""
     subprotocol_min: Annotated[
         int,
         setting(
-            "The oldest subprotocol of the application that clients of protocol 5 may use.",
+            "Oldest version of the application's subprotocol that clients of protocol 5 may use.",
             "version",
             ge=0,
             le=NUMBER_MAX,
@@ -107,7 +102,8 @@ class LoguxSettings(Section, frozen=True):
     verify: Annotated[
         str,
         setting(
-            "A function of the application that says who is let in, as `module:function`; instead of tokens.",
+            "Function of the application that accepts or refuses a client, as `module:function`. It replaces "
+            "the tokens.",
             pattern=HOOK,
             allowed="module:function",
         ),
@@ -115,7 +111,7 @@ class LoguxSettings(Section, frozen=True):
     filter: Annotated[
         str,
         setting(
-            "A function of the application that says who may send and who may see an event, as "
+            "Function of the application that decides who may send and who may see an event, as "
             "`module:function`.",
             pattern=HOOK,
             allowed="module:function",
@@ -132,81 +128,64 @@ class ChannelSettings(Section, frozen=True):
     reducer: Annotated[
         str,
         setting(
-            "How messages fold into the last known state: `last`, `merge`, `map`, `count`, `uploaded`, or a "
-            "function of the application as `module:function`.",
+            "Function that folds messages into the last known state: `last`, `merge`, `map`, `count`, "
+            "`uploaded`, or a function of the application as `module:function`.",
             pattern=REDUCER,
             allowed=REDUCERS,
         ),
     ] = "last"
     lease_s: Annotated[
         float,
-        setting(
-            "How long the log is kept for a member that is not heard of.",
-            "seconds",
-            gt=0,
-            le=NUMBER_MAX,
-        ),
+        seconds("Time for which the log is kept for a silent member.", gt=0),
     ] = 604_800.0
     grace_s: Annotated[
         float,
-        setting(
-            "How long a channel without subscribers waits before its log is destroyed.",
-            "seconds",
-            gt=0,
-            le=NUMBER_MAX,
-        ),
+        seconds("Time without subscribers after which the log of a channel is destroyed.", gt=0),
     ] = 300.0
     presence_s: Annotated[
         float,
-        setting(
-            "How long a member that polls over HTTP counts as a subscriber after a request.",
-            "seconds",
+        seconds(
+            "Time after a request for which a member that polls over HTTP counts as a subscriber.",
             gt=0,
-            le=NUMBER_MAX,
         ),
     ] = 60.0
     remember_s: Annotated[
         float,
-        setting(
-            "How long a member's cursor and last number are known after its lease, or after it left.",
-            "seconds",
+        seconds(
+            "Time for which the server remembers the cursor and the last number of a member after its lease "
+            "has ended or it has left.",
             gt=0,
-            le=NUMBER_MAX,
         ),
     ] = 7_776_000.0
     last_state: Annotated[
         LastState,
         setting(
-            "Whether the last state of a channel is kept when its log is destroyed; dropped, the channel "
-            "begins empty the next time."
+            "What happens to the last state of a channel when its log is destroyed. A channel whose state "
+            "was dropped begins empty the next time."
         ),
     ] = LastState.KEPT
     snapshot_age_s: Annotated[
         float,
-        setting(
-            "How long the last state of a channel is kept after its log was destroyed; 0: for ever.",
-            "seconds",
-            ge=0,
-            le=NUMBER_MAX,
+        seconds(
+            "Time for which the last state of a channel is kept after its log was destroyed. 0 means forever."
         ),
     ] = 0.0
     ping_s: Annotated[
         float,
-        setting(
-            "How long a connection may be silent before it is pinged, and how long it has to answer.",
-            "seconds",
+        seconds(
+            "Time without a message after which the server pings a connection. The client has the same time "
+            "to answer.",
             gt=0,
-            le=NUMBER_MAX,
         ),
     ] = 15.0
-    members_max: Annotated[
-        int, setting("Members of one channel.", "members", ge=1, le=1_000_000)
-    ] = 1_000
+    members_max: Annotated[int, count("Maximum number of members of one channel.", "members")] = (
+        1_000
+    )
     snapshots_url: Annotated[
         str,
         setting(
-            "The PostgreSQL database that snapshots are kept in, with the extra `postgres`; without one, the "
-            "data directory.",
+            "PostgreSQL database for snapshots, which needs the extra `postgres`. Without one, snapshots are "
+            "in the data directory.",
             pattern=POSTGRES,
             allowed="a URL such as postgresql://user:password@host/database, or nothing",
             secret=True,

@@ -20,7 +20,16 @@ from headrace.config.protocols import (
     LastState,
     LoguxSettings,
 )
-from headrace.config.values import NUMBER_MAX, Address, Origins, ReaderNames, Section, setting
+from headrace.config.values import (
+    Address,
+    Origins,
+    ReaderNames,
+    Section,
+    count,
+    seconds,
+    setting,
+    size,
+)
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, OLD_PREFIXES, Durability
 from headrace.printing import quoted
 
@@ -40,78 +49,74 @@ class LogLevel(StrEnum):
 
 
 class Listen(Section, frozen=True):
-    figg: Annotated[Address, setting("Figg over TCP.", flag="--figg")] = Address("127.0.0.1", 8119)
+    figg: Annotated[Address, setting("Address for Figg over TCP.", flag="--figg")] = Address(
+        "127.0.0.1", 8119
+    )
     ws: Annotated[
         Address,
-        setting("Wombat and Logux over WebSocket, and health.", flag="--ws"),
+        setting(
+            "Address for Wombat, Logux and channels over WebSocket, and for health checks.",
+            flag="--ws",
+        ),
     ] = Address("127.0.0.1", 8120)
-    http: Annotated[Address, setting("The HTTP API, health and metrics.", flag="--http")] = Address(
-        "127.0.0.1", 8121
-    )
+    http: Annotated[
+        Address,
+        setting("Address for the HTTP API, health checks and metrics.", flag="--http"),
+    ] = Address("127.0.0.1", 8121)
     origins: Annotated[
         Origins,
-        setting("Which pages may connect from a browser, by their `Origin`.", reloads=True),
+        setting("Pages that may connect from a browser, by their `Origin` header.", reloads=True),
     ] = Origins((Origins.SAME_HOST,))
 
 
 class Limits(Section, frozen=True):
     connections_max: Annotated[
         int,
-        setting(
-            "Open connections; further ones are closed at once.",
+        count(
+            "Maximum number of open connections. The server closes further ones at once.",
             "connections",
-            ge=1,
-            le=1_000_000,
             reloads=True,
         ),
     ] = 10_000
     topics_attached_max: Annotated[
         int,
-        setting(
-            "Topics that one connection may be attached to.",
-            "topics",
-            ge=1,
-            le=1_000_000,
-            reloads=True,
+        count(
+            "Maximum number of topics that one connection may attach to.", "topics", reloads=True
         ),
     ] = 1_000
     output_bytes_max: Annotated[
         int,
-        setting(
-            "Queued for one connection; above it a live subscriber goes back to reading the log.",
-            "bytes",
+        size(
+            "Maximum output queued for one connection. A live subscriber whose queue is longer goes back "
+            "to reading the log.",
             ge=4096,
-            le=NUMBER_MAX,
             reloads=True,
         ),
     ] = 1024 * 1024
     publish_bytes_max: Annotated[
         int,
-        setting(
-            "Received and not yet committed, of all connections; above it publishers wait.",
-            "bytes",
+        size(
+            "Maximum of received publishes that are not committed yet, over all connections. Publishers "
+            "wait when it is reached.",
             ge=4096,
-            le=NUMBER_MAX,
             reloads=True,
         ),
     ] = 256 * 1024 * 1024
     requests_bytes_max: Annotated[
         int,
-        setting(
-            "Held for HTTP requests that are arriving or not answered yet, of all connections; above it "
-            "further ones are answered with 503.",
-            "bytes",
+        size(
+            "Maximum memory for HTTP requests that are arriving or not answered yet, over all "
+            "connections. The server answers further requests with 503.",
             ge=16 * 1024 * 1024,
-            le=NUMBER_MAX,
             reloads=True,
         ),
     ] = 128 * 1024 * 1024
     silence_s: Annotated[
         float,
-        setting(
-            "How long a Wombat client may be without a PING before it is given up, and any client that reads "
-            "under a name while another waits; the protocol's 10 suits clients that send one every 5.",
-            "seconds",
+        seconds(
+            "Time without a PING after which the server disconnects a Wombat client. It is also the time "
+            "after which a silent named reader loses its topic to another process that waits for it. "
+            "The protocol's value of 10 suits clients that send a PING every 5 seconds.",
             gt=0,
             le=86_400,
             reloads=True,
@@ -119,88 +124,74 @@ class Limits(Section, frozen=True):
     ] = 10.0
     refusal_delay_s: Annotated[
         float,
-        setting(
-            "How long a connection is held, unread, after a publish that would be refused again (a reserved "
-            "or bad topic name, a payload that is too large), before it is closed. Doubles with each refusal "
-            "of the same address. 0 closes at once.",
-            "seconds",
-            ge=0,
+        seconds(
+            "Time that the server waits, without reading, before it closes a connection whose publish would "
+            "be refused again: a reserved or bad topic name, or a payload that is too large. The time "
+            "doubles with each refusal of the same address. 0 closes at once.",
             le=60,
             reloads=True,
         ),
     ] = 1.0
     refusal_delay_max_s: Annotated[
         float,
-        setting(
+        seconds(
             "The longest such delay. With more than 5, clients that ping leave before the server closes, and "
             "cannot tell a refusal from an outage.",
-            "seconds",
-            ge=0,
             le=60,
             reloads=True,
         ),
     ] = 5.0
     refused_connections_max: Annotated[
         int,
-        setting(
-            "Connections held after a refused publish; a quarter of `connections_max` if that is less. "
-            "Further ones are closed at once.",
+        count(
+            "Maximum number of connections that wait to be closed after a refused publish, or a quarter of "
+            "`connections_max` if that is less. The server closes further ones at once.",
             "connections",
             ge=0,
-            le=1_000_000,
             reloads=True,
         ),
     ] = 1_000
     refused_connections_per_address_max: Annotated[
         int,
-        setting(
-            "The same for one address. All clients behind a proxy, or on one machine, have one.",
+        count(
+            "The same for one address. All clients behind one proxy, or on one machine, share an address.",
             "connections",
             ge=0,
-            le=1_000_000,
             reloads=True,
         ),
     ] = 250
     memory_topic_bytes_max: Annotated[
         int,
-        setting(
-            "Kept of each `memory` topic; the oldest records go first.",
-            "bytes",
+        size(
+            "Maximum size of each `memory` topic. The server drops its oldest records first.",
             ge=64,
-            le=NUMBER_MAX,
             reloads=True,
         ),
     ] = 64 * 1024 * 1024
     staged_bytes_max: Annotated[
         int,
-        setting(
-            "Uploaded for batches and not appended yet; above it uploads are refused.",
-            "bytes",
+        size(
+            "Maximum size of all uploads that are not appended yet. The server refuses further uploads.",
             ge=4096,
-            le=NUMBER_MAX,
             reloads=True,
         ),
     ] = 64 * 1024 * 1024 * 1024
     staged_age_s: Annotated[
         float,
-        setting(
-            "How long an upload waits for its batch before it is deleted.",
-            "seconds",
-            gt=0,
-            le=NUMBER_MAX,
-            reloads=True,
+        seconds(
+            "Age at which the server deletes an upload that no batch has named.", gt=0, reloads=True
         ),
     ] = 86_400.0
 
 
 class Journal(Section, frozen=True):
-    file_bytes: Annotated[
-        int, setting("Size of one journal file.", "bytes", ge=65_536, le=2**40)
-    ] = 64 * 1024 * 1024
+    file_bytes: Annotated[int, size("Size of one journal file.", ge=65_536, le=2**40)] = (
+        64 * 1024 * 1024
+    )
     files: Annotated[
         int,
-        setting(
-            "Journal files made ahead and recycled; commits wait when none is free.",
+        count(
+            "Number of journal files, which are preallocated and reused. Commits wait when none is free.",
             "files",
             ge=2,
             le=1024,
@@ -208,124 +199,80 @@ class Journal(Section, frozen=True):
     ] = 4
     rotate_s: Annotated[
         float,
-        setting(
-            "Age at which a journal file is closed and handed to the applier.",
-            "seconds",
+        seconds(
+            "Age at which the server closes a journal file and hands it to the applier.",
             gt=0,
             le=3600,
         ),
     ] = 2.0
     commit_bytes_max: Annotated[
         int,
-        setting(
-            "Gathered into one commit, that is one synchronous write.", "bytes", ge=4096, le=2**30
-        ),
+        size("Maximum size of one commit, which is one synchronous write.", ge=4096, le=2**30),
     ] = 1024 * 1024
     fsync_s: Annotated[
-        float,
-        setting("How often data of `written` topics is synced to disk.", "seconds", gt=0, le=3600),
+        float, seconds("Seconds between fsyncs of `written` topics.", gt=0, le=3600)
     ] = 1.0
 
 
 class Segment(Section, frozen=True):
     bytes: Annotated[
         int,
-        setting(
-            "Size at which a topic's segment file is closed and the next begins.",
-            "bytes",
-            ge=64,
-            le=NUMBER_MAX,
+        size(
+            "Size at which the applier closes a segment file of a topic and begins the next.", ge=64
         ),
     ] = 1024 * 1024 * 1024
     open_files_max: Annotated[
-        int, setting("Segment and index files kept open for reading.", "files", ge=2, le=1_000_000)
+        int,
+        count("Maximum number of segment and index files kept open for reading.", "files", ge=2),
     ] = 512
 
 
 class Retention(Section, frozen=True):
     age_s: Annotated[
-        float,
-        setting(
-            "How long records are kept; 0 keeps them for ever.",
-            "seconds",
-            ge=0,
-            le=NUMBER_MAX,
-            reloads=True,
-        ),
+        float, seconds("Age at which records are deleted. 0 keeps them forever.", reloads=True)
     ] = 604_800.0
     bytes: Annotated[
-        int,
-        setting(
-            "How much of each topic is kept; 0 sets no limit.",
-            "bytes",
-            ge=0,
-            le=NUMBER_MAX,
-            reloads=True,
-        ),
+        int, size("Maximum size of each topic. 0 means that there is no limit.", reloads=True)
     ] = 0
     check_s: Annotated[
         float,
-        setting(
-            "How often expired segments are looked for.", "seconds", gt=0, le=86_400, reloads=True
-        ),
+        seconds("Seconds between searches for expired segments.", gt=0, le=86_400, reloads=True),
     ] = 60.0
     wait_for: Annotated[
         ReaderNames,
         setting(
-            "Readers that records are kept for until they have passed them, in topics where they have "
-            "a cursor; `lake` in all topics.",
+            "Names of readers that retention waits for, in topics where they have a cursor. The reader "
+            "`lake` counts in all topics.",
             reloads=True,
         ),
     ] = ReaderNames()
     wait_s: Annotated[
         float,
-        setting(
-            "How long beyond `age_s` records are kept for these readers.",
-            "seconds",
-            ge=0,
-            le=NUMBER_MAX,
-            reloads=True,
-        ),
+        seconds("Time beyond `age_s` for which records are kept for these readers.", reloads=True),
     ] = 604_800.0
     wait_bytes: Annotated[
         int,
-        setting(
-            "How much beyond `bytes` of each topic is kept for these readers.",
-            "bytes",
-            ge=0,
-            le=NUMBER_MAX,
-            reloads=True,
-        ),
+        size("Size beyond `bytes` of each topic that is kept for these readers.", reloads=True),
     ] = 10 * 1024 * 1024 * 1024
 
 
 class ClockSettings(Section, frozen=True):
     jump_s: Annotated[
         float,
-        setting(
-            "By how much the wall clock may differ from the time that has passed; more is a jump, which is "
-            "followed when it is confirmed.",
-            "seconds",
+        seconds(
+            "Largest difference between the wall clock and the time that has passed. A larger one is a jump, "
+            "which the server follows once it is confirmed.",
             gt=0,
-            le=NUMBER_MAX,
         ),
     ] = 60.0
     confirm_s: Annotated[
         float,
-        setting(
-            "How long a jump must stand until it is followed without an operator.",
-            "seconds",
-            gt=0,
-            le=NUMBER_MAX,
-        ),
+        seconds("Time after which the server follows a lasting jump without an operator.", gt=0),
     ] = 86_400.0
     off_s: Annotated[
         float,
-        setting(
-            "For how long the machine may have been off: after a reboot a later time is a jump.",
-            "seconds",
-            ge=0,
-            le=NUMBER_MAX,
+        seconds(
+            "Longest time that the machine may have been off. After a reboot, a later time is a jump."
         ),
     ] = 2_678_400.0
 
@@ -333,38 +280,30 @@ class ClockSettings(Section, frozen=True):
 class PrefixRule(Struct, frozen=True, kw_only=True):
     """Settings of topics whose name begins with `prefix`. None leaves a value to shorter prefixes."""
 
-    prefix: Annotated[str, setting("Where the names of these topics begin.")]
+    prefix: Annotated[str, setting("Beginning of the names of these topics.")]
     durability: Annotated[Durability | None, setting("As `durability`, for these topics.")] = None
     retention_age_s: Annotated[
-        float | None,
-        setting(
-            "As `retention.age_s`, for these topics.", "seconds", ge=0, le=NUMBER_MAX, reloads=True
-        ),
+        float | None, seconds("As `retention.age_s`, for these topics.", reloads=True)
     ] = None
     retention_bytes: Annotated[
-        int | None,
-        setting(
-            "As `retention.bytes`, for these topics.", "bytes", ge=0, le=NUMBER_MAX, reloads=True
-        ),
+        int | None, size("As `retention.bytes`, for these topics.", reloads=True)
     ] = None
     retention_wait_for: Annotated[
         ReaderNames | None, setting("As `retention.wait_for`, for these topics.", reloads=True)
     ] = None
-    segment_bytes: Annotated[
-        int | None, setting("As `segment.bytes`, for these topics.", "bytes", ge=64, le=NUMBER_MAX)
-    ] = None
+    segment_bytes: Annotated[int | None, size("As `segment.bytes`, for these topics.", ge=64)] = (
+        None
+    )
     reducer: Annotated[
         str | None,
         setting("As `channels.reducer`, for these topics.", pattern=REDUCER, allowed=REDUCERS),
     ] = None
-    lease_s: Annotated[
-        float | None,
-        setting("As `channels.lease_s`, for these topics.", "seconds", gt=0, le=NUMBER_MAX),
-    ] = None
-    grace_s: Annotated[
-        float | None,
-        setting("As `channels.grace_s`, for these topics.", "seconds", gt=0, le=NUMBER_MAX),
-    ] = None
+    lease_s: Annotated[float | None, seconds("As `channels.lease_s`, for these topics.", gt=0)] = (
+        None
+    )
+    grace_s: Annotated[float | None, seconds("As `channels.grace_s`, for these topics.", gt=0)] = (
+        None
+    )
     last_state: Annotated[
         LastState | None, setting("As `channels.last_state`, for these topics.")
     ] = None
@@ -396,45 +335,46 @@ class Config(Section, frozen=True):
     data_dir: Annotated[
         Path,
         setting(
-            "Directory of the log; made when missing, relative to where the server starts.",
+            "Directory of the log, relative to the directory where the server starts. The server creates it.",
             flag="--data-dir",
         ),
     ] = Path("headrace-data")
     durability: Annotated[
         Durability,
         setting(
-            "When a record counts as published: on disk, handed to the system, or in memory.",
+            "What must have happened to a record before it is acknowledged: it is on disk (`synced`), handed "
+            "to the operating system (`written`), or in memory (`memory`).",
             flag="--durability",
         ),
     ] = Durability.SYNCED
     log_format: Annotated[
         LogFormat,
-        setting("Diagnostics on standard error, for people or as JSON lines.", flag="--log-format"),
+        setting("Format of log lines on standard error: for people, or JSON.", flag="--log-format"),
     ] = LogFormat.HUMAN
     log_level: Annotated[
         LogLevel,
-        setting("The least important diagnostics shown.", flag="--log-level", reloads=True),
+        setting("Lowest level of log lines that are printed.", flag="--log-level", reloads=True),
     ] = LogLevel.INFO
-    listen: Annotated[Listen, setting("Where the server answers.")] = Listen()
-    limits: Annotated[Limits, setting("What bounds memory.")] = Limits()
-    journal: Annotated[Journal, setting("Where commits are written first.")] = Journal()
-    segment: Annotated[Segment, setting("Where records are kept.")] = Segment()
+    listen: Annotated[Listen, setting("Addresses that the server listens on.")] = Listen()
+    limits: Annotated[Limits, setting("Limits of memory, connections and waiting times.")] = (
+        Limits()
+    )
+    journal: Annotated[Journal, setting("The files that commits are written to first.")] = Journal()
+    segment: Annotated[Segment, setting("The files that records are stored in.")] = Segment()
     retention: Annotated[
         Retention, setting("When records are deleted, whole segments at a time.")
     ] = Retention()
     clock: Annotated[
-        ClockSettings, setting("When the wall clock is believed, for times and ages.")
+        ClockSettings, setting("When the server trusts the wall clock for times and ages.")
     ] = ClockSettings()
-    access: Annotated[Access, setting("Who is let in.")] = Access()
-    logux: Annotated[LoguxSettings, setting("Logs of events for Logux clients.")] = LoguxSettings()
-    channels: Annotated[ChannelSettings, setting("Channels of a few processors each.")] = (
-        ChannelSettings()
-    )
+    access: Annotated[Access, setting("Tokens for clients.")] = Access()
+    logux: Annotated[LoguxSettings, setting("Logux logs and their clients.")] = LoguxSettings()
+    channels: Annotated[ChannelSettings, setting("Channels and their members.")] = ChannelSettings()
     pipeline: Annotated[
-        Pipeline, setting("Jobs between the log and a lake; the server does not read it.")
+        Pipeline, setting("Jobs between the log and a lake. The server does not use this section.")
     ] = Pipeline()
     topics: Annotated[
-        tuple[PrefixRule, ...], setting("What differs by prefix of the topic's name.")
+        tuple[PrefixRule, ...], setting("Settings of topics whose names begin with a prefix.")
     ] = ()
 
     def rule(self, topic: str) -> TopicRule:

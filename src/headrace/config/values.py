@@ -34,6 +34,32 @@ def setting(
     return Meta(description=doc, ge=ge, le=le, extra=extra)
 
 
+def seconds(
+    doc: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float = NUMBER_MAX,
+    flag: str = "",
+    reloads: bool = False,
+) -> Meta:
+    """Describe a duration. Without a lower bound, 0 is allowed."""
+    low = 0 if ge is None and gt is None else ge
+    return setting(doc, SECONDS, flag=flag, reloads=reloads, ge=low, gt=gt, le=le)
+
+
+def size(
+    doc: str, *, ge: int = 0, le: int = NUMBER_MAX, flag: str = "", reloads: bool = False
+) -> Meta:
+    """Describe a number of bytes."""
+    return setting(doc, BYTES, flag=flag, reloads=reloads, ge=ge, le=le)
+
+
+def count(doc: str, of: str, *, ge: int = 1, le: int = 1_000_000, reloads: bool = False) -> Meta:
+    """Describe a number of things, such as `connections`."""
+    return setting(doc, of, reloads=reloads, ge=ge, le=le)
+
+
 class Section(Struct, frozen=True, kw_only=True):
     pass
 
