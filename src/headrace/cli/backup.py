@@ -1,24 +1,25 @@
 """`headrace backup` and `headrace restore`: copy a data directory. Elsewhere: the work (`log/backup/`)."""
 
 import json
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from headrace import __version__
 from headrace.cli.common import options
-from headrace.cli.common.output import CommandError, ProgressBar, counted, moment, note, size
+from headrace.cli.common.output import (
+    CommandError,
+    counted,
+    moment,
+    note,
+    size,
+    with_progress,
+)
 
 if TYPE_CHECKING:
     from headrace.log.backup.backup import BackupManifest
-
-T = TypeVar("T")
-
-Progress = Callable[[int, int], None]
 
 NoVerify = Annotated[
     bool, typer.Option("--no-verify", help="Do not read the copy again to check every checksum.")
@@ -49,7 +50,7 @@ def backup(
     from headrace.log.backup.backup import back_up
 
     config = options.load_settings(config_file=config_file, data_dir=data_dir).config
-    made = _with_bar(
+    made = with_progress(
         lambda progress: back_up(Path(config.data_dir), target, config.rule, __version__, progress)
     )
     _print(made, f"backed up {config.data_dir} to {target}", as_json=as_json)
@@ -86,7 +87,9 @@ def restore(
     from headrace.log.backup.backup import restore as put_back
 
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
-    made, revoked = _with_bar(lambda progress: put_back(source, Path(directory), progress, old=old))
+    made, revoked = with_progress(
+        lambda progress: put_back(source, Path(directory), progress, old=old)
+    )
     _print(made, f"restored {source} to {directory}", as_json=as_json)
     if revoked is None:
         note(
@@ -102,22 +105,10 @@ def restore(
         _verify(Path(directory))
 
 
-def _with_bar(work: Callable[[Progress], T]) -> T:
-    with ExitStack() as stack:
-        bars: list[ProgressBar] = []
-
-        def progress(done: int, total: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(ProgressBar(total)))
-            bars[0].advance_to(done, total)
-
-        return work(progress)
-
-
 def _verify(directory: Path) -> None:
     from headrace.log.verify.verify import verify
 
-    report = _with_bar(lambda progress: verify(directory, (), progress))
+    report = with_progress(lambda progress: verify(directory, (), progress))
     if report.damaged:
         raise CommandError(
             f"{directory} is finished, but some of it is damaged: "

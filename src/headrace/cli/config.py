@@ -37,7 +37,7 @@ def config(
 ) -> None:
     """Show the settings in force.
 
-    Each value that `headrace serve` would use with the same flags, and where it comes from.
+    Prints each value that `headrace serve` would use with the same flags, and its origin.
 
     \b
     headrace config --config headrace.toml
@@ -124,7 +124,7 @@ def _to_json(loaded: Loaded) -> str:
 
 
 def _to_toml(loaded: Loaded) -> str:
-    lines = ["# Every setting with the value in force. Flags and HEADRACE_... go before this file."]
+    lines = ["# Every setting with the value in force. Flags and HEADRACE_... override this file."]
     for section, settings in _sections():
         lines += ["", f"[{section}]"] if section else []
         for setting in settings:
@@ -136,13 +136,13 @@ def _to_toml(loaded: Loaded) -> str:
             ]
             if _is_masked(loaded.config, setting.key):
                 lines[-1] = f"# masked, set it yourself: {lines[-1]}"
-    lines += ["", "# Who is let in; without any, the HTTP API is open to all."]
+    lines += ["", "# Tokens for clients. Without any, the HTTP API is open to everyone."]
     for token in loaded.config.access.token:
         lines += ["[[access.token]]", f"name = {_literal(token.name)}"]
         lines += [f"{key} = {_literal(value)}" for key, value in _rest_of(token)]
     lines += [
         "",
-        "# What differs by the beginning of a topic's name; the longest prefix wins.",
+        "# Settings of topics whose names begin with a prefix. The longest prefix wins.",
     ]
     for rule in loaded.config.topics:
         lines += ["[[topics]]", f"prefix = {_literal(rule.prefix)}"]
@@ -177,50 +177,51 @@ def to_markdown() -> str:
 _MARKDOWN_HEAD = """\
 # Configuration
 
-Written by `make docs` from `src/headrace/config/settings.py`; a test checks that it is up to date.
+`make docs` writes this page from `src/headrace/config/settings.py`. A test checks that it is up to date.
 
-A value comes from a flag of `headrace serve`, else from the environment, else from the one TOML
-file named by `--config` or `HEADRACE_CONFIG`, else it is the default. Settings without a flag of
-their own take `--set KEY=VALUE`, such as `--set journal.files=8`. The variable of a setting is
-`HEADRACE_` and its key in capitals with `_` for the dot: `journal.files` is
-`HEADRACE_JOURNAL_FILES`. Unknown keys and variables are refused.
+A flag of `headrace serve` overrides an environment variable, which overrides the TOML file that `--config`
+or `HEADRACE_CONFIG` names, which overrides the default. Settings without a flag of their own use
+`--set KEY=VALUE`, such as `--set journal.files=8`. The variable of a setting is `HEADRACE_` followed by its
+key in capitals, with `_` for the dot: `journal.files` is `HEADRACE_JOURNAL_FILES`. Unknown keys and
+variables are refused.
 
-A setting in seconds or bytes takes a plain number, or a text with a unit: `ms`, `s`, `m`, `h`, `d`,
-`w`, and `B`, `KiB`, `MiB`, `GiB`, `TiB` (of 1024) or `KB`, `MB`, `GB`, `TB` (of 1000), in capitals or
-not. With a unit, the name may do without its own: `retention.age = "7d"` is
-`retention.age_s = 604800`, `HEADRACE_JOURNAL_FILE=64MiB` is `HEADRACE_JOURNAL_FILE_BYTES=67108864`.
+A setting in seconds or bytes accepts a plain number, or a text with a unit: `ms`, `s`, `m`, `h`, `d`, `w`
+for durations; `B`, `KiB`, `MiB`, `GiB`, `TiB` (powers of 1024) or `KB`, `MB`, `GB`, `TB` (powers of 1000)
+for sizes, in upper or lower case. With a unit, the name does not need its ending: `retention.age = "7d"`
+is `retention.age_s = 604800`, and `HEADRACE_JOURNAL_FILE=64MiB` is `HEADRACE_JOURNAL_FILE_BYTES=67108864`.
 Names that would be ambiguous, such as `wait` for `wait_s` and `wait_bytes`, keep their ending.
 
-`headrace config` shows each value in force and where it came from; `headrace config --toml` prints
-a complete file to start from. Both mask passwords; hashes of tokens are in the file only.
+`headrace config` shows each value in force and its origin. `headrace config --toml` prints a complete file
+to start from. Both mask passwords. The hashes of tokens are printed in the file only.
 
-On SIGHUP a running server reads the file again and takes over the settings that are marked with ↻. A
-file with a mistake changes nothing. [Operating](operating.md#change-settings) has more.
+On SIGHUP a running server reads the file again and applies the settings that are marked with ↻. A file
+with a mistake changes nothing. See [Operating](operating.md#change-settings).
 
 The other commands read `HEADRACE_URL` (the server's address, default `figg://127.0.0.1:8119`),
-`HEADRACE_HTTP` (where the HTTP API answers, default `127.0.0.1:8121`), `HEADRACE_WS` (where Logux
-answers, default `127.0.0.1:8120`) and `HEADRACE_TOKEN` (the token that HTTP and Logux take).
-Variables that Kubernetes sets for a service called `headrace` are left alone.
+`HEADRACE_HTTP` (the address of the HTTP API, default `127.0.0.1:8121`), `HEADRACE_WS` (the address for
+Logux, default `127.0.0.1:8120`) and `HEADRACE_TOKEN` (the token for HTTP and Logux). Headrace ignores the
+variables that Kubernetes sets for a service called `headrace`.
 """
 
 _MARKDOWN_TOKENS = """\
 ## [[access.token]]
 
-Who may use the HTTP API, `/healthz` excepted; only in the file. Without any, everyone who reaches it
-may. [Operating](operating.md#access) shows how to make one.
+Tokens for the HTTP API (except `/healthz`) and for Logux. They can only be set in the file. Without any
+token, everyone who reaches the HTTP API may use it. [Operating](operating.md#access) shows how to make one.
 """
 
 _MARKDOWN_RULES = """\
 ## [[topics]]
 
-What differs for topics by the beginning of their name; only in the file. Each value is taken from
-the longest matching prefix that sets it, and from the settings above where none does.
+Settings of topics whose names begin with a prefix. They can only be set in the file. Each value comes from
+the longest matching prefix that sets it, or from the settings above if no prefix does.
 """
 
 
 _MARKDOWN_BUILT_IN = """\
-Built in, and before any rule of yours: age and size never take a record from these topics. A rule with a
-broader prefix changes nothing about that, and one for some of them that sets a retention is refused.
+These rules are built in and come before your own: retention by age or size never deletes records of these
+topics. A rule with a shorter prefix does not change that. A rule for some of these topics that sets a
+retention is refused.
 
 ```toml"""
 

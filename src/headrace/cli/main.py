@@ -14,7 +14,6 @@ from headrace.cli import (
     channels,
     clock,
     config,
-    delete,
     inspect,
     logux,
     publish,
@@ -48,7 +47,7 @@ channels.app.command("fetch")(channel_messages.fetch)
 app.add_typer(logux.app, name="logux")
 app.add_typer(clock.app, name="clock")
 app.command("inspect")(inspect.inspect)
-app.command("delete")(delete.delete)
+app.command("delete")(topics.delete)
 app.command("verify")(verify.verify)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)

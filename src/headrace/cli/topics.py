@@ -1,6 +1,7 @@
-"""`headrace topics`: list the topics of a running server."""
+"""`headrace topics` and `headrace delete`: list and destroy the topics of a running server."""
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from rich.table import Table
 
 from headrace.cli.common import options
 from headrace.cli.common.http_api import HttpApi, request
-from headrace.cli.common.output import UsageError, moment, note, print_table, size
+from headrace.cli.common.output import UsageError, counted, moment, note, print_table, size
 from headrace.model import LAKE_READER, LAKE_START_READER, Durability
 from headrace.printing import printable, quoted
 
@@ -71,6 +72,29 @@ def topics(
         print_table(table, optional=("durability", "end", "log", "lake", "last record"))
     else:
         note("no topics" + (f" begin with {quoted(prefix)}" if prefix else " yet"))
+
+
+def delete(
+    topic: options.Topic,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    http: options.Http = None,
+    token: options.Token = None,
+) -> None:
+    """Destroy a topic and all its records.
+
+    A later topic of the same name continues at the offset where this one ended.
+
+    \b
+    headrace delete greetings --yes
+    """
+    api = options.http_api(http, token)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("delete destroys every record of the topic: add --yes")
+        records = counted(request(api, "GET", "/v1/topic", name=topic)["records"], "record")
+        typer.confirm(f"Destroy {quoted(topic)} and its {records}?", abort=True, err=True)
+    answer = request(api, "DELETE", "/v1/topic", name=topic)
+    note(f"deleted {printable(topic)}, which ended at offset {answer['end']['offset']}")
 
 
 def _row(topic: dict[str, Any]) -> dict[str, str]:

@@ -1,14 +1,13 @@
 """`headrace verify`: report damage in the log. Elsewhere: the checks (`log/verify/verify.py`)."""
 
 import sys
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.output import ProgressBar, counted, size
+from headrace.cli.common.output import counted, size, with_progress
 from headrace.printing import printable
 
 if TYPE_CHECKING:
@@ -35,15 +34,7 @@ def verify(
     from headrace.log.verify.verify import verify as check
 
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
-    with ExitStack() as stack:
-        bars: list[ProgressBar] = []
-
-        def progress(done: int, total: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(ProgressBar(total)))
-            bars[0].advance_to(done)
-
-        report = check(directory, topics or [], progress)
+    report = with_progress(lambda progress: check(directory, topics or [], progress))
     if as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     else:

@@ -3,9 +3,10 @@
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
-from typing import Self
+from typing import Self, TypeVar
 
 import typer
 from rich.console import Console
@@ -22,6 +23,8 @@ from rich.text import Text
 from typer.exceptions import TyperException
 
 from headrace.errors import HeadraceError
+
+T = TypeVar("T")
 
 
 def with_hint(reason: str) -> str:
@@ -192,6 +195,19 @@ class ProgressBar:
             self._progress.add_task("", total=self._total)
             self._progress.start()
         self._progress.update(self._progress.task_ids[0], completed=done, total=total)
+
+
+def with_progress(work: Callable[[Callable[[int, int], None]], T]) -> T:
+    """Return the result of `work`, which reports bytes done and in total to the function it is given."""
+    with ExitStack() as stack:
+        bars: list[ProgressBar] = []
+
+        def progress(done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(ProgressBar(total)))
+            bars[0].advance_to(done, total)
+
+        return work(progress)
 
 
 class _Speed(ProgressColumn):
