@@ -45,7 +45,7 @@ class Exporters:
         reached = self.points / f"reached-{point}"
         wait_until(lambda: reached.exists() or self._said(), 120, f"the export to be {point}")
         assert reached.exists(), self._said()
-        os.kill(pid, signal.SIGKILL)
+        kill_and_wait(pid)
         (self.points / f"stop-{point}").unlink()
         reached.unlink()
 
@@ -54,20 +54,27 @@ class Exporters:
         self.start(**given)
         wait_until(self._said, 120, "the export to end")
         found: dict[str, Any] = json.loads(self._said())
+        assert "error" not in found, found["error"]
         return found
 
     def kill_after(self, seconds: float, **given: Any) -> None:
         """Kill a job after this time, unless it ended before."""
         pid = self.start(**given)
         time.sleep(seconds)
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        kill_and_wait(pid)
 
     def _said(self) -> str:
         path = self.points / ENDED
         return path.read_text() if path.exists() else ""
+
+
+def kill_and_wait(pid: int) -> None:
+    """Kill a process, and wait until it is gone: until then it holds its locks, and the next job is refused."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 60, "the killed process to end")
 
 
 @contextmanager
