@@ -1,4 +1,4 @@
-"""`headrace backup` and `headrace restore`: copy a data directory. Elsewhere: the work (`log/backup/`)."""
+"""`headrace backup` and `headrace restore`: copy a data directory. Elsewhere: the work (`log/backup.py`)."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from headrace.cli.common import options
 from headrace.cli.common.output import CommandError, ProgressBar, counted, moment, note, size
 
 if TYPE_CHECKING:
-    from headrace.log.backup.backup import BackupManifest
+    from headrace.log.backup import BackupManifest
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def backup(
     \b
     headrace backup /backup/2026-11-16 --data-dir /var/lib/headrace
     """
-    from headrace.log.backup.backup import back_up
+    from headrace.log.backup import back_up
 
     config = options.load_settings(config_file=config_file, data_dir=data_dir).config
     made = _with_bar(
@@ -83,7 +83,7 @@ def restore(
     headrace restore /backup/2026-11-16 --data-dir /var/lib/headrace
     headrace restore /backup/2026-11-16 --data-dir new --old /var/lib/headrace
     """
-    from headrace.log.backup.backup import restore as put_back
+    from headrace.log.backup import restore as put_back
 
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
     made, revoked = _with_bar(lambda progress: put_back(source, Path(directory), progress, old=old))

@@ -31,7 +31,7 @@ import msgspec
 
 from headrace.config.settings import TopicRule
 from headrace.errors import DataDirectoryError
-from headrace.log.backup.revocations import Revoked, check_readable, revoke
+from headrace.log.revocations import Revoked, check_readable, revoke
 from headrace.log.catalogue.catalogue import FILE_NAME, Catalogue
 from headrace.log.catalogue.rows import BatchRow, SegmentRow
 from headrace.log.commit import journal
