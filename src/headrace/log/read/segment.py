@@ -25,9 +25,10 @@ from headrace.log.read.index import (
     Row,
     decode_header,
     decode_row,
+    distrust_first_block,
+    restore_rows,
     row_position,
 )
-from headrace.log.recovery.rebuild import distrust_first_block, restore_rows
 from headrace.log.store import ColdError, Run
 
 _ROWS_AT_ONCE = 128

@@ -13,6 +13,8 @@ import re
 import struct
 from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import suppress
+from io import FileIO
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -49,7 +51,8 @@ from headrace.log.commit.journal import (
     file_number,
     frame_bytes,
 )
-from headrace.log.disk import LoadedBytes, load
+from headrace.log.disk import Disk, LoadedBytes, load, read_patiently
+from headrace.log.layout import Layout
 
 _FILE_MAGIC = b"HRJOURN1"
 _FILE_HEADER = struct.Struct(">8sQQQ16s")
@@ -477,3 +480,20 @@ def _next_entry(data: memoryview, position: int, stop: int, seed: int, before: i
         if begin + size <= stop and _entry_at(data, begin, seed)[0] is not None:
             return begin
     return None
+
+
+def quarantine(layout: Layout, disk: Disk, path: Path, problem: Problem) -> None:
+    """Keep the damaged part of a journal file for people to inspect, before the file is recycled."""
+    layout.quarantine.mkdir(exist_ok=True)
+    with FileIO(path) as file:
+        damaged, _ = read_patiently(file.fileno(), problem.length, problem.position)
+    # The same bytes get the same name, so that an applier that retries keeps them once.
+    name = f"journal-{path.stem}-{problem.position}-{crc32c(damaged):08x}.bin"
+    disk.write_file(layout.quarantine / name, [damaged])
+
+
+def quarantine_file(layout: Layout, path: Path) -> None:
+    """Keep a file that will be deleted, under another name; takes no extra room before the deletion."""
+    layout.quarantine.mkdir(exist_ok=True)
+    with suppress(FileExistsError, FileNotFoundError):
+        Disk().link(path, layout.quarantine / f"staged-{path.name}.bin")

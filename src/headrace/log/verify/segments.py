@@ -14,9 +14,16 @@ from crc32c import crc32c
 
 from headrace.log.catalogue.rows import SegmentRow, TopicRow
 from headrace.log.layout import Layout
-from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, Row, decode_header, decode_rows
+from headrace.log.read.index import (
+    HEADER_BYTES,
+    ROW_BYTES,
+    Row,
+    decode_header,
+    decode_rows,
+    distrust_first_block,
+    restore_rows,
+)
 from headrace.log.records import boundary, holds
-from headrace.log.recovery.rebuild import distrust_first_block, restore_rows
 from headrace.log.verify.report import Findings, VerifiedRange
 from headrace.model import JUMP
 

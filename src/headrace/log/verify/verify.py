@@ -16,14 +16,15 @@ from headrace.errors import DataDirectoryError, UnknownTopicError
 from headrace.log.catalogue.catalogue import (
     BACKUP_NAME,
     FILE_NAME,
+    Catalogue,
     DamagedCatalogueError,
     UnreadableCatalogueError,
+    open_unchanged,
 )
 from headrace.log.catalogue.rows import BatchRow, SegmentRow, TopicRow
 from headrace.log.disk import ATTEMPTS_MAX, RETRY_S
 from headrace.log.layout import Layout
 from headrace.log.recovery.frames import read_header
-from headrace.log.verify.inspect import CatalogueView, open_unchanged
 from headrace.log.verify.journal import JournalCheck, Life, check_staged
 from headrace.log.verify.report import Damage, Findings, Report, TopicReport, VerifiedRange
 from headrace.log.verify.segments import CheckSegments, SegmentCheck, SegmentWork, join_segments
@@ -73,7 +74,7 @@ def _is_in_use(layout: Layout) -> bool:
     return any(_segment_files(layout)) or any(map(read_header, layout.journal_files()))
 
 
-def _open(data_dir: Path) -> AbstractContextManager[CatalogueView]:
+def _open(data_dir: Path) -> AbstractContextManager[Catalogue]:
     """Open the catalogue; retry, because a disk may briefly fail to read it."""
     for _ in range(ATTEMPTS_MAX - 1):
         try:
@@ -87,7 +88,7 @@ def _open(data_dir: Path) -> AbstractContextManager[CatalogueView]:
 
 class _Check:
     def __init__(
-        self, layout: Layout, view: CatalogueView, report: Report, progress: Progress | None
+        self, layout: Layout, view: Catalogue, report: Report, progress: Progress | None
     ) -> None:
         self._layout = layout
         self._view = view
@@ -155,7 +156,8 @@ class _Check:
         return list(ids)
 
     def _all(self, lives: dict[int, Life]) -> list[int]:
-        names = {row.id: row.name for row in self._view.salvage(TopicRow)}
+        rows, _ = self._view.salvage(TopicRow)
+        names = {row.id: row.name for row in rows}
         for topic_id, life in lives.items():
             if not life.destroyed:
                 names.setdefault(topic_id, life.name.encode())
@@ -225,7 +227,8 @@ class _Check:
         if not self._view.meta().clean:
             return
         layout = self._layout
-        named = {layout.segment(row.topic_id, row.base) for row in self._view.salvage(SegmentRow)}
+        rows, _ = self._view.salvage(SegmentRow)
+        named = {layout.segment(row.topic_id, row.base) for row in rows}
         orphans = [p for p in _segment_files(layout) if p.with_suffix(".log") not in named]
         if orphans:
             first = orphans[0].relative_to(layout.root)
