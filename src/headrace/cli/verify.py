@@ -12,7 +12,7 @@ from headrace.cli.common.output import ProgressBar, counted, size
 from headrace.printing import printable
 
 if TYPE_CHECKING:
-    from headrace.log.verify.report import Report
+    from headrace.log.verify.verify import Report
 
 
 def verify(

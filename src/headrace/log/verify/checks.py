@@ -1,18 +1,32 @@
-"""Checks of the segments of one topic: every byte, checksum, ordinal, time and boundary. Changes nothing.
+"""Checks of the parts of a log, and their findings: segments, the unapplied journal, staged files.
 
-Each segment is first checked alone against its row of the catalogue. Then all segments are checked against
-each other and against the topic's row. So if segments vanish meanwhile, the others need not be read again.
+Changes nothing. Each segment is first checked alone against its row of the catalogue: every byte, checksum,
+ordinal, time and boundary. Then all segments of a topic are checked against each other and against the
+topic's row. So if segments vanish meanwhile, the others need not be read again.
+
+The check of the journal follows each topic from its end in the catalogue through every entry that a start of
+the server would apply. `log/recovery/scan.py` finds the frames that must be present, also for recovery.
+
+The staged files of batches that are decided and not completely appended are checked too. Files that wait for
+a batch are not part of the log yet: the producer that uploaded them has the records.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import msgspec
 from crc32c import crc32c
+from msgspec import Struct
 
-from headrace.log.catalogue.rows import SegmentRow, TopicRow
+from headrace.log.apply.changes import Gathered, nameless, names_in
+from headrace.log.batch.blocks import Damaged, read_staged
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.catalogue.rows import BatchRow, SegmentRow, TopicRow
+from headrace.log.commit import journal
+from headrace.log.commit.journal import Name, NoteEntry, StagedFiles
 from headrace.log.layout import Layout
 from headrace.log.read.index import (
     HEADER_BYTES,
@@ -22,10 +36,82 @@ from headrace.log.read.index import (
     decode_rows,
     distrust_first_block,
     restore_rows,
+    row_position,
 )
 from headrace.log.records import boundary, holds
-from headrace.log.verify.report import Findings, VerifiedRange
+from headrace.log.recovery.frames import Problem
+from headrace.log.recovery.scan import JournalScan
 from headrace.model import JUMP
+
+
+class VerifiedRange(Struct, frozen=True):
+    """Consecutive records without a gap."""
+
+    offset: int
+    end: int
+    ordinal: int
+    end_ordinal: int
+
+    def __str__(self) -> str:
+        return f"offsets {self.offset} to {self.end}, ordinals {self.ordinal} to {self.end_ordinal}"
+
+
+class Damage(Struct, frozen=True):
+    """A place on disk whose content differs from what was written."""
+
+    file: str
+    """Path relative to the data directory."""
+    reason: str
+    topic: str | None = None
+    """None if the damage does not belong to one topic."""
+    range: VerifiedRange | None = None
+    """Records that cannot be read or trusted because of the damage; None if no records are lost."""
+
+    def __str__(self) -> str:
+        lost = f"{self.range}: " if self.range is not None else ""
+        return f"{self.file}: {lost}{self.reason}"
+
+
+class Findings:
+    """Collects ranges and damage, and joins neighbours of the same kind."""
+
+    def __init__(self, topic: str | None = None) -> None:
+        self.topic = topic
+        self.ranges: list[VerifiedRange] = []
+        self.damages: list[Damage] = []
+        self.records = 0
+        self.bytes = 0
+
+    def good(self, part: VerifiedRange) -> None:
+        self.records += part.end_ordinal - part.ordinal
+        self.bytes += part.end - part.offset
+        if self.ranges and (joined := _join(self.ranges[-1], part)):
+            self.ranges[-1] = joined
+        elif part.end > part.offset:
+            self.ranges.append(part)
+
+    def bad(self, file: str, reason: str, part: VerifiedRange | None = None) -> None:
+        last = self.damages[-1] if self.damages else None
+        if last and part and last.range and (last.file, last.reason) == (file, reason):
+            joined = _join(last.range, part)
+            if joined is not None:
+                self.damages[-1] = Damage(file, reason, self.topic, joined)
+                return
+        self.damages.append(Damage(file, reason, self.topic, part))
+
+    def add(self, other: "Findings") -> None:
+        self.damages += other.damages
+        counts = self.records + other.records, self.bytes + other.bytes
+        for part in other.ranges:
+            self.good(part)
+        self.records, self.bytes = counts
+
+
+def _join(first: VerifiedRange, second: VerifiedRange) -> VerifiedRange | None:
+    if (first.end, first.end_ordinal) != (second.offset, second.ordinal):
+        return None
+    return VerifiedRange(first.offset, second.end, first.ordinal, second.end_ordinal)
+
 
 Advance = Callable[[int], None]
 """Called with the number of bytes checked since the last call."""
@@ -43,6 +129,7 @@ CheckSegments = Callable[[Layout, Sequence[SegmentWork], Advance], Iterable["Seg
 
 _BLOCK_BYTES = 4 << 20
 _ROWS_AT_ONCE = 1024
+_STAGED_BYTES = 16 << 20
 
 
 class SegmentCheck(Findings):
@@ -131,9 +218,9 @@ class SegmentCheck(Findings):
         self._offset, self._ordinal = offset, ordinal
 
     def _check_run(self, row: Row, data: bytes) -> None:
-        here = VerifiedRange(row.offset, row.end, row.ordinal, row.ordinal + row.record_count)
+        here = VerifiedRange(row.offset, row.end, row.ordinal, row.end_ordinal)
         if len(data) < row.length:
-            self.bad(self._log, "the file ends before it, or cannot be read there", here)
+            self.bad(self._log, "the file ends before them, or the disk cannot read them", here)
         elif crc32c(data) != row.crc:
             self.bad(self._log, "the checksum is wrong", here)
         elif not holds(data, row.record_count):
@@ -198,7 +285,7 @@ def _rows(index: "_File", count: int) -> Iterator[Row | None]:
     """Yield as many rows as the catalogue counts; None for a row that is damaged or cut off."""
     for first in range(0, count, _ROWS_AT_ONCE):
         wanted = min(_ROWS_AT_ONCE, count - first)
-        rows = list(decode_rows(index.read(HEADER_BYTES + first * ROW_BYTES, wanted * ROW_BYTES)))
+        rows = list(decode_rows(index.read(row_position(first), wanted * ROW_BYTES)))
         yield from rows
         yield from [None] * (wanted - len(rows))
 
@@ -220,7 +307,7 @@ class _File:
     def missing(self) -> bool:
         return self._fd < 0
 
-    def __enter__(self) -> "_File":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -243,3 +330,160 @@ class _File:
         except OSError:
             # The disk cannot read a sector: the run with this sector is reported, and the next run is tried.
             return b""
+
+
+def check_staged(
+    layout: Layout, rows: Iterable[BatchRow], now: Callable[[BatchRow], BatchRow | None]
+) -> Iterator[Damage]:
+    """Yield the damage in these batches; `now` returns the present row of a batch, with its progress."""
+    for row in rows:
+        files = msgspec.msgpack.decode(row.staged, type=StagedFiles)
+        for number, file in enumerate(files[row.file :], row.file):
+            name = file.id.hex()
+            position = row.position if number == row.file else 0
+            while position < file.size:
+                path = layout.staged_file(name)
+                blocks = read_staged(path, position, file.size, _STAGED_BYTES)
+                for what, _ in blocks:
+                    # A server may have appended and deleted the file meanwhile.
+                    if isinstance(what, Damaged) and not _is_past(now(row), number):
+                        yield Damage(f"staged/{name}", what.reason)
+                position = blocks[-1].next
+
+
+def _is_past(row: BatchRow | None, file: int) -> bool:
+    return row is None or row.file > file
+
+
+class Life(Findings):
+    """A topic's state: the catalogue's row, updated by the journal entries read so far."""
+
+    def __init__(self, name: str, epoch: int, offset: int, ordinal: int, ms: int) -> None:
+        super().__init__(name)
+        self.name = name
+        self.epoch = epoch
+        self.offset, self.ordinal, self.ms = offset, ordinal, ms
+        self.destroyed = False
+
+
+class JournalCheck:
+    """One reading of the journal.
+
+    While a server writes to the journal, an undamaged frame can look damaged: it is half written, or gone
+    because its file is used again. A second reading, with the catalogue of that time, does not find the same
+    damage.
+    """
+
+    def __init__(self, layout: Layout, catalogue: Catalogue) -> None:
+        self.damages: list[Damage] = []
+        """Damage that belongs to no known topic; the damage of topics is in `lives`."""
+        self.lives: dict[int, Life] = {}
+        """Topics that the journal mentions, by number."""
+        self._nameless: dict[int, Damage] = {}
+        self._catalogue = catalogue
+        self._gathered = Gathered(catalogue, catalogue.topic_by_id)
+        scan = JournalScan(layout, catalogue.meta(), journal.boot_id())
+        self.unfinished = [_damage(problem) for problem in scan.unfinished]
+        """Writes that were not finished, and so were never acknowledged."""
+        self.damages += [_damage(problem) for _, problem in scan.damages if not problem.entry]
+        self.damages += map(_damage, scan.harmless)
+        self.damages += [
+            Damage(f"journal/{name}", "the file is missing") for name in scan.missing_files
+        ]
+        self.damages += [
+            Damage(f"journal/{path.name}", "neither copy of the file's header can be read")
+            for path in scan.untrusted
+        ]
+        if scan.missing:
+            count, first, last = scan.missing_count, scan.missing[0][0], scan.missing[-1][-1]
+            self.damages.append(
+                Damage("journal", f"{count} commits from {first} to {last} are missing")
+            )
+        names = scan.names()
+        for path in scan.paths:
+            for entry in scan.entries(path):
+                self._follow(path, entry, names)
+        self.damages += self._nameless.values()
+
+    @property
+    def batches(self) -> dict[tuple[bytes, int], BatchRow]:
+        """Batches that the journal mentions, with their progress."""
+        return self._gathered.batches
+
+    @property
+    def all_damages(self) -> list[Damage]:
+        return [*self.damages, *(one for life in self.lives.values() for one in life.damages)]
+
+    def _follow(self, path: Path, entry: journal.Entry, names: Mapping[int, Name]) -> None:
+        life = self._life(entry.topic_id)
+        file = f"journal/{path.name}"
+        if entry.kind == journal.DECIDE:
+            self._gathered.add(entry)
+        elif entry.extra and entry.kind in (journal.APPEND, journal.LOST, journal.ADVANCE):
+            self._gathered.add(entry._replace(kind=journal.ADVANCE))
+        for name in names_in(entry):
+            self._name(name)
+        if entry.kind == journal.LOST_NAMES:
+            self.damages.append(Damage(file, "names of topics are damaged"))
+        elif entry.kind in (journal.APPEND, journal.LOST):
+            if not entry.topic_id:
+                self.damages.append(Damage(file, "the decision of a batch is damaged"))
+                return
+            if life is None and entry.topic_id in names:
+                self._name(names[entry.topic_id])
+                life = self._life(entry.topic_id)
+            if life is None:
+                life = self.lives[entry.topic_id] = Life(
+                    nameless(entry.topic_id).decode(), entry.ms, entry.offset, entry.ordinal, 0
+                )
+                self._nameless[entry.topic_id] = Damage(
+                    file, f"the name of topic number {entry.topic_id} is lost"
+                )
+            _follow_append(file, life, entry)
+        elif entry.kind == journal.LOST_NOTE:
+            key = msgspec.msgpack.decode(entry.extra, type=NoteEntry).key
+            self.damages.append(Damage(file, f"the note {key!r} is damaged"))
+        elif entry.kind == journal.DESTROY and life is not None:
+            life.destroyed = True
+
+    def _name(self, made: Name) -> None:
+        life = self._life(made.topic_id)
+        if life is None:
+            # The first records of a topic may still have the time of its previous life, so the time is 0.
+            self.lives[made.topic_id] = Life(
+                made.name.decode(), made.epoch, made.offset, made.ordinal, 0
+            )
+        elif self._nameless.pop(made.topic_id, None):
+            life.name, life.epoch = made.name.decode(), made.epoch
+
+    def _life(self, topic_id: int) -> Life | None:
+        life = self.lives.get(topic_id)
+        if life is None:
+            row = self._catalogue.topic_by_id(topic_id)
+            if row is not None:
+                life = self.lives[topic_id] = Life(
+                    row.name.decode(), row.epoch, row.end_offset, row.end_ordinal, row.last_ms
+                )
+        return life
+
+
+def _follow_append(file: str, life: Life, entry: journal.Entry) -> None:
+    if entry.end <= life.offset:
+        return  # applied already: entries hold absolute values, so applying one twice is harmless
+    here = VerifiedRange(entry.offset, entry.end, entry.ordinal, entry.ordinal + entry.record_count)
+    if (entry.offset, entry.ordinal) != (life.offset, life.ordinal):
+        gap = VerifiedRange(life.offset, entry.offset, life.ordinal, entry.ordinal)
+        life.bad(file, "no entry holds these", gap)
+    if entry.kind == journal.LOST:
+        life.bad(file, "the checksum is wrong", here)
+    elif not holds(bytes(entry.data), entry.record_count):
+        life.bad(file, "the records do not fill their entry", here)
+    elif entry.ms < life.ms:
+        life.bad(file, f"the time goes back from {life.ms} to {entry.ms} ms", here)
+    else:
+        life.good(here)
+    life.offset, life.ordinal, life.ms = here.end, here.end_ordinal, max(entry.ms, life.ms)
+
+
+def _damage(problem: Problem) -> Damage:
+    return Damage(f"journal/{problem.file} at byte {problem.position}", problem.reason)

@@ -13,6 +13,7 @@ from headrace.log.catalogue.rows import CursorRow, SegmentRow, TopicRow
 from headrace.log.commit.cursors import Lag
 from headrace.log.layout import Layout
 from headrace.log.read.index import HEADER_BYTES, decode_header
+from headrace.log.read.reader import segment_info
 from headrace.model import Position, Span, check_topic_name
 
 
@@ -50,17 +51,9 @@ def _segment(layout: Layout, segment: SegmentRow) -> dict[str, Any]:
             header = decode_header(file.read(HEADER_BYTES))
     except FileNotFoundError:
         header = None
-    return {
-        "base": segment.base,
-        "end": segment.end,
-        "first_ordinal": segment.first_ordinal,
-        "records": segment.end_ordinal - segment.first_ordinal,
-        "bytes": segment.end - segment.base,
-        "first_ms": segment.first_ms,
-        "last_ms": segment.last_ms,
-        # The topic's epoch when the segment was begun. The catalogue has only the topic's present epoch.
-        "epoch": header.epoch if header is not None else None,
-    }
+    # The topic's epoch when the segment was begun. The catalogue has only the topic's present epoch.
+    epoch = header.epoch if header is not None else None
+    return {**segment_info(segment)._asdict(), "epoch": epoch}
 
 
 def _kept(view: Catalogue, topic: TopicRow, after: CursorRow | None = None) -> Span:

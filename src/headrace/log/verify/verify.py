@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from msgspec import Struct
+
 from headrace.errors import DataDirectoryError, UnknownTopicError
 from headrace.log.catalogue.catalogue import (
     BACKUP_NAME,
@@ -25,9 +27,18 @@ from headrace.log.catalogue.rows import BatchRow, SegmentRow, TopicRow
 from headrace.log.disk import ATTEMPTS_MAX, RETRY_S
 from headrace.log.layout import Layout
 from headrace.log.recovery.frames import read_header
-from headrace.log.verify.journal import JournalCheck, Life, check_staged
-from headrace.log.verify.report import Damage, Findings, Report, TopicReport, VerifiedRange
-from headrace.log.verify.segments import CheckSegments, SegmentCheck, SegmentWork, join_segments
+from headrace.log.verify.checks import (
+    CheckSegments,
+    Damage,
+    Findings,
+    JournalCheck,
+    Life,
+    SegmentCheck,
+    SegmentWork,
+    VerifiedRange,
+    check_staged,
+    join_segments,
+)
 from headrace.model import check_topic_name
 
 Progress = Callable[[int, int], None]
@@ -37,6 +48,33 @@ _PROGRESS_BYTES = 1 << 20
 
 _ATTEMPTS_MAX = 10
 """Number of attempts for a topic that keeps losing segments while they are read."""
+
+
+class TopicReport(Struct):
+    """The checked ranges of one topic, and the damage found."""
+
+    name: str
+    epoch: int
+    ranges: list[VerifiedRange]
+    """Ranges in which every record was read and is correct."""
+    end: int
+    end_ordinal: int
+    """With `end`: the topic's end, also if the topic has no records any more."""
+    records: int
+    bytes: int
+    segments: int
+    journal_records: int
+    """Number of the records that are only in the journal."""
+    damages: list[Damage]
+
+
+class Report(Struct):
+    topics: list[TopicReport]
+    damages: list[Damage]
+    """Damage that does not belong to one topic."""
+    notes: list[str]
+    """Facts that an operator may want to know and that are not damage."""
+    damaged: bool
 
 
 def verify(
@@ -61,7 +99,7 @@ def verify(
         if damage not in report.damages:
             report.damages.append(damage)
         report.notes.append(
-            "the other topics can be checked when a server has rebuilt the catalogue"
+            "the other topics can be checked after the start of a server has rebuilt the catalogue"
         )
     if not topics:
         _check_backup(layout, report)
@@ -232,7 +270,7 @@ class _Check:
         orphans = [p for p in _segment_files(layout) if p.with_suffix(".log") not in named]
         if orphans:
             first = orphans[0].relative_to(layout.root)
-            yield f"{len(orphans)} files are not the catalogue's and do not count, such as {first}"
+            yield f"{len(orphans)} files, such as {first}, are not named by the catalogue and not used"
 
 
 def _topic_report(row: TopicRow, checks: list[SegmentCheck], life: Life | None) -> TopicReport:
@@ -307,4 +345,4 @@ def _set_aside(layout: Layout) -> Iterator[str]:
     kept += sorted(layout.quarantine.iterdir()) if layout.quarantine.is_dir() else []
     if kept:
         names = ", ".join(str(path.relative_to(layout.root)) for path in kept[:3])
-        yield f"{len(kept)} files hold what was found damaged before: {names}"
+        yield f"{len(kept)} files hold data that was found damaged before: {names}"
