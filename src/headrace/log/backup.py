@@ -527,17 +527,14 @@ def _revoke_rows(restored: Catalogue, old: Catalogue) -> Revoked:
 def _destroy(restored: Catalogue, old: Catalogue, row: TopicRow) -> None:
     grave = old.grave(row.name)
     restored.drop_topic(row.id)
-    restored.put(
-        [
-            TombstoneRow(
-                row.name,
-                max(row.epoch, grave.epoch),
-                max(row.end_offset, grave.offset),
-                max(row.end_ordinal, grave.ordinal),
-                row.last_ms,
-            )
-        ]
+    tombstone = TombstoneRow(
+        name=row.name,
+        epoch=max(row.epoch, grave.epoch),
+        end_offset=max(row.end_offset, grave.offset),
+        end_ordinal=max(row.end_ordinal, grave.ordinal),
+        ms=row.last_ms,
     )
+    restored.put([tombstone])
 
 
 def _trim(restored: Catalogue, row: TopicRow, now: TopicRow) -> None:

@@ -208,11 +208,14 @@ class Catalogue:
     def meta(self) -> DirectoryMeta:
         row = self._one(MetaRow, "WHERE key = ?", b"meta")
         if row is None:
-            raise DamagedCatalogueError(f"{self.path}: the row of the whole is missing")
+            raise DamagedCatalogueError(
+                f"{self.path}: the row that describes the directory is missing"
+            )
         meta = msgspec.msgpack.decode(row.value, type=DirectoryMeta)
         if meta.format not in ADDED:
             raise DataDirectoryError(
-                f"{self.path} has format {meta.format}, this version reads up to {FORMAT}"
+                f"{self.path} has format {meta.format}, and this version reads formats up to {FORMAT}: "
+                "use a later version of Headrace"
             )
         return meta
 
@@ -381,7 +384,7 @@ class Catalogue:
                 raise DamagedCatalogueError(f"{self.path}: {verdict}")
             schema = self._schema()
             if schema not in map(_sound_schema, ADDED):
-                raise DamagedCatalogueError(f"{self.path}: its tables are not what they should be")
+                raise DamagedCatalogueError(f"{self.path}: its tables are not those of a catalogue")
             if schema != _sound_schema(self.meta().format):
                 raise DamagedCatalogueError(f"{self.path}: its tables are not those of its format")
             names = {name for _, name, _, _ in schema}

@@ -198,14 +198,14 @@ def _gap(rows: Sequence[Row | None], segment: SegmentRow, first: int, last: int)
     before = rows[first - 1] if first else None
     after = rows[last] if last < len(rows) else None
     return SegmentRow(
-        segment.topic_id,
-        before.end if before else segment.base,
-        after.offset if after else segment.end,
-        last - first,
-        before.end_ordinal if before else segment.first_ordinal,
-        after.ordinal if after else segment.end_ordinal,
-        before.ms if before else segment.first_ms,
-        after.ms if after else segment.last_ms,
+        topic_id=segment.topic_id,
+        base=before.end if before else segment.base,
+        end=after.offset if after else segment.end,
+        rows=last - first,
+        first_ordinal=before.end_ordinal if before else segment.first_ordinal,
+        end_ordinal=after.ordinal if after else segment.end_ordinal,
+        first_ms=before.ms if before else segment.first_ms,
+        last_ms=after.ms if after else segment.last_ms,
     )
 
 

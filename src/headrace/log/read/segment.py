@@ -11,6 +11,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from headrace.log.read.index import (
     ROW_BYTES,
     Row,
     decode_header,
-    decode_row,
+    decode_rows,
     distrust_first_block,
     restore_rows,
     row_position,
@@ -43,11 +44,11 @@ class DamagedRun(NamedTuple):
     """A range of a segment that its index or its checksum does not confirm."""
 
     segment: Path
+    reason: str
     offset: int
     end: int
-    ordinal: int
-    record_count: int
-    reason: str
+    ordinal: int = 0
+    record_count: int = 0
 
     def __str__(self) -> str:
         count = self.record_count
@@ -96,13 +97,10 @@ class ColdFileError(ColdError):
 
     def warm(self) -> None:
         try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            with FileIO(self._path) as file:
+                _, bad = read_patiently(file.fileno(), self._length, self._position)
         except FileNotFoundError:
             return  # deleted meanwhile: the next attempt finds out why
-        try:
-            _, bad = read_patiently(fd, self._length, self._position)
-        finally:
-            os.close(fd)
         if bad:
             # Otherwise the same call would raise ColdFileError for ever.
             self._unreadable.add(self._path, bad)
@@ -153,26 +151,15 @@ class Segments:
             if self._index_key(segment) in self._restored:
                 if not restored:
                     return self.read(segment, offset, bytes_max)  # damaged rows led here
-                index = path.with_suffix(".idx")
-                damaged.append(
-                    DamagedRun(
-                        index,
-                        position,
-                        position,
-                        0,
-                        0,
-                        "its rows are damaged: records are found by their sizes",
-                    )
-                )
+                reason = "its rows are damaged: records are found by their sizes"
+                damaged.append(DamagedRun(path.with_suffix(".idx"), reason, position, position))
             chosen: list[Row] = []
             for candidate in rows:
                 if taken >= bytes_max:
                     break
                 row += 1
                 if candidate is None:
-                    damaged.append(
-                        DamagedRun(path, position, position, 0, 0, "an index row is damaged")
-                    )
+                    damaged.append(DamagedRun(path, "an index row is damaged", position, position))
                     continue
                 if candidate.end <= offset:
                     continue  # a damaged row may have misled the search
@@ -268,10 +255,8 @@ class Segments:
         return True
 
     def _rows_on_disk(self, segment: SegmentRow, first: int, count: int) -> list[Row | None]:
-        data = self.packed_rows(segment, first, count)
-        whole = len(data) // ROW_BYTES
-        rows: list[Row | None] = [decode_row(data, at * ROW_BYTES) for at in range(whole)]
-        return rows + [None] * (count - whole)
+        rows = list(decode_rows(self.packed_rows(segment, first, count)))
+        return rows + [None] * (count - len(rows))
 
     @staticmethod
     def _index_key(segment: SegmentRow) -> tuple[int, int, int]:
@@ -298,7 +283,7 @@ class Segments:
                 if self._unreadable.of(path):
                     reason = "bad checksum, or the disk cannot read it"
                 damaged.append(
-                    DamagedRun(path, row.offset, row.end, row.ordinal, row.record_count, reason)
+                    DamagedRun(path, reason, row.offset, row.end, row.ordinal, row.record_count)
                 )
 
     def _pread(self, path: Path, length: int, position: int) -> bytes:

@@ -221,10 +221,10 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
     disk.rename(layout.root / _NEW_NAME, layout.root / FILE_NAME)
     disk.sync_directory(layout.root)
     reports.append(
-        f"{len(kept)} topics were found again; cursors, producers, batches and notes are {old.origin}"
+        f"{len(kept)} topics were recovered; cursors, producers, batches and notes are {old.origin}"
     )
     reports += [
-        f"batch {row.number} of producer {quoted(row.producer.decode())} goes on from where the backup says: "
+        f"batch {row.number} of producer {quoted(row.producer.decode())} continues where the backup says: "
         "some of its records may be appended twice"
         for row in old.stale_batches
     ]
@@ -274,7 +274,7 @@ class _Salvage:
                 self.notes |= {row.key: row for row in old.rows(NoteRow)}
                 batches = {(row.producer, row.number): row for row in old.rows(BatchRow)}
                 self._take_batches(layout, batches, backup=name == BACKUP_NAME)
-                self._take_meta(old.rows(MetaRow))
+                self.meta = old.meta() or self.meta
                 if old.has_rows:
                     origins.append(origin)
         self.origin = "from " + " and ".join(origins) if origins else "lost"
@@ -292,11 +292,6 @@ class _Salvage:
             row for row in self.stale_batches if (row.producer, row.number) not in found
         ]
 
-    def _take_meta(self, rows: list[MetaRow]) -> None:
-        with suppress(msgspec.MsgspecError):
-            for row in rows:
-                self.meta = msgspec.msgpack.decode(row.value, type=DirectoryMeta)
-
     def destroyed(self, name: bytes, epoch: int) -> bool:
         return any(row.name == name and row.epoch >= epoch for row in self.tombstones)
 
@@ -305,10 +300,9 @@ def _format(layout: Layout, name: str) -> int | None:
     """Return the format of a catalogue that may be damaged; None if the format is not known."""
     if not (layout.root / name).exists():
         return None
-    with suppress(msgspec.MsgspecError), _Old(layout.root, name, is_old=False) as old:
-        for row in old.rows(MetaRow):
-            return msgspec.msgpack.decode(row.value, type=DirectoryMeta).format
-    return None
+    with _Old(layout.root, name, is_old=False) as old:
+        meta = old.meta()
+        return meta.format if meta is not None else None
 
 
 class _Old:
@@ -330,6 +324,12 @@ class _Old:
     def __exit__(self, *_: object) -> None:
         if self._catalogue is not None:
             self._catalogue.close()
+
+    def meta(self) -> DirectoryMeta | None:
+        with suppress(msgspec.MsgspecError):
+            for row in self.rows(MetaRow):
+                return msgspec.msgpack.decode(row.value, type=DirectoryMeta)
+        return None
 
     def rows(self, kind: type[R]) -> list[R]:
         """Return the rows of a kind with a correct checksum."""
@@ -370,22 +370,18 @@ class _Found:
             self.ids.add(file.topic_id)
             data = bytes(load(file.path).data)
             header, segment = _read_index(file, data)
-            self._look_at_name(file, header, data)
-            known = self.headers.get(file.topic_id)
-            if header is not None and (known is None or known.base < header.base):
-                self.headers[file.topic_id] = header
+            if header is not None:
+                if not is_old_header(data):
+                    self.renamed = True
+                elif is_reserved(name_in_header(data)):
+                    self.ordinary.add(file.topic_id)
+                known = self.headers.get(file.topic_id)
+                if known is None or known.base < header.base:
+                    self.headers[file.topic_id] = header
             if segment is not None:
                 self.segments[file.topic_id].append(segment)
         for rows in self.segments.values():
             rows.sort()
-
-    def _look_at_name(self, file: SegmentFile, header: Header | None, data: bytes) -> None:
-        if header is None:
-            return
-        if not is_old_header(data):
-            self.renamed = True
-        elif is_reserved(name_in_header(data)):
-            self.ordinary.add(file.topic_id)
 
 
 def _topic(topic_id: int, found: _Found, old: _Salvage) -> TopicRow | None:
@@ -398,16 +394,17 @@ def _topic(topic_id: int, found: _Found, old: _Salvage) -> TopicRow | None:
     if salvaged is None:
         if header is None or not segments or old.destroyed(header.name.encode(), header.epoch):
             return None
+        first = segments[0]
         salvaged = TopicRow(
-            topic_id,
-            header.name.encode(),
-            header.epoch,
-            Durability.SYNCED.value.encode(),
-            segments[0].base,
-            segments[0].first_ordinal,
-            segments[0].base,
-            segments[0].first_ordinal,
-            segments[0].first_ms,
+            id=topic_id,
+            name=header.name.encode(),
+            epoch=header.epoch,
+            durability=Durability.SYNCED.value.encode(),
+            start_offset=first.base,
+            start_ordinal=first.first_ordinal,
+            end_offset=first.base,
+            end_ordinal=first.first_ordinal,
+            last_ms=first.first_ms,
         )
     if not segments:
         return salvaged
@@ -452,16 +449,15 @@ def _read_index(file: SegmentFile, data: bytes) -> tuple[Header | None, SegmentR
     if not good:
         return header, None
     first, last = good[0], good[-1]
-    first_ordinal = header.first_ordinal if header else first.ordinal
     return header, SegmentRow(
-        file.topic_id,
-        file.base,
-        last.end,
-        len(rows),
-        first_ordinal,
-        last.ordinal + last.record_count,
-        first.ms,
-        last.ms,
+        topic_id=file.topic_id,
+        base=file.base,
+        end=last.end,
+        rows=len(rows),
+        first_ordinal=header.first_ordinal if header else first.ordinal,
+        end_ordinal=last.end_ordinal,
+        first_ms=first.ms,
+        last_ms=last.ms,
     )
 
 

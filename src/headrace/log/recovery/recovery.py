@@ -62,7 +62,7 @@ def recover(
         scan = JournalScan(layout, catalogue.meta(), boot_id, rebuilt=rebuilt)
         if scan.is_ahead and not rebuilt:
             # The catalogue was replaced by an older one: the segments are more up to date.
-            reports.append("the catalogue is rebuilt: the journal says that more was applied")
+            reports.append("the catalogue is rebuilt: it is older than the journal")
             reports += scan.reports
             catalogue.close()
             catalogue, rebuilt = rebuild_catalogue(layout, disk, reports), True
@@ -277,9 +277,9 @@ def _jump(
             floor_ordinal=floor_ordinal,
             floor_epoch=max(meta.floor_epoch, now_ms),
         )
-        reports.append(f"names not known start at offset {floor} after {why}")
+        reports.append(f"topics with unknown names start at offset {floor} after {why}")
     if topics:
-        reports.append(f"{len(topics)} topics go on with a new epoch after {why}")
+        reports.append(f"{len(topics)} topics continue with a new epoch after {why}")
 
 
 def _take_cursors_along(
