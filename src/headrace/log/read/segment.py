@@ -115,10 +115,9 @@ class Segments:
         self._open_max = max(2, open_files_max)
         self._wait = wait_for_disk
         self._unreadable = Unreadable()
-        self._restored: dict[tuple[int, int, int], list[Row | None]] = {}
-        """Rows of damaged indexes, restored as far as their segments allow."""
-        self._passing: dict[tuple[int, int, int], float] = {}
-        """Restored indexes for which some page was unreadable, and the time of the restoration."""
+        self._restored: dict[tuple[int, int, int], tuple[list[Row | None], float | None]] = {}
+        """Rows of damaged indexes, restored as far as their segments allow; and, if the disk could not read
+        some page, the time of the restoration."""
 
     def close(self) -> None:
         while self._open:
@@ -211,11 +210,12 @@ class Segments:
         return self._pread(path, count * ROW_BYTES, row_position(first))
 
     def _rows(self, segment: SegmentRow, first: int, count: int) -> list[Row | None]:
-        if self._passing:
-            self._forget_passing()
-        restored = self._restored.get(self._index_key(segment))
-        if restored is not None:
-            return restored[first : first + count]
+        key = self._index_key(segment)
+        if key in self._restored:
+            restored, since_s = self._restored[key]
+            if since_s is None or time.monotonic() - since_s < UNREADABLE_S:
+                return restored[first : first + count]
+            del self._restored[key]  # the pages that the disk could not read are read again
         rows = self._rows_on_disk(segment, first, count)
         if _are_sound(rows, segment, first):
             return rows
@@ -229,18 +229,10 @@ class Segments:
         )
         if len(self._restored) >= _RESTORED_MAX:
             self._restored.clear()
-        self._restored[self._index_key(segment)] = restored
-        if self._unreadable.of(path) or self._unreadable.of(path.with_suffix(".idx")):
-            # Pages that the disk cannot read now are read again later.
-            self._passing[self._index_key(segment)] = time.monotonic()
+        is_unreadable = self._unreadable.of(path) or self._unreadable.of(path.with_suffix(".idx"))
+        since_s = time.monotonic() if is_unreadable else None
+        self._restored[self._index_key(segment)] = restored, since_s
         return restored
-
-    def _forget_passing(self) -> None:
-        """Forget rows that were restored while pages were unreadable, once these pages are read again."""
-        for key, since_s in list(self._passing.items()):
-            if time.monotonic() - since_s >= UNREADABLE_S:
-                del self._passing[key]
-                self._restored.pop(key, None)
 
     def _is_foreign(self, segment: SegmentRow) -> bool:
         """True if the index begins with a block of another index; then its rows are restored."""

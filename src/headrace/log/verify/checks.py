@@ -79,12 +79,16 @@ class Findings:
         self.topic = topic
         self.ranges: list[VerifiedRange] = []
         self.damages: list[Damage] = []
-        self.records = 0
-        self.bytes = 0
+
+    @property
+    def records(self) -> int:
+        return sum(part.end_ordinal - part.ordinal for part in self.ranges)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.end - part.offset for part in self.ranges)
 
     def good(self, part: VerifiedRange) -> None:
-        self.records += part.end_ordinal - part.ordinal
-        self.bytes += part.end - part.offset
         if self.ranges and (joined := _join(self.ranges[-1], part)):
             self.ranges[-1] = joined
         elif part.end > part.offset:
@@ -101,10 +105,8 @@ class Findings:
 
     def add(self, other: "Findings") -> None:
         self.damages += other.damages
-        counts = self.records + other.records, self.bytes + other.bytes
         for part in other.ranges:
             self.good(part)
-        self.records, self.bytes = counts
 
 
 def _join(first: VerifiedRange, second: VerifiedRange) -> VerifiedRange | None:

@@ -223,7 +223,9 @@ class _Check:
             row, segments = plan or self._plan(topic_id)
             plan = None
             if row is None:
-                return _only_in_journal(life) if life is not None and not life.destroyed else None
+                if life is None or life.destroyed:
+                    return None
+                return _report(life, name=life.name, epoch=life.epoch, journal_records=life.records)
             for segment in segments:
                 if segment not in checks:
                     check = self._checks.pop(segment, None) or self._check(row, segment)
@@ -287,20 +289,23 @@ def _topic_report(row: TopicRow, checks: list[SegmentCheck], life: Life | None) 
                     else part
                 )
         found.damages += life.damages
-    end = row.end_offset, row.end_ordinal
-    return _report(found, row.name.decode(), row.epoch, end, len(checks), found.records - before)
-
-
-def _only_in_journal(life: Life) -> TopicReport:
-    return _report(life, life.name, life.epoch, (0, 0), 0, life.records)
+    return _report(
+        found,
+        name=row.name.decode(),
+        epoch=row.epoch,
+        end=(row.end_offset, row.end_ordinal),
+        segments=len(checks),
+        journal_records=found.records - before,
+    )
 
 
 def _report(
     found: Findings,
+    *,
     name: str,
     epoch: int,
-    end: tuple[int, int],
-    segments: int,
+    end: tuple[int, int] = (0, 0),
+    segments: int = 0,
     journal_records: int,
 ) -> TopicReport:
     """Build the report; `end` is the catalogue's end of the topic, which may be out of date."""
