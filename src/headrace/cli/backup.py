@@ -1,4 +1,4 @@
-"""`headrace backup` and `headrace restore`: copy a data directory. Elsewhere: the work (`log/backup/`)."""
+"""`headrace backup` and `headrace restore`: copy a data directory. Elsewhere: the work (`log/backup.py`)."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from headrace.cli.common.output import (
 )
 
 if TYPE_CHECKING:
-    from headrace.log.backup.backup import BackupManifest
+    from headrace.log.backup import BackupManifest
 
 NoVerify = Annotated[
     bool, typer.Option("--no-verify", help="Do not read the copy again to check every checksum.")
@@ -47,7 +47,7 @@ def backup(
     \b
     headrace backup /backup/2026-11-16 --data-dir /var/lib/headrace
     """
-    from headrace.log.backup.backup import back_up
+    from headrace.log.backup import back_up
 
     config = options.load_settings(config_file=config_file, data_dir=data_dir).config
     made = with_progress(
@@ -84,7 +84,7 @@ def restore(
     headrace restore /backup/2026-11-16 --data-dir /var/lib/headrace
     headrace restore /backup/2026-11-16 --data-dir new --old /var/lib/headrace
     """
-    from headrace.log.backup.backup import restore as put_back
+    from headrace.log.backup import restore as put_back
 
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
     made, revoked = with_progress(

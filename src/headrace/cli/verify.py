@@ -11,7 +11,7 @@ from headrace.cli.common.output import counted, size, with_progress
 from headrace.printing import printable
 
 if TYPE_CHECKING:
-    from headrace.log.verify.report import Report
+    from headrace.log.verify.verify import Report
 
 
 def verify(

@@ -57,6 +57,19 @@ class Disk:
                     done += os.pwritev(fd, [rest[done:]], position + done, flags)
             position += total
 
+    def write_file(
+        self, path: Path, parts: Sequence[bytes | memoryview], *, synced: bool = False
+    ) -> None:
+        """Create a file, or replace its content; with `synced`, the content is on disk afterwards."""
+        fd = self.open(path, create=True)
+        try:
+            self.cut(fd, 0)
+            self.write(fd, parts, 0)
+            if synced:
+                self.sync(fd)
+        finally:
+            self.close(fd)
+
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)
 
@@ -87,6 +100,10 @@ class Disk:
 
     def rename(self, old: Path, new: Path) -> None:
         os.replace(old, new)
+
+    def link(self, old: Path, new: Path) -> None:
+        """Give a file a second name."""
+        os.link(old, new)
 
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)

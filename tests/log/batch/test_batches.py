@@ -542,7 +542,7 @@ def test_a_rebuilt_catalogue_goes_on_with_batches_from_the_damaged_one(open_stor
 def test_a_rebuilt_catalogue_goes_on_with_batches_from_the_backup_and_says_so(open_store, tmp_path):
     store, _, payloads = pending_store(open_store)
     store = after_damage(tmp_path, "missing", keep_backup=True)
-    assert 'batch 3 of producer "p" goes on from where the backup says' in str(store.reports)
+    assert 'batch 3 of producer "p" continues where the backup says' in str(store.reports)
     assert store.payloads("a") == payloads
     store.crash()
 
@@ -554,7 +554,7 @@ def test_a_batch_of_the_backup_whose_files_are_gone_was_appended(open_store, tmp
     store.crash()
     assert not store.layout.staged_file(staged).exists()
     store = after_damage(tmp_path, "missing", keep_backup=True)
-    assert "goes on from where" not in str(store.reports)
+    assert "continues where" not in str(store.reports)
     assert store.payloads("a") == payloads
     store.crash()
 

@@ -19,6 +19,7 @@ from headrace.log.catalogue.rows import (
     TombstoneRow,
     TopicRow,
 )
+from headrace.log.disk import Disk
 from headrace.model import Position
 
 TOPICS = [
@@ -145,7 +146,7 @@ def test_a_row_that_someone_changed_is_noticed(catalogue):
     assert catalogue.topic_by_id(4) == TOPICS[3]
     with pytest.raises(DamagedCatalogueError):
         catalogue.check()
-    assert catalogue.salvage(TopicRow) == [row for row in TOPICS if row.id != 3]
+    assert catalogue.salvage(TopicRow)[0] == [row for row in TOPICS if row.id != 3]
 
 
 def test_a_value_of_another_type_is_noticed(catalogue):
@@ -153,7 +154,7 @@ def test_a_value_of_another_type_is_noticed(catalogue):
     catalogue._db.execute("UPDATE topics SET name = CAST(x'ff' || name AS TEXT) WHERE id = 3")
     with pytest.raises(DamagedCatalogueError):
         catalogue.check()
-    assert set(catalogue.salvage(TopicRow)) < set(TOPICS)
+    assert set(catalogue.salvage(TopicRow)[0]) < set(TOPICS)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_a_new_file_is_blank_until_it_is_made(tmp_path):
 
 def test_a_backup_holds_everything(catalogue, tmp_path):
     fill(catalogue)
-    catalogue.back_up(tmp_path / "copy.sqlite")
+    catalogue.back_up(tmp_path / "copy.sqlite", Disk())
     copy = Catalogue.open(tmp_path, name="copy.sqlite")
     copy.check()
     assert list(copy.topics()) == list(catalogue.topics())
@@ -243,10 +244,10 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path, seed):
         catalogue.check()
     except DamagedCatalogueError:
         kinds = {type(row) for row in ROWS} | {MetaRow}
-        saved = [row for kind in kinds for row in catalogue.salvage(kind)]
+        saved = [row for kind in kinds for row in catalogue.salvage(kind)[0]]
         assert all(row in ROWS or isinstance(row, MetaRow) for row in saved)
     else:
-        found = [row for kind in {type(row) for row in ROWS} for row in catalogue.salvage(kind)]
+        found = [row for kind in {type(row) for row in ROWS} for row in catalogue.salvage(kind)[0]]
         assert sorted(found, key=repr) == sorted(ROWS, key=repr)
         assert [catalogue.topic(row.name) for row in TOPICS] == TOPICS
         assert [row.base for row in catalogue.segments_older_than(2000)] == [0, 0, 60]

@@ -39,8 +39,7 @@ from headrace.errors import HeadraceError
 from headrace.log.commit.journal import boot_id
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
-from headrace.log.verify.report import Report
-from headrace.log.verify.verify import verify
+from headrace.log.verify.verify import Report, verify
 from headrace.model import Position
 from headrace.testing.store import StepStore
 from tests.log.damage_matrix.damages import CONTENTS, WHOLE, Damage

@@ -237,7 +237,7 @@ def test_topics_are_found_again_without_a_catalogue(open_store, damage, killed):
         assert topic.epoch > end.epoch
         assert topic.end_offset == end.offset + JUMP  # nobody knows the true end
         assert topic.end_ordinal == end.ordinal + JUMP
-    assert any("3 topics go on with a new epoch" in report for report in store.reports)
+    assert any("3 topics continue with a new epoch" in report for report in store.reports)
     store.append("topic", b"after")
     store.settle()
     assert store.payloads("topic") == [*PAYLOADS, b"in the journal", b"after"]
@@ -355,7 +355,7 @@ def test_an_older_catalogue_that_someone_put_back_loses_nothing(open_store, tmp_
     store = open_store()
     assert store.payloads("topic") == [*PAYLOADS, b"the last"]
     assert store.store.topic("topic").end_offset > end
-    assert any("more was applied" in report for report in store.reports)
+    assert any("it is older than the journal" in report for report in store.reports)
 
 
 def test_an_older_catalogue_is_good_enough_while_the_journal_is_complete(open_store, tmp_path):

@@ -18,9 +18,9 @@ from headrace.log.layout import Layout
 from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, Row, decode_row, encode_row
 from headrace.log.recovery import frames as journal_reading
 from headrace.log.recovery import scan as journal_scan
-from headrace.log.verify import segments as verify_segments
-from headrace.log.verify.report import Report, VerifiedRange
-from headrace.log.verify.verify import verify
+from headrace.log.verify import checks
+from headrace.log.verify.checks import VerifiedRange
+from headrace.log.verify.verify import Report, verify
 from headrace.model import JUMP, Durability, Position
 from headrace.testing.store import BOOT_ID, StepStore
 
@@ -117,7 +117,7 @@ def test_another_function_may_check_the_segments_of_all_topics_together(sound):
     def check(layout, works, advance):
         given.extend(f"{work.topic.name.decode()} {work.segment.base}" for work in works)
         for work in reversed(works):
-            made = verify_segments.SegmentCheck(layout, *work)
+            made = checks.SegmentCheck(layout, *work)
             made.run(advance)
             yield made
 
@@ -202,7 +202,7 @@ def test_progress_reaches_the_end(store, data):
 
 
 def test_records_of_every_size_are_checked_without_holding_a_segment(store, data, monkeypatch):
-    monkeypatch.setattr(verify_segments, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(checks, "_BLOCK_BYTES", 1000)
     chance = random.Random(7)
     for _ in range(20):
         store.append("t", *[chance.randbytes(chance.choice([0, 1, 40, 5000])) for _ in range(20)])
@@ -507,7 +507,7 @@ def test_what_recovery_could_not_save_is_reported_as_lost(killed):
     (damage,) = of(report, "one").damages
     assert damage.range is not None
     assert (damage.range.ordinal, damage.range.end_ordinal) == (10, 11)
-    assert "1 files hold what was found damaged before" in report.notes[0]
+    assert "1 files hold data that was found damaged before" in report.notes[0]
 
 
 # The catalogue
@@ -553,7 +553,7 @@ def test_files_the_catalogue_does_not_name_are_noted(sound):
     (sound / "segments" / "a note of mine.txt").write_bytes(b"foo")
     report = verify(sound)
     assert not report.damaged
-    assert report.notes[0].startswith("2 files are not the catalogue's and do not count")
+    assert report.notes[0].startswith("2 files, such as ")
 
 
 # A server at work in the directory
@@ -563,7 +563,7 @@ def test_segments_that_retention_takes_while_they_are_read_are_no_damage(store, 
     fill(store, "one", commits=10)
     segments = store.store.segments(store.store.topic("one"))
     taken = iter(segments[1:4])
-    run = verify_segments.SegmentCheck.run
+    run = checks.SegmentCheck.run
 
     def run_after_a_trim(self, advance):
         if segment := next(taken, None):
@@ -571,7 +571,7 @@ def test_segments_that_retention_takes_while_they_are_read_are_no_damage(store, 
             store.settle()
         run(self, advance)
 
-    monkeypatch.setattr(verify_segments.SegmentCheck, "run", run_after_a_trim)
+    monkeypatch.setattr(checks.SegmentCheck, "run", run_after_a_trim)
     report = verify(data)
     assert not report.damaged
     assert of(report, "one").ranges[0].offset == segments[3].base
@@ -579,7 +579,7 @@ def test_segments_that_retention_takes_while_they_are_read_are_no_damage(store, 
 
 def test_a_topic_that_is_destroyed_while_it_is_read_is_no_damage(store, data, monkeypatch):
     fill(store, "one")
-    run = verify_segments.SegmentCheck.run
+    run = checks.SegmentCheck.run
 
     def run_after_the_end(self, advance):
         if store.store.topic("one").exists:
@@ -588,21 +588,21 @@ def test_a_topic_that_is_destroyed_while_it_is_read_is_no_damage(store, data, mo
             store.settle()
         run(self, advance)
 
-    monkeypatch.setattr(verify_segments.SegmentCheck, "run", run_after_the_end)
+    monkeypatch.setattr(checks.SegmentCheck, "run", run_after_the_end)
     assert verify(data) == Report([], [], [], False)
 
 
 def test_what_is_appended_and_applied_meanwhile_is_not_counted_twice(store, data, monkeypatch):
     fill(store, "one", commits=2)
     store.append("one", b"in the journal when it is read")
-    run = verify_segments.SegmentCheck.run
+    run = checks.SegmentCheck.run
 
     def run_after_more(self, advance):
         store.append("one", b"more")
         store.settle()
         run(self, advance)
 
-    monkeypatch.setattr(verify_segments.SegmentCheck, "run", run_after_more)
+    monkeypatch.setattr(checks.SegmentCheck, "run", run_after_more)
     report = verify(data)
     assert not report.damaged
     (covered,) = of(report, "one").ranges

@@ -21,7 +21,7 @@ from headrace.lake.format import CRC_KEY, File, LakeError, Manifest, Shape, deco
 from headrace.lake.formats.delta import DeltaLake
 from headrace.lake.manifests import Manifests
 from headrace.log import layout
-from headrace.log.verify.report import VerifiedRange
+from headrace.log.verify.checks import VerifiedRange
 from headrace.log.verify.verify import verify
 from headrace.model import JUMP, Durability
 from headrace.pipeline import compact, export

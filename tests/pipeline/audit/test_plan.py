@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.lake.files.checksums import joined
-from headrace.log.verify.report import VerifiedRange
+from headrace.log.verify.checks import VerifiedRange
 from headrace.model import JUMP
 from headrace.pipeline.audit.plan import (
     LINES_MAX,

@@ -38,8 +38,7 @@ from headrace.log.read.index import (
     join_runs,
     row_position,
 )
-from headrace.log.recovery.frames import Problem
-from headrace.log.recovery.quarantine import quarantine
+from headrace.log.recovery.frames import Problem, quarantine
 
 SYNC_EACH_MAX = 64
 """Above this number of files, one sync of the whole file system is cheaper than one sync per file."""
@@ -136,7 +135,7 @@ class Applier:
 
     def quarantine(self, path: Path, problem: Problem) -> None:
         """Copy a damaged part of a journal file to the quarantine."""
-        quarantine(self._layout, path, problem)
+        quarantine(self._layout, self._disk, path, problem)
 
     def apply(
         self,

@@ -41,7 +41,7 @@ from headrace.log.commit.journal import (
     StagedFiles,
 )
 from headrace.log.layout import Layout
-from headrace.log.recovery.quarantine import quarantine_file
+from headrace.log.recovery.frames import quarantine_file
 from headrace.log.runner import Runner
 from headrace.printing import quoted
 

@@ -5,12 +5,15 @@ checksum, so that a damaged row is noticed and not used. Elsewhere: the meaning 
 (`log/apply/applier.py`).
 """
 
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -56,6 +59,7 @@ TOMBSTONES_MAX = 10_000
 BATCHES_NAME = b""
 """Replaces the topic in rows of `producers` that hold numbers of batches. No topic has this name."""
 
+_SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 _encode = msgspec.msgpack.encode
 _RESERVED = tuple(prefix.encode() for prefix in ENVELOPE_PREFIXES)
 _OLD = tuple(prefix.encode() for prefix in OLD_PREFIXES)
@@ -125,15 +129,8 @@ class Catalogue:
 
     @classmethod
     def open_for_reading(cls, directory: Path, *, name: str = FILE_NAME) -> Self:
-        """Open the catalogue without changing anything, while another process may write to it."""
-        path = directory / name
-        try:
-            uri = f"{path.resolve().as_uri()}?mode=ro"
-            db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
-            db.execute("SELECT 1 FROM meta").fetchone()
-        except sqlite3.DatabaseError as error:
-            raise unreadable(path, error) from error
-        return cls(db, path)
+        """Open the catalogue of a server for reading, while another process may write to it."""
+        return cls(_connect(directory / name, directory / name, "mode=ro"), directory / name)
 
     def close(self) -> None:
         self._db.close()
@@ -156,7 +153,7 @@ class Catalogue:
                 self._add(*(version for version in ADDED if version > meta.format))
                 if meta.format < RENAMED_FORMAT:
                     self._rename()
-                self.put_meta(msgspec.structs.replace(meta, format=FORMAT))
+                self.change_meta(format=FORMAT)
 
     def names_in_file(self) -> dict[int, bytes]:
         """Return the names of all topics exactly as stored in the file, by number."""
@@ -199,19 +196,37 @@ class Catalogue:
     def transaction(self) -> "_Transaction":
         return _Transaction(self._db)
 
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Let several reads see the same state."""
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("ROLLBACK")
+
     def meta(self) -> DirectoryMeta:
         row = self._one(MetaRow, "WHERE key = ?", b"meta")
         if row is None:
-            raise DamagedCatalogueError(f"{self.path}: the row of the whole is missing")
+            raise DamagedCatalogueError(
+                f"{self.path}: the row that describes the directory is missing"
+            )
         meta = msgspec.msgpack.decode(row.value, type=DirectoryMeta)
         if meta.format not in ADDED:
             raise DataDirectoryError(
-                f"{self.path} has format {meta.format}, this version reads up to {FORMAT}"
+                f"{self.path} has format {meta.format}, and this version reads formats up to {FORMAT}: "
+                "use a later version of Headrace"
             )
         return meta
 
     def put_meta(self, meta: DirectoryMeta) -> None:
         self.put([MetaRow(b"meta", _encode(meta))])
+
+    def change_meta(self, **changes: Any) -> DirectoryMeta:
+        """Change some fields, and return all of them."""
+        meta = msgspec.structs.replace(self.meta(), **changes)
+        self.put_meta(meta)
+        return meta
 
     def put(self, rows: Collection[R]) -> None:
         """Insert or replace rows of one kind."""
@@ -261,6 +276,14 @@ class Catalogue:
 
     def all_segments(self) -> Iterator[SegmentRow]:
         return self._all(SegmentRow, "")
+
+    def segment_bytes(self, topic_ids: Collection[int] | None) -> int:
+        """Return the size in bytes of all segments of these topics, or of all topics if None."""
+        if topic_ids is not None:
+            rows = (row for topic_id in topic_ids for row in self.segments(topic_id))
+            return sum(row.end - row.base for row in rows)
+        (total,) = self._db.execute("SELECT total(end - base) FROM segments").fetchone()
+        return int(total)
 
     def segments_older_than(self, ms: int) -> Iterator[SegmentRow]:
         return self._all(SegmentRow, "WHERE last_ms < ? ORDER BY last_ms", ms)
@@ -361,7 +384,7 @@ class Catalogue:
                 raise DamagedCatalogueError(f"{self.path}: {verdict}")
             schema = self._schema()
             if schema not in map(_sound_schema, ADDED):
-                raise DamagedCatalogueError(f"{self.path}: its tables are not what they should be")
+                raise DamagedCatalogueError(f"{self.path}: its tables are not those of a catalogue")
             if schema != _sound_schema(self.meta().format):
                 raise DamagedCatalogueError(f"{self.path}: its tables are not those of its format")
             names = {name for _, name, _, _ in schema}
@@ -373,12 +396,8 @@ class Catalogue:
         except msgspec.MsgspecError as error:
             raise DamagedCatalogueError(f"{self.path}: {error}") from error
 
-    def salvage(self, kind: type[R]) -> list[R]:
-        """Return the rows of a kind with a correct checksum, as far as the file can be read."""
-        return self.salvage_all(kind)[0]
-
-    def salvage_all(self, kind: type[R]) -> tuple[list[R], bool]:
-        """Return the same rows as `salvage`, and True if no row is missing."""
+    def salvage(self, kind: type[R]) -> tuple[list[R], bool]:
+        """Return the readable rows of a kind with a correct checksum, and True if no row is missing."""
         rows: list[R] = []
         whole = True
         try:
@@ -392,27 +411,24 @@ class Catalogue:
             whole = False
         return rows, whole
 
-    def back_up(self, path: Path) -> None:
+    def back_up(self, path: Path, disk: Disk) -> None:
         """Copy everything into a new file at `path`."""
-        path.unlink(missing_ok=True)
-        copy = sqlite3.connect(path)
-        try:
+        disk.unlink(path)
+        with closing(sqlite3.connect(path)) as copy:
             self._db.backup(copy)
-        finally:
-            copy.close()
-
-    def _schema(self) -> list[tuple[object, ...]]:
-        try:
-            return list(self._db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
-        except sqlite3.DatabaseError as error:
-            raise unreadable(self.path, error) from error
 
     def keep_backup(self, disk: Disk) -> None:
         """Replace the backup beside this file by a copy of the present content."""
         made = self.path.with_name(BACKUP_NAME + ".new")
-        self.back_up(made)
+        self.back_up(made, disk)
         disk.rename(made, self.path.with_name(BACKUP_NAME))
         disk.sync_directory(self.path.parent)
+
+    def _schema(self) -> list[tuple[object, ...]]:
+        try:
+            return list(self._db.execute(_SCHEMA))
+        except sqlite3.DatabaseError as error:
+            raise unreadable(self.path, error) from error
 
     def _one(self, kind: type[R], where: str, *values: object) -> R | None:
         for row in self._all(kind, where, *values):
@@ -449,6 +465,47 @@ class Catalogue:
             yield row
 
 
+@contextmanager
+def open_unchanged(data_dir: Path, name: str = FILE_NAME) -> Iterator[Catalogue]:
+    """Open the catalogue of a directory that may be read-only, in use, or copied from elsewhere.
+
+    SQLite's own read-only mode would leave its log and shared memory files behind.
+    """
+    path = data_dir / name
+    if not path.exists():
+        what = "there is no such directory" if not data_dir.exists() else f"there is no {name}"
+        raise DataDirectoryError(f"{data_dir} holds no Headrace log: {what}")
+    log = path.with_name(f"{name}-wal")
+    file, mode = path, "mode=ro"
+    with ExitStack() as stack:
+        # If the shared memory file exists, a server runs or was killed: SQLite creates no other file.
+        if not path.with_name(f"{name}-shm").exists():
+            if log.exists():
+                # The write-ahead log may hold the latest changes.
+                copy = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                file = shutil.copyfile(path, copy / name)
+                shutil.copyfile(log, copy / log.name)
+            else:
+                mode = "immutable=1"
+        db = stack.enter_context(closing(_connect(path, file, mode)))
+        yield Catalogue(db, path)
+
+
+def _connect(path: Path, file: Path, mode: str) -> sqlite3.Connection:
+    """Open a file, which may be a copy of the catalogue at `path`, for reading."""
+    try:
+        uri = f"{file.resolve().as_uri()}?{mode}"
+        db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+        try:
+            db.execute("SELECT 1 FROM meta").fetchone()
+        except BaseException:
+            db.close()
+            raise
+        return db
+    except sqlite3.DatabaseError as error:
+        raise unreadable(path, error) from error
+
+
 class _Transaction:
     """A transaction of SQLite: any exit other than a successful commit rolls back everything."""
 
@@ -473,9 +530,6 @@ class _Transaction:
 
 @cache
 def _sound_schema(version: int) -> list[tuple[object, ...]]:
-    db = sqlite3.connect(":memory:")
-    try:
+    with closing(sqlite3.connect(":memory:")) as db:
         db.executescript("".join(ADDED[one] for one in range(1, version + 1)))
-        return list(db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
-    finally:
-        db.close()
+        return list(db.execute(_SCHEMA))

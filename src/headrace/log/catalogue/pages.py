@@ -74,10 +74,10 @@ class Pages:
     def _record(self, kind: int, page: int, at: int) -> list[Value]:
         if kind == _INDEX_INTERIOR:
             at += 4  # the page of smaller keys
-        size, at = self._varint(at)
+        size, at = _varint(self._data, at)
         rowid = None
         if kind == _TABLE_LEAF:
-            rowid, at = self._varint(at)
+            rowid, at = _varint(self._data, at)
         values = _values(self._payload(kind, page, at, size))
         if rowid is not None and values and values[0] is None:
             values[0] = rowid  # an INTEGER PRIMARY KEY
@@ -99,14 +99,11 @@ class Pages:
         while left > 0:
             begin = (following - 1) * _PAGE_BYTES
             if not 0 <= begin <= len(self._data) - _PAGE_BYTES:
-                raise ValueError("the chain of pages is broken")
+                raise ValueError("the chain of overflow pages is broken")
             (following,) = _NUMBER.unpack_from(self._data, begin)
             parts.append(bytes(self._data[begin + 4 : begin + 4 + min(left, usable - 4)]))
             left -= len(parts[-1])
         return b"".join(parts)
-
-    def _varint(self, at: int) -> tuple[int, int]:
-        return _varint(self._data, at)
 
 
 def _values(record: bytes) -> list[Value]:
@@ -129,7 +126,7 @@ def _values(record: bytes) -> list[Value]:
         elif kind in _INTEGER_BYTES:
             values.append(int.from_bytes(part, signed=True))
         else:
-            raise ValueError("a value of a kind that no table has")
+            raise ValueError("a value has a type that no table uses")
     return values
 
 
@@ -146,7 +143,7 @@ def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 def _exactly(part: bytes | memoryview, size: int) -> bytes:
     if len(part) != size:
-        raise ValueError("a record ends behind its page")
+        raise ValueError("a record ends after the end of its page")
     return bytes(part)
 
 

@@ -2,14 +2,23 @@
 
 A run is a sequence of records with one checksum and one time. Rows are only appended. Readers trust only
 rows: bytes of a segment that no row covers are ignored.
+
+Damaged rows are restored from the segment, which holds the same facts. Rows follow each other without a gap,
+from the segment's first record to its last. So the valid rows are those that continue from the beginning, and
+those that lead to the end. Between these two, the sizes of the records tell where each record begins. The
+sizes are trusted if following them leads exactly to the next valid row.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from crc32c import crc32c
 
+from headrace.log.catalogue.rows import SegmentRow
+from headrace.log.disk import PAGE_BYTES
+from headrace.log.records import walk
 from headrace.model import RESERVED_TOPIC_BYTES_MAX, TOPIC_BYTES_MAX, present_name
 
 RUN_RECORDS_MAX = 500
@@ -51,6 +60,10 @@ class Row(NamedTuple):
     @property
     def end(self) -> int:
         return self.offset + self.length
+
+    @property
+    def end_ordinal(self) -> int:
+        return self.ordinal + self.record_count
 
 
 def encode_header(header: Header) -> bytes:
@@ -148,3 +161,94 @@ def join_runs(pieces: Sequence[EntryRun]) -> Iterator[tuple[Row, list[bytes | me
         crc = crc32c(data, crc)
     if parts:
         yield Row(offset, length, ordinal, count, ms, crc), parts
+
+
+Read = Callable[[int, int], bytes]
+"""Function that reads a number of bytes of the segment from an offset on; fewer at the segment's end."""
+
+
+def distrust_first_block(rows: Sequence[Row | None]) -> list[Row | None]:
+    """Return the rows, with None for those in the header's block, which belongs to another segment."""
+    shared = (PAGE_BYTES - HEADER_BYTES) // ROW_BYTES + 1
+    return [*[None] * min(shared, len(rows)), *rows[shared:]]
+
+
+def restore_rows(rows: Sequence[Row | None], segment: SegmentRow, read: Read) -> list[Row | None]:
+    """Return the rows of a whole index; None for each row that cannot be restored."""
+    first = _lead_on(rows, segment)
+    last = _lead_back(rows, segment, first)
+    gap = _gap(rows, segment, first, last)
+    if first == last and (gap.base, gap.first_ordinal) == (gap.end, gap.end_ordinal):
+        return list(rows)
+    # A misplaced row may fit on one side. If the records do not fit, its neighbours are not trusted either.
+    for before, after in ((first, last), (max(0, first - 1), min(len(rows), last + 1))):
+        made = _rows_of(_gap(rows, segment, before, after), read)
+        if made is not None:
+            return [*rows[:before], *made, *rows[after:]]
+    # The segment is damaged there too: only the rows that are valid by themselves remain.
+    inside = (
+        row if row is not None and gap.base <= row.offset < row.end <= gap.end else None
+        for row in rows[first:last]
+    )
+    return [*rows[:first], *inside, *rows[last:]]
+
+
+def _gap(rows: Sequence[Row | None], segment: SegmentRow, first: int, last: int) -> SegmentRow:
+    """Describe the records between two rows, as if they were a segment."""
+    before = rows[first - 1] if first else None
+    after = rows[last] if last < len(rows) else None
+    return SegmentRow(
+        topic_id=segment.topic_id,
+        base=before.end if before else segment.base,
+        end=after.offset if after else segment.end,
+        rows=last - first,
+        first_ordinal=before.end_ordinal if before else segment.first_ordinal,
+        end_ordinal=after.ordinal if after else segment.end_ordinal,
+        first_ms=before.ms if before else segment.first_ms,
+        last_ms=after.ms if after else segment.last_ms,
+    )
+
+
+def _lead_on(rows: Sequence[Row | None], segment: SegmentRow) -> int:
+    """Return the number of the first row that does not continue from the beginning."""
+    offset, ordinal = segment.base, segment.first_ordinal
+    for number, row in enumerate(rows):
+        if row is None or (row.offset, row.ordinal) != (offset, ordinal) or row.end > segment.end:
+            return number
+        offset, ordinal = row.end, row.end_ordinal
+    return len(rows)
+
+
+def _lead_back(rows: Sequence[Row | None], segment: SegmentRow, first: int) -> int:
+    """Return the number of the first row from which rows lead to the end, at least `first`."""
+    offset, ordinal = segment.end, segment.end_ordinal
+    for number in range(len(rows), first, -1):
+        row = rows[number - 1]
+        if row is None or (row.end, row.end_ordinal) != (offset, ordinal):
+            return number
+        offset, ordinal = row.offset, row.ordinal
+    return first
+
+
+def _rows_of(gap: SegmentRow, read: Read) -> list[Row] | None:
+    """Build the missing rows from the records in the gap; return None if the records do not fit."""
+    rows = list(rows_of_records(gap, read, count=gap.rows))
+    fits = len(rows) == gap.rows > 0 and rows[-1].end == gap.end
+    return rows if fits and rows[-1].end_ordinal == gap.end_ordinal else None
+
+
+def rows_of_records(gap: SegmentRow, read: Read, *, count: int | None = None) -> Iterator[Row]:
+    """Yield rows for the records of a segment or gap, up to a size that no record can have.
+
+    With `count`, yield at most that many rows, and keep at least one record for each of them.
+    """
+    offset, ordinal = gap.base, gap.first_ordinal
+    for left in repeat(0) if count is None else range(count - 1, -1, -1):
+        block = read(offset, min(max(0, gap.end - offset), RUN_BYTES_MAX))
+        length, records = walk(block, min(RUN_RECORDS_MAX, gap.end_ordinal - ordinal - left))
+        if not records:
+            return
+        # The time is never too early: a reader that asks for a time gets some extra records, and misses none.
+        yield Row(offset, length, ordinal, records, gap.last_ms, crc32c(block[:length]))
+        offset += length
+        ordinal += records

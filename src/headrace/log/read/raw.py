@@ -9,7 +9,7 @@ Many small ranges of topics are packed into one answer: the rows and bytes of ea
 import struct
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from io import FileIO
 from operator import attrgetter
 from typing import NamedTuple
@@ -111,7 +111,7 @@ class RawTopic(NamedTuple):
         return self.segments[bisect_right(self.segments, offset, key=attrgetter("end")) :]
 
     def _segment_rows(self, segment: SegmentRow, start: int, end: int, rows_max: int) -> bytes:
-        with self._files() as files:
+        with closing(self._files()) as files:
             if not files.packed_rows(segment, 0, 1):
                 raise GoneError
             first = files.find(segment, lambda row: row.end > start)
@@ -126,7 +126,7 @@ class RawTopic(NamedTuple):
         return data
 
     def _first_row(self, segment: SegmentRow, offset: int) -> Row | None:
-        with self._files() as files:
+        with closing(self._files()) as files:
             return files.row(segment, files.find(segment, lambda row: row.offset >= offset))
 
     def _tail_rows(self, start: int, end: int, rows_max: int) -> bytes:
@@ -142,14 +142,9 @@ class RawTopic(NamedTuple):
         rows = [encode_row(row) for row, _ in join_runs(pieces)]
         return b"".join(rows[:rows_max])
 
-    @contextmanager
-    def _files(self) -> Iterator[Segments]:
+    def _files(self) -> Segments:
         # The store's own files belong to the event loop's thread.
-        files = Segments(self.layout, _OPEN_FILES)
-        try:
-            yield files
-        finally:
-            files.close()
+        return Segments(self.layout, _OPEN_FILES)
 
     def _open(self, segment: SegmentRow) -> FileIO:
         try:

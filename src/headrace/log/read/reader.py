@@ -22,89 +22,6 @@ from headrace.log.store import Chunk, Run, SegmentInfo, Topic
 from headrace.model import JUMP, Durability, Position, Span
 from headrace.printing import quoted
 
-
-def tail_start(topic: Topic) -> int:
-    """Return the offset at which the tail begins; the topic's end if the tail is empty."""
-    return entry_offset(topic.tail[0]) if topic.tail else topic.end_offset
-
-
-def tail_begin(topic: Topic) -> Position:
-    """Return the position at which the tail begins; the topic's end if the tail is empty."""
-    if not topic.tail:
-        return topic.end
-    entry = decode_entry(topic.tail[0])
-    return Position(topic.epoch, entry.offset, entry.ordinal)
-
-
-def read_tail(topic: Topic, offset: int, bytes_max: int) -> list[Run]:
-    """Return runs from the entry that contains `offset` on, at least one if there is any."""
-    runs: list[Run] = []
-    taken = 0
-    tail = topic.tail
-    number = bisect_right(tail, offset, key=entry_end)
-    while number < len(tail) and taken < bytes_max:
-        runs.append(_run(tail[number]))
-        taken += len(tail[number])
-        number += 1
-    return runs
-
-
-def drop_tail(topic: Topic, end: int) -> None:
-    """Drop the entries that end at or before `end`."""
-    count = bisect_right(topic.tail, end, key=entry_end)
-    if count:
-        del topic.tail[:count]
-
-
-def locate_ordinal(topic: Topic, ordinal: int) -> Position | None:
-    """Return the position of the record at `ordinal`; None if it is before the tail."""
-    if not topic.tail or ordinal < decode_entry(topic.tail[0]).ordinal:
-        return None
-    number = bisect_right(topic.tail, ordinal, key=_entry_end_ordinal)
-    if number == len(topic.tail):
-        return topic.end
-    run = _run(topic.tail[number])
-    return position_in(run, topic.epoch, ordinal=ordinal)
-
-
-def locate_time(topic: Topic, ms: int) -> Position:
-    """Return the position of the first entry at or after `ms`; the topic's end if there is none."""
-    number = bisect_left(topic.tail, ms, key=_entry_ms)
-    if number == len(topic.tail):
-        return topic.end
-    entry = decode_entry(topic.tail[number])
-    if entry.offset < topic.start_offset:
-        return topic.start
-    return Position(topic.epoch, entry.offset, entry.ordinal)
-
-
-def position_in(
-    run: Run, epoch: int, *, offset: int | None = None, ordinal: int | None = None
-) -> Position:
-    """Return the record boundary of a run at an ordinal, or at or after an offset."""
-    # If only a run before the wanted place was found, the end of this run is the nearest boundary.
-    if ordinal is not None:
-        before = min(max(0, ordinal - run.ordinal), run.record_count)
-        return Position(epoch, run.offset + nth(run.data, before), run.ordinal + before)
-    assert offset is not None
-    at, passed = boundary(run.data, min(offset - run.offset, len(run.data)))
-    return Position(epoch, run.offset + at, run.ordinal + passed)
-
-
-def _run(encoded: bytes) -> Run:
-    _, _, offset, ordinal, count, ms, _, data = decode_entry(encoded)
-    return Run(offset, ordinal, count, ms, bytes(data))
-
-
-def _entry_end_ordinal(encoded: bytes) -> int:
-    entry = decode_entry(encoded)
-    return entry.ordinal + entry.record_count
-
-
-def _entry_ms(encoded: bytes) -> int:
-    return decode_entry(encoded).ms
-
-
 logger = logging.getLogger(__name__)
 
 
@@ -130,27 +47,27 @@ class ReadSide:
         run = self._run_at(topic, offset)
         if run is None:
             return topic.end
-        return position_in(run, topic.epoch, offset=offset)
+        return _position_in(run, topic.epoch, offset=offset)
 
     def locate_ordinal(self, topic: Topic, ordinal: int) -> Position:
         if ordinal <= topic.start_ordinal:
             return topic.start
         if ordinal >= topic.end_ordinal:
             return topic.end
-        found = locate_ordinal(topic, ordinal)
+        found = _ordinal_in_tail(topic, ordinal)
         if found is not None:
             return found
         for segment in self.segment_rows(topic):
             if segment.end_ordinal > ordinal:
                 row = self.files.row(
                     segment,
-                    self.files.find(segment, lambda row: row.ordinal + row.record_count > ordinal),
+                    self.files.find(segment, lambda row: row.end_ordinal > ordinal),
                 )
                 run = self._run_at(topic, row.offset) if row is not None else None
                 if run is not None:
-                    return position_in(run, topic.epoch, ordinal=ordinal)
+                    return _position_in(run, topic.epoch, ordinal=ordinal)
         # The record is lost, or its ordinal was skipped: return the next existing record.
-        return locate_time(topic, 0)
+        return _time_in_tail(topic, 0)
 
     def locate_time(self, topic: Topic, ms: int) -> Position:
         for segment in self.segment_rows(topic):
@@ -159,10 +76,10 @@ class ReadSide:
                 if row is not None:
                     found = Position(topic.epoch, row.offset, row.ordinal)
                     return found if found.offset > topic.start_offset else topic.start
-        return locate_time(topic, ms)
+        return _time_in_tail(topic, ms)
 
     def locate_last(self, topic: Topic, records: int) -> Position:
-        tail = tail_begin(topic)
+        tail = _tail_begin(topic)
         missing = records - (topic.end_ordinal - tail.ordinal)
         if missing <= 0:
             return self.locate_ordinal(topic, topic.end_ordinal - records)
@@ -183,7 +100,7 @@ class ReadSide:
                 topic.epoch, max(begin.offset, after.offset), max(begin.ordinal, after.ordinal)
             )
         # The applier may be ahead of the tails: records in both count once.
-        tail = tail_begin(topic)
+        tail = _tail_begin(topic)
         records = max(0, topic.end_ordinal - max(tail.ordinal, begin.ordinal))
         size = max(0, topic.end_offset - max(tail.offset, begin.offset))
         if topic.durability is Durability.MEMORY or begin.offset >= tail.offset:
@@ -192,19 +109,9 @@ class ReadSide:
         return Span(records + stored.records, size + stored.bytes)
 
     def segments(self, topic: Topic) -> list[SegmentInfo]:
-        return [
-            SegmentInfo(
-                row.base,
-                row.end,
-                row.first_ordinal,
-                row.end_ordinal - row.first_ordinal,
-                row.end - row.base,
-                row.first_ms,
-                row.last_ms,
-            )
-            for row in self.segment_rows(topic)
-            if row.end > topic.start_offset  # the others are trimmed, and will be deleted soon
-        ]
+        # Segments before the topic's start are trimmed, and will be deleted soon.
+        rows = self.segment_rows(topic)
+        return [segment_info(row) for row in rows if row.end > topic.start_offset]
 
     def segment_rows(self, topic: Topic) -> list[SegmentRow]:
         if not topic.exists or topic.durability is Durability.MEMORY:
@@ -244,7 +151,7 @@ class TopicReader:
         if chunk.runs:
             first = chunk.runs[0]
             if first.offset < offset:
-                at = position_in(first, 0, offset=offset)
+                at = _position_in(first, 0, offset=offset)
                 passed = at.ordinal - first.ordinal
                 chunk.runs[0] = Run(
                     at.offset,
@@ -294,3 +201,97 @@ class TopicReader:
         self._ordinal = runs[-1].ordinal + runs[-1].record_count
         # Nothing was ever stored where the topic has jumped ahead: a jump does not count as lost.
         return Chunk(runs, next_offset, max(0, lost) % JUMP)
+
+
+def segment_info(row: SegmentRow) -> SegmentInfo:
+    return SegmentInfo(
+        base=row.base,
+        end=row.end,
+        first_ordinal=row.first_ordinal,
+        records=row.end_ordinal - row.first_ordinal,
+        bytes=row.end - row.base,
+        first_ms=row.first_ms,
+        last_ms=row.last_ms,
+    )
+
+
+def tail_start(topic: Topic) -> int:
+    """Return the offset at which the tail begins; the topic's end if the tail is empty."""
+    return entry_offset(topic.tail[0]) if topic.tail else topic.end_offset
+
+
+def read_tail(topic: Topic, offset: int, bytes_max: int) -> list[Run]:
+    """Return runs from the entry that contains `offset` on, at least one if there is any."""
+    runs: list[Run] = []
+    taken = 0
+    tail = topic.tail
+    number = bisect_right(tail, offset, key=entry_end)
+    while number < len(tail) and taken < bytes_max:
+        runs.append(_run(tail[number]))
+        taken += len(tail[number])
+        number += 1
+    return runs
+
+
+def drop_tail(topic: Topic, end: int) -> None:
+    """Drop the entries that end at or before `end`."""
+    count = bisect_right(topic.tail, end, key=entry_end)
+    if count:
+        del topic.tail[:count]
+
+
+def _tail_begin(topic: Topic) -> Position:
+    """Return the position at which the tail begins; the topic's end if the tail is empty."""
+    if not topic.tail:
+        return topic.end
+    entry = decode_entry(topic.tail[0])
+    return Position(topic.epoch, entry.offset, entry.ordinal)
+
+
+def _ordinal_in_tail(topic: Topic, ordinal: int) -> Position | None:
+    """Return the position of the record at `ordinal`; None if it is before the tail."""
+    if not topic.tail or ordinal < decode_entry(topic.tail[0]).ordinal:
+        return None
+    number = bisect_right(topic.tail, ordinal, key=_entry_end_ordinal)
+    if number == len(topic.tail):
+        return topic.end
+    run = _run(topic.tail[number])
+    return _position_in(run, topic.epoch, ordinal=ordinal)
+
+
+def _time_in_tail(topic: Topic, ms: int) -> Position:
+    """Return the position of the first entry at or after `ms`; the topic's end if there is none."""
+    number = bisect_left(topic.tail, ms, key=_entry_ms)
+    if number == len(topic.tail):
+        return topic.end
+    entry = decode_entry(topic.tail[number])
+    if entry.offset < topic.start_offset:
+        return topic.start
+    return Position(topic.epoch, entry.offset, entry.ordinal)
+
+
+def _position_in(
+    run: Run, epoch: int, *, offset: int | None = None, ordinal: int | None = None
+) -> Position:
+    """Return the record boundary of a run at an ordinal, or at or after an offset."""
+    # If only a run before the wanted place was found, the end of this run is the nearest boundary.
+    if ordinal is not None:
+        before = min(max(0, ordinal - run.ordinal), run.record_count)
+        return Position(epoch, run.offset + nth(run.data, before), run.ordinal + before)
+    assert offset is not None
+    at, passed = boundary(run.data, min(offset - run.offset, len(run.data)))
+    return Position(epoch, run.offset + at, run.ordinal + passed)
+
+
+def _run(encoded: bytes) -> Run:
+    _, _, offset, ordinal, count, ms, _, data = decode_entry(encoded)
+    return Run(offset, ordinal, count, ms, bytes(data))
+
+
+def _entry_end_ordinal(encoded: bytes) -> int:
+    entry = decode_entry(encoded)
+    return entry.ordinal + entry.record_count
+
+
+def _entry_ms(encoded: bytes) -> int:
+    return decode_entry(encoded).ms

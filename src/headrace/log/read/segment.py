@@ -11,6 +11,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,10 +25,11 @@ from headrace.log.read.index import (
     ROW_BYTES,
     Row,
     decode_header,
-    decode_row,
+    decode_rows,
+    distrust_first_block,
+    restore_rows,
     row_position,
 )
-from headrace.log.recovery.rebuild import distrust_first_block, restore_rows
 from headrace.log.store import ColdError, Run
 
 _ROWS_AT_ONCE = 128
@@ -42,11 +44,11 @@ class DamagedRun(NamedTuple):
     """A range of a segment that its index or its checksum does not confirm."""
 
     segment: Path
+    reason: str
     offset: int
     end: int
-    ordinal: int
-    record_count: int
-    reason: str
+    ordinal: int = 0
+    record_count: int = 0
 
     def __str__(self) -> str:
         count = self.record_count
@@ -95,13 +97,10 @@ class ColdFileError(ColdError):
 
     def warm(self) -> None:
         try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            with FileIO(self._path) as file:
+                _, bad = read_patiently(file.fileno(), self._length, self._position)
         except FileNotFoundError:
             return  # deleted meanwhile: the next attempt finds out why
-        try:
-            _, bad = read_patiently(fd, self._length, self._position)
-        finally:
-            os.close(fd)
         if bad:
             # Otherwise the same call would raise ColdFileError for ever.
             self._unreadable.add(self._path, bad)
@@ -116,10 +115,9 @@ class Segments:
         self._open_max = max(2, open_files_max)
         self._wait = wait_for_disk
         self._unreadable = Unreadable()
-        self._restored: dict[tuple[int, int, int], list[Row | None]] = {}
-        """Rows of damaged indexes, restored as far as their segments allow."""
-        self._passing: dict[tuple[int, int, int], float] = {}
-        """Restored indexes for which some page was unreadable, and the time of the restoration."""
+        self._restored: dict[tuple[int, int, int], tuple[list[Row | None], float | None]] = {}
+        """Rows of damaged indexes, restored as far as their segments allow; and, if the disk could not read
+        some page, the time of the restoration."""
 
     def close(self) -> None:
         while self._open:
@@ -152,26 +150,15 @@ class Segments:
             if self._index_key(segment) in self._restored:
                 if not restored:
                     return self.read(segment, offset, bytes_max)  # damaged rows led here
-                index = path.with_suffix(".idx")
-                damaged.append(
-                    DamagedRun(
-                        index,
-                        position,
-                        position,
-                        0,
-                        0,
-                        "its rows are damaged: records are found by their sizes",
-                    )
-                )
+                reason = "its rows are damaged: records are found by their sizes"
+                damaged.append(DamagedRun(path.with_suffix(".idx"), reason, position, position))
             chosen: list[Row] = []
             for candidate in rows:
                 if taken >= bytes_max:
                     break
                 row += 1
                 if candidate is None:
-                    damaged.append(
-                        DamagedRun(path, position, position, 0, 0, "an index row is damaged")
-                    )
+                    damaged.append(DamagedRun(path, "an index row is damaged", position, position))
                     continue
                 if candidate.end <= offset:
                     continue  # a damaged row may have misled the search
@@ -223,11 +210,12 @@ class Segments:
         return self._pread(path, count * ROW_BYTES, row_position(first))
 
     def _rows(self, segment: SegmentRow, first: int, count: int) -> list[Row | None]:
-        if self._passing:
-            self._forget_passing()
-        restored = self._restored.get(self._index_key(segment))
-        if restored is not None:
-            return restored[first : first + count]
+        key = self._index_key(segment)
+        if key in self._restored:
+            restored, since_s = self._restored[key]
+            if since_s is None or time.monotonic() - since_s < UNREADABLE_S:
+                return restored[first : first + count]
+            del self._restored[key]  # the pages that the disk could not read are read again
         rows = self._rows_on_disk(segment, first, count)
         if _are_sound(rows, segment, first):
             return rows
@@ -241,18 +229,10 @@ class Segments:
         )
         if len(self._restored) >= _RESTORED_MAX:
             self._restored.clear()
-        self._restored[self._index_key(segment)] = restored
-        if self._unreadable.of(path) or self._unreadable.of(path.with_suffix(".idx")):
-            # Pages that the disk cannot read now are read again later.
-            self._passing[self._index_key(segment)] = time.monotonic()
+        is_unreadable = self._unreadable.of(path) or self._unreadable.of(path.with_suffix(".idx"))
+        since_s = time.monotonic() if is_unreadable else None
+        self._restored[self._index_key(segment)] = restored, since_s
         return restored
-
-    def _forget_passing(self) -> None:
-        """Forget rows that were restored while pages were unreadable, once these pages are read again."""
-        for key, since_s in list(self._passing.items()):
-            if time.monotonic() - since_s >= UNREADABLE_S:
-                del self._passing[key]
-                self._restored.pop(key, None)
 
     def _is_foreign(self, segment: SegmentRow) -> bool:
         """True if the index begins with a block of another index; then its rows are restored."""
@@ -267,10 +247,8 @@ class Segments:
         return True
 
     def _rows_on_disk(self, segment: SegmentRow, first: int, count: int) -> list[Row | None]:
-        data = self.packed_rows(segment, first, count)
-        whole = len(data) // ROW_BYTES
-        rows: list[Row | None] = [decode_row(data, at * ROW_BYTES) for at in range(whole)]
-        return rows + [None] * (count - whole)
+        rows = list(decode_rows(self.packed_rows(segment, first, count)))
+        return rows + [None] * (count - len(rows))
 
     @staticmethod
     def _index_key(segment: SegmentRow) -> tuple[int, int, int]:
@@ -297,7 +275,7 @@ class Segments:
                 if self._unreadable.of(path):
                     reason = "bad checksum, or the disk cannot read it"
                 damaged.append(
-                    DamagedRun(path, row.offset, row.end, row.ordinal, row.record_count, reason)
+                    DamagedRun(path, reason, row.offset, row.end, row.ordinal, row.record_count)
                 )
 
     def _pread(self, path: Path, length: int, position: int) -> bytes:

@@ -1,6 +1,9 @@
 """Reader of journal files: finds headers, frames and entries, and reports damaged bytes.
 
-Writes nothing. Elsewhere: the consequences of damage (`scan.py`). The reader accepts a frame only if the
+Writes nothing but copies of damaged bytes, to the quarantine, which is for people: the log never reads it
+again. Elsewhere: the consequences of damage (`scan.py`).
+
+The reader accepts a frame only if the
 frame has the generation of the file. The generation comes from one of the two copies of the file's header or
 from the catalogue, never from a frame.
 
@@ -13,9 +16,11 @@ import re
 import struct
 from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import suppress
+from io import FileIO
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -49,71 +54,10 @@ from headrace.log.commit.journal import (
     file_number,
     frame_bytes,
 )
-from headrace.log.disk import LoadedBytes, load
+from headrace.log.disk import Disk, LoadedBytes, load, read_patiently
+from headrace.log.layout import Layout
 
-_FILE_MAGIC = b"HRJOURN1"
-_FILE_HEADER = struct.Struct(">8sQQQ16s")
-_FRAME_MAGIC = 0x48524631
-_FRAME = struct.Struct(">IQQQII")
-_FRAME_BEGIN = struct.Struct(">IQ")
-
-
-def _parse_header1(path: Path, data: memoryview) -> JournalHeader | None:
-    if len(data) < SECTOR_BYTES:
-        return None
-    magic, generation, first, size, boot_id = _FILE_HEADER.unpack_from(data)
-    (crc,) = CRC.unpack_from(data, _FILE_HEADER.size)
-    if magic != _FILE_MAGIC or crc != crc32c(data[: _FILE_HEADER.size]):
-        return None
-    return JournalHeader(generation, file_number(path), first, None, size, boot_id)
-
-
-class Format1:
-    """Finds frames in the bytes of one file."""
-
-    frames_position = SECTOR_BYTES
-    head_bytes = _FRAME.size + CRC.size
-    entries_are_seeded = False
-
-    def __init__(self, data: memoryview, header: JournalHeader) -> None:
-        self._data = data
-        self._header = header
-
-    def frame_bytes(self, length: int) -> int:
-        return -(-(self.head_bytes + length) // SECTOR_BYTES) * SECTOR_BYTES
-
-    def seed(self, sequence: int) -> int:
-        return 0
-
-    def head_at(self, position: int) -> FrameHead | None:
-        if position + self.head_bytes > len(self._data):
-            return None
-        magic, generation, sequence, synced, length, body_crc = _FRAME.unpack_from(
-            self._data, position
-        )
-        if magic != _FRAME_MAGIC or generation != self._header.generation:
-            return None
-        (crc,) = CRC.unpack_from(self._data, position + _FRAME.size)
-        if crc != crc32c(self._data[position : position + _FRAME.size]):
-            return None
-        first = self._header.first
-        return FrameHead(
-            generation, self._header.file, first, position, sequence, synced, length, body_crc
-        )
-
-    def next_head(self, position: int) -> FrameHead | None:
-        """Return the first frame that begins at or after `position`."""
-        begin = _FRAME_BEGIN.pack(_FRAME_MAGIC, self._header.generation)
-        whole: bytes = self._data.obj  # type: ignore[assignment]
-        while (position := whole.find(begin, position)) >= 0:
-            head = self.head_at(position) if position % SECTOR_BYTES == 0 else None
-            if head is not None:
-                return head
-            position += 1
-        return None
-
-
-CUT = "the file was cut"
+CUT = "the file was truncated"
 """Reason of a Problem that no crash explains: a file is complete on disk before it gets its name."""
 
 _CHECKED_ENTRY = struct.Struct(ENTRY.format + "I")
@@ -158,108 +102,6 @@ def read_header(path: Path, generation: int = 0) -> JournalHeader | None:
     return _header(path, load(path, FRAMES_POSITION).data, generation)
 
 
-def _header(path: Path, data: memoryview, generation: int) -> JournalHeader | None:
-    found = [
-        header
-        for position in HEADER_POSITIONS
-        if (header := _parse_header(path, data, position)) is not None
-    ]
-    old = _parse_header1(path, data)
-    if not found or old is None:
-        return max(found, key=lambda one: (one.generation == generation, one.first), default=old)
-    # A file of format 1 was put to use again, and the machine crashed before the write was complete.
-    return max(*found, old, key=lambda one: one.first)
-
-
-def _parse_header(path: Path, data: memoryview, position: int) -> JournalHeader | None:
-    if position + BLOCK_BYTES > len(data):
-        return None
-    magic, *fields = FILE_HEADER.unpack_from(data, position)
-    (crc,) = CRC.unpack_from(data, position + FILE_HEADER.size)
-    if magic != FILE_MAGIC or crc != crc32c(data[position : position + FILE_HEADER.size]):
-        return None
-    header = JournalHeader(*fields)
-    return header if header.file == file_number(path) else None
-
-
-class _Format(Protocol):
-    """The layout of frames in a file."""
-
-    frames_position: int
-    head_bytes: int
-    entries_are_seeded: bool
-
-    def frame_bytes(self, length: int) -> int: ...
-    def seed(self, sequence: int) -> int: ...
-    def head_at(self, position: int) -> FrameHead | None: ...
-    def next_head(self, position: int) -> FrameHead | None: ...
-
-
-class _Format2:
-    """Finds frames of the present format in the bytes of one file."""
-
-    frames_position = FRAMES_POSITION
-    head_bytes = FRAME_HEAD_BYTES
-    entries_are_seeded = True
-
-    def __init__(self, data: memoryview, file: int, generation: int, first: int | None) -> None:
-        self._data = data
-        self._file = file
-        self._generation = generation
-        self._first = first
-        self._heads: list[FrameHead] | None = None
-        if first is None:
-            # Without a header, the last use of the file counts.
-            self._first = max((head.first for head in self._all_heads()), default=0)
-            self._heads = None
-
-    def frame_bytes(self, length: int) -> int:
-        return frame_bytes(length)
-
-    def seed(self, sequence: int) -> int:
-        return entry_seed(self._generation, sequence)
-
-    def head_at(self, position: int) -> FrameHead | None:
-        head = self._parse(position, HEAD_MAGIC)
-        return head if head is not None and head.position == position else None
-
-    def next_head(self, position: int) -> FrameHead | None:
-        """Return the first frame that begins at or after `position`, found by its head or its foot."""
-        if self._heads is None:
-            self._heads = self._all_heads()
-        number = bisect_left(self._heads, position, key=attrgetter("position"))
-        return self._heads[number] if number < len(self._heads) else None
-
-    def _all_heads(self) -> list[FrameHead]:
-        found: dict[int, FrameHead] = {}
-        for magic in (HEAD_MAGIC, FOOT_MAGIC):
-            begin = FRAME_BEGIN.pack(magic, self._generation)
-            whole: bytes = self._data.obj  # type: ignore[assignment]
-            position = FRAMES_POSITION - 1
-            while (position := whole.find(begin, position + 1)) >= 0:
-                head = self._parse(position, magic)
-                if head is None:
-                    continue
-                end = head.position + frame_bytes(head.length)
-                place = head.position if magic == HEAD_MAGIC else end - FRAME_FOOT_BYTES
-                if position == place:
-                    found[head.position] = head
-        return sorted(found.values(), key=attrgetter("position"))
-
-    def _parse(self, position: int, magic: int) -> FrameHead | None:
-        if position + FRAME_HEAD_BYTES > len(self._data):
-            return None
-        found, *fields = FRAME.unpack_from(self._data, position)
-        head = FrameHead(*fields)
-        if found != magic or (head.generation, head.file) != (self._generation, self._file):
-            return None
-        if self._first is not None and head.first != self._first:
-            return None
-        (crc,) = CRC.unpack_from(self._data, position + FRAME.size)
-        holds: bool = crc == crc32c(self._data[position : position + FRAME.size])
-        return head if holds else None
-
-
 def read_frames(
     path: Path,
     until: int | None = None,
@@ -283,11 +125,10 @@ def read_frames(
             if until is not None:
                 yield Problem(name, 0, until, "neither copy of the file's header can be read")
             return
-        format_: _Format = _Format2(data, file_number(path), generation, None)
-    elif header.applied is None:
-        format_ = Format1(data, header)
+        format_ = _Format(data, file_number(path), generation, None)
     else:
-        format_ = _Format2(data, header.file, header.generation, header.first)
+        kind = _Format1 if header.applied is None else _Format
+        format_ = kind(data, header.file, header.generation, header.first)
     if header is None or header.applied is not None:
         yield from _header_problems(path, data, header, format_)
     position = format_.frames_position
@@ -320,7 +161,7 @@ def read_frames(
 
 
 def _header_problems(
-    path: Path, data: memoryview, header: JournalHeader | None, format_: _Format
+    path: Path, data: memoryview, header: JournalHeader | None, format_: "_Format"
 ) -> Iterator[Problem]:
     if header is None and format_.next_head(0) is None:
         return
@@ -328,6 +169,139 @@ def _header_problems(
         if header is None or _parse_header(path, data, position) != header:
             reason = "a copy of the file's header is damaged"
             yield Problem(path.name, position, BLOCK_BYTES, reason, harmless=True)
+
+
+_FILE_MAGIC_1 = b"HRJOURN1"
+_FILE_HEADER_1 = struct.Struct(">8sQQQ16s")
+_FRAME_MAGIC_1 = 0x48524631
+_FRAME_1 = struct.Struct(">IQQQII")
+
+
+def _header(path: Path, data: memoryview, generation: int) -> JournalHeader | None:
+    found = [
+        header
+        for position in HEADER_POSITIONS
+        if (header := _parse_header(path, data, position)) is not None
+    ]
+    old = _parse_header_1(path, data)
+    if not found or old is None:
+        return max(found, key=lambda one: (one.generation == generation, one.first), default=old)
+    # A file of format 1 was put to use again, and the machine crashed before the write was complete.
+    return max(*found, old, key=lambda one: one.first)
+
+
+def _parse_header(path: Path, data: memoryview, position: int) -> JournalHeader | None:
+    if position + BLOCK_BYTES > len(data):
+        return None
+    magic, *fields = _checked(FILE_HEADER, data, position)
+    header = JournalHeader(*fields) if magic == FILE_MAGIC else None
+    return header if header is not None and header.file == file_number(path) else None
+
+
+def _parse_header_1(path: Path, data: memoryview) -> JournalHeader | None:
+    if len(data) < SECTOR_BYTES:
+        return None
+    magic, *fields = _checked(_FILE_HEADER_1, data, 0)
+    if magic != _FILE_MAGIC_1:
+        return None
+    generation, first, size, boot_id = fields
+    return JournalHeader(generation, file_number(path), first, None, size, boot_id)
+
+
+def _checked(fields: struct.Struct, data: memoryview, position: int) -> tuple[Any, ...]:
+    """Return the fields at `position`; (None,) unless the checksum after them is correct."""
+    end = position + fields.size
+    if end + CRC.size > len(data) or CRC.unpack_from(data, end)[0] != crc32c(data[position:end]):
+        return (None,)
+    return fields.unpack_from(data, position)
+
+
+class _Format:
+    """Finds frames of the present format in the bytes of one file."""
+
+    frames_position = FRAMES_POSITION
+    head_bytes = FRAME_HEAD_BYTES
+    entries_are_seeded = True
+
+    def __init__(self, data: memoryview, file: int, generation: int, first: int | None) -> None:
+        self._data = data
+        self._whole: bytes = data.obj  # type: ignore[assignment]
+        self._file = file
+        self._generation = generation
+        self._first = first
+        self._heads: list[FrameHead] | None = None
+        if first is None:
+            # Without a header, the last use of the file counts.
+            self._first = max((head.first for head in self._all_heads()), default=0)
+
+    def frame_bytes(self, length: int) -> int:
+        return frame_bytes(length)
+
+    def seed(self, sequence: int) -> int:
+        return entry_seed(self._generation, sequence)
+
+    def head_at(self, position: int) -> FrameHead | None:
+        head = self._parse(position, HEAD_MAGIC)
+        return head if head is not None and head.position == position else None
+
+    def next_head(self, position: int) -> FrameHead | None:
+        """Return the first frame that begins at or after `position`, found by its head or its foot."""
+        if self._heads is None:
+            self._heads = self._all_heads()
+        number = bisect_left(self._heads, position, key=attrgetter("position"))
+        return self._heads[number] if number < len(self._heads) else None
+
+    def _all_heads(self) -> list[FrameHead]:
+        found: dict[int, FrameHead] = {}
+        for magic in (HEAD_MAGIC, FOOT_MAGIC):
+            begin = FRAME_BEGIN.pack(magic, self._generation)
+            position = FRAMES_POSITION - 1
+            while (position := self._whole.find(begin, position + 1)) >= 0:
+                head = self._parse(position, magic)
+                if head is None:
+                    continue
+                end = head.position + frame_bytes(head.length)
+                if position == (head.position if magic == HEAD_MAGIC else end - FRAME_FOOT_BYTES):
+                    found[head.position] = head
+        return sorted(found.values(), key=attrgetter("position"))
+
+    def _parse(self, position: int, magic: int) -> FrameHead | None:
+        found, *fields = _checked(FRAME, self._data, position)
+        if found != magic:
+            return None
+        head = FrameHead(*fields)
+        belongs = (head.generation, head.file) == (self._generation, self._file)
+        return head if belongs and self._first in (None, head.first) else None
+
+
+class _Format1(_Format):
+    """Finds frames of format 1."""
+
+    frames_position = SECTOR_BYTES
+    head_bytes = _FRAME_1.size + CRC.size
+    entries_are_seeded = False
+
+    def frame_bytes(self, length: int) -> int:
+        return -(-(self.head_bytes + length) // SECTOR_BYTES) * SECTOR_BYTES
+
+    def seed(self, sequence: int) -> int:
+        return 0
+
+    def head_at(self, position: int) -> FrameHead | None:
+        magic, *fields = _checked(_FRAME_1, self._data, position)
+        if magic != _FRAME_MAGIC_1 or fields[0] != self._generation:
+            return None
+        return FrameHead(self._generation, self._file, self._first or 0, position, *fields[1:])
+
+    def next_head(self, position: int) -> FrameHead | None:
+        """Return the first frame that begins at or after `position`."""
+        begin = FRAME_BEGIN.pack(_FRAME_MAGIC_1, self._generation)
+        while (position := self._whole.find(begin, position)) >= 0:
+            head = self.head_at(position) if position % SECTOR_BYTES == 0 else None
+            if head is not None:
+                return head
+            position += 1
+        return None
 
 
 def _frame(
@@ -477,3 +451,20 @@ def _next_entry(data: memoryview, position: int, stop: int, seed: int, before: i
         if begin + size <= stop and _entry_at(data, begin, seed)[0] is not None:
             return begin
     return None
+
+
+def quarantine(layout: Layout, disk: Disk, path: Path, problem: Problem) -> None:
+    """Keep the damaged part of a journal file for people to inspect, before the file is recycled."""
+    layout.quarantine.mkdir(exist_ok=True)
+    with FileIO(path) as file:
+        damaged, _ = read_patiently(file.fileno(), problem.length, problem.position)
+    # The same bytes get the same name, so that an applier that retries keeps them once.
+    name = f"journal-{path.stem}-{problem.position}-{crc32c(damaged):08x}.bin"
+    disk.write_file(layout.quarantine / name, [damaged])
+
+
+def quarantine_file(layout: Layout, path: Path) -> None:
+    """Keep a file that will be deleted, under another name; takes no extra room before the deletion."""
+    layout.quarantine.mkdir(exist_ok=True)
+    with suppress(FileExistsError, FileNotFoundError):
+        Disk().link(path, layout.quarantine / f"staged-{path.name}.bin")

@@ -1,29 +1,34 @@
-"""Repair of damage by a disk or a person: index files, missing segments, the whole catalogue.
+"""The catalogue at the start of a server: opened, migrated from an earlier format, or rebuilt.
 
-Runs before the server serves. Reports as text what was repaired and what is lost.
+A catalogue that is missing or damaged anywhere is rebuilt from the index files, from its readable rows, and
+from its backup.
 
-Damaged index rows are restored from the segment, which holds the same facts. Rows follow each other without a
-gap, from the segment's first record to its last. So the valid rows are those that continue from the
-beginning, and those that lead to the end. Between these two, the sizes of the records tell where each record
-begins. The sizes are trusted if following them leads exactly to the next valid row.
+Earlier versions gave ordinary topics names that are reserved now. Such a topic must be deleted with that
+version before this one starts. All other old names are translated where they are read: catalogue rows in
+`log/catalogue/catalogue.py`, journal entries in `log/apply/changes.py`, index headers in `log/read/index.py`,
+staged blocks in `log/batch/blocks.py`.
 """
 
-import os
+import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import msgspec
 from crc32c import crc32c
 
+from headrace.errors import DataDirectoryError
+from headrace.log.apply.changes import names_in
 from headrace.log.catalogue.catalogue import (
     BACKUP_NAME,
     FILE_NAME,
     Catalogue,
     DamagedCatalogueError,
+    UnreadableCatalogueError,
 )
 from headrace.log.catalogue.pages import Pages, row_key
 from headrace.log.catalogue.rows import (
@@ -40,210 +45,121 @@ from headrace.log.catalogue.rows import (
     TopicRow,
     present,
 )
+from headrace.log.commit import journal
 from headrace.log.commit.journal import StagedFiles
-from headrace.log.disk import Disk, load, read_patiently
+from headrace.log.disk import ATTEMPTS_MAX, RETRY_S, Disk, load, read_patiently
 from headrace.log.layout import Layout, SegmentFile
 from headrace.log.read.index import (
     HEADER_BYTES,
-    ROW_BYTES,
-    RUN_BYTES_MAX,
-    RUN_RECORDS_MAX,
     Header,
     Row,
     decode_header,
     decode_rows,
-    encode_header,
-    encode_row,
     is_old_header,
     name_in_header,
-    row_position,
 )
-from headrace.log.records import walk
-from headrace.log.recovery.reserved_names import check_unreserved, is_reserved, log_renamed
-from headrace.model import RECORD_HEADER_BYTES, Durability
+from headrace.log.recovery.frames import Frame, read_frames, read_header
+from headrace.model import ENVELOPE_PREFIXES, Durability, present_name
 from headrace.printing import quoted
 
-_BLOCK_BYTES = 4096
+logger = logging.getLogger(__name__)
 
-Read = Callable[[int, int], bytes]
-"""Function that reads a number of bytes of the segment from an offset on; fewer at the segment's end."""
-
-
-def distrust_first_block(rows: Sequence[Row | None]) -> list[Row | None]:
-    """Return the rows, with None for those in the header's block, which belongs to another segment."""
-    shared = (_BLOCK_BYTES - HEADER_BYTES) // ROW_BYTES + 1
-    return [*[None] * min(shared, len(rows)), *rows[shared:]]
+_NEW_NAME = "catalogue.rebuilt.sqlite"
+_RESERVED = tuple(prefix.encode() for prefix in ENVELOPE_PREFIXES)
 
 
-def restore_rows(rows: Sequence[Row | None], segment: SegmentRow, read: Read) -> list[Row | None]:
-    """Return the rows of a whole index; None for each row that cannot be restored."""
-    first = _lead_on(rows, segment)
-    last = _lead_back(rows, segment, first)
-    gap = _gap(rows, segment, first, last)
-    if first == last and (gap.base, gap.first_ordinal) == (gap.end, gap.end_ordinal):
-        return list(rows)
-    # A misplaced row may fit on one side. If the records do not fit, its neighbours are not trusted either.
-    for before, after in ((first, last), (max(0, first - 1), min(len(rows), last + 1))):
-        made = _rows_of(_gap(rows, segment, before, after), read)
-        if made is not None:
-            return [*rows[:before], *made, *rows[after:]]
-    # The segment is damaged there too: only the rows that are valid by themselves remain.
-    return [
-        *rows[:first],
-        *(_if_inside(row, gap) for row in rows[first:last]),
-        *rows[last:],
-    ]
+def open_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Catalogue, bool]:
+    """Return the catalogue, and True if it had to be rebuilt."""
+    path = layout.root / FILE_NAME
+    reason = f"{path} is missing"
+    if not path.exists():
+        if _is_empty(layout):
+            return Catalogue.create(layout.root), False
+    else:
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                return _open_sound(layout), False
+            except UnreadableCatalogueError as error:
+                reason = str(error)
+                time.sleep(RETRY_S)  # the disk may fail for a moment
+            except DamagedCatalogueError as error:
+                reason = str(error)
+                break
+    reports.append(f"the catalogue is rebuilt: {reason}")
+    return rebuild_catalogue(layout, disk, reports), True
 
 
-def _gap(rows: Sequence[Row | None], segment: SegmentRow, first: int, last: int) -> SegmentRow:
-    """Describe the records between two rows, as if they were a segment."""
-    before = rows[first - 1] if first else None
-    after = rows[last] if last < len(rows) else None
-    return SegmentRow(
-        segment.topic_id,
-        before.end if before else segment.base,
-        after.offset if after else segment.end,
-        last - first,
-        before.ordinal + before.record_count if before else segment.first_ordinal,
-        after.ordinal if after else segment.end_ordinal,
-        before.ms if before else segment.first_ms,
-        # The time is never too early: a reader that asks for a time gets some extra records, and misses none.
-        after.ms if after else segment.last_ms,
+def _open_sound(layout: Layout) -> Catalogue:
+    catalogue = Catalogue.open(layout.root)
+    try:
+        if catalogue.is_blank() and _is_empty(layout):
+            catalogue.make()  # the very first start was interrupted before this
+        catalogue.check()
+        meta = catalogue.meta()
+        renamed = 0
+        if meta.format < RENAMED_FORMAT:
+            names = catalogue.names_in_file()
+            renamed = check_unreserved(layout, names, meta.applied, meta.generation)
+        catalogue.migrate()
+        log_renamed(renamed)
+    except DataDirectoryError:
+        catalogue.close()
+        raise
+    return catalogue
+
+
+def _is_empty(layout: Layout) -> bool:
+    return not any(map(read_header, layout.journal_files())) and not any(
+        next(layout.files(suffix), None) for suffix in (".idx", ".log")
     )
 
 
-def _if_inside(row: Row | None, gap: SegmentRow) -> Row | None:
-    return row if row is not None and gap.base <= row.offset < row.end <= gap.end else None
+def is_reserved(name: bytes) -> bool:
+    """True if a topic of this name is a channel or a log of Logux."""
+    return name.startswith(_RESERVED)
 
 
-def _lead_on(rows: Sequence[Row | None], segment: SegmentRow) -> int:
-    """Return the number of the first row that does not continue from the beginning."""
-    offset, ordinal = segment.base, segment.first_ordinal
-    for number, row in enumerate(rows):
-        if row is None or (row.offset, row.ordinal) != (offset, ordinal) or row.end > segment.end:
-            return number
-        offset, ordinal = row.end, row.ordinal + row.record_count
-    return len(rows)
+def check_unreserved(
+    layout: Layout, named: Mapping[int, bytes], applied: int, generation: int
+) -> int:
+    """Raise DataDirectoryError if an earlier version has left a topic with a name that is reserved now.
 
-
-def _lead_back(rows: Sequence[Row | None], segment: SegmentRow, first: int) -> int:
-    """Return the number of the first row from which rows lead to the end, at least `first`."""
-    offset, ordinal = segment.end, segment.end_ordinal
-    for number in range(len(rows), first, -1):
-        row = rows[number - 1]
-        if row is None or (row.end, row.ordinal + row.record_count) != (offset, ordinal):
-            return number
-        offset, ordinal = row.offset, row.ordinal
-    return first
-
-
-def _rows_of(gap: SegmentRow, read: Read) -> list[Row | None] | None:
-    """Build the missing rows from the records in the gap; return None if the records do not fit."""
-    rows: list[Row | None] = []
-    offset, ordinal = gap.base, gap.first_ordinal
-    for left in range(gap.rows, 0, -1):
-        # Each further row needs at least one record.
-        count_max = min(RUN_RECORDS_MAX, gap.end_ordinal - ordinal - (left - 1))
-        block = read(offset, min(gap.end - offset, RUN_BYTES_MAX))
-        length, count = walk(block, count_max)
-        if not count:
-            return None
-        rows.append(Row(offset, length, ordinal, count, gap.last_ms, crc32c(block[:length])))
-        offset += length
-        ordinal += count
-    return rows if rows and (offset, ordinal) == (gap.end, gap.end_ordinal) else None
-
-
-_NEW_NAME = "catalogue.rebuilt.sqlite"
-
-
-def repair_segments(layout: Layout, disk: Disk, catalogue: Catalogue) -> list[str]:
-    """Make files and catalogue consistent; return reports for an operator."""
-    reports: list[str] = []
-    sizes = {file.path: file.size for suffix in (".log", ".idx") for file in layout.files(suffix)}
-    repaired: list[SegmentRow] = []
-    for segment in catalogue.all_segments():
-        path = layout.segment(segment.topic_id, segment.base)
-        size = sizes.pop(path, None)
-        if size is None or size < segment.end - segment.base:
-            lost = segment.end - segment.base - (size or 0)
-            reports.append(f"segment {path.name}: damage: its last {lost} bytes are lost")
-            if size is None:
-                disk.close(disk.open(path, create=True))
-        index = path.with_suffix(".idx")
-        index_size = sizes.pop(index, None)
-        if index_size is None or index_size < row_position(segment.rows):
-            row = catalogue.topic_by_id(segment.topic_id)
-            if row is not None:
-                fixed = _rebuild_index(layout, disk, row, segment)
-                repaired.append(fixed.segment)
-                reports.append(
-                    f"index {index.name}: damage: it was incomplete and is rebuilt, "
-                    f"{fixed.lost} records could not be found again"
-                )
-    # A file that the catalogue does not name was deleted, or is unfinished and still in the journal.
-    for orphan in sizes:
-        disk.unlink(orphan)
-    with catalogue.transaction():
-        catalogue.put(repaired)
-    return reports
-
-
-class _Fixed(NamedTuple):
-    segment: SegmentRow
-    lost: int
-
-
-def _rebuild_index(layout: Layout, disk: Disk, topic: TopicRow, segment: SegmentRow) -> _Fixed:
-    """Write a new index: keep the first rows while they are valid, make the others from the records."""
-    path = layout.index(segment.topic_id, segment.base)
-    rows: list[Row] = []
-    if path.exists():
-        for row in decode_rows(bytes(load(path).data)[HEADER_BYTES:]):
-            if row is None or row.offset != (rows[-1].end if rows else segment.base):
-                break
-            rows.append(row)
-    rows += _rows_from_records(layout, segment, rows[-1] if rows else None)
-    header = Header(topic.id, topic.epoch, segment.base, segment.first_ordinal, topic.name.decode())
-    made = path.with_suffix(".new")
-    fd = disk.open(made, create=True)
-    try:
-        disk.cut(fd, 0)
-        disk.write(fd, [encode_header(header), *map(encode_row, rows)], 0)
-        disk.sync(fd)
-    finally:
-        disk.close(fd)
-    disk.rename(made, path)
-    disk.sync_directory(path.parent)
-    found = rows[-1].ordinal + rows[-1].record_count if rows else segment.first_ordinal
-    return _Fixed(segment._replace(rows=len(rows)), segment.end_ordinal - found)
-
-
-def _rows_from_records(layout: Layout, segment: SegmentRow, last: Row | None) -> list[Row]:
-    """Return rows for the records after `last`.
-
-    The sizes of records are trusted if following them leads to exactly the segment's end and number of
-    records. Otherwise some of the bytes are damaged, and runs that could be zeros are not taken for records.
+    Returns the number of topics whose name changes. `named` has topics by number, with their names in the
+    files. Commits of the journal after `applied` create and destroy others.
     """
-    offset = last.end if last else segment.base
-    ordinal = last.ordinal + last.record_count if last else segment.first_ordinal
-    # The time is never too early: a reader that asks for a time gets some extra records, and misses none.
-    ms = segment.last_ms
-    rows: list[Row] = []
-    with layout.segment(segment.topic_id, segment.base).open("rb") as file:
-        while offset < segment.end and ordinal < segment.end_ordinal:
-            wanted = min(segment.end - offset, RUN_BYTES_MAX)
-            block, _ = read_patiently(file.fileno(), wanted, offset - segment.base)
-            length, count = walk(block, min(RUN_RECORDS_MAX, segment.end_ordinal - ordinal))
-            if not count:
-                break
-            rows.append(Row(offset, length, ordinal, count, ms, crc32c(block[:length])))
-            offset += length
-            ordinal += count
-    if (offset, ordinal) != (segment.end, segment.end_ordinal):
-        while rows and rows[-1].length == rows[-1].record_count * RECORD_HEADER_BYTES:
-            rows.pop()
-    return rows
+    names = dict(named)
+    destroyed: set[int] = set()
+    for path in layout.journal_files():
+        for frame in read_frames(path, generation=generation):
+            if not isinstance(frame, Frame) or frame.sequence <= applied:
+                continue
+            for entry in frame.entries:
+                if entry.kind == journal.DESTROY:
+                    destroyed.add(entry.topic_id)
+                elif entry.kind in journal.PRESENT_KINDS:
+                    # Read as an entry of the present kind, it keeps the name that is in the file.
+                    kept = entry._replace(kind=journal.PRESENT_KINDS[entry.kind])
+                    names |= {one.topic_id: one.name for one in names_in(kept)}
+    living = {name for number, name in names.items() if number not in destroyed}
+    found = sorted(name.decode() for name in living if is_reserved(name))
+    if found:
+        more = f" and {len(found) - 1} others" if len(found) > 1 else ""
+        raise DataDirectoryError(
+            f"the data directory {layout.root} has a topic {quoted(found[0])}{more}, and names that begin "
+            "with '$channel/' or '$logux/' are reserved now: start the earlier version again, export such "
+            "topics or publish their records under another name, delete them, and then start this version; "
+            "nothing was changed"
+        )
+    return sum(present_name(name) != name for name in living)
+
+
+def log_renamed(topics: int) -> None:
+    if topics:
+        logger.info(
+            "%d topics are renamed: names that began with channel/ and logux/ begin with $channel/ and "
+            "$logux/ from now on",
+            topics,
+        )
 
 
 def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalogue:
@@ -271,7 +187,7 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
         kept[row.name] = row
     ids = {row.id for row in kept.values()}
     segments = [row for topic_id in ids for row in found.segments.get(topic_id, ())]
-    _set_aside_segments(layout, {(row.topic_id, row.base) for row in segments}, reports)
+    reports += _set_aside_segments(layout, disk, {(row.topic_id, row.base) for row in segments})
     ends = [(row.end_offset, row.end_ordinal, row.epoch) for row in kept.values()]
     ends += [(row.end_offset, row.end_ordinal, row.epoch) for row in old.tombstones]
     ends += [(old.meta.floor_offset, old.meta.floor_ordinal, old.meta.floor_epoch)]
@@ -301,14 +217,14 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
             )
         )
     catalogue.close()
-    _set_aside(layout.root / FILE_NAME)
+    _set_aside(layout.root / FILE_NAME, disk)
     disk.rename(layout.root / _NEW_NAME, layout.root / FILE_NAME)
     disk.sync_directory(layout.root)
     reports.append(
-        f"{len(kept)} topics were found again; cursors, producers, batches and notes are {old.origin}"
+        f"{len(kept)} topics were recovered; cursors, producers, batches and notes are {old.origin}"
     )
     reports += [
-        f"batch {row.number} of producer {quoted(row.producer.decode())} goes on from where the backup says: "
+        f"batch {row.number} of producer {quoted(row.producer.decode())} continues where the backup says: "
         "some of its records may be appended twice"
         for row in old.stale_batches
     ]
@@ -358,7 +274,7 @@ class _Salvage:
                 self.notes |= {row.key: row for row in old.rows(NoteRow)}
                 batches = {(row.producer, row.number): row for row in old.rows(BatchRow)}
                 self._take_batches(layout, batches, backup=name == BACKUP_NAME)
-                self._take_meta(old.rows(MetaRow))
+                self.meta = old.meta() or self.meta
                 if old.has_rows:
                     origins.append(origin)
         self.origin = "from " + " and ".join(origins) if origins else "lost"
@@ -376,11 +292,6 @@ class _Salvage:
             row for row in self.stale_batches if (row.producer, row.number) not in found
         ]
 
-    def _take_meta(self, rows: list[MetaRow]) -> None:
-        with suppress(msgspec.MsgspecError):
-            for row in rows:
-                self.meta = msgspec.msgpack.decode(row.value, type=DirectoryMeta)
-
     def destroyed(self, name: bytes, epoch: int) -> bool:
         return any(row.name == name and row.epoch >= epoch for row in self.tombstones)
 
@@ -389,10 +300,9 @@ def _format(layout: Layout, name: str) -> int | None:
     """Return the format of a catalogue that may be damaged; None if the format is not known."""
     if not (layout.root / name).exists():
         return None
-    with suppress(msgspec.MsgspecError), _Old(layout.root, name, is_old=False) as old:
-        for row in old.rows(MetaRow):
-            return msgspec.msgpack.decode(row.value, type=DirectoryMeta).format
-    return None
+    with _Old(layout.root, name, is_old=False) as old:
+        meta = old.meta()
+        return meta.format if meta is not None else None
 
 
 class _Old:
@@ -415,12 +325,18 @@ class _Old:
         if self._catalogue is not None:
             self._catalogue.close()
 
+    def meta(self) -> DirectoryMeta | None:
+        with suppress(msgspec.MsgspecError):
+            for row in self.rows(MetaRow):
+                return msgspec.msgpack.decode(row.value, type=DirectoryMeta)
+        return None
+
     def rows(self, kind: type[R]) -> list[R]:
         """Return the rows of a kind with a correct checksum."""
         found: list[R] = []
         whole = False
         if self._catalogue is not None:
-            found, whole = self._catalogue.salvage_all(kind)
+            found, whole = self._catalogue.salvage(kind)
         if not whole:
             if self._pages is None:
                 self._pages = Pages(self._path)
@@ -454,22 +370,18 @@ class _Found:
             self.ids.add(file.topic_id)
             data = bytes(load(file.path).data)
             header, segment = _read_index(file, data)
-            self._look_at_name(file, header, data)
-            known = self.headers.get(file.topic_id)
-            if header is not None and (known is None or known.base < header.base):
-                self.headers[file.topic_id] = header
+            if header is not None:
+                if not is_old_header(data):
+                    self.renamed = True
+                elif is_reserved(name_in_header(data)):
+                    self.ordinary.add(file.topic_id)
+                known = self.headers.get(file.topic_id)
+                if known is None or known.base < header.base:
+                    self.headers[file.topic_id] = header
             if segment is not None:
                 self.segments[file.topic_id].append(segment)
         for rows in self.segments.values():
             rows.sort()
-
-    def _look_at_name(self, file: SegmentFile, header: Header | None, data: bytes) -> None:
-        if header is None:
-            return
-        if not is_old_header(data):
-            self.renamed = True
-        elif is_reserved(name_in_header(data)):
-            self.ordinary.add(file.topic_id)
 
 
 def _topic(topic_id: int, found: _Found, old: _Salvage) -> TopicRow | None:
@@ -482,16 +394,17 @@ def _topic(topic_id: int, found: _Found, old: _Salvage) -> TopicRow | None:
     if salvaged is None:
         if header is None or not segments or old.destroyed(header.name.encode(), header.epoch):
             return None
+        first = segments[0]
         salvaged = TopicRow(
-            topic_id,
-            header.name.encode(),
-            header.epoch,
-            Durability.SYNCED.value.encode(),
-            segments[0].base,
-            segments[0].first_ordinal,
-            segments[0].base,
-            segments[0].first_ordinal,
-            segments[0].first_ms,
+            id=topic_id,
+            name=header.name.encode(),
+            epoch=header.epoch,
+            durability=Durability.SYNCED.value.encode(),
+            start_offset=first.base,
+            start_ordinal=first.first_ordinal,
+            end_offset=first.base,
+            end_ordinal=first.first_ordinal,
+            last_ms=first.first_ms,
         )
     if not segments:
         return salvaged
@@ -508,22 +421,22 @@ def _topic(topic_id: int, found: _Found, old: _Salvage) -> TopicRow | None:
     )
 
 
-def _set_aside(path: Path) -> None:
+def _set_aside(path: Path, disk: Disk) -> None:
     stamp = int(time.time() * 1000)
     for suffix in ("-wal", "-shm", ""):
         old = path.with_name(path.name + suffix)
         if old.exists():
-            os.replace(old, path.with_name(f"damaged-{stamp}-{old.name}"))
+            disk.rename(old, path.with_name(f"damaged-{stamp}-{old.name}"))
 
 
-def _set_aside_segments(layout: Layout, known: set[tuple[int, int]], reports: list[str]) -> None:
+def _set_aside_segments(layout: Layout, disk: Disk, known: set[tuple[int, int]]) -> Iterator[str]:
     """Move unknown files to the quarantine: they may hold records that are not in the journal."""
     for suffix in (".log", ".idx"):
         for file in layout.files(suffix):
             if (file.topic_id, file.base) not in known and file.size:
                 layout.quarantine.mkdir(exist_ok=True)
-                os.replace(file.path, layout.quarantine / file.path.name)
-                reports.append(f"{file.path.name} has lost its place: kept in quarantine")
+                disk.rename(file.path, layout.quarantine / file.path.name)
+                yield f"{file.path.name} belongs to no known topic: kept in quarantine"
 
 
 def _read_index(file: SegmentFile, data: bytes) -> tuple[Header | None, SegmentRow | None]:
@@ -536,22 +449,21 @@ def _read_index(file: SegmentFile, data: bytes) -> tuple[Header | None, SegmentR
     if not good:
         return header, None
     first, last = good[0], good[-1]
-    first_ordinal = header.first_ordinal if header else first.ordinal
     return header, SegmentRow(
-        file.topic_id,
-        file.base,
-        last.end,
-        len(rows),
-        first_ordinal,
-        last.ordinal + last.record_count,
-        first.ms,
-        last.ms,
+        topic_id=file.topic_id,
+        base=file.base,
+        end=last.end,
+        rows=len(rows),
+        first_ordinal=header.first_ordinal if header else first.ordinal,
+        end_ordinal=last.end_ordinal,
+        first_ms=first.ms,
+        last_ms=last.ms,
     )
 
 
 def _row_holds(path: Path, base: int, row: Row | None) -> bool:
     if row is None or not path.exists():
         return False
-    with path.open("rb") as file:
+    with FileIO(path) as file:
         data, _ = read_patiently(file.fileno(), row.length, row.offset - base)
         return crc32c(data) == row.crc

@@ -9,7 +9,9 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from io import FileIO
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -18,23 +20,24 @@ from headrace.config.settings import TopicRule
 from headrace.errors import DataDirectoryError
 from headrace.log.apply.applier import Applier
 from headrace.log.batch.staging import remove_unfinished
-from headrace.log.catalogue.catalogue import (
-    BACKUP_NAME,
-    FILE_NAME,
-    Catalogue,
-    DamagedCatalogueError,
-    UnreadableCatalogueError,
-)
-from headrace.log.catalogue.rows import RENAMED_FORMAT, TopicRow
-from headrace.log.disk import ATTEMPTS_MAX, RETRY_S, Disk
+from headrace.log.catalogue.catalogue import BACKUP_NAME, Catalogue, open_unchanged
+from headrace.log.catalogue.rows import RENAMED_FORMAT, SegmentRow, TopicRow
+from headrace.log.disk import Disk, load, read_patiently
 from headrace.log.layout import Layout
-from headrace.log.recovery.frames import read_header
-from headrace.log.recovery.quarantine import quarantine, quarantine_journal
-from headrace.log.recovery.rebuild import rebuild_catalogue, repair_segments
-from headrace.log.recovery.reserved_names import check_unreserved, log_renamed
+from headrace.log.read.index import (
+    HEADER_BYTES,
+    Header,
+    Row,
+    decode_rows,
+    encode_header,
+    encode_row,
+    row_position,
+    rows_of_records,
+)
+from headrace.log.recovery.frames import quarantine
+from headrace.log.recovery.rebuild import open_catalogue, rebuild_catalogue
 from headrace.log.recovery.scan import JournalScan
-from headrace.log.verify.inspect import open_unchanged
-from headrace.model import JUMP, Durability
+from headrace.model import JUMP, RECORD_HEADER_BYTES, Durability
 
 
 class Recovered(NamedTuple):
@@ -54,26 +57,26 @@ def recover(
     """Bring every acknowledged record into the segments, and make the catalogue match them."""
     reports: list[str] = []
     notes: list[str] = []
-    catalogue, rebuilt = _open(layout, disk, reports)
+    catalogue, rebuilt = open_catalogue(layout, disk, reports)
     try:
         scan = JournalScan(layout, catalogue.meta(), boot_id, rebuilt=rebuilt)
         if scan.is_ahead and not rebuilt:
             # The catalogue was replaced by an older one: the segments are more up to date.
-            reports.append("the catalogue is rebuilt: the journal says that more was applied")
+            reports.append("the catalogue is rebuilt: it is older than the journal")
             reports += scan.reports
             catalogue.close()
             catalogue, rebuilt = rebuild_catalogue(layout, disk, reports), True
             scan = JournalScan(layout, catalogue.meta(), boot_id, rebuilt=True)
         reports += scan.reports
         for path, problem in scan.damages:
-            quarantine(layout, path, problem)
+            quarantine(layout, disk, path, problem)
         if scan.lost_unknown:
             # This is recorded before anything is applied, so that an interrupted start does not forget it.
             with catalogue.transaction():
-                catalogue.put_meta(msgspec.structs.replace(catalogue.meta(), jump_due=True))
+                catalogue.change_meta(jump_due=True)
         for path in scan.untrusted:
-            quarantine_journal(layout, disk, path)
-        reports += repair_segments(layout, disk, catalogue)
+            _quarantine_journal(layout, disk, path)
+        reports += _repair_segments(layout, disk, catalogue)
         applier = Applier(disk, layout, catalogue, rule)
         names = scan.names()
         with _collector_paused():
@@ -94,8 +97,7 @@ def recover(
             elif scan.machine_crashed:
                 _jump(catalogue, "a crash of the machine", Durability.WRITTEN, reports)
             _note_durabilities(catalogue, rule)
-            meta = msgspec.structs.replace(
-                catalogue.meta(),
+            meta = catalogue.change_meta(
                 clean=False,
                 boot_id=boot_id,
                 jump_due=False,
@@ -108,9 +110,8 @@ def recover(
                     if path not in scan.spent
                 },
             )
-            catalogue.put_meta(meta)
         for path in scan.spent:
-            quarantine_journal(layout, disk, path)
+            _quarantine_journal(layout, disk, path)
         if not _backup_has_present_names(layout):
             catalogue.keep_backup(disk)
         return Recovered(max(scan.last, meta.applied) + 1, meta.generation, reports, notes)
@@ -118,44 +119,12 @@ def recover(
         catalogue.close()
 
 
-def _open(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Catalogue, bool]:
-    """Return the catalogue, and True if it had to be rebuilt."""
-    path = layout.root / FILE_NAME
-    reason = f"{path} is missing"
-    if not path.exists():
-        if _is_empty(layout):
-            return Catalogue.create(layout.root), False
-    else:
-        for _ in range(ATTEMPTS_MAX):
-            try:
-                return _open_sound(layout), False
-            except UnreadableCatalogueError as error:
-                reason = str(error)
-                time.sleep(RETRY_S)  # the disk may fail for a moment
-            except DamagedCatalogueError as error:
-                reason = str(error)
-                break
-    reports.append(f"the catalogue is rebuilt: {reason}")
-    return rebuild_catalogue(layout, disk, reports), True
-
-
-def _open_sound(layout: Layout) -> Catalogue:
-    catalogue = Catalogue.open(layout.root)
-    try:
-        if catalogue.is_blank() and _is_empty(layout):
-            catalogue.make()  # the very first start was interrupted before this
-        catalogue.check()
-        meta = catalogue.meta()
-        renamed = 0
-        if meta.format < RENAMED_FORMAT:
-            names = catalogue.names_in_file()
-            renamed = check_unreserved(layout, names, meta.applied, meta.generation)
-        catalogue.migrate()
-        log_renamed(renamed)
-    except DataDirectoryError:
-        catalogue.close()
-        raise
-    return catalogue
+def mark_clean(layout: Layout, disk: Disk) -> None:
+    """Record that everything is applied, so that the next start need not read the journal."""
+    with closing(Catalogue.open(layout.root)) as catalogue:
+        with catalogue.transaction():
+            catalogue.change_meta(clean=True)
+        catalogue.keep_backup(disk)
 
 
 @contextmanager
@@ -181,10 +150,89 @@ def _backup_has_present_names(layout: Layout) -> bool:
         return False
 
 
-def _is_empty(layout: Layout) -> bool:
-    return not any(map(read_header, layout.journal_files())) and not any(
-        next(layout.files(suffix), None) for suffix in (".idx", ".log")
-    )
+def _quarantine_journal(layout: Layout, disk: Disk, path: Path) -> None:
+    """Move a journal file to the quarantine: a new file is made in its place."""
+    layout.quarantine.mkdir(exist_ok=True)
+    disk.rename(path, layout.quarantine / f"journal-{int(time.time() * 1000)}-{path.name}")
+    disk.sync_directory(layout.quarantine)
+    disk.sync_directory(layout.journal)
+
+
+def _repair_segments(layout: Layout, disk: Disk, catalogue: Catalogue) -> list[str]:
+    """Make files and catalogue consistent; return reports for an operator."""
+    reports: list[str] = []
+    sizes = {file.path: file.size for suffix in (".log", ".idx") for file in layout.files(suffix)}
+    repaired: list[SegmentRow] = []
+    for segment in catalogue.all_segments():
+        path = layout.segment(segment.topic_id, segment.base)
+        size = sizes.pop(path, None)
+        if size is None or size < segment.end - segment.base:
+            lost = segment.end - segment.base - (size or 0)
+            reports.append(f"segment {path.name}: damage: its last {lost} bytes are lost")
+            if size is None:
+                disk.close(disk.open(path, create=True))
+        index = path.with_suffix(".idx")
+        index_size = sizes.pop(index, None)
+        if index_size is None or index_size < row_position(segment.rows):
+            row = catalogue.topic_by_id(segment.topic_id)
+            if row is not None:
+                fixed, lost = _rebuild_index(layout, disk, row, segment)
+                repaired.append(fixed)
+                reports.append(
+                    f"index {index.name}: damage: it was incomplete and is rebuilt, "
+                    f"{lost} records could not be found again"
+                )
+    # A file that the catalogue does not name was deleted, or is unfinished and still in the journal.
+    for orphan in sizes:
+        disk.unlink(orphan)
+    with catalogue.transaction():
+        catalogue.put(repaired)
+    return reports
+
+
+def _rebuild_index(
+    layout: Layout, disk: Disk, topic: TopicRow, segment: SegmentRow
+) -> tuple[SegmentRow, int]:
+    """Write a new index: keep the first rows while they are valid, make the others from the records.
+
+    Return the segment's new row, and the number of records that no row holds.
+    """
+    path = layout.index(segment.topic_id, segment.base)
+    rows: list[Row] = []
+    offset, ordinal = segment.base, segment.first_ordinal
+    if path.exists():
+        for row in decode_rows(bytes(load(path).data)[HEADER_BYTES:]):
+            if row is None or row.offset != offset:
+                break
+            rows.append(row)
+            offset, ordinal = row.end, row.end_ordinal
+    rest = segment._replace(base=offset, first_ordinal=ordinal)
+    rows += _rows_from_records(layout.segment(segment.topic_id, segment.base), rest, segment.base)
+    header = Header(topic.id, topic.epoch, segment.base, segment.first_ordinal, topic.name.decode())
+    made = path.with_suffix(".new")
+    disk.write_file(made, [encode_header(header), *map(encode_row, rows)], synced=True)
+    disk.rename(made, path)
+    disk.sync_directory(path.parent)
+    found = rows[-1].end_ordinal if rows else segment.first_ordinal
+    return segment._replace(rows=len(rows)), segment.end_ordinal - found
+
+
+def _rows_from_records(path: Path, rest: SegmentRow, base: int) -> list[Row]:
+    """Return rows for the rest of a segment that begins at `base`.
+
+    The sizes of records are trusted if following them leads to exactly the segment's end and number of
+    records. Otherwise some of the bytes are damaged, and runs that could be zeros are not taken for records.
+    """
+    with FileIO(path) as file:
+        rows = list(
+            rows_of_records(
+                rest, lambda at, length: read_patiently(file.fileno(), length, at - base)[0]
+            )
+        )
+    if rows and (rows[-1].end, rows[-1].end_ordinal) != (rest.end, rest.end_ordinal):
+        while rows and rows[-1].length == rows[-1].record_count * RECORD_HEADER_BYTES:
+            rows.pop()
+    return rows
 
 
 def _jump(
@@ -224,17 +272,14 @@ def _jump(
         )
         floor = max([meta.floor_offset, *(row.end_offset for row in topics)]) + by
         floor_ordinal = max([meta.floor_ordinal, *(row.end_ordinal for row in topics)]) + by
-        catalogue.put_meta(
-            msgspec.structs.replace(
-                meta,
-                floor_offset=floor,
-                floor_ordinal=floor_ordinal,
-                floor_epoch=max(meta.floor_epoch, now_ms),
-            )
+        catalogue.change_meta(
+            floor_offset=floor,
+            floor_ordinal=floor_ordinal,
+            floor_epoch=max(meta.floor_epoch, now_ms),
         )
-        reports.append(f"names not known start at offset {floor} after {why}")
+        reports.append(f"topics with unknown names start at offset {floor} after {why}")
     if topics:
-        reports.append(f"{len(topics)} topics go on with a new epoch after {why}")
+        reports.append(f"{len(topics)} topics continue with a new epoch after {why}")
 
 
 def _take_cursors_along(
@@ -272,14 +317,3 @@ def _note_durabilities(catalogue: Catalogue, rule: Callable[[str], TopicRule]) -
         if row.durability != durability.value.encode():
             changed.append(row._replace(durability=durability.value.encode()))
     catalogue.put(changed)
-
-
-def mark_clean(layout: Layout, disk: Disk) -> None:
-    """Record that everything is applied, so that the next start need not read the journal."""
-    catalogue = Catalogue.open(layout.root)
-    try:
-        with catalogue.transaction():
-            catalogue.put_meta(msgspec.structs.replace(catalogue.meta(), clean=True))
-        catalogue.keep_backup(disk)
-    finally:
-        catalogue.close()

@@ -188,24 +188,20 @@ class JournalScan:
                 self._lost_through = max(self._lost_through, number)
         else:
             self.unfinished.append(problem)
-        self.reports.append(
-            f"journal {problem.file} at byte {problem.position}: {problem.reason}, "
-            + ("damage: kept in quarantine" if damage else "never acknowledged: dropped")
-        )
+        verdict = "damage: kept in quarantine" if damage else "never acknowledged: dropped"
+        self._report(problem, verdict)
 
     def _harmless(self, problem: Problem, number: int) -> None:
         if self.machine_crashed and number > self._vouched:
             self.unfinished.append(problem)
-            self.reports.append(
-                f"journal {problem.file} at byte {problem.position}: {problem.reason}, "
-                "never acknowledged: what holds of it is kept"
-            )
-            return
-        self.harmless.append(problem)
-        self.reports.append(
-            f"journal {problem.file} at byte {problem.position}: {problem.reason}, "
-            "damage: nothing is lost by it"
-        )
+            self._report(problem, "never acknowledged: its valid parts are kept")
+        else:
+            self.harmless.append(problem)
+            self._report(problem, "damage: nothing is lost")
+
+    def _report(self, problem: Problem, verdict: str) -> None:
+        where = f"journal {problem.file} at byte {problem.position}"
+        self.reports.append(f"{where}: {problem.reason}, {verdict}")
 
 
 class _File:
@@ -233,13 +229,11 @@ class _File:
                 self.sequences.append(item.sequence)
                 self.synced = max(self.synced, item.synced)
                 self.bad_entries += [(item.sequence, problem) for problem in item.problems]
-                before = item.sequence
+                before, self.end = item.sequence, item.end
             elif item.harmless:
                 self.header_problems.append(item)
             else:
                 self.bad_frames.append((before, item))
-            if isinstance(item, Frame):
-                self.end = item.end
         self.last = max(self.sequences, default=0)
         self.first = header.first if header is not None else min(self.sequences, default=0)
         if header is None:

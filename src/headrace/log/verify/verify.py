@@ -12,21 +12,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from msgspec import Struct
+
 from headrace.errors import DataDirectoryError, UnknownTopicError
 from headrace.log.catalogue.catalogue import (
     BACKUP_NAME,
     FILE_NAME,
+    Catalogue,
     DamagedCatalogueError,
     UnreadableCatalogueError,
+    open_unchanged,
 )
 from headrace.log.catalogue.rows import BatchRow, SegmentRow, TopicRow
 from headrace.log.disk import ATTEMPTS_MAX, RETRY_S
 from headrace.log.layout import Layout
 from headrace.log.recovery.frames import read_header
-from headrace.log.verify.inspect import CatalogueView, open_unchanged
-from headrace.log.verify.journal import JournalCheck, Life, check_staged
-from headrace.log.verify.report import Damage, Findings, Report, TopicReport, VerifiedRange
-from headrace.log.verify.segments import CheckSegments, SegmentCheck, SegmentWork, join_segments
+from headrace.log.verify.checks import (
+    CheckSegments,
+    Damage,
+    Findings,
+    JournalCheck,
+    Life,
+    SegmentCheck,
+    SegmentWork,
+    VerifiedRange,
+    check_staged,
+    join_segments,
+)
 from headrace.model import check_topic_name
 
 Progress = Callable[[int, int], None]
@@ -36,6 +48,33 @@ _PROGRESS_BYTES = 1 << 20
 
 _ATTEMPTS_MAX = 10
 """Number of attempts for a topic that keeps losing segments while they are read."""
+
+
+class TopicReport(Struct):
+    """The checked ranges of one topic, and the damage found."""
+
+    name: str
+    epoch: int
+    ranges: list[VerifiedRange]
+    """Ranges in which every record was read and is correct."""
+    end: int
+    end_ordinal: int
+    """With `end`: the topic's end, also if the topic has no records any more."""
+    records: int
+    bytes: int
+    segments: int
+    journal_records: int
+    """Number of the records that are only in the journal."""
+    damages: list[Damage]
+
+
+class Report(Struct):
+    topics: list[TopicReport]
+    damages: list[Damage]
+    """Damage that does not belong to one topic."""
+    notes: list[str]
+    """Facts that an operator may want to know and that are not damage."""
+    damaged: bool
 
 
 def verify(
@@ -60,7 +99,7 @@ def verify(
         if damage not in report.damages:
             report.damages.append(damage)
         report.notes.append(
-            "the other topics can be checked when a server has rebuilt the catalogue"
+            "the other topics can be checked after the start of a server has rebuilt the catalogue"
         )
     if not topics:
         _check_backup(layout, report)
@@ -73,7 +112,7 @@ def _is_in_use(layout: Layout) -> bool:
     return any(_segment_files(layout)) or any(map(read_header, layout.journal_files()))
 
 
-def _open(data_dir: Path) -> AbstractContextManager[CatalogueView]:
+def _open(data_dir: Path) -> AbstractContextManager[Catalogue]:
     """Open the catalogue; retry, because a disk may briefly fail to read it."""
     for _ in range(ATTEMPTS_MAX - 1):
         try:
@@ -87,7 +126,7 @@ def _open(data_dir: Path) -> AbstractContextManager[CatalogueView]:
 
 class _Check:
     def __init__(
-        self, layout: Layout, view: CatalogueView, report: Report, progress: Progress | None
+        self, layout: Layout, view: Catalogue, report: Report, progress: Progress | None
     ) -> None:
         self._layout = layout
         self._view = view
@@ -155,7 +194,8 @@ class _Check:
         return list(ids)
 
     def _all(self, lives: dict[int, Life]) -> list[int]:
-        names = {row.id: row.name for row in self._view.salvage(TopicRow)}
+        rows, _ = self._view.salvage(TopicRow)
+        names = {row.id: row.name for row in rows}
         for topic_id, life in lives.items():
             if not life.destroyed:
                 names.setdefault(topic_id, life.name.encode())
@@ -183,7 +223,9 @@ class _Check:
             row, segments = plan or self._plan(topic_id)
             plan = None
             if row is None:
-                return _only_in_journal(life) if life is not None and not life.destroyed else None
+                if life is None or life.destroyed:
+                    return None
+                return _report(life, name=life.name, epoch=life.epoch, journal_records=life.records)
             for segment in segments:
                 if segment not in checks:
                     check = self._checks.pop(segment, None) or self._check(row, segment)
@@ -225,11 +267,12 @@ class _Check:
         if not self._view.meta().clean:
             return
         layout = self._layout
-        named = {layout.segment(row.topic_id, row.base) for row in self._view.salvage(SegmentRow)}
+        rows, _ = self._view.salvage(SegmentRow)
+        named = {layout.segment(row.topic_id, row.base) for row in rows}
         orphans = [p for p in _segment_files(layout) if p.with_suffix(".log") not in named]
         if orphans:
             first = orphans[0].relative_to(layout.root)
-            yield f"{len(orphans)} files are not the catalogue's and do not count, such as {first}"
+            yield f"{len(orphans)} files, such as {first}, are not named by the catalogue and not used"
 
 
 def _topic_report(row: TopicRow, checks: list[SegmentCheck], life: Life | None) -> TopicReport:
@@ -246,20 +289,23 @@ def _topic_report(row: TopicRow, checks: list[SegmentCheck], life: Life | None) 
                     else part
                 )
         found.damages += life.damages
-    end = row.end_offset, row.end_ordinal
-    return _report(found, row.name.decode(), row.epoch, end, len(checks), found.records - before)
-
-
-def _only_in_journal(life: Life) -> TopicReport:
-    return _report(life, life.name, life.epoch, (0, 0), 0, life.records)
+    return _report(
+        found,
+        name=row.name.decode(),
+        epoch=row.epoch,
+        end=(row.end_offset, row.end_ordinal),
+        segments=len(checks),
+        journal_records=found.records - before,
+    )
 
 
 def _report(
     found: Findings,
+    *,
     name: str,
     epoch: int,
-    end: tuple[int, int],
-    segments: int,
+    end: tuple[int, int] = (0, 0),
+    segments: int = 0,
     journal_records: int,
 ) -> TopicReport:
     """Build the report; `end` is the catalogue's end of the topic, which may be out of date."""
@@ -304,4 +350,4 @@ def _set_aside(layout: Layout) -> Iterator[str]:
     kept += sorted(layout.quarantine.iterdir()) if layout.quarantine.is_dir() else []
     if kept:
         names = ", ".join(str(path.relative_to(layout.root)) for path in kept[:3])
-        yield f"{len(kept)} files hold what was found damaged before: {names}"
+        yield f"{len(kept)} files hold data that was found damaged before: {names}"

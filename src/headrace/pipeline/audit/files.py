@@ -26,7 +26,7 @@ from headrace.lake.files.sorted_file import crc_in_name
 from headrace.lake.files.writing import Bounds
 from headrace.lake.format import RANGES_KEY, SCHEMA, has_old_names, ranges_in
 from headrace.lake.format import RecordRange as LakeRange
-from headrace.log.verify.report import VerifiedRange
+from headrace.log.verify.checks import VerifiedRange
 from headrace.model import RECORD_HEADER_BYTES, legacy_name
 from headrace.pipeline.audit.plan import Finding
 from headrace.reader.http_client import HttpClient, ServerError

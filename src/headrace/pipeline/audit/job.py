@@ -16,7 +16,7 @@ from headrace.errors import OptionError, UnknownTopicError
 from headrace.lake.files.checksums import joined
 from headrace.lake.format import DamagedTableError, LostRange
 from headrace.lake.table import Table, open_table
-from headrace.log.verify.report import VerifiedRange
+from headrace.log.verify.checks import VerifiedRange
 from headrace.model import check_topic_name
 from headrace.pipeline import tasks
 from headrace.pipeline.audit.files import FileCheck, check_files, range_of

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from headrace.errors import UnknownTopicError
+from headrace.log.catalogue.catalogue import open_unchanged
 from headrace.log.layout import Layout
-from headrace.log.verify.inspect import open_unchanged
-from headrace.log.verify.report import Damage, VerifiedRange
-from headrace.log.verify.segments import Advance, SegmentCheck, SegmentWork
+from headrace.log.verify.checks import Advance, Damage, SegmentCheck, SegmentWork, VerifiedRange
 from headrace.log.verify.verify import verify
 from headrace.model import check_topic_name
 from headrace.pipeline.audit.files import Kept

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from headrace.log.verify.report import VerifiedRange
+from headrace.log.verify.checks import VerifiedRange
 from headrace.model import JUMP
 from headrace.pipeline.report.words import counted
 

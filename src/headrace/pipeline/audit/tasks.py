@@ -26,8 +26,7 @@ from headrace.log.read.index import (
     row_position,
 )
 from headrace.log.records import holds
-from headrace.log.verify.report import Findings, VerifiedRange
-from headrace.log.verify.segments import SegmentCheck, SegmentWork
+from headrace.log.verify.checks import Findings, SegmentCheck, SegmentWork, VerifiedRange
 from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES
 from headrace.reader.decode import boundaries
 from headrace.reader.index_rows import Rows, is_gap, parse

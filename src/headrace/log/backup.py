@@ -14,16 +14,16 @@ it, continues far ahead with new epochs. So a client's position after the backup
 
 A directory with the marker is unfinished: servers do not start on it, and `restore` refuses it.
 
-Files are copied up to their ends in the catalogue. Segments and indexes only grow, so a file that was copied
-before is continued at the end of its copy.
+A restore may be given the directory that it replaces. Then everything that the log has deleted since the
+backup was made stays deleted: destroyed topics, trimmed records, and dropped cursors and notes.
 """
 
 import fcntl
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,9 +31,8 @@ import msgspec
 
 from headrace.config.settings import TopicRule
 from headrace.errors import DataDirectoryError
-from headrace.log.backup.revocations import Revoked, check_readable, revoke
-from headrace.log.catalogue.catalogue import FILE_NAME, Catalogue
-from headrace.log.catalogue.rows import BatchRow, SegmentRow
+from headrace.log.catalogue.catalogue import FILE_NAME, Catalogue, open_unchanged
+from headrace.log.catalogue.rows import TombstoneRow, TopicRow
 from headrace.log.commit import journal
 from headrace.log.commit.journal import StagedFiles
 from headrace.log.disk import Disk, read_patiently
@@ -41,99 +40,9 @@ from headrace.log.layout import LOCK_NAME, UNFINISHED_NAME, Layout
 from headrace.log.read.index import row_position
 from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.recovery.scan import JournalScan
-from headrace.log.verify.inspect import CatalogueView, open_unchanged
 
 Progress = Callable[[int, int], None]
 """Called with the number of copied bytes, and the total."""
-
-_BLOCK_BYTES = 1 << 20
-
-_LARGE_BYTES = 1 << 20
-"""Files of this size are synced one by one, so that a server on the same disk never waits for all of them."""
-
-
-class NamedFile(NamedTuple):
-    """A file and the number of its bytes that count."""
-
-    path: Path
-    """Path relative to the data directory."""
-    size: int
-
-
-def named_files(
-    layout: Layout, segments: Iterable[SegmentRow], batches: Iterable[BatchRow]
-) -> Iterator[NamedFile]:
-    """Yield the files that belong to these rows of the catalogue."""
-    for row in segments:
-        log = layout.segment(row.topic_id, row.base).relative_to(layout.root)
-        yield NamedFile(log, row.end - row.base)
-        yield NamedFile(log.with_suffix(".idx"), row_position(row.rows))
-    for batch in batches:
-        for file in msgspec.msgpack.decode(batch.staged, type=StagedFiles):
-            path = layout.staged_file(file.id.hex()).relative_to(layout.root)
-            yield NamedFile(path, file.size)
-
-
-class FileCopy:
-    """Copies files of one directory to another."""
-
-    def __init__(self, source: Path, target: Path, disk: Disk, progress: Progress | None) -> None:
-        self._source = source
-        self._target = target
-        self._disk = disk
-        self._progress = progress
-        self._sizes: dict[Path, int] = {}
-        """Number of bytes of each file that the target has."""
-        self._done = self._total = 0
-
-    def missing_bytes(self, files: Iterable[NamedFile]) -> int:
-        return sum(max(0, file.size - self._sizes.get(file.path, 0)) for file in files)
-
-    def take(self, files: list[NamedFile]) -> list[NamedFile]:
-        """Copy the missing bytes; return the files that no longer exist."""
-        self._total = self._done + self.missing_bytes(files)
-        gone = []
-        for file in files:
-            if self._sizes.get(file.path, -1) < file.size:
-                try:
-                    self._copy(file)
-                except FileNotFoundError:
-                    gone.append(file)
-        return gone
-
-    def keep_only(self, files: Iterable[NamedFile]) -> None:
-        """Delete the copies of all other files, which the source has deleted meanwhile."""
-        for path in self._sizes.keys() - {file.path for file in files}:
-            self._disk.unlink(self._target / path)
-
-    def _copy(self, file: NamedFile) -> None:
-        position = self._sizes.get(file.path, 0)
-        source = os.open(self._source / file.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            target = self._disk.open(self._target / file.path, create=True)
-            try:
-                while position < file.size:
-                    wanted = min(_BLOCK_BYTES, file.size - position)
-                    # Unreadable pages become zeros in the copy: `verify` reports the damage.
-                    block, _ = read_patiently(source, wanted, position)
-                    if not block:
-                        break
-                    self._disk.write(target, [block], position)
-                    position += len(block)
-                    self._advance(len(block))
-                if position >= _LARGE_BYTES:
-                    self._disk.sync(target)
-            finally:
-                self._disk.close(target)
-        finally:
-            os.close(source)
-        self._sizes[file.path] = file.size
-
-    def _advance(self, count: int) -> None:
-        self._done += count
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
 
 MANIFEST_NAME = "backup.json"
 _FORMAT = 1
@@ -148,6 +57,11 @@ _CLOCK_NAME = "clock"
 _STALLED_S = 60.0
 """Seconds without any progress of the applier after which the backup fails."""
 _POLL_S = 0.05
+
+_BLOCK_BYTES = 1 << 20
+
+_LARGE_BYTES = 1 << 20
+"""Files of this size are synced one by one, so that a server on the same disk never waits for all of them."""
 
 _GROWTH_BYTES = 64 << 20
 """The last pass begins when fewer bytes than this are missing."""
@@ -175,6 +89,17 @@ class BackupManifest(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class Revoked(NamedTuple):
+    """Number of things that a restore left out, because the log has deleted them since the backup."""
+
+    topics: int
+    """Number of destroyed topics."""
+    trimmed: int
+    """Number of trimmed topics."""
+    cursors: int
+    notes: int
+
+
 def back_up(
     source: Path,
     target: Path,
@@ -191,9 +116,13 @@ def back_up(
     disk = disk or Disk()
     layout, copy = Layout(source), Layout(target)
     if target.resolve().is_relative_to(source.resolve()):
-        raise BackupError(f"{target} lies in the data directory: choose another place")
+        raise BackupError(
+            f"{target} lies in the data directory {source}: name a directory outside of it"
+        )
     if (source / UNFINISHED_NAME).exists():
-        raise BackupError(f"{source} is unfinished: a backup or restore was interrupted there")
+        raise BackupError(
+            f"{source} is unfinished: a backup or restore was interrupted there; run it again"
+        )
     with open_unchanged(source) as view:
         view.meta()  # raises unless this version knows the format, before anything is locked or made
     # The catalogue is opened again: while this process has the lock, no other process changes it.
@@ -213,8 +142,8 @@ def back_up(
         if is_free and not is_clean:
             recover(copy, disk, rule, boot_id=journal.boot_id())
             mark_clean(copy, disk)
-            shutil.rmtree(copy.journal)
-            copy.journal.mkdir()
+            for path in copy.journal_files():
+                disk.unlink(path)
         return _seal(copy, disk, version)
 
 
@@ -237,10 +166,10 @@ def restore(
         view = stack.enter_context(open_unchanged(source))
         given_up = stack.enter_context(open_unchanged(old)) if old is not None else None
         if given_up is not None:
-            check_readable(given_up, view)
+            _check_comparable(given_up, view)
         if not view.meta().jump_due:
             raise BackupError(
-                f"{source} is no backup any more: a server was started on it; restore another one"
+                f"{source} is no longer a backup: a server was started on it; restore another backup"
             )
         with _unfinished(target, disk):
             copy.make()
@@ -251,20 +180,6 @@ def restore(
             _set_meta(copy, restored_jumps=_jumps(manifest))
             _sync(target, disk)
     return manifest, revoked
-
-
-def _revoke(copy: Layout, old: CatalogueView, disk: Disk) -> Revoked:
-    catalogue = Catalogue.open(copy.root)
-    try:
-        revoked = revoke(catalogue, old)
-        named = {copy.segment(row.topic_id, row.base) for row in catalogue.all_segments()}
-    finally:
-        catalogue.close()
-    for suffix in (".log", ".idx"):
-        for file in list(copy.files(suffix)):
-            if file.path.with_suffix(".log") not in named:
-                disk.unlink(file.path)
-    return revoked
 
 
 def _jumps(manifest: BackupManifest) -> int:
@@ -278,7 +193,9 @@ def read_manifest(directory: Path) -> BackupManifest:
     if not directory.is_dir():
         raise BackupError(f"there is no directory {directory}")
     if (directory / UNFINISHED_NAME).exists():
-        raise BackupError(f"{directory} is unfinished: the backup was interrupted, use another one")
+        raise BackupError(
+            f"{directory} is unfinished: the backup was interrupted; restore another backup"
+        )
     try:
         manifest = msgspec.json.decode(
             (directory / MANIFEST_NAME).read_bytes(), type=BackupManifest
@@ -288,9 +205,14 @@ def read_manifest(directory: Path) -> BackupManifest:
             f"{directory} is not a backup: it has no {MANIFEST_NAME}; `headrace backup` makes one"
         ) from None
     except msgspec.MsgspecError as error:
-        raise BackupError(f"{directory / MANIFEST_NAME} is damaged: {error}") from None
+        raise BackupError(
+            f"{directory / MANIFEST_NAME} is damaged: {error}; restore another backup"
+        ) from None
     if manifest.format != _FORMAT:
-        raise BackupError(f"{directory} has format {manifest.format}, this version reads {_FORMAT}")
+        raise BackupError(
+            f"the backup {directory} has format {manifest.format}, and this version reads only format "
+            f"{_FORMAT}: restore it with Headrace {manifest.version}"
+        )
     return manifest
 
 
@@ -334,11 +256,13 @@ def _unfinished(target: Path, disk: Disk) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BackupError(f"another backup or restore writes to {target}") from None
+            raise BackupError(
+                f"another backup or restore is writing to {target}: wait until it ends"
+            ) from None
         disk.write(fd, [_MARKER], 0, synced=True)
         disk.sync_directory(target)
         disk.sync_directory(target.parent)
-        _empty(target, but=marker.name)
+        _empty(marker, disk)
         yield
         disk.unlink(marker)
         disk.sync_directory(target)
@@ -346,17 +270,15 @@ def _unfinished(target: Path, disk: Disk) -> Iterator[None]:
         disk.close(fd)
 
 
-def _empty(directory: Path, but: str) -> None:
-    """Delete the files that an interrupted backup or restore has left."""
-    for name in os.listdir(directory):
-        path = directory / name
-        if path.is_dir() and name != "lost+found":
-            shutil.rmtree(path)
-        elif path.is_file() and name != but:
-            path.unlink()
+def _empty(marker: Path, disk: Disk) -> None:
+    """Delete the files that an interrupted backup or restore has left beside its marker."""
+    for path in list(marker.parent.rglob("*")):
+        is_ours = path.relative_to(marker.parent).parts[0] != "lost+found"
+        if is_ours and path.is_file() and path != marker:
+            disk.unlink(path)
 
 
-def _wait_until_applied(layout: Layout, view: CatalogueView) -> None:
+def _wait_until_applied(layout: Layout, view: Catalogue) -> None:
     """Wait until segments hold all commits that are in the journal now."""
     with view.snapshot():
         meta = view.meta()
@@ -369,14 +291,80 @@ def _wait_until_applied(layout: Layout, view: CatalogueView) -> None:
             since_s = time.monotonic()
         elif time.monotonic() - since_s > _STALLED_S:
             raise BackupError(
-                f"the server at {layout.root} does not apply its journal: is its disk full? "
-                "Its diagnostics say why"
+                f"the server on {layout.root} has not applied its journal for {_STALLED_S:.0f} seconds: "
+                "its disk may be full; see its log messages"
             )
         applied = now
 
 
+class NamedFile(NamedTuple):
+    """A file and the number of its bytes that count."""
+
+    path: Path
+    """Path relative to the data directory."""
+    size: int
+
+
+class FileCopy:
+    """Copies files of one directory to another, each up to its end in the catalogue.
+
+    Segments and indexes only grow, so a file that was copied before is continued at the end of its copy.
+    """
+
+    def __init__(self, source: Path, target: Path, disk: Disk, progress: Progress | None) -> None:
+        self._source = source
+        self._target = target
+        self._disk = disk
+        self._progress = progress
+        self._sizes: dict[Path, int] = {}
+        """Number of bytes of each file that the target has."""
+        self._done = self._total = 0
+
+    def missing_bytes(self, files: Iterable[NamedFile]) -> int:
+        return sum(max(0, file.size - self._sizes.get(file.path, 0)) for file in files)
+
+    def take(self, files: list[NamedFile]) -> list[NamedFile]:
+        """Copy the missing bytes; return the files that no longer exist."""
+        self._total = self._done + self.missing_bytes(files)
+        gone = []
+        for file in files:
+            if self._sizes.get(file.path, -1) < file.size:
+                try:
+                    self._copy(file)
+                except FileNotFoundError:
+                    gone.append(file)
+        return gone
+
+    def keep_only(self, files: Iterable[NamedFile]) -> None:
+        """Delete the copies of all other files, which the source has deleted meanwhile."""
+        for path in self._sizes.keys() - {file.path for file in files}:
+            self._disk.unlink(self._target / path)
+
+    def _copy(self, file: NamedFile) -> None:
+        position = self._sizes.get(file.path, 0)
+        with FileIO(self._source / file.path) as source:
+            target = self._disk.open(self._target / file.path, create=True)
+            try:
+                while position < file.size:
+                    wanted = min(_BLOCK_BYTES, file.size - position)
+                    # Unreadable pages become zeros in the copy: `verify` reports the damage.
+                    block, _ = read_patiently(source.fileno(), wanted, position)
+                    if not block:
+                        break
+                    self._disk.write(target, [block], position)
+                    position += len(block)
+                    self._done += len(block)
+                    if self._progress is not None:
+                        self._progress(self._done, self._total)
+                if position >= _LARGE_BYTES:
+                    self._disk.sync(target)
+            finally:
+                self._disk.close(target)
+        self._sizes[file.path] = file.size
+
+
 def _copy_named(
-    view: CatalogueView, layout: Layout, copy: Layout, disk: Disk, progress: Progress | None
+    view: Catalogue, layout: Layout, copy: Layout, disk: Disk, progress: Progress | None
 ) -> None:
     """Copy the catalogue as of one moment, and every file that it names."""
     files = FileCopy(layout.root, copy.root, disk, progress)
@@ -394,33 +382,42 @@ def _copy_named(
         with view.snapshot():
             named = _named(view, layout)
             if not files.take(named):
-                view.back_up(copy.root / FILE_NAME)
+                view.back_up(copy.root / FILE_NAME, disk)
                 files.keep_only(named)
                 return
-    raise BackupError(f"files of {layout.root} vanished again and again while they were copied")
+    raise BackupError(
+        f"files of {layout.root} were deleted again and again while they were copied: run the command "
+        "again"
+    )
 
 
-def _named(view: CatalogueView, layout: Layout) -> list[NamedFile]:
-    return list(named_files(layout, view.all_segments(), view.batches()))
+def _named(view: Catalogue, layout: Layout) -> list[NamedFile]:
+    """Return the files that the catalogue names."""
+    found = []
+    for row in view.all_segments():
+        log = layout.segment(row.topic_id, row.base).relative_to(layout.root)
+        found.append(NamedFile(log, row.end - row.base))
+        found.append(NamedFile(log.with_suffix(".idx"), row_position(row.rows)))
+    for batch in view.batches():
+        for file in msgspec.msgpack.decode(batch.staged, type=StagedFiles):
+            path = layout.staged_file(file.id.hex()).relative_to(layout.root)
+            found.append(NamedFile(path, file.size))
+    return found
 
 
 def _check_room(target: Path, needed: int) -> None:
     room = os.statvfs(target)
     if room.f_bavail * room.f_frsize < needed:
         raise BackupError(
-            f"{target} has room for {room.f_bavail * room.f_frsize:,} bytes, {needed:,} are needed"
+            f"{target} has room for {room.f_bavail * room.f_frsize:,} bytes, and the copy needs "
+            f"{needed:,}: free some space, or name a directory on another disk"
         )
 
 
 def _copy_clock(source: Path, target: Path, disk: Disk) -> None:
     """Copy the saved time: a server that starts years later must not expire everything at once."""
     if (source / _CLOCK_NAME).exists():
-        data = (source / _CLOCK_NAME).read_bytes()
-        fd = disk.open(target / _CLOCK_NAME, create=True)
-        try:
-            disk.write(fd, [data], 0)
-        finally:
-            disk.close(fd)
+        disk.write_file(target / _CLOCK_NAME, [(source / _CLOCK_NAME).read_bytes()])
 
 
 def _copy_journal(layout: Layout, copy: Layout, disk: Disk) -> None:
@@ -434,8 +431,7 @@ def _copy_journal(layout: Layout, copy: Layout, disk: Disk) -> None:
 def _seal(copy: Layout, disk: Disk, version: str) -> BackupManifest:
     """Record in the catalogue that all is applied and a jump is due, and write the manifest."""
     _set_meta(copy, restored_jumps=1)
-    catalogue = Catalogue.open(copy.root)
-    try:
+    with closing(Catalogue.open(copy.root)) as catalogue:
         segments = list(catalogue.all_segments())
         manifest = BackupManifest(
             format=_FORMAT,
@@ -447,31 +443,17 @@ def _seal(copy: Layout, disk: Disk, version: str) -> BackupManifest:
             records=sum(row.end_ordinal - row.first_ordinal for row in segments),
             bytes=sum(row.end - row.base for row in segments),
         )
-    finally:
-        catalogue.close()
-    fd = disk.open(copy.root / MANIFEST_NAME, create=True)
-    try:
-        disk.write(fd, [msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"], 0)
-    finally:
-        disk.close(fd)
+    encoded = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
+    disk.write_file(copy.root / MANIFEST_NAME, [encoded])
     _sync(copy.root, disk)
     return manifest
 
 
 def _set_meta(copy: Layout, *, restored_jumps: int) -> None:
-    catalogue = Catalogue.open(copy.root)
-    try:
-        with catalogue.transaction():
-            meta = msgspec.structs.replace(
-                catalogue.meta(),
-                clean=True,
-                jump_due=True,
-                restored_jumps=restored_jumps,
-                journal_files={},
-            )
-            catalogue.put_meta(meta)
-    finally:
-        catalogue.close()
+    with closing(Catalogue.open(copy.root)) as catalogue, catalogue.transaction():
+        catalogue.change_meta(
+            clean=True, jump_due=True, restored_jumps=restored_jumps, journal_files={}
+        )
 
 
 def _sync(root: Path, disk: Disk) -> None:
@@ -480,3 +462,84 @@ def _sync(root: Path, disk: Disk) -> None:
         disk.sync_file_system(fd)
     finally:
         os.close(fd)
+
+
+def _check_comparable(old: Catalogue, backup: Catalogue) -> None:
+    """Raise DataDirectoryError if the old catalogue is incomplete or cannot be compared with the backup's."""
+    if old.meta().format != backup.meta().format:
+        raise DataDirectoryError(
+            f"{old.path.parent} and the backup have catalogues of different formats and cannot be compared: "
+            "restore without --old"
+        )
+    if not old.meta().clean:
+        raise DataDirectoryError(
+            f"{old.path.parent} was not left by a clean stop, so its catalogue may be incomplete: start and "
+            "stop a server there first"
+        )
+    if old.meta().applied < backup.meta().applied or not _knows_numbers_of(old, backup):
+        raise DataDirectoryError(
+            f"{old.path.parent} is not the log that the backup was made of, or is an older copy of it: "
+            "name the directory that the restored one replaces, or restore without --old"
+        )
+
+
+def _knows_numbers_of(old: Catalogue, backup: Catalogue) -> bool:
+    """False if `old` has given a topic's number to another topic, or has not used the number yet."""
+    if old.meta().next_topic_id < backup.meta().next_topic_id:
+        return False
+    both = ((row, old.topic_by_id(row.id)) for row in backup.topics())
+    return all(now is None or now.name == row.name for row, now in both)
+
+
+def _revoke(copy: Layout, old: Catalogue, disk: Disk) -> Revoked:
+    """Remove from the copy everything that `old` no longer has."""
+    with closing(Catalogue.open(copy.root)) as catalogue:
+        revoked = _revoke_rows(catalogue, old)
+        named = {copy.segment(row.topic_id, row.base) for row in catalogue.all_segments()}
+    for suffix in (".log", ".idx"):
+        for file in list(copy.files(suffix)):
+            if file.path.with_suffix(".log") not in named:
+                disk.unlink(file.path)
+    return revoked
+
+
+def _revoke_rows(restored: Catalogue, old: Catalogue) -> Revoked:
+    """Remove from `restored`, in one transaction, everything that `old` no longer has."""
+    with restored.transaction():
+        destroyed = trimmed = 0
+        for row in list(restored.topics()):
+            now = old.topic_by_id(row.id)  # a number is never used twice
+            if now is None:
+                _destroy(restored, old, row)
+                destroyed += 1
+            elif now.start_offset > row.start_offset:
+                _trim(restored, row, now)
+                trimmed += 1
+        kept = {(one.name, one.reader) for one in old.cursors()}
+        cursors = [(one.name, one.reader) for one in restored.cursors()]
+        cursors = [one for one in cursors if one not in kept]
+        restored.drop_cursors(cursors)
+        notes = [one.key for one in restored.notes() if old.note(one.key) is None]
+        restored.drop_notes(notes)
+    return Revoked(destroyed, trimmed, len(cursors), len(notes))
+
+
+def _destroy(restored: Catalogue, old: Catalogue, row: TopicRow) -> None:
+    grave = old.grave(row.name)
+    restored.drop_topic(row.id)
+    tombstone = TombstoneRow(
+        name=row.name,
+        epoch=max(row.epoch, grave.epoch),
+        end_offset=max(row.end_offset, grave.offset),
+        end_ordinal=max(row.end_ordinal, grave.ordinal),
+        ms=row.last_ms,
+    )
+    restored.put([tombstone])
+
+
+def _trim(restored: Catalogue, row: TopicRow, now: TopicRow) -> None:
+    start = min((now.start_offset, now.start_ordinal), (row.end_offset, row.end_ordinal))
+    restored.put([row._replace(start_offset=start[0], start_ordinal=start[1])])
+    for segment in restored.segments(row.id):
+        if segment.end <= start[0]:
+            restored.drop_segment(row.id, segment.base)

@@ -6,9 +6,15 @@ import shutil
 import pytest
 
 from headrace.errors import DataDirectoryError
-from headrace.log.backup import backup as module
-from headrace.log.backup.backup import MANIFEST_NAME, BackupError, back_up, read_manifest, restore
-from headrace.log.backup.revocations import Revoked
+from headrace.log import backup as module
+from headrace.log.backup import (
+    MANIFEST_NAME,
+    BackupError,
+    Revoked,
+    back_up,
+    read_manifest,
+    restore,
+)
 from headrace.log.catalogue.catalogue import Catalogue
 from headrace.log.disk import Disk
 from headrace.log.layout import UNFINISHED_NAME, Layout
