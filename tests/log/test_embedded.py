@@ -9,7 +9,6 @@ from headrace.config.settings import Journal, Limits
 from headrace.errors import StoreFailedError
 from headrace.log import embedded
 from headrace.log.apply import applier as applier_module
-from headrace.log.apply.child import apply_file
 from headrace.log.commit import journal
 from headrace.log.records import pack_record
 from headrace.log.recovery import frames as journal_reading
@@ -222,7 +221,7 @@ def test_readers_see_everything_between_applying_and_being_told_of_it(store):
     store.append("topic", b"three")
     before = read(store, store.store.topic("topic"))
     (closed,) = store._waiting
-    apply_file(store._applier, *closed)
+    store._applier.apply_file(closed)
     assert read(store, store.store.topic("topic")) == before
     store.store.applied(closed.path)
     assert read(store, store.store.topic("topic")) == before
@@ -403,7 +402,7 @@ def test_damage_in_a_closed_journal_file_stops_the_applier(store):
     data[at + 3] ^= 1  # a byte in the header of an entry
     closed.path.write_bytes(data)
     with pytest.raises(StoreFailedError, match="damage"):
-        apply_file(store._applier, *closed)
+        store._applier.apply_file(closed)
 
 
 def test_a_fault_in_one_caller_does_not_keep_a_commit_from_the_others(store):

@@ -10,9 +10,9 @@ segments now hold. Reads take records from the tail if they are there, and from 
                             │                             └─ disk full: held back, the same bytes again
                             └─ no free file: held back until the applier frees one
 
-Elsewhere: waiting commits, their entries, cursors and notes (`log/commit/`), the table of topics
-(`handles.py`), reads (`log/read/`), batches (`log/batch/`), applying (`log/apply/`), and the start of a
-store (`log/recovery/`).
+Elsewhere: waiting commits, their entries, and tables of topics, cursors, notes and producers (`log/commit/`),
+reads (`log/read/`), batches (`log/batch/`), applying (`log/apply/`), and the start of a store
+(`log/recovery/`).
 """
 
 import logging
@@ -29,19 +29,14 @@ from headrace.log.batch.blocks import Checks
 from headrace.log.batch.staging import Staging
 from headrace.log.catalogue.catalogue import Catalogue
 from headrace.log.commit.commit import Commit, CursorChange, Encoded, Encoder, Once
-from headrace.log.commit.cursors import Cursors, check_position
-from headrace.log.commit.journal import JournalFile, Producer
-from headrace.log.commit.notes import Notes
-from headrace.log.commit.producers import Producers
+from headrace.log.commit.journal import ApplierLink, JournalFile, Producer, Ring
 from headrace.log.commit.queue import Gathering, note_bytes_max
-from headrace.log.commit.ring import ApplierLink, Ring
+from headrace.log.commit.tables import Cursors, Handles, Notes, Producers, check_position
 from headrace.log.disk import DISK_FULL, Disk, is_full
-from headrace.log.handles import Handles
 from headrace.log.layout import Layout
 from headrace.log.read.reader import ReadSide, drop_tail, read_tail, tail_start
 from headrace.log.read.segment import Segments
-from headrace.log.runner import Runner
-from headrace.log.store import CURSORS_SET_MAX, Cursor, Listener, Note, StoredAppend, Topic
+from headrace.log.store import CURSORS_SET_MAX, Cursor, Listener, Note, Runner, StoredAppend, Topic
 from headrace.model import Durability, Position, check_reader_name
 
 logger = logging.getLogger(__name__)

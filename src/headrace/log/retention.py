@@ -17,8 +17,7 @@ from headrace.log.catalogue.catalogue import Catalogue
 from headrace.log.catalogue.rows import SegmentRow, TopicRow
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
-from headrace.log.runner import Runner
-from headrace.log.store import Store, Topic
+from headrace.log.store import Runner, Store, Topic
 from headrace.model import LAKE_READER, Position, Span
 from headrace.printing import quoted
 

@@ -5,10 +5,12 @@ completes later, with a call of its callback. Offsets are byte positions in ever
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from headrace.errors import HeadraceError
 from headrace.model import Durability, Position, Span
+
+T = TypeVar("T")
 
 CURSORS_SET_MAX = 1000
 """Largest number of cursors that one call may set or drop."""
@@ -117,6 +119,23 @@ class Cursor(NamedTuple):
     """Time at which the cursor was set."""
 
 
+class Lag(NamedTuple):
+    """The distance between a cursor and the end of its topic."""
+
+    records: int
+    bytes: int
+    gone_records: int
+    """Number of unread records that the reader can never read because they precede the topic's start."""
+
+    @classmethod
+    def of(cls, at: Position, start: Position, behind: Span) -> "Lag":
+        """Return the lag of a cursor at `at`; `behind` is the span of stored records after the cursor.
+
+        The cursor's position may be from an earlier epoch of the topic.
+        """
+        return cls(behind.records, behind.bytes, Span.between(at, start).records)
+
+
 class Note(NamedTuple):
     """A small durable value by key, kept beside the log and changed together with a topic."""
 
@@ -158,6 +177,19 @@ class Listener(Protocol):
 
     def failed(self, reason: str) -> None:
         """Called when the store has failed and accepts no more requests."""
+
+
+class Runner(Protocol):
+    """Runs work later, on the event loop or in a thread. The server has one, and tests run steps by hand."""
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call `call` on the loop, after the code that is running now."""
+
+    def write(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        """Run a commit's write in the one thread for such writes, then `done` on the loop."""
+
+    def background(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """Run other work that waits for the disk in any thread, then `done` on the loop."""
 
 
 class Reader(Protocol):

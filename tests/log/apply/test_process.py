@@ -11,7 +11,7 @@ import pytest
 from headrace.log.apply import process as applier_process
 from headrace.log.apply.process import ApplierProcess
 from headrace.log.catalogue.catalogue import Catalogue
-from headrace.log.commit.ring import ClosedFile
+from headrace.log.commit.journal import ClosedFile
 from headrace.log.layout import Layout
 from tests.log.conftest import tiny
 

@@ -9,7 +9,6 @@ import pytest
 
 from headrace.config.settings import Journal as JournalConfig
 from headrace.log.apply.applier import Applier
-from headrace.log.apply.child import apply_file
 from headrace.log.batch.batches import BatchPart
 from headrace.log.batch.blocks import Block
 from headrace.log.catalogue.catalogue import BACKUP_NAME, FILE_NAME, Catalogue, _sound_schema
@@ -279,7 +278,7 @@ def test_a_value_that_is_damaged_while_the_store_runs_is_told_of(store):
         encode_entry(*frame.entries[1], seed=0)
     )
     Journal(store).flip(path, position + FRAME_HEAD_BYTES + place - 1)
-    reports = apply_file(store._applier, *closed)
+    reports = store._applier.apply_file(closed)
     assert "an entry's data is damaged" in reports[0]
     assert 'note "key"' in reports[1]
     store.store.applied(closed.path)

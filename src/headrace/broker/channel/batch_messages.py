@@ -19,8 +19,7 @@ from headrace.broker.channel.hub import Channels
 from headrace.errors import StoreFailedError
 from headrace.log.batch.batches import BatchPart, BatchRefusedError
 from headrace.log.batch.blocks import Block
-from headrace.log.runner import Runner
-from headrace.log.store import Note
+from headrace.log.store import Note, Runner
 from headrace.model import CHANNEL_PREFIX
 from headrace.payload.channel import UNNUMBERED, BadMessageError, StoredMessage, decode_row
 from headrace.payload.reducers import CannotFoldError

@@ -12,7 +12,7 @@ from functools import partial
 from headrace.broker.logux.log import LoguxLog, NewEvent
 from headrace.log.batch.batches import BatchPart
 from headrace.log.batch.blocks import Block
-from headrace.log.runner import Runner
+from headrace.log.store import Runner
 from headrace.payload.logux import (
     BadEnvelopeError,
     Envelope,

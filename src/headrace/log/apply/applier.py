@@ -23,11 +23,12 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.config.settings import TopicRule
+from headrace.errors import StoreFailedError
 from headrace.log.apply.changes import Gathered, Loss, TopicChange
 from headrace.log.catalogue.catalogue import TOMBSTONES_MAX, Catalogue
 from headrace.log.catalogue.rows import DirectoryMeta, SegmentRow, TopicRow
 from headrace.log.commit import journal
-from headrace.log.commit.journal import Name, StagedFiles
+from headrace.log.commit.journal import ClosedFile, Name, StagedFiles
 from headrace.log.disk import Disk
 from headrace.log.layout import Layout
 from headrace.log.read.index import (
@@ -38,7 +39,7 @@ from headrace.log.read.index import (
     join_runs,
     row_position,
 )
-from headrace.log.recovery.frames import Problem
+from headrace.log.recovery.frames import Frame, Problem, read_frames
 from headrace.log.recovery.quarantine import quarantine
 
 SYNC_EACH_MAX = 64
@@ -115,11 +116,6 @@ class Applier:
         self._rule = rule
         self._known = _Memory()
 
-    @property
-    def generation(self) -> int:
-        """Generation of the journal files that the server puts to use."""
-        return self._catalogue.meta().generation
-
     def prepare(self, path: Path, size: int) -> None:
         """Create a journal file; the catalogue names the file before it is put to use."""
         old = self._catalogue.meta().journal_files.get(path.name)
@@ -134,9 +130,24 @@ class Applier:
         with self._catalogue.transaction():
             self._catalogue.put_meta(msgspec.structs.replace(meta, journal_files=files))
 
-    def quarantine(self, path: Path, problem: Problem) -> None:
-        """Copy a damaged part of a journal file to the quarantine."""
-        quarantine(self._layout, path, problem)
+    def apply_file(self, closed: ClosedFile) -> list[str]:
+        """Apply one closed journal file; return descriptions of the damage found."""
+        reports: list[str] = []
+        entries: list[journal.Entry] = []
+        generation = self._catalogue.meta().generation
+        for item in read_frames(closed.path, closed.until, generation=generation):
+            for problem in [item] if isinstance(item, Problem) else item.problems:
+                report = (
+                    f"journal {problem.file} at byte {problem.position}: damage: {problem.reason}"
+                )
+                if problem.entry is None and not problem.harmless:
+                    # Nobody knows what is lost: the next start quarantines it, and topics jump ahead.
+                    raise StoreFailedError(report)
+                quarantine(self._layout, closed.path, problem)
+                reports.append(report)
+            if isinstance(item, Frame):
+                entries += item.entries
+        return reports + [str(damage) for damage in self.apply(entries, closed.last)]
 
     def apply(
         self,

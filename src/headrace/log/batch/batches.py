@@ -42,7 +42,7 @@ from headrace.log.commit.journal import (
 )
 from headrace.log.layout import Layout
 from headrace.log.recovery.quarantine import quarantine_file
-from headrace.log.runner import Runner
+from headrace.log.store import Runner
 from headrace.printing import quoted
 
 

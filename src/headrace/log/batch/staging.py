@@ -22,7 +22,7 @@ from headrace.log.batch.blocks import BlockDecoder, Checks, staged_seed
 from headrace.log.commit.journal import StagedFile
 from headrace.log.disk import Disk
 from headrace.log.layout import Layout
-from headrace.log.runner import Runner
+from headrace.log.store import Runner
 
 STAGED_FILE_BYTES_MAX = 4 << 30
 """Largest size of an upload: the client must split longer ones."""

@@ -15,9 +15,9 @@ from typing import Any
 from headrace.errors import DataDirectoryError, UnknownTopicError
 from headrace.log.catalogue.catalogue import FILE_NAME, Catalogue, unreadable
 from headrace.log.catalogue.rows import CursorRow, SegmentRow, TopicRow
-from headrace.log.commit.cursors import Lag
 from headrace.log.layout import Layout
 from headrace.log.read.index import HEADER_BYTES, Header, decode_header
+from headrace.log.store import Lag
 from headrace.model import Position, Span, check_topic_name
 
 
