@@ -101,14 +101,14 @@ def test_a_synced_commit_vouches_for_the_written_ones_before_it(open_store):
     store = open_store()
     store.append("written/topic", b"makes it")
     store.append("written/topic", b"only written")
-    assert store.store._ring.has_unsynced
+    assert store.store._ring.unsynced()
     store.append("topic", b"synced")
-    assert not store.store._ring.has_unsynced
+    assert not store.store._ring.unsynced()
     store.append("written/topic", b"only written")
-    assert store.store._ring.has_unsynced
+    assert store.store._ring.unsynced()
     store.store.sync_written(lambda: None)
     store.runner.run()
-    assert not store.store._ring.has_unsynced
+    assert not store.store._ring.unsynced()
     store.append("topic", b"last")
     store.crash()
     numbers = [
@@ -130,7 +130,7 @@ def test_a_file_that_was_written_to_during_a_sync_is_synced_again(open_store):
     steps.rotate(-1)
     store.runner.run()
     assert store.payloads("written/topic") == [b"makes it", b"one", b"two"]
-    assert store.store._ring.has_unsynced
+    assert store.store._ring.unsynced()
 
 
 # Holding back

@@ -1,8 +1,8 @@
 """All changes that the log makes to files, in one place, so that tests can record them and make them fail.
 
-Knows no file formats. Also here: reads of files on a disk that may fail. A read error is retried, and then
-costs no more than its page. Such a page is replaced by zeros, which do not match the checksum of the original
-content. Elsewhere: remembering such pages.
+Knows no file formats. Only SQLite, which writes the catalogue, goes around this file. Also here: reads of
+files on a disk that may fail. A read error is retried, and then costs no more than its page. Such a page is
+replaced by zeros, which do not match the checksum of the original content. Elsewhere: remembering such pages.
 """
 
 import ctypes
@@ -19,6 +19,14 @@ _IOV_MAX = 1024
 _SYNC_FILE_RANGE_WRITE = 2
 """Flag from Linux's fcntl.h: start writing without waiting."""
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
+PAGE_BYTES = 4096
+"""Unit in which the system reads, and so the cost of one bad sector."""
+
+ATTEMPTS_MAX = 3
+RETRY_S = 0.1
+"""Seconds between attempts. A path or link that fails briefly is back after two such delays."""
 
 DISK_FULL = "no space left on the disk: publishes are held back until there is room"
 """Message for operators, whichever write found the disk full."""
@@ -91,16 +99,9 @@ class Disk:
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-PAGE_BYTES = 4096
-"""Unit in which the system reads, and so the cost of one bad sector."""
-
-ATTEMPTS_MAX = 3
-RETRY_S = 0.1
-"""Seconds between attempts. A path or link that fails briefly is back after two such delays."""
+    def make_directory(self, path: Path, mode: int = 0o777) -> None:
+        """Create a directory and its parents, unless it exists."""
+        path.mkdir(mode, parents=True, exist_ok=True)
 
 
 class LoadedBytes(NamedTuple):

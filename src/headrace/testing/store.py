@@ -1,5 +1,9 @@
-"""An embedded store driven step by step: real files, no threads, no processes, and only the given clock."""
+"""An embedded store driven step by step: real files, no threads, no processes.
 
+Its time is that of the given clock. Only the times of files are real.
+"""
+
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,7 +12,6 @@ from typing import TypeVar
 from headrace.config.settings import Config
 from headrace.errors import StoreFailedError
 from headrace.log.apply.applier import Applier
-from headrace.log.batch.batches import BatchAnswer, BatchRefusedError
 from headrace.log.batch.blocks import encode_block
 from headrace.log.catalogue.catalogue import Catalogue
 from headrace.log.commit.journal import ClosedFile
@@ -17,7 +20,7 @@ from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
 from headrace.log.recovery.recovery import mark_clean, recover
-from headrace.log.store import Appended, Note, StoredAppend
+from headrace.log.store import Appended, BatchAnswer, BatchRefusedError, Clocks, Note, StoredAppend
 from headrace.model import Position
 from headrace.payload.checks import UPLOAD_CHECKS
 
@@ -115,7 +118,7 @@ class StepStore:
         self.reports: list[str] = []
         disk = self._disk = disk or Disk()
         self.layout = Layout(Path(config.data_dir))
-        self.layout.make()
+        self.layout.make(disk)
         recovered = recover(self.layout, disk, config.rule, boot_id=boot_id)
         self.reports += recovered.reports + recovered.notes
         self._catalogue = Catalogue.open(self.layout.root)
@@ -132,7 +135,7 @@ class StepStore:
             next_sequence=recovered.next_sequence,
             generation=recovered.generation,
             boot_id=boot_id,
-            clock_ms=self.clock,
+            clocks=Clocks(self.clock, lambda: self.clock.ms / 1000, wall_s=time.time),
             upload_checks=UPLOAD_CHECKS,
         )
         self.store.listener = self.listener

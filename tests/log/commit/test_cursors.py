@@ -33,9 +33,9 @@ def test_a_commit_with_cursors_is_synced_and_takes_what_was_written_before_with_
     store = open_store()
     store.append("written/w", b"x")
     store.append("written/w", b"y")
-    assert store.store._ring.has_unsynced
+    assert store.store._ring.unsynced()
     put(store, "a", "written/w")
-    assert not store.store._ring.has_unsynced
+    assert not store.store._ring.unsynced()
     after = open_store(boot_id=b"after the crash.")
     assert after.payloads("written/w") == [b"x", b"y"]
     assert [at.offset for at in listed(after).values()] == [10]

@@ -95,10 +95,10 @@ def test_a_commit_with_notes_is_synced_as_its_topic_asks(open_store):
     put(store, "written/w", key=b"notes alone")
     put(store, "written/never made", key=b"of no topic")
     assert store.store._synced == 1
-    assert store.store._ring.has_unsynced
+    assert store.store._ring.unsynced()
     put(store, "never made", other=b"synced")
     assert store.store._synced == 5
-    assert not store.store._ring.has_unsynced
+    assert not store.store._ring.unsynced()
     put(store, "written/w", third=b"written")
     ask(store, "written/w", noted={b"fourth": b"written"})
     ask(store, "topic", noted={b"fifth": b"synced"})

@@ -24,7 +24,7 @@ import msgspec
 
 from headrace.config.settings import TopicRule
 from headrace.errors import StoreFailedError
-from headrace.log.apply.changes import Gathered, Loss, TopicChange
+from headrace.log.apply.changes import Gathered, TopicChange
 from headrace.log.catalogue.catalogue import TOMBSTONES_MAX, Catalogue
 from headrace.log.catalogue.rows import DirectoryMeta, SegmentRow, TopicRow
 from headrace.log.commit import journal
@@ -79,25 +79,6 @@ class _Known(NamedTuple):
     segment: SegmentRow | None
 
 
-class _Memory:
-    """Known topics, packed because there may be very many of them."""
-
-    def __init__(self) -> None:
-        self._packed: dict[int, bytes] = {}
-
-    def get(self, topic_id: int) -> _Known | None:
-        packed = self._packed.get(topic_id)
-        return _unpack(packed) if packed is not None else None
-
-    def put(self, known: _Known) -> None:
-        if len(self._packed) >= KNOWN_MAX:
-            self._packed.clear()
-        self._packed[known.row.id] = _pack(known)
-
-    def drop(self, topic_id: int) -> None:
-        self._packed.pop(topic_id, None)
-
-
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(_Known).decode
 
@@ -114,17 +95,18 @@ class Applier:
         self._layout = layout
         self._catalogue = catalogue
         self._rule = rule
-        self._known = _Memory()
+        self._known: dict[int, bytes] = {}
+        """Known topics by number, packed because there may be very many of them."""
 
     def prepare(self, path: Path, size: int) -> None:
         """Create a journal file; the catalogue names the file before it is put to use."""
         old = self._catalogue.meta().journal_files.get(path.name)
         if old is not None and size < old:
-            self._note_journal_file(path, size)  # or the shorter file would seem to be truncated
+            self._name_journal_file(path, size)  # or the shorter file would seem to be truncated
         journal.prepare_file(self._disk, path, size)
-        self._note_journal_file(path, size)
+        self._name_journal_file(path, size)
 
-    def _note_journal_file(self, path: Path, size: int) -> None:
+    def _name_journal_file(self, path: Path, size: int) -> None:
         meta = self._catalogue.meta()
         files = {**meta.journal_files, path.name: size}
         with self._catalogue.transaction():
@@ -147,17 +129,18 @@ class Applier:
                 reports.append(report)
             if isinstance(item, Frame):
                 entries += item.entries
-        return reports + [str(damage) for damage in self.apply(entries, closed.last)]
+        return reports + self.apply(entries, closed.last)
 
     def apply(
         self,
         entries: Iterable[journal.Entry],
         applied: int,
         names: Mapping[int, Name] = MappingProxyType({}),
-    ) -> list[Loss]:
-        """Apply the entries to the log; `applied` is the last commit that they belong to.
+    ) -> list[str]:
+        """Apply the entries to the log, and return descriptions of what they show to be lost.
 
-        `names` holds the names of topics whose create entry may be lost.
+        `applied` is the last commit that the entries belong to. `names` holds the names of topics whose
+        create entry may be lost.
         """
         meta = self._catalogue.meta()
         gathered = Gathered(self._catalogue, self._topic_row, names)
@@ -170,7 +153,7 @@ class Applier:
             self._disk.unlink(path)
         if gathered.batches:
             self.clear_batches()
-        return [*gathered.damages, *gathered.nameless.values()]
+        return gathered.losses
 
     def clear_batches(self) -> None:
         """Delete the staged files of batches that are appended, and then forget those batches.
@@ -189,7 +172,7 @@ class Applier:
 
     def _topic_row(self, topic_id: int) -> TopicRow | None:
         known = self._known.get(topic_id)
-        return known.row if known is not None else self._catalogue.topic_by_id(topic_id)
+        return _unpack(known).row if known else self._catalogue.topic_by_id(topic_id)
 
     def _write(self, plans: Iterable[TopicChange]) -> None:
         """Do steps 2 and 3."""
@@ -221,16 +204,17 @@ class Applier:
     def _remember(self, plans: Iterable[TopicChange]) -> None:
         """Keep the topics' states that the transaction has recorded."""
         for plan in plans:
+            self._known.pop(plan.row.id, None)
             if plan.changed and not plan.destroyed and not plan.trimmed:
-                self._known.put(_Known(plan.final_row(), plan.changed[-1]))
-            else:
-                self._known.drop(plan.row.id)
+                if len(self._known) >= KNOWN_MAX:
+                    self._known.clear()
+                self._known[plan.row.id] = _pack(_Known(plan.final_row(), plan.changed[-1]))
 
     def _layout_runs(self, plan: TopicChange, pieces: list[EntryRun]) -> list[_Writes]:
         """Distribute a topic's new records over segments."""
         rule = self._rule(plan.row.name.decode())
         known = self._known.get(plan.row.id)
-        current = known.segment if known else self._catalogue.last_segment(plan.row.id)
+        current = _unpack(known).segment if known else self._catalogue.last_segment(plan.row.id)
         age_ms_max = rule.retention_age_s * 1000 * SEGMENT_SHARE
         bytes_max = rule.segment_bytes
         if rule.retention_bytes:

@@ -202,7 +202,7 @@ def back_up(
         open_unchanged(source) as view,
         _unfinished(target, disk),
     ):
-        copy.make()
+        copy.make(disk)
         is_clean = is_free and view.meta().clean
         if not is_free:
             _wait_until_applied(layout, view)
@@ -243,7 +243,7 @@ def restore(
                 f"{source} is no backup any more: a server was started on it; restore another one"
             )
         with _unfinished(target, disk):
-            copy.make()
+            copy.make(disk)
             _copy_clock(source, target, disk)
             _copy_named(view, layout, copy, disk, progress)
             if given_up is not None:

@@ -31,15 +31,15 @@ The `extra` field of an entry is a MessagePack array; each kind of entry has a c
 import os
 import struct
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
 from crc32c import crc32c
 
 from headrace.log.disk import Disk
-from headrace.log.store import Appended, Topic
+from headrace.log.store import Appended, Progress, Topic
 
 RECENT_MAX = 8
 """Number of a producer's last numbers that are kept with the offset just past their append."""
@@ -73,13 +73,6 @@ class Destroy(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Progress of a batch: all records before `position` in its staged file `file` are appended."""
-
-    file: int = 0
-    position: int = 0
-
-
 class Producer(msgspec.Struct, frozen=True, array_like=True):
     """The producer of an append and the append's number, by which a repeated append is recognised."""
 
@@ -89,6 +82,10 @@ class Producer(msgspec.Struct, frozen=True, array_like=True):
     """Number of further entries of the same commit that belong to this append."""
     progress: Progress | None = None
     """For records of a batch: the batch's progress including this entry."""
+
+    @classmethod
+    def of_batch(cls, name: str, number: int, progress: Progress) -> Self:
+        return cls(name.encode(), number, 0, progress)
 
 
 class StagedFile(msgspec.Struct, frozen=True, array_like=True):
@@ -150,7 +147,6 @@ ENTRY_HEADER_BYTES = ENTRY.size + 4
 CRC = struct.Struct(">I")
 _SEED = struct.Struct(">QQ")
 _TOPIC_ID = slice(8, 16)
-EXTRA_BYTES_MAX = 0xFFFF
 
 _FILL_BYTES = 1 << 20
 _JOIN_ABOVE = 16
@@ -352,20 +348,10 @@ def prepare_file(disk: Disk, path: Path, size: int) -> None:
 class JournalFile:
     """A prepared file that commits are written to."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        path: Path,
-        *,
-        generation: int,
-        first: int,
-        applied: int,
-        size: int,
-        boot_id: bytes,
-    ) -> None:
+    def __init__(self, disk: Disk, path: Path, header: JournalHeader) -> None:
         self.path = path
         self.position = FRAMES_POSITION
-        self._header = JournalHeader(generation, file_number(path), first, applied, size, boot_id)
+        self._header = header
         self._disk = disk
         self._fd = disk.open(path)
         self._begun = False
@@ -406,8 +392,18 @@ class ClosedFile(NamedTuple):
 
 
 class Ring:
-    def __init__(self, disk: Disk, file_bytes: int, generation: int, boot_id: bytes) -> None:
+    """The current journal file, the files that wait for the applier, and the free files."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        file_bytes: int,
+        generation: int,
+        boot_id: bytes,
+        elapsed_s: Callable[[], float],
+    ) -> None:
         self._disk = disk
+        self._elapsed_s = elapsed_s
         self._generation = generation
         self._file_bytes = file_bytes
         self._boot_id = boot_id
@@ -428,29 +424,20 @@ class Ring:
     def has_free(self) -> bool:
         return bool(self._free)
 
-    @property
-    def has_unsynced(self) -> bool:
-        return bool(self._unsynced)
-
     def add_free(self, path: Path) -> None:
         self._free.append(path)
 
-    def open_next(self, first: int, applied: int, now_s: float) -> bool:
+    def open_next(self, first: int, applied: int) -> bool:
         """Open the next free file for commits; return False if no file is free."""
         if not self._free:
             return False
         path = self._free.popleft()
-        self.current = JournalFile(
-            self._disk,
-            path,
-            generation=self._generation,
-            first=first,
-            applied=applied,
-            size=self._file_bytes,
-            boot_id=self._boot_id,
+        header = JournalHeader(
+            self._generation, file_number(path), first, applied, self._file_bytes, self._boot_id
         )
+        self.current = JournalFile(self._disk, path, header)
         self._touched[path] = {}
-        self.first, self.last, self.opened_s = first, first - 1, now_s
+        self.first, self.last, self.opened_s = first, first - 1, self._elapsed_s()
         return True
 
     def close_current(self) -> ClosedFile:

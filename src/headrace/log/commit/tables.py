@@ -124,11 +124,9 @@ class Handles:
             topic.start_offset = topic.end_offset = start.offset
             topic.start_ordinal = topic.end_ordinal = start.ordinal
             return topic
-        topic.id = row.id
-        topic.epoch = row.epoch
+        topic.id, topic.epoch, topic.last_ms = row.id, row.epoch, row.last_ms
         topic.start_offset, topic.start_ordinal = row.start_offset, row.start_ordinal
         topic.end_offset, topic.end_ordinal = row.end_offset, row.end_ordinal
-        topic.last_ms = row.last_ms
         if topic.durability is Durability.MEMORY:
             # The topic has records on disk from before the rule: they are not dropped silently.
             topic.durability = Durability.WRITTEN
