@@ -4,7 +4,6 @@ Elsewhere: writing the entries (`journal.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -82,28 +81,28 @@ class BlockRecords(Sequence[bytes]):
             yield from split_records(bytes(block.data), block.record_count)
 
 
-@dataclass(slots=True, eq=False)
 class Commit:
     """The requests that wait for the same write."""
 
-    appends: dict[Topic, list[bytes]] = field(default_factory=dict)
-    onces: list[Once] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
-    parts: list[tuple[Topic, BatchPart]] = field(default_factory=list)
-    """Parts of batches, in the order of each batch."""
-    ends: list[Producer] = field(default_factory=list)
-    """Progress of batches whose last part is not in the journal."""
-    trims: list[Trim] = field(default_factory=list)
-    destroyed: list[Topic] = field(default_factory=list)
-    cursors: list[CursorChange] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-    noted: list[Topic] = field(default_factory=list)
-    """Parallel to `notes`: the topic of each note."""
-    changed: dict[Topic, None] = field(default_factory=dict)
-    """Topics whose changes in this commit, together with the notes, take effect all or not at all."""
-    waiters: list[Callable[[], None]] = field(default_factory=list)
-    size: int = 0
-    """Number of bytes that the requests take in the journal."""
+    def __init__(self) -> None:
+        self.appends: dict[Topic, list[bytes]] = {}
+        self.onces: list[Once] = []
+        self.decisions: list[Decision] = []
+        self.parts: list[tuple[Topic, BatchPart]] = []
+        """Parts of batches, in the order of each batch."""
+        self.ends: list[Producer] = []
+        """Progress of batches whose last part is not in the journal."""
+        self.trims: list[Trim] = []
+        self.destroyed: list[Topic] = []
+        self.cursors: list[CursorChange] = []
+        self.notes: list[Note] = []
+        self.noted: list[Topic] = []
+        """Parallel to `notes`: the topic of each note."""
+        self.changed: dict[Topic, None] = {}
+        """Topics whose changes in this commit, together with the notes, take effect all or not at all."""
+        self.waiters: list[Callable[[], None]] = []
+        self.size = 0
+        """Number of bytes that the requests take in the journal."""
 
     def add(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
         appends = self.appends
@@ -212,19 +211,21 @@ class Encoder:
         for producer, decided, files in commit.decisions:
             extra = Producer(producer.encode(), decided)
             entries.append(self._entry(journal.DECIDE, extra, data=_pack(files)))
-        entries += [self._entry(journal.ADVANCE, end) for end in commit.ends]
+        if commit.ends:
+            entries += [self._entry(journal.ADVANCE, end) for end in commit.ends]
         for name, reader, cursor in commit.cursors:
             at = cursor or _NOWHERE
             extra = CursorEntry(name.encode(), reader.encode(), at.epoch, number, cursor is None)
             entries.append(self._entry(journal.CURSOR, extra, at=at))
         if commit.changed:
+            encode, ms, seed = journal.encode_entry, self._ms, self._seed
             for topic, (key, value, due_ms) in zip(commit.noted, commit.notes, strict=True):
-                extra = NoteEntry(key, due_ms, value is None)
+                packed = _pack(NoteEntry(key, due_ms, value is None))
                 entries.append(
-                    self._entry(journal.NOTE, extra, topic_id=topic.id, data=value or b"")
+                    encode(journal.NOTE, topic.id, 0, 0, 0, ms, packed, value or b"", seed=seed)
                 )
             ids = {topic.id for topic in commit.changed}
-            entries[:0] = journal.encode_changes(entries, ids, self._ms, number, self._seed)
+            entries[:0] = journal.encode_changes(entries, ids, ms, number, seed)
             sync |= any(topic.durability is Durability.SYNCED for topic in commit.changed)
         return sync
 
