@@ -267,10 +267,8 @@ def _next_block(data: memoryview, at: int, position: int, seed: int | None) -> i
 
 def _header_holds(data: memoryview, at: int, seed: int) -> bool:
     head, name_bytes, *_ = _HEADER.unpack_from(data, at)
-    holds_: bool = _CRC.unpack(head)[0] == crc32c(
-        data[at + len(MAGIC) : at + HEADER_BYTES + name_bytes], seed
-    )
-    return holds_
+    checked = data[at + len(MAGIC) : at + HEADER_BYTES + name_bytes]
+    return bool(_CRC.unpack(head)[0] == crc32c(checked, seed))
 
 
 def _staged_block(
