@@ -9,7 +9,8 @@ import ctypes
 import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +47,17 @@ class Disk:
 
     def close(self, fd: int) -> None:
         os.close(fd)
+
+    @contextmanager
+    def opened(self, path: Path, *, create: bool = False, sync: bool = False) -> Iterator[int]:
+        """Open a file for a `with` statement; with `sync`, fsync it at the end unless there was an error."""
+        fd = self.open(path, create=create)
+        try:
+            yield fd
+            if sync:
+                self.sync(fd)
+        finally:
+            self.close(fd)
 
     def write(
         self, fd: int, parts: Sequence[bytes | memoryview], position: int, *, synced: bool = False

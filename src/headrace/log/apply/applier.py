@@ -13,8 +13,7 @@ step 4 leaves files without a row, which the next start deletes. Entries hold ab
 is already applied is recognised by its offset and skipped.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -193,13 +192,10 @@ class Applier:
         else:
             # The file is opened before anything is written, so that the sync reports every write error.
             first = writes[0][1]
-            whole = self._disk.open(self._path(first.segment), create=first.new)
-            try:
+            with self._disk.opened(self._path(first.segment), create=first.new) as whole:
                 for topic, one in writes:
                     self._write_segment(topic, one, sync=False)
                 self._disk.sync_file_system(whole)
-            finally:
-                self._disk.close(whole)
 
     def _remember(self, plans: Iterable[TopicChange]) -> None:
         """Keep the topics' states that the transaction has recorded."""
@@ -250,10 +246,10 @@ class Applier:
 
     def _write_segment(self, topic: TopicRow, one: _Writes, *, sync: bool) -> None:
         path = self._path(one.segment)
-        with self._opened(path, create=one.new, sync=sync) as file:
+        with self._disk.opened(path, create=one.new, sync=sync) as file:
             self._disk.cut(file, one.cut_to)
             self._disk.write(file, one.parts, one.cut_to)
-        with self._opened(path.with_suffix(".idx"), create=one.new, sync=sync) as file:
+        with self._disk.opened(path.with_suffix(".idx"), create=one.new, sync=sync) as file:
             if one.new:
                 header = Header(
                     topic.id,
@@ -267,16 +263,6 @@ class Applier:
             else:
                 self._disk.cut(file, row_position(one.rows_before))
                 self._disk.write(file, one.rows, row_position(one.rows_before))
-
-    @contextmanager
-    def _opened(self, path: Path, *, create: bool, sync: bool) -> Iterator[int]:
-        fd = self._disk.open(path, create=create)
-        try:
-            yield fd
-            if sync:
-                self._disk.sync(fd)
-        finally:
-            self._disk.close(fd)
 
     def _record(self, gathered: Gathered, meta: DirectoryMeta, applied: int) -> list[Path]:
         """Do step 4; return the files that the catalogue no longer names."""

@@ -334,13 +334,9 @@ def prepare_file(disk: Disk, path: Path, size: int) -> None:
     """Create a journal file of `size` zero bytes; it gets its name only when it is complete on disk."""
     made = path.with_suffix(".new")
     disk.unlink(made)
-    fd = disk.open(made, create=True)
-    try:
+    with disk.opened(made, create=True, sync=True) as fd:
         for position in range(0, size, _FILL_BYTES):
             disk.write(fd, [bytes(min(_FILL_BYTES, size - position))], position)
-        disk.sync(fd)
-    finally:
-        disk.close(fd)
     disk.rename(made, path)
     disk.sync_directory(path.parent)
 
@@ -465,11 +461,8 @@ class Ring:
     def sync(self, paths: list[Path]) -> None:
         """Fsync files, in any thread. Opens each file anew, since a recycled file may be closed meanwhile."""
         for path in paths:
-            fd = self._disk.open(path)
-            try:
-                self._disk.sync(fd)
-            finally:
-                self._disk.close(fd)
+            with self._disk.opened(path, sync=True):
+                pass
 
     def synced(self, paths: list[Path]) -> None:
         """Record that `sync` finished for these files and that none was written to since `sync` began."""
