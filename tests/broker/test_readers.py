@@ -12,7 +12,7 @@ from headrace.broker.readers import Claim, Readers
 from headrace.config.settings import Config, Journal, Segment
 from headrace.errors import BadCursorError, BadReaderNameError
 from headrace.log.records import pack_record
-from headrace.log.retention import waited_for
+from headrace.log.store import waited_for
 from headrace.model import LAKE_READER, Position
 from headrace.testing.store import StepStore
 from tests.tools import EXAMPLES

@@ -145,7 +145,7 @@ def test_files_that_grow_and_vanish_while_they_are_copied(open_store, tmp_path, 
 
     monkeypatch.setattr(module, "FileCopy", Meddled)
     monkeypatch.setattr(module, "_wait_until_applied", lambda *_: None)
-    lock = store.layout.lock()  # a running server holds this lock
+    lock = store.layout.lock(Disk())  # a running server holds this lock
     try:
         run(store, tmp_path / "backup")
     finally:
@@ -170,7 +170,7 @@ def test_an_interrupted_backup_is_refused_and_made_anew(stopped, tmp_path, monke
     with pytest.raises(BackupError, match="unfinished"):
         restore(target, tmp_path / "new")
     with pytest.raises(DataDirectoryError, match="unfinished"):
-        Layout(target).lock()
+        Layout(target).lock(Disk())
     assert not (tmp_path / "new").exists()
     with pytest.raises(BackupError, match="unfinished"):
         back_up(target, tmp_path / "other", stopped.config.rule, "1")
@@ -185,7 +185,7 @@ def test_an_interrupted_restore_is_refused_by_servers_and_made_anew(stopped, tmp
         with pytest.raises(ZeroDivisionError):
             restore(tmp_path / "backup", tmp_path / "new")
     with pytest.raises(DataDirectoryError, match="unfinished"):
-        Layout(tmp_path / "new").lock()
+        Layout(tmp_path / "new").lock(Disk())
     restore(tmp_path / "backup", tmp_path / "new")
     store = opened(tmp_path / "new")
     assert store.payloads("topic") == PAYLOADS

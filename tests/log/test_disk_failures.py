@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import StoreFailedError
+from headrace.errors import DataDirectoryError, StoreFailedError
 from headrace.log.disk import DISK_FULL
 from headrace.log.records import pack_record
 from headrace.testing.disk import DiskModel, FailingDisk, MarkOp, Operation, SyncOp, Write
@@ -37,7 +37,7 @@ class FailingRun(Run):
         try:
             super().__init__(path, disk=FailingDisk(fail))
             everything(self)
-        except (OSError, StoreFailedError) as stopped:
+        except (OSError, StoreFailedError, DataDirectoryError) as stopped:
             self.stopped = stopped
 
     def expected(self) -> Expected:
@@ -232,7 +232,7 @@ def test_a_commit_without_room_is_written_again_to_the_same_place(failing, error
     assert all(whole.data.startswith(one.data) for one in halves)
     assert [r.message for r in caplog.records] == [
         DISK_FULL,
-        "the disk has room again: publishes are taken",
+        "the disk has room again: publishes are accepted",
     ]
     failing.store.crash()
     again = StepStore(failing.store.config)

@@ -9,7 +9,6 @@ from headrace.config.settings import Journal, Limits
 from headrace.errors import StoreFailedError
 from headrace.log import embedded
 from headrace.log.apply import applier as applier_module
-from headrace.log.apply.child import apply_file
 from headrace.log.commit import journal
 from headrace.log.records import pack_record
 from headrace.log.recovery import frames as journal_reading
@@ -102,14 +101,14 @@ def test_a_synced_commit_vouches_for_the_written_ones_before_it(open_store):
     store = open_store()
     store.append("written/topic", b"makes it")
     store.append("written/topic", b"only written")
-    assert store.store._ring.has_unsynced
+    assert store.store._ring.unsynced()
     store.append("topic", b"synced")
-    assert not store.store._ring.has_unsynced
+    assert not store.store._ring.unsynced()
     store.append("written/topic", b"only written")
-    assert store.store._ring.has_unsynced
+    assert store.store._ring.unsynced()
     store.store.sync_written(lambda: None)
     store.runner.run()
-    assert not store.store._ring.has_unsynced
+    assert not store.store._ring.unsynced()
     store.append("topic", b"last")
     store.crash()
     numbers = [
@@ -131,7 +130,7 @@ def test_a_file_that_was_written_to_during_a_sync_is_synced_again(open_store):
     steps.rotate(-1)
     store.runner.run()
     assert store.payloads("written/topic") == [b"makes it", b"one", b"two"]
-    assert store.store._ring.has_unsynced
+    assert store.store._ring.unsynced()
 
 
 # Holding back
@@ -222,7 +221,7 @@ def test_readers_see_everything_between_applying_and_being_told_of_it(store):
     store.append("topic", b"three")
     before = read(store, store.store.topic("topic"))
     (closed,) = store._waiting
-    apply_file(store._applier, *closed)
+    store._applier.apply_file(closed)
     assert read(store, store.store.topic("topic")) == before
     store.store.applied(closed.path)
     assert read(store, store.store.topic("topic")) == before
@@ -403,7 +402,7 @@ def test_damage_in_a_closed_journal_file_stops_the_applier(store):
     data[at + 3] ^= 1  # a byte in the header of an entry
     closed.path.write_bytes(data)
     with pytest.raises(StoreFailedError, match="damage"):
-        apply_file(store._applier, *closed)
+        store._applier.apply_file(closed)
 
 
 def test_a_fault_in_one_caller_does_not_keep_a_commit_from_the_others(store):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from headrace.log.retention import Hold, MissedRange, TrimPoint, trimming
+from headrace.log.retention import MissedRange, TrimPoint, trimming
+from headrace.log.store import Hold
 from headrace.model import Position
 
 

@@ -6,13 +6,14 @@ import pytest
 
 from headrace.errors import DataDirectoryError, DataDirectoryLockedError
 from headrace.log import layout as layout_module
+from headrace.log.disk import Disk
 from headrace.log.layout import Layout
 
 
 @pytest.fixture
 def layout(tmp_path):
     layout = Layout(tmp_path / "data")
-    layout.make()
+    layout.make(Disk())
     return layout
 
 
@@ -48,21 +49,21 @@ def test_what_has_another_name_is_not_ours(layout, name):
 
 def test_making_it_again_changes_nothing(layout):
     layout.segment(1, 0).write_bytes(b"data")
-    layout.make()
+    layout.make(Disk())
     assert layout.segment(1, 0).read_bytes() == b"data"
 
 
 def test_a_directory_belongs_to_one_server(layout, monkeypatch):
-    monkeypatch.setattr(layout_module, "_LOCK_WAIT_S", 0.0)
-    lock = layout.lock()
+    monkeypatch.setattr(layout_module, "_LOCK_ATTEMPTS", 1)
+    lock = layout.lock(Disk())
     with pytest.raises(DataDirectoryLockedError, match=rf"process {os.getpid()}\b.*--data-dir"):
-        layout.lock()
+        layout.lock(Disk())
     os.close(lock)
-    os.close(layout.lock())
+    os.close(layout.lock(Disk()))
 
 
 def test_a_path_that_is_no_directory_is_said_in_words(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     for bad in (Layout(tmp_path / "file"), Layout(tmp_path / "file" / "inside")):
         with pytest.raises(DataDirectoryError, match="cannot be used"):
-            bad.make()
+            bad.make(Disk())

@@ -211,7 +211,7 @@ def test_a_store_that_failed_is_left_alone(keep, monkeypatch):
 
 
 def test_many_topics_are_forgotten_a_few_at_a_time(keep, monkeypatch):
-    monkeypatch.setattr(retention, "_FORGOTTEN_AT_ONCE", 3)
+    monkeypatch.setattr(retention, "_TRIMMED_AT_ONCE", 3)
     kept = keep(age_s=WEEK_S)
     names = [f"topic/{number}" for number in range(8)]
     for name in names:
@@ -325,12 +325,12 @@ def test_what_is_being_forgotten_is_not_forgotten_again(keep, caplog):
     kept = keep(age_s=5.5 * DAY_S, wait_for=ReaderNames(["group:a"]), wait_s=0)
     five_days(kept)
     read_to(kept, "group:a", "topic", 0)
-    store, find_file = kept.store.store, kept.store.store._find_file
-    store._find_file = lambda: False  # the journal is full
+    store, take = kept.store.store, kept.store.store._gathering.take
+    store._gathering.take = lambda: None  # commits wait
     for _ in range(3):
         kept.wait(6 * DAY_S)
     assert caplog.text.count("will miss 5 records") == 1
-    store._find_file = find_file
+    store._gathering.take = take
     kept.store.runner.soon(store._begin)
     kept.store.runner.run()
     assert kept.store.payloads("topic") == []

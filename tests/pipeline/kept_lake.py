@@ -21,8 +21,8 @@ from headrace.pipeline.export.job import export
 from headrace.pipeline.tasks import LocalRunner
 from headrace.testing import ServerProcess
 from headrace.testing.store import block
-from tests.log.kept_format import _anonymous
-from tests.log.kept_names import Api, event
+from tests.log.old_versions.kept_format import _anonymous
+from tests.log.old_versions.kept_names import Api, event
 
 FLAGS = [f"--set={one}" for one in ("journal.file_bytes=65536", "journal.files=2")]
 LAKES = {"delta": {"format": "delta"}, "parquet": {"format": "parquet", "by_topic": True}}

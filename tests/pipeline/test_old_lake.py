@@ -27,7 +27,7 @@ from headrace.pipeline.replay.plan import Wanted
 from headrace.pipeline.tasks import LocalRunner
 from headrace.testing import ServerProcess
 from tests.archives import extract
-from tests.log.kept_names import Api
+from tests.log.old_versions.kept_names import Api
 from tests.pipeline.lakes import rows_of
 
 ROOM, MAIN = CHANNEL_PREFIX + "room", LOGUX_PREFIX + "main"

@@ -174,7 +174,7 @@ def test_publishers_are_held_back_where_overwriting_needs_room(
                 make_room(cow_disk)
         reader.wait_offset(b"t", end_of(server, b"t"))
     assert get(server, "/healthz")[0] == 200
-    assert "publishes are taken" in server.stderr
+    assert "publishes are accepted" in server.stderr
     assert_sound(checker)
     assert checker.records("t") == FIRST + COW_RECORDS
     assert_kept(server, checker)
@@ -196,7 +196,7 @@ def test_commits_that_find_no_room_are_written_later(tmp_path: Path) -> None:
             writer.flush(30)
         reader.wait_offset(b"t", end_of(server, b"t"))
         server.wait_stderr("no space left on the disk: publishes are held back until there is room")
-        server.wait_stderr("publishes are taken")
+        server.wait_stderr("publishes are accepted")
         assert server.terminate() == 0
     assert_sound(checker)
     assert checker.records("t") == FIRST

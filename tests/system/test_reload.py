@@ -75,7 +75,7 @@ def test_sighup_takes_over_what_may_change_and_names_what_needs_a_restart(
             server, "tokens ([[access.token]]) close the HTTP API, Logux and channels only: Figg at"
         )
         assert get(server, "/v1/topics")[0] == 401
-        wait_for_line(server, 'retention: old records are deleted of 1 topic: "old\\n"')
+        wait_for_line(server, 'retention: deleting old records of 1 topic: "old\\n"')
         assert wire.alive(), "connections stay"
     assert server.terminate() == 0
     assert "secret" not in server.stderr

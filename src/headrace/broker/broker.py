@@ -24,8 +24,7 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from headrace.log.records import split_records
-from headrace.log.runner import Runner
-from headrace.log.store import Appended, ColdError, Reader, Store, Topic
+from headrace.log.store import Appended, ColdError, Reader, Runner, Store, Topic
 from headrace.model import CHANNEL_PREFIX, Durability, Position
 from headrace.printing import quoted
 

@@ -131,7 +131,7 @@ def back_up(
         open_unchanged(source) as view,
         _unfinished(target, disk),
     ):
-        copy.make()
+        copy.make(disk)
         is_clean = is_free and view.meta().clean
         if not is_free:
             _wait_until_applied(layout, view)
@@ -172,7 +172,7 @@ def restore(
                 f"{source} is no longer a backup: a server was started on it; restore another backup"
             )
         with _unfinished(target, disk):
-            copy.make()
+            copy.make(disk)
             _copy_clock(source, target, disk)
             _copy_named(view, layout, copy, disk, progress)
             if given_up is not None:

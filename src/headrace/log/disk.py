@@ -1,15 +1,16 @@
 """All changes that the log makes to files, in one place, so that tests can record them and make them fail.
 
-Knows no file formats. Also here: reads of files on a disk that may fail. A read error is retried, and then
-costs no more than its page. Such a page is replaced by zeros, which do not match the checksum of the original
-content. Elsewhere: remembering such pages.
+Knows no file formats. Only SQLite, which writes the catalogue, goes around this file. Also here: reads of
+files on a disk that may fail. A read error is retried, and then costs no more than its page. Such a page is
+replaced by zeros, which do not match the checksum of the original content. Elsewhere: remembering such pages.
 """
 
 import ctypes
 import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,14 @@ _IOV_MAX = 1024
 _SYNC_FILE_RANGE_WRITE = 2
 """Flag from Linux's fcntl.h: start writing without waiting."""
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
+PAGE_BYTES = 4096
+"""Unit in which the system reads, and so the cost of one bad sector."""
+
+ATTEMPTS_MAX = 3
+RETRY_S = 0.1
+"""Seconds between attempts. A path or link that fails briefly is back after two such delays."""
 
 DISK_FULL = "no space left on the disk: publishes are held back until there is room"
 """Message for operators, whichever write found the disk full."""
@@ -38,6 +47,17 @@ class Disk:
 
     def close(self, fd: int) -> None:
         os.close(fd)
+
+    @contextmanager
+    def opened(self, path: Path, *, create: bool = False, sync: bool = False) -> Iterator[int]:
+        """Open a file for a `with` statement; with `sync`, fsync it at the end unless there was an error."""
+        fd = self.open(path, create=create)
+        try:
+            yield fd
+            if sync:
+                self.sync(fd)
+        finally:
+            self.close(fd)
 
     def write(
         self, fd: int, parts: Sequence[bytes | memoryview], position: int, *, synced: bool = False
@@ -108,16 +128,9 @@ class Disk:
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-PAGE_BYTES = 4096
-"""Unit in which the system reads, and so the cost of one bad sector."""
-
-ATTEMPTS_MAX = 3
-RETRY_S = 0.1
-"""Seconds between attempts. A path or link that fails briefly is back after two such delays."""
+    def make_directory(self, path: Path, mode: int = 0o777) -> None:
+        """Create a directory and its parents, unless it exists."""
+        path.mkdir(mode, parents=True, exist_ok=True)
 
 
 class LoadedBytes(NamedTuple):

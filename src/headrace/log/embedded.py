@@ -10,13 +10,12 @@ segments now hold. Reads take records from the tail if they are there, and from 
                             │                             └─ disk full: held back, the same bytes again
                             └─ no free file: held back until the applier frees one
 
-Elsewhere: waiting commits, their entries, cursors and notes (`log/commit/`), the table of topics
-(`handles.py`), reads (`log/read/`), batches (`log/batch/`), applying (`log/apply/`), and the start of a
-store (`log/recovery/`).
+Elsewhere: waiting commits, their entries, and tables of topics, cursors, notes and producers (`log/commit/`),
+reads (`log/read/`), batches (`log/batch/`), applying (`log/apply/`), and the start of a store
+(`log/recovery/`).
 """
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -24,24 +23,29 @@ from typing import NamedTuple
 
 from headrace.config.settings import Config
 from headrace.errors import StoreFailedError
-from headrace.log.batch.batches import Batches, BatchPart, Decision
+from headrace.log.batch.batches import Batches
 from headrace.log.batch.blocks import Checks
 from headrace.log.batch.staging import Staging
 from headrace.log.catalogue.catalogue import Catalogue
-from headrace.log.commit.commit import Commit, CursorChange, Encoded, Encoder, Once
-from headrace.log.commit.cursors import Cursors, check_position
-from headrace.log.commit.journal import JournalFile, Producer
-from headrace.log.commit.notes import Notes
-from headrace.log.commit.producers import Producers
+from headrace.log.commit.commit import Commit, CursorChange, Decision, Encoded, Encoder, Once
+from headrace.log.commit.journal import ApplierLink, JournalFile, Producer, Ring
 from headrace.log.commit.queue import Gathering, note_bytes_max
-from headrace.log.commit.ring import ApplierLink, Ring
+from headrace.log.commit.tables import Cursors, Handles, Notes, Producers, check_position
 from headrace.log.disk import DISK_FULL, Disk, is_full
-from headrace.log.handles import Handles
 from headrace.log.layout import Layout
 from headrace.log.read.reader import ReadSide, drop_tail, read_tail, tail_start
 from headrace.log.read.segment import Segments
-from headrace.log.runner import Runner
-from headrace.log.store import CURSORS_SET_MAX, Cursor, Listener, Note, StoredAppend, Topic
+from headrace.log.store import (
+    CURSORS_SET_MAX,
+    BatchPart,
+    Clocks,
+    Cursor,
+    Listener,
+    Note,
+    Runner,
+    StoredAppend,
+    Topic,
+)
 from headrace.model import Durability, Position, check_reader_name
 
 logger = logging.getLogger(__name__)
@@ -81,17 +85,17 @@ class EmbeddedStore(ReadSide):
         next_sequence: int,
         generation: int,
         boot_id: bytes,
-        clock_ms: Callable[[], int],
+        clocks: Clocks,
         upload_checks: Checks,
         wait_for_disk: bool = True,
     ) -> None:
         self._config = config
         self._runner = runner
         self._applier = applier
-        self._clock_ms = clock_ms
+        self._clocks = clocks
         files = Segments(layout, config.segment.open_files_max, wait_for_disk=wait_for_disk)
         super().__init__(Catalogue.open_for_reading(layout.root), files)
-        self._ring = Ring(disk, config.journal.file_bytes, generation, boot_id)
+        self._ring = Ring(disk, config.journal.file_bytes, generation, boot_id, clocks.elapsed_s)
         self._producers = Producers(self._catalogue)
         self._cursors = Cursors(self._catalogue)
         # Several commits must fit into a file, whatever the settings say.
@@ -121,9 +125,9 @@ class EmbeddedStore(ReadSide):
         self._failure = ""
         self._idle_waiters: list[Callable[[], None]] = []
         # This is far above any number that an earlier process can have reached.
-        self.version = clock_ms() * 1_000_000
+        self.version = clocks.now_ms() * 1_000_000
         self._watchers: list[Callable[[], None]] = []
-        self.staging = Staging(layout, disk, runner, config.limits, upload_checks, clock_ms())
+        self.staging = Staging(layout, disk, runner, config.limits, upload_checks, clocks)
         self.batches = Batches(
             self._catalogue,
             layout,
@@ -155,11 +159,9 @@ class EmbeddedStore(ReadSide):
             self._handles.drop(topic)
 
     def _is_pending(self, topic: Topic) -> bool:
-        if self._gathering.mentions(topic):
-            return True
-        if self._encoded is not None and self._encoded.commit.mentions(topic):
-            return True
-        return self._writing is not None and self._writing.mentions(topic)
+        encoded = self._encoded.commit if self._encoded is not None else None
+        waiting = (self._gathering, encoded, self._writing)
+        return any(one is not None and one.mentions(topic) for one in waiting)
 
     # Appending
 
@@ -183,9 +185,7 @@ class EmbeddedStore(ReadSide):
         return ""
 
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
-        self._check()
-        self._gathering.append(batches, done)
-        self._begin_later()
+        self._next_commit().append(batches, done)
 
     def append_once(
         self,
@@ -203,10 +203,8 @@ class EmbeddedStore(ReadSide):
         if known is not None:
             self._runner.soon(lambda: done(known))
             return
-        self._check()
-        self._gathering.append_once(Once(topic, records, producer, number))
+        self._next_commit().append_once(Once(topic, records, producer, number))
         self._producers.wait(topic, producer, number, done)
-        self._begin_later()
 
     # Requests of batches
 
@@ -215,30 +213,22 @@ class EmbeddedStore(ReadSide):
         return self._sequence
 
     def decide(self, decision: Decision, done: Callable[[], None]) -> None:
-        self._check()
-        self._gathering.decide(decision, done)
-        self._begin_later()
+        self._next_commit().decide(decision, done)
 
     def append_parts(
         self, parts: list[BatchPart], end: Producer | None, done: Callable[[], None]
     ) -> None:
-        if self._failure:
-            return
-        topics = [(self._handles.get(part.block.topic), part) for part in parts]
-        self._gathering.append_parts(topics, end, done)
-        self._begin_later()
+        if not self._failure:
+            topics = [(self._handles.get(part.block.topic), part) for part in parts]
+            self._next_commit().append_parts(topics, end, done)
 
     def trim(self, topic: Topic, position: Position, done: Callable[[], None]) -> None:
         assert topic.exists and position.offset <= topic.end_offset
-        self._check()
-        self._gathering.trim(topic, position, done)
-        self._begin_later()
+        self._next_commit().trim(topic, position, done)
 
     def destroy(self, topic: Topic, done: Callable[[], None]) -> None:
         assert topic.exists
-        self._check()
-        self._gathering.destroy(topic, done)
-        self._begin_later()
+        self._next_commit().destroy(topic, done)
 
     # Notes
 
@@ -255,10 +245,9 @@ class EmbeddedStore(ReadSide):
         assert topic.durability is not Durability.MEMORY
         assert topic.exists or not (trim or destroy)
         assert trim is None or trim.offset <= topic.end_offset
-        self._check()
+        gathering = self._next_commit()
         self._notes.put(notes)
-        self._gathering.change(topic, list(records), notes, trim, destroy, done)
-        self._begin_later()
+        gathering.change(topic, list(records), notes, trim, destroy, done)
 
     def note(self, key: bytes) -> Note | None:
         return self._notes.get(key)
@@ -297,15 +286,16 @@ class EmbeddedStore(ReadSide):
 
     def _change_cursors(self, changes: list[CursorChange], done: Callable[[], None]) -> None:
         assert len(changes) <= CURSORS_SET_MAX
-        self._check()
-        self._gathering.change_cursors(changes, done)
-        self._begin_later()
+        self._next_commit().change_cursors(changes, done)
 
     # Committing
 
-    def _check(self) -> None:
+    def _next_commit(self) -> Gathering:
+        """Return the place for one more request, and see to it that it is committed soon."""
         if self._failure:
             raise StoreFailedError(self._failure)
+        self._begin_later()
+        return self._gathering
 
     def _begin_later(self) -> None:
         if not self._begin_soon:
@@ -324,22 +314,15 @@ class EmbeddedStore(ReadSide):
             if commit is None:
                 self._tell_idle()
                 return
-            encoded = self._encoder.encode(commit, self._clock_ms(), self._sequence + 1)
+            encoded = self._encoder.encode(commit, self._clocks.now_ms(), self._sequence + 1)
         ring = self._ring
         if ring.used and ring.current is not None and not ring.current.fits(encoded.body_bytes):
             self._close_file()
             encoded = self._encoder.name_in(encoded, self._sequence + 1)
         self._encoded = encoded
-        if not self._find_file():
-            return
-        self._encoded = None
-        self._write(encoded)
-
-    def _find_file(self) -> bool:
-        ring = self._ring
-        return ring.current is not None or ring.open_next(
-            self._sequence + 1, self._applied, time.monotonic()
-        )
+        if ring.current or ring.open_next(self._sequence + 1, self._applied):
+            self._encoded = None
+            self._write(encoded)
 
     def _close_file(self) -> None:
         self._encoder.begin_file()
@@ -358,7 +341,7 @@ class EmbeddedStore(ReadSide):
         if encoded.appended:
             self.listener.prepare(encoded.appended)
 
-    def _attempt(self, write: "_Write") -> None:
+    def _attempt(self, write: _Write) -> None:
         encoded, file, sequence, synced, older = write
         is_written = False
 
@@ -388,7 +371,7 @@ class EmbeddedStore(ReadSide):
         # Neither function refers to itself: a cycle would keep the commit in memory until it is collected.
         self._runner.write(work, done)
 
-    def _hold_back(self, write: "_Write") -> None:
+    def _hold_back(self, write: _Write) -> None:
         if not self.is_full:
             logger.warning("%s", DISK_FULL)
         self.is_full = True
@@ -404,7 +387,7 @@ class EmbeddedStore(ReadSide):
         self._writing = None
         if self.is_full:
             self.is_full = False
-            logger.warning("the disk has room again: publishes are taken")
+            logger.warning("the disk has room again: publishes are accepted")
         self._gathering.committed(encoded.commit)
         self._ring.wrote(self._sequence, encoded.appended, synced=encoded.sync)
         self._begin_later()
@@ -413,7 +396,7 @@ class EmbeddedStore(ReadSide):
     def _commit_memory(self) -> None:
         """Commit to `memory` topics, without the journal: records show at once, old ones may be dropped."""
         for commit in self._gathering.take_memory():
-            encoded = self._encoder.encode(commit, self._clock_ms(), 0)
+            encoded = self._encoder.encode(commit, self._clocks.now_ms(), 0)
             self.listener.prepare(encoded.appended)
             self._show(encoded, 0)
 
@@ -457,7 +440,7 @@ class EmbeddedStore(ReadSide):
                 answer()
             except Exception:
                 # The commit is durable: an error in one callback must not keep the others from being called.
-                logger.exception("internal error while a publish was acknowledged")
+                logger.exception("internal error while the answer to a request was sent")
         if encoded.appended:
             self.listener.committed(encoded.appended)
 

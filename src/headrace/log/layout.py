@@ -1,4 +1,4 @@
-"""The paths in a data directory. Opens no files except the lock."""
+"""The paths in a data directory, its directories and its lock. Opens no other files."""
 
 import fcntl
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import DataDirectoryError, DataDirectoryLockedError
+from headrace.log.disk import Disk
 
 SEGMENT_DIRECTORIES = 256
 """Number of directories that all topics share: creating one per topic costs about a millisecond."""
@@ -20,8 +21,9 @@ LOCK_NAME = "lock"
 UNFINISHED_NAME = "headrace-unfinished"
 """Name of a file that marks a directory in which a backup or restore is running or was interrupted."""
 
-_LOCK_WAIT_S = 2.0
-"""Seconds to wait for the lock: a killed server's applier releases it a moment after the server."""
+_LOCK_ATTEMPTS = 100
+_LOCK_RETRY_S = 0.02
+"""Two seconds are enough: the applier of a killed server releases the lock a moment after the server."""
 
 
 class SegmentFile(NamedTuple):
@@ -66,56 +68,54 @@ class Layout:
                     if entry.name.endswith(suffix) and (named := segment_of(entry.name)):
                         yield SegmentFile(*named, Path(entry.path), entry.stat().st_size)
 
-    def make(self) -> None:
+    def make(self, disk: Disk) -> None:
         """Create the directories that are missing."""
         try:
-            self.root.mkdir(mode=0o750, parents=True, exist_ok=True)
-            self.journal.mkdir(exist_ok=True)
-            self.segments.mkdir(exist_ok=True)
+            disk.make_directory(self.root, 0o750)
+            disk.make_directory(self.journal)
+            disk.make_directory(self.segments)
             if not self.staged.exists():
-                self.staged.mkdir()
-                _sync_directory(self.root)
+                disk.make_directory(self.staged)
+                disk.sync_directory(self.root)
             there = set(os.listdir(self.segments))
             missing = {f"{number:02x}" for number in range(SEGMENT_DIRECTORIES)} - there
+            for name in missing:
+                disk.make_directory(self.segments / name)
             if missing:
-                for name in missing:
-                    (self.segments / name).mkdir()
-                for directory in (self.segments, self.root):
-                    _sync_directory(directory)
+                disk.sync_directory(self.segments)
+                disk.sync_directory(self.root)
         except OSError as error:
             raise DataDirectoryError(
                 f"the data directory {self.root} cannot be used: {error.strerror}"
             ) from error
 
-    def lock(self) -> int:
+    def lock(self, disk: Disk) -> int:
         """Lock the directory for this process and the processes that inherit the returned file descriptor."""
         if (self.root / UNFINISHED_NAME).exists():
             raise DataDirectoryError(
                 f"{self.root} is unfinished: a backup or restore was interrupted there; run it again"
             )
-        path = self.root / LOCK_NAME
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            fd = disk.open(self.root / LOCK_NAME, create=True)
         except OSError as error:
             raise DataDirectoryError(
                 f"the data directory {self.root} cannot be written to: {error.strerror}"
             ) from error
-        deadline = time.monotonic() + _LOCK_WAIT_S
-        while True:
+        for attempts_left in reversed(range(_LOCK_ATTEMPTS)):
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > deadline:
+                if not attempts_left:
                     holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
-                    os.close(fd)
+                    disk.close(fd)
                     raise DataDirectoryLockedError(
                         f"another server (process {holder}) uses the data directory {self.root}: "
                         "stop it, or choose another with --data-dir"
                     ) from None
-                time.sleep(0.02)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                time.sleep(_LOCK_RETRY_S)
+        disk.cut(fd, 0)
+        disk.write(fd, [f"{os.getpid()}\n".encode()], 0)
         return fd
 
 
@@ -123,11 +123,3 @@ def segment_of(name: str) -> tuple[int, int] | None:
     """Return the topic's number and the base offset in the name of a segment or index file; else None."""
     named = _NAME.fullmatch(name)
     return (int(named[1], 16), int(named[2])) if named else None
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -17,10 +17,18 @@ from headrace.log.catalogue.catalogue import Catalogue
 from headrace.log.catalogue.rows import SegmentRow, TopicRow
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
-from headrace.log.runner import Runner
-from headrace.log.store import Store, Topic
-from headrace.model import LAKE_READER, Position, Span
+from headrace.log.store import Hold, Runner, Topic, waited_for
+from headrace.model import Position, Span
 from headrace.printing import quoted
+
+logger = logging.getLogger(__name__)
+
+CHECK_SHARE = 0.01
+"""Longest time between two checks, as a share of the shortest retention window."""
+
+_TRIMMED_AT_ONCE = 200
+_NAMED_MAX = 10
+"""Largest number of topics named in one log line."""
 
 
 class TrimPoint(NamedTuple):
@@ -29,29 +37,6 @@ class TrimPoint(NamedTuple):
     position: Position
     overdue: bool
     """True if the records before the position are deleted even if a reader still needs them."""
-
-
-class Hold(NamedTuple):
-    """A reader that needs all records from a position on."""
-
-    reader: str
-    position: Position
-
-
-def waited_for(store: Store, topic: Topic, readers: Iterable[str]) -> list[Hold]:
-    """Return the holds of the readers in `wait_for`: each holds a topic from its cursor on.
-
-    A reader without a cursor in the topic holds nothing, since it may never come. The lake is the exception:
-    without a cursor, it holds the whole topic.
-    """
-    holds: list[Hold] = []
-    for reader in readers:
-        cursors = store.cursors(topic.name, reader, limit=1)
-        if cursors:
-            holds.append(Hold(reader, cursors[0].position))
-        elif reader == LAKE_READER:
-            holds.append(Hold(reader, topic.start))
-    return holds
 
 
 class MissedRange(NamedTuple):
@@ -87,17 +72,6 @@ def trimming(places: Iterable[TrimPoint], holds: Collection[Hold], start: Positi
         if hold.position.offset < best.offset and best.offset > start.offset
     ]
     return Trimming(best, missed)
-
-
-logger = logging.getLogger(__name__)
-
-
-CHECK_SHARE = 0.01
-"""Longest time between two checks, as a share of the shortest retention window."""
-
-_FORGOTTEN_AT_ONCE = 200
-_NAMED_MAX = 10
-"""Largest number of topics named in one log line."""
 
 
 class Expired(NamedTuple):
@@ -152,21 +126,21 @@ class RetentionSweep:
             logger.error("retention: the catalogue could not be read: %s", result)
             return
         if result:
-            self._forget(result)
+            self._trim_some(result)
 
-    def _forget(self, expired: list[Expired]) -> None:
+    def _trim_some(self, expired: list[Expired]) -> None:
         """Trim a few topics per step, so that the loop is never blocked by ten thousand of them."""
-        forgotten: list[str] = []
-        for one in expired[:_FORGOTTEN_AT_ONCE]:
+        trimmed: list[str] = []
+        for one in expired[:_TRIMMED_AT_ONCE]:
             topic = self._store.topic(one.name)
             # Meanwhile the topic may have been destroyed, or created anew.
             is_same = topic.exists and topic.epoch == one.epoch
             if is_same and one.name not in self._trimming and self._trim(topic, one.places):
-                forgotten.append(one.name)
-        if forgotten:
-            logger.info("retention: old records are deleted of %s", _listed(forgotten))
-        if len(expired) > _FORGOTTEN_AT_ONCE:
-            self._runner.soon(lambda: self._forget(expired[_FORGOTTEN_AT_ONCE:]))
+                trimmed.append(one.name)
+        if trimmed:
+            logger.info("retention: deleting old records of %s", _listed(trimmed))
+        if len(expired) > _TRIMMED_AT_ONCE:
+            self._runner.soon(lambda: self._trim_some(expired[_TRIMMED_AT_ONCE:]))
 
     def _trim(self, topic: Topic, places: list[TrimPoint]) -> bool:
         readers = self._config.rule(topic.name).retention_wait_for
@@ -174,10 +148,10 @@ class RetentionSweep:
         if start.offset <= topic.start_offset:
             return False
         name = quoted(topic.name)
-        logger.debug("topic %s: forgetting records before offset %d", name, start.offset)
+        logger.debug("topic %s: deleting records before offset %d", name, start.offset)
         for reader, records in missed:
             logger.warning(
-                "topic %s: reader %s will miss %d records: it was waited for as long as "
+                "topic %s: reader %s will miss %d records: retention has waited for it as long as "
                 "retention.wait_s and retention.wait_bytes allow",
                 name,
                 quoted(reader),

@@ -1,17 +1,33 @@
 """The interface of a store of topics, and the handles and batches that cross it.
 
-The broker knows only this file of the log. All calls come from one thread, that of the event loop. An append
-completes later, with a call of its callback. Offsets are byte positions in every store.
+The broker knows only this file of the log, and the format of records (`records.py`). All calls come from one
+thread, that of the event loop. An append completes later, with a call of its callback. Offsets are byte
+positions in every store.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.model import Durability, Position, Span
+from headrace.log.records import split_records
+from headrace.model import LAKE_READER, RECORD_HEADER_BYTES, Durability, Position, Span
+
+T = TypeVar("T")
 
 CURSORS_SET_MAX = 1000
 """Largest number of cursors that one call may set or drop."""
+
+BATCH_FILES_MAX = 100_000
+"""Largest number of staged files in one batch."""
+
+PRODUCER_BYTES_MAX = 255
+"""Size limit of a producer's name."""
+
+STAGED_FILE_BYTES_MAX = 4 << 30
+"""Largest size of an upload: the client must split longer ones."""
 
 NOTE_KEY_BYTES_MAX = 1024
 """Size limit of a note's key."""
@@ -31,6 +47,17 @@ class Run(NamedTuple):
         return self.offset + len(self.data)
 
 
+class Clocks(NamedTuple):
+    """The clocks that a store may ask. It has no other."""
+
+    now_ms: Callable[[], int]
+    """The server's time, which records get and ages are computed from."""
+    elapsed_s: Callable[[], float]
+    """Seconds since some moment, by a clock that nobody can set."""
+    wall_s: Callable[[], float]
+    """The system's time, which gives files their times."""
+
+
 class ColdError(HeadraceError):
     """The requested data is not in memory: call `warm` in a thread, then repeat the request."""
 
@@ -38,38 +65,25 @@ class ColdError(HeadraceError):
         raise NotImplementedError
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Topic:
     """The store's handle of a topic. The object stays the same for as long as anyone holds it."""
 
-    __slots__ = (
-        "__weakref__",
-        "durability",
-        "end_offset",
-        "end_ordinal",
-        "epoch",
-        "id",
-        "last_ms",
-        "name",
-        "segments",
-        "start_offset",
-        "start_ordinal",
-        "tail",
-    )
-
-    def __init__(self, name: str, durability: Durability) -> None:
-        self.name = name
-        self.durability = durability
-        self.id = 0
-        """0 while the topic does not exist: its first append creates it."""
-        self.epoch = 0
-        self.start_offset = self.start_ordinal = 0
-        self.end_offset = self.end_ordinal = 0
-        """End of the committed records: no reader sees anything past it."""
-        self.last_ms = 0
-        self.tail: list[bytes] = []
-        """Journal entries that are committed and not yet in segments."""
-        self.segments: list[object] | None = None
-        """The store's own cache of the topic's segments, which hold the other records."""
+    name: str
+    durability: Durability
+    id: int = 0
+    """0 while the topic does not exist: its first append creates it."""
+    epoch: int = 0
+    start_offset: int = 0
+    start_ordinal: int = 0
+    end_offset: int = 0
+    """End of the committed records: no reader sees anything past it."""
+    end_ordinal: int = 0
+    last_ms: int = 0
+    tail: list[bytes] = field(default_factory=list)
+    """Journal entries that are committed and not yet in segments."""
+    segments: list[object] | None = None
+    """The store's own cache of the topic's segments, which hold the other records."""
 
     @property
     def start(self) -> Position:
@@ -117,6 +131,23 @@ class Cursor(NamedTuple):
     """Time at which the cursor was set."""
 
 
+class Lag(NamedTuple):
+    """The distance between a cursor and the end of its topic."""
+
+    records: int
+    bytes: int
+    gone_records: int
+    """Number of unread records that the reader can never read because they precede the topic's start."""
+
+    @classmethod
+    def of(cls, at: Position, start: Position, behind: Span) -> "Lag":
+        """Return the lag of a cursor at `at`; `behind` is the span of stored records after the cursor.
+
+        The cursor's position may be from an earlier epoch of the topic.
+        """
+        return cls(behind.records, behind.bytes, Span.between(at, start).records)
+
+
 class Note(NamedTuple):
     """A small durable value by key, kept beside the log and changed together with a topic."""
 
@@ -125,6 +156,55 @@ class Note(NamedTuple):
     """None if the note does not exist, or no longer exists."""
     due_ms: int = 0
     """Time at which the note is due; 0 for never."""
+
+
+class Hold(NamedTuple):
+    """A reader that needs all records from a position on."""
+
+    reader: str
+    position: Position
+
+
+class Block(NamedTuple):
+    """Whole records of one topic in an upload."""
+
+    topic: str
+    record_count: int
+    data: bytes | memoryview
+
+    def payloads(self) -> list[bytes]:
+        records = split_records(bytes(self.data), self.record_count)
+        return [record[RECORD_HEADER_BYTES:] for record in records]
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Progress of a batch: all records before `position` in its staged file `file` are appended."""
+
+    file: int = 0
+    position: int = 0
+
+
+class BatchPart(NamedTuple):
+    """A block of a batch, and the batch's progress including this block."""
+
+    block: Block
+    producer: str
+    number: int
+    progress: Progress
+
+
+class BatchAnswer(NamedTuple):
+    """The answer to the request to append a batch."""
+
+    duplicate: bool
+    records: int
+    """Number of appended records: 0 for a duplicate."""
+    damaged: int = 0
+    """Number of blocks and files that could not be read: their records are lost."""
+
+
+class BatchRefusedError(HeadraceError):
+    """An owner would not store a record of the batch. Nothing is decided, and the uploads are kept."""
 
 
 class Chunk(NamedTuple):
@@ -147,6 +227,30 @@ class SegmentInfo(NamedTuple):
     last_ms: int
 
 
+class TopicOwner(Protocol):
+    """The component that stores the records of all topics under one prefix."""
+
+    def check(
+        self,
+        blocks: Callable[[], Iterator[Block]],
+        done: Callable[[BaseException | None], None],
+    ) -> None:
+        """Call `done` with None if the owner would store all records of a batch that is not decided yet.
+
+        Call `done` with a BatchRefusedError if the owner would not, and with any other error to be asked
+        again later. `blocks` reads files: call it in a thread.
+        """
+
+    def add(
+        self, batch: bytes, parts: Sequence[BatchPart], done: Callable[[BaseException | None], None]
+    ) -> None:
+        """Store the records that are new, in the order of each topic; call `done` when all are durable.
+
+        Call `done` with an error to get the records again later. Do not call it when the store fails. `batch`
+        is the id of the batch's first staged file, which is unique: producers and numbers may be reused.
+        """
+
+
 class Listener(Protocol):
     """Receiver of a store's commits."""
 
@@ -158,6 +262,19 @@ class Listener(Protocol):
 
     def failed(self, reason: str) -> None:
         """Called when the store has failed and accepts no more requests."""
+
+
+class Runner(Protocol):
+    """Runs work later, on the event loop or in a thread. The server has one, and tests run steps by hand."""
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call `call` on the loop, after the code that is running now."""
+
+    def write(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        """Run a commit's write in the one thread for such writes, then `done` on the loop."""
+
+    def background(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """Run other work that waits for the disk in any thread, then `done` on the loop."""
 
 
 class Reader(Protocol):
@@ -282,3 +399,19 @@ class Store(Protocol):
     @property
     def held_back(self) -> str:
         """The reason why commits are waiting, as a sentence; empty if they are not waiting."""
+
+
+def waited_for(store: Store, topic: Topic, readers: Iterable[str]) -> list[Hold]:
+    """Return the holds of the readers in `wait_for`: each holds a topic from its cursor on.
+
+    A reader without a cursor in the topic holds nothing, since it may never come. The lake is the exception:
+    without a cursor, it holds the whole topic.
+    """
+    holds: list[Hold] = []
+    for reader in readers:
+        cursors = store.cursors(topic.name, reader, limit=1)
+        if cursors:
+            holds.append(Hold(reader, cursors[0].position))
+        elif reader == LAKE_READER:
+            holds.append(Hold(reader, topic.start))
+    return holds

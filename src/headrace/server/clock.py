@@ -32,7 +32,7 @@ from msgspec import Struct
 
 from headrace.config.settings import ClockSettings
 from headrace.log.disk import Disk
-from headrace.log.runner import Runner
+from headrace.log.store import Runner
 
 logger = logging.getLogger(__name__)
 

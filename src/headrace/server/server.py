@@ -22,13 +22,13 @@ from headrace.broker.logux.event_ids import EventIds
 from headrace.config.settings import Config, old_names
 from headrace.errors import ConfigError, HeadraceError
 from headrace.log.apply.process import ApplierProcess
-from headrace.log.batch.staging import STAGED_FILE_BYTES_MAX
 from headrace.log.commit import journal
 from headrace.log.disk import Disk
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.retention import RetentionSweep
+from headrace.log.store import STAGED_FILE_BYTES_MAX, Clocks
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX
 from headrace.payload.checks import UPLOAD_CHECKS
 from headrace.printing import described
@@ -150,14 +150,14 @@ class Server:
         config = self._config
         root = Path(config.data_dir).absolute()
         layout = self._layout = Layout(root)
-        layout.make()
-        self._lock = layout.lock()
+        disk = self._disk = Disk()
+        layout.make(disk)
+        self._lock = layout.lock(disk)
         self._started_s = time.monotonic()
         # Open the listeners first: a port that is in use must not cost a recovery.
         figg, ws, http = open_listeners(config.listen, os.environ)
         for sentence in old_names(config):
             logger.warning("%s", sentence)
-        disk = self._disk = Disk()
         boot_id = journal.boot_id()
         started_s = time.monotonic()
         recovered = recover(layout, disk, config.rule, boot_id=boot_id)
@@ -192,7 +192,7 @@ class Server:
             next_sequence=recovered.next_sequence,
             generation=recovered.generation,
             boot_id=boot_id,
-            clock_ms=clock.now_ms,
+            clocks=Clocks(clock.now_ms, elapsed_s=time.monotonic, wall_s=time.time),
             upload_checks=UPLOAD_CHECKS,
             wait_for_disk=False,
         )

@@ -1,25 +1,30 @@
-"""An embedded store driven step by step: real files, no threads, no processes, and only the given clock."""
+"""An embedded store driven step by step: real files, no threads, no processes.
 
-from collections.abc import Sequence
+Its time is that of the given clock. Only the times of files are real.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from headrace.config.settings import Config
 from headrace.errors import StoreFailedError
 from headrace.log.apply.applier import Applier
-from headrace.log.apply.child import apply_file
-from headrace.log.batch.batches import BatchAnswer, BatchRefusedError
 from headrace.log.batch.blocks import encode_block
 from headrace.log.catalogue.catalogue import Catalogue
-from headrace.log.commit.ring import ClosedFile
+from headrace.log.commit.journal import ClosedFile
 from headrace.log.disk import Disk, is_full
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
 from headrace.log.recovery.recovery import mark_clean, recover
-from headrace.log.runner import StepRunner
-from headrace.log.store import Appended, Note, StoredAppend
+from headrace.log.store import Appended, BatchAnswer, BatchRefusedError, Clocks, Note, StoredAppend
 from headrace.model import Position
 from headrace.payload.checks import UPLOAD_CHECKS
+
+T = TypeVar("T")
 
 BOOT_ID = b"the first boot.."
 
@@ -32,6 +37,50 @@ class StepClock:
 
     def __call__(self) -> int:
         return self.ms
+
+
+class StepRunner:
+    """Runner that runs everything in the calling thread, one step at a time, on request."""
+
+    def __init__(self) -> None:
+        self._steps: deque[Callable[[], None]] = deque()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._steps.append(call)
+
+    def write(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        def step() -> None:
+            try:
+                work()
+            except OSError as error:
+                done(error)
+            else:
+                done(None)
+
+        self._steps.append(step)
+
+    def background(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        def step() -> None:
+            result: T | BaseException
+            try:
+                result = work()
+            except OSError as error:
+                result = error
+            done(result)
+
+        self._steps.append(step)
+
+    def step(self) -> bool:
+        """Run the next step; return False if there is none."""
+        if not self._steps:
+            return False
+        self._steps.popleft()()
+        return True
+
+    def run(self) -> None:
+        """Run all steps, including those that they add."""
+        while self.step():
+            pass
 
 
 class RecordingListener:
@@ -69,7 +118,7 @@ class StepStore:
         self.reports: list[str] = []
         disk = self._disk = disk or Disk()
         self.layout = Layout(Path(config.data_dir))
-        self.layout.make()
+        self.layout.make(disk)
         recovered = recover(self.layout, disk, config.rule, boot_id=boot_id)
         self.reports += recovered.reports + recovered.notes
         self._catalogue = Catalogue.open(self.layout.root)
@@ -86,7 +135,7 @@ class StepStore:
             next_sequence=recovered.next_sequence,
             generation=recovered.generation,
             boot_id=boot_id,
-            clock_ms=self.clock,
+            clocks=Clocks(self.clock, lambda: self.clock.ms / 1000, wall_s=time.time),
             upload_checks=UPLOAD_CHECKS,
         )
         self.store.listener = self.listener
@@ -226,7 +275,7 @@ class StepStore:
         while self._waiting:
             closed = self._waiting[0]
             try:
-                self.reports += apply_file(self._applier, *closed)
+                self.reports += self._applier.apply_file(closed)
             except OSError as error:
                 if not is_full(error):
                     raise

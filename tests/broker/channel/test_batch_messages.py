@@ -20,8 +20,7 @@ from headrace.broker.channel.snapshots import NotedSnapshots
 from headrace.config.settings import Config, Journal, Segment
 from headrace.errors import BadBlockError
 from headrace.log import layout
-from headrace.log.batch.batches import BatchAnswer, BatchRefusedError
-from headrace.log.store import Appended
+from headrace.log.store import Appended, BatchAnswer, BatchRefusedError
 from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX
 from headrace.payload.channel import Content, StoredMessage, decode_message, decode_row, encode_row
 from headrace.payload.reducers import reducer
@@ -520,7 +519,7 @@ def test_a_batch_that_cannot_be_looked_through_is_so_later(
         answers = bench.decide(0, staged)
         bench.run()
     assert answers == []
-    assert 'batch 0 of producer "p" cannot be read for now: no memory' in caplog.text
+    assert 'batch 0 of producer "p" waits and is retried: no memory' in caplog.text
     bench.batches.tick()
     bench.run()
     assert answers == [BatchAnswer(duplicate=False, records=1)]

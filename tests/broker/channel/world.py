@@ -15,11 +15,11 @@ from headrace.broker.channel.member import Batch, Origin, Receive
 from headrace.broker.channel.notes import StoredSnapshot, no_snapshot, read_members, read_snapshot
 from headrace.broker.channel.sending import Accepted
 from headrace.broker.channel.snapshots import NotedSnapshots, Older
-from headrace.log.runner import StepRunner
 from headrace.log.store import Appended, Chunk, Cursor, Note, Run, Topic
 from headrace.model import Durability, Position
 from headrace.payload.channel import Content, decode_message
 from headrace.payload.reducers import reducer
+from headrace.testing.store import StepRunner
 
 NAME = "c"
 TOPIC = "$channel/c"

@@ -19,11 +19,9 @@ from headrace.broker.logux.log import LoguxLog, NewEvent
 from headrace.config.settings import Config, Journal, Limits, PrefixRule, Segment
 from headrace.errors import BadBlockError
 from headrace.log import layout
-from headrace.log.batch.batches import BatchAnswer, BatchPart
-from headrace.log.batch.blocks import Block
 from headrace.log.catalogue.catalogue import Catalogue
-from headrace.log.commit.journal import Progress
 from headrace.log.records import pack_record
+from headrace.log.store import BatchAnswer, BatchPart, Block, Progress
 from headrace.model import LOGUX_PREFIX, PAYLOAD_BYTES_MAX, Durability
 from headrace.payload.logux import created_of, decode_envelope
 from headrace.testing.disk import DiskModel, RecordingDisk
@@ -436,7 +434,7 @@ def test_events_that_cannot_be_looked_at_are_given_again(
     answers = bench.decide(0, bench.steps.stage(("$logux/a", [event(1, "x", 0)])))
     bench.run()
     assert answers == []
-    assert 'batch 0 of producer "p" cannot be read for now: no memory' in caplog.text
+    assert 'batch 0 of producer "p" waits and is retried: no memory' in caplog.text
     monkeypatch.undo()
     bench.batches.tick()
     bench.run()

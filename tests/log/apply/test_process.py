@@ -11,7 +11,8 @@ import pytest
 from headrace.log.apply import process as applier_process
 from headrace.log.apply.process import ApplierProcess
 from headrace.log.catalogue.catalogue import Catalogue
-from headrace.log.commit.ring import ClosedFile
+from headrace.log.commit.journal import ClosedFile
+from headrace.log.disk import Disk
 from headrace.log.layout import Layout
 from tests.log.conftest import tiny
 
@@ -21,14 +22,14 @@ WAIT_S = 30
 class Line:
     def __init__(self, path: Path) -> None:
         self.layout = Layout(path)
-        self.layout.make()
+        self.layout.make(Disk())
         Catalogue.create(path).close()
         self.prepared: list[Path] = []
         self.failures: list[str] = []
         self._news = asyncio.Event()
         self.process = ApplierProcess(
             tiny(path),
-            self.layout.lock(),
+            self.layout.lock(Disk()),
             applied=lambda _: None,
             prepared=self._heard(self.prepared),
             waiting=lambda _: None,

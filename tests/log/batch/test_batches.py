@@ -13,8 +13,6 @@ import msgspec
 import pytest
 
 from headrace.errors import BatchNumberError, StagedClaimedError, UnknownStagedError
-from headrace.log.batch.batches import BatchAnswer, BatchPart
-from headrace.log.batch.blocks import Block
 from headrace.log.catalogue.catalogue import (
     BACKUP_NAME,
     FILE_NAME,
@@ -24,6 +22,7 @@ from headrace.log.catalogue.catalogue import (
 from headrace.log.catalogue.rows import _SCHEMA_1, FORMAT
 from headrace.log.commit import journal
 from headrace.log.commit.journal import RECENT_MAX
+from headrace.log.store import BatchAnswer, BatchPart, Block
 from headrace.log.verify.verify import verify
 from headrace.model import LOGUX_PREFIX
 from headrace.testing.disk import DiskModel, RecordingDisk

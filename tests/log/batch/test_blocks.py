@@ -9,16 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BadBlockError
-from headrace.log.batch.blocks import (
-    Block,
-    BlockDecoder,
-    Damaged,
-    encode_block,
-    read_staged,
-    staged_seed,
-)
+from headrace.log.batch.blocks import BlockDecoder, Damaged, encode_block, read_staged, staged_seed
 from headrace.log.read.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
 from headrace.log.records import pack_record
+from headrace.log.store import Block
 from headrace.model import PAYLOAD_BYTES_MAX
 from headrace.payload.checks import UPLOAD_CHECKS
 
@@ -220,8 +214,8 @@ LONG = pack_record(bytes(PAYLOAD_BYTES_MAX + 1))
             "1048577 bytes cannot hold 1 records, or exceed 1048576",
         ),
         (header(crc=7), "the checksum of its records is wrong"),
-        (header(data=b"\0\0\0\2x"), "its 5 bytes are not 1 records of a size each may be"),
-        (header(data=LONG), "its 262149 bytes are not 1 records of a size each may be"),
+        (header(data=b"\0\0\0\2x"), "its 5 bytes are not 1 records of an allowed size"),
+        (header(data=LONG), "its 262149 bytes are not 1 records of an allowed size"),
         (header() + b"H", "the body ends inside it"),
     ],
 )

@@ -4,12 +4,11 @@ import pytest
 
 from headrace.errors import TooManyCursorsError
 from headrace.log.catalogue.catalogue import BACKUP_NAME, FILE_NAME
-from headrace.log.commit import cursors, journal
-from headrace.log.commit.cursors import Lag
+from headrace.log.commit import journal, tables
 from headrace.log.commit.journal import ENTRY_HEADER_BYTES, FRAME_HEAD_BYTES, encode_entry
 from headrace.log.disk import Disk
 from headrace.log.records import pack_record
-from headrace.log.store import CURSORS_SET_MAX
+from headrace.log.store import CURSORS_SET_MAX, Lag
 from headrace.log.verify.verify import verify
 from headrace.model import JUMP, Position, Span
 from tests.log.recovery.test_recovery import Journal
@@ -34,9 +33,9 @@ def test_a_commit_with_cursors_is_synced_and_takes_what_was_written_before_with_
     store = open_store()
     store.append("written/w", b"x")
     store.append("written/w", b"y")
-    assert store.store._ring.has_unsynced
+    assert store.store._ring.unsynced()
     put(store, "a", "written/w")
-    assert not store.store._ring.has_unsynced
+    assert not store.store._ring.unsynced()
     after = open_store(boot_id=b"after the crash.")
     assert after.payloads("written/w") == [b"x", b"y"]
     assert [at.offset for at in listed(after).values()] == [10]
@@ -63,7 +62,7 @@ def test_a_look_at_names_without_topics_leaves_nothing_in_memory(store):
 @pytest.fixture
 def few(monkeypatch):
     """Stores that keep at most three cursors."""
-    monkeypatch.setattr(cursors.Cursors.__init__, "__defaults__", (3,))
+    monkeypatch.setattr(tables, "CURSORS_MAX", 3)
 
 
 def test_of_too_many_cursors_new_ones_are_refused_and_old_ones_go_on(open_store, few):

@@ -61,15 +61,9 @@ class File:
 
     def begin(self, first: int) -> None:
         """Put the file to use, for the first time or again."""
-        self._writer = JournalFile(
-            Disk(),
-            self.path,
-            generation=GENERATION,
-            first=first,
-            applied=first - 1,
-            size=FILE_BYTES,
-            boot_id=BOOT,
-        )
+        number = journal.file_number(self.path)
+        header = JournalHeader(GENERATION, number, first, first - 1, FILE_BYTES, BOOT)
+        self._writer = JournalFile(Disk(), self.path, header)
         self._next = first
 
     def commit(self, *entries: Entry) -> tuple[int, int]:

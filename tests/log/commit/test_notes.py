@@ -3,9 +3,8 @@
 import pytest
 
 from headrace.config.settings import Journal as JournalConfig
-from headrace.log.apply.child import apply_file
 from headrace.log.catalogue.catalogue import Catalogue
-from headrace.log.commit import journal, notes
+from headrace.log.commit import journal, tables
 from headrace.log.commit.journal import ENTRY_HEADER_BYTES, encode_entry
 from headrace.log.records import pack_record
 from headrace.log.store import Note
@@ -96,10 +95,10 @@ def test_a_commit_with_notes_is_synced_as_its_topic_asks(open_store):
     put(store, "written/w", key=b"notes alone")
     put(store, "written/never made", key=b"of no topic")
     assert store.store._synced == 1
-    assert store.store._ring.has_unsynced
+    assert store.store._ring.unsynced()
     put(store, "never made", other=b"synced")
     assert store.store._synced == 5
-    assert not store.store._ring.has_unsynced
+    assert not store.store._ring.unsynced()
     put(store, "written/w", third=b"written")
     ask(store, "written/w", noted={b"fourth": b"written"})
     ask(store, "topic", noted={b"fifth": b"synced"})
@@ -145,7 +144,7 @@ def test_what_was_given_last_is_known_until_just_that_is_applied(open_store, tmp
     store.change("topic", notes=[Note(b"key", None)])
     ask(store, "topic", noted={b"key": b"three"})
     for closed in list(store._waiting):
-        apply_file(store._applier, *closed)
+        store._applier.apply_file(closed)
         assert listed(store) == {"key": b"three"}
         store.store.applied(closed.path)
         assert listed(store) == {"key": b"three"}
@@ -198,7 +197,7 @@ def test_what_is_due_is_found_without_a_look_at_all_that_is_not_applied(store):
 
 def test_what_is_due_much_later_is_found_when_its_time_has_come(store):
     assert store.store.due_notes(0, ALL) == []
-    later = 3 * notes._AHEAD_MS
+    later = 3 * tables._AHEAD_MS
     store.change("topic", notes=[Note(b"later", b"v", later), Note(b"soon", b"v", 10)])
     assert [one.key for one in store.store.due_notes(later - 1, ALL)] == [b"soon"]
     assert [one.key for one in store.store.due_notes(later, ALL)] == [b"soon", b"later"]
@@ -219,10 +218,10 @@ def test_places_of_notes_that_are_gone_do_not_heap_up(store):
             store.settle()
     kept = store.store._notes
     store.settle()
-    assert len(kept._due) <= notes._SPARE_MAX
-    assert len(kept._keys) <= notes._SPARE_MAX
+    assert len(kept._due) <= tables._STALE_MAX
+    assert len(kept._keys) <= tables._STALE_MAX
     store.change("topic", notes=[Note(b"same", b"v", 1)] * 500)
-    assert len(kept._due) <= notes._SPARE_MAX + 2
+    assert len(kept._due) <= tables._STALE_MAX + 2
 
 
 def count_rows(store, monkeypatch, name):

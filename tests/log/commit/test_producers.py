@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.log.apply.applier import PRODUCER_LEASE_MS
-from headrace.log.commit import producers
+from headrace.log.commit import tables
 from headrace.log.commit.journal import RECENT_MAX
 from headrace.log.store import StoredAppend
 
@@ -11,7 +11,7 @@ from headrace.log.store import StoredAppend
 @pytest.fixture
 def forgetful(monkeypatch):
     """Stores that keep two producers in memory besides those that they must keep."""
-    monkeypatch.setattr(producers.Producers.__init__, "__defaults__", (2,))
+    monkeypatch.setattr(tables, "PRODUCERS_CACHED_MAX", 2)
 
 
 @pytest.mark.parametrize("settled", [False, True])

@@ -37,6 +37,7 @@ from typing import NamedTuple
 
 from headrace.errors import HeadraceError
 from headrace.log.commit.journal import boot_id
+from headrace.log.disk import Disk
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
 from headrace.log.verify.verify import Report, verify
@@ -455,7 +456,7 @@ class Trial:
 def open_store(world: World, path: Path, lines: list[str]) -> Served:
     """Start on a directory as a server does, and read everything."""
     layout = Layout(path)
-    os.close(layout.lock())
+    os.close(layout.lock(Disk()))
     store = StepStore(world.config(path), boot_id=boot_id())
     try:
         served = Served(store, [])

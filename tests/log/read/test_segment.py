@@ -7,6 +7,7 @@ import pytest
 
 from headrace.log import disk as file_reads
 from headrace.log.catalogue.rows import SegmentRow
+from headrace.log.disk import Disk
 from headrace.log.layout import Layout
 from headrace.log.read import segment
 from headrace.log.read.index import (
@@ -45,7 +46,7 @@ def make_segment(layout: Layout, topic_id: int = 1, runs: int = RUNS) -> Segment
 @pytest.fixture
 def layout(tmp_path):
     layout = Layout(tmp_path)
-    layout.make()
+    layout.make(Disk())
     return layout
 
 

@@ -9,25 +9,16 @@ import pytest
 
 from headrace.config.settings import Journal as JournalConfig
 from headrace.log.apply.applier import Applier
-from headrace.log.apply.child import apply_file
-from headrace.log.batch.batches import BatchPart
-from headrace.log.batch.blocks import Block
 from headrace.log.catalogue.catalogue import BACKUP_NAME, FILE_NAME, Catalogue, _sound_schema
 from headrace.log.catalogue.rows import ADDED, FORMAT, DirectoryMeta, NoteRow
 from headrace.log.commit import journal
 from headrace.log.commit.commit import Commit, Encoder
-from headrace.log.commit.journal import (
-    FRAME_HEAD_BYTES,
-    Progress,
-    decode_entry,
-    encode_entry,
-    entry_seed,
-)
+from headrace.log.commit.journal import FRAME_HEAD_BYTES, decode_entry, encode_entry, entry_seed
 from headrace.log.disk import Disk
 from headrace.log.records import pack_record
 from headrace.log.recovery import frames as journal_reading
 from headrace.log.recovery.scan import _without_gaps
-from headrace.log.store import Note, Topic
+from headrace.log.store import BatchPart, Block, Note, Progress, Topic
 from headrace.log.verify.verify import verify
 from headrace.model import JUMP, Durability
 from headrace.testing.store import StepStore
@@ -250,7 +241,7 @@ def test_a_damaged_value_is_told_of_and_what_was_noted_before_holds(open_store):
     damages = [str(one) for one in verify(store.layout.root).damages]
     assert damages == ["journal/0.journal: the note b'key' is damaged"]
     store = open_store()
-    assert 'note "key": what it said last is lost' in str(store.reports)
+    assert 'note "key": its last value is lost' in str(store.reports)
     assert any("damage: kept in quarantine" in report for report in store.reports)
     assert b"key" in Journal(store).quarantined()[0]
     assert listed(store) == {"key": b"old", "other": b"new", "third": b"new"}
@@ -279,7 +270,7 @@ def test_a_value_that_is_damaged_while_the_store_runs_is_told_of(store):
         encode_entry(*frame.entries[1], seed=0)
     )
     Journal(store).flip(path, position + FRAME_HEAD_BYTES + place - 1)
-    reports = apply_file(store._applier, *closed)
+    reports = store._applier.apply_file(closed)
     assert "an entry's data is damaged" in reports[0]
     assert 'note "key"' in reports[1]
     store.store.applied(closed.path)

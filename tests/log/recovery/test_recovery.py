@@ -14,6 +14,7 @@ from headrace.log.commit.journal import (
     FRAMES_POSITION,
     encode_entry,
 )
+from headrace.log.disk import Disk
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
 from headrace.log.recovery import frames as journal_reading
@@ -426,7 +427,7 @@ def test_records_that_nothing_names_are_kept_under_the_number_of_their_topic(dam
     store, _ = damaged(commits, lambda found: found.lose(0, 1))
     assert not store.store.topic("topic").exists
     assert store.payloads("$lost/1") == [b"3", b"4"]
-    assert any('kept as "$lost/1"' in report for report in store.reports)
+    assert any('kept in "$lost/1"' in report for report in store.reports)
     store.append("topic", b"again")
     assert store.store.topic("topic").end_offset > JUMP
     assert store.payloads("topic") == [b"again"]
@@ -700,4 +701,4 @@ def test_files_that_are_not_ours_stay(open_store):
 def test_a_directory_that_cannot_be_used_is_said_in_words(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DataDirectoryError, match="cannot be used"):
-        Layout(tmp_path / "file").make()
+        Layout(tmp_path / "file").make(Disk())

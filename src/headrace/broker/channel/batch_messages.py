@@ -1,6 +1,6 @@
 """Checks the messages of a batch before the batch is decided, then sends them to channels in their order.
 
-Implements `TopicOwner` of `log/batch/batches.py`. A thread decodes and checks the messages. An unnumbered
+Implements `TopicOwner` of `log/store.py`. A thread decodes and checks the messages. An unnumbered
 message that comes again cannot be recognised by its number. So each commit also writes a note with the place
 in the batch up to which messages are stored. Batches are appended one after another, and commits are made in
 the order of the calls, so one note is enough for all channels.
@@ -17,10 +17,7 @@ import msgspec
 from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.hub import Channels
 from headrace.errors import StoreFailedError
-from headrace.log.batch.batches import BatchPart, BatchRefusedError
-from headrace.log.batch.blocks import Block
-from headrace.log.runner import Runner
-from headrace.log.store import Note
+from headrace.log.store import BatchPart, BatchRefusedError, Block, Note, Runner
 from headrace.model import CHANNEL_PREFIX
 from headrace.payload.channel import UNNUMBERED, BadMessageError, StoredMessage, decode_row
 from headrace.payload.reducers import CannotFoldError

@@ -20,8 +20,7 @@ from headrace.broker.channel.notes import StoredSnapshot
 from headrace.broker.channel.snapshots import Older, Snapshots
 from headrace.broker.channel.state import NOTHING, RecentStates, load_state
 from headrace.errors import BadTopicNameError
-from headrace.log.runner import Runner
-from headrace.log.store import Appended, ColdError, Note, Store
+from headrace.log.store import Appended, ColdError, Note, Runner, Store
 from headrace.model import CHANNEL_PREFIX, RESERVED_TOPIC_BYTES_MAX, check_topic_name
 from headrace.payload.reducers import Reducer
 

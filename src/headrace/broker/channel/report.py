@@ -10,8 +10,7 @@ from headrace.broker.channel.core import ChannelState
 from headrace.broker.channel.member import Member, Standing
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.broker.channel.trimming import needed
-from headrace.log.retention import waited_for
-from headrace.log.store import Store
+from headrace.log.store import Store, waited_for
 from headrace.model import CHANNEL_PREFIX, Position, Span
 
 _PAGE = 200

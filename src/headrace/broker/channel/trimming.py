@@ -15,8 +15,7 @@ from headrace.broker.channel import notes as notes
 from headrace.broker.channel.core import ChannelState
 from headrace.broker.channel.notes import End, StoredSnapshot
 from headrace.broker.channel.state import Fold
-from headrace.log.retention import Hold, waited_for
-from headrace.log.store import Note
+from headrace.log.store import Hold, Note, waited_for
 from headrace.model import Position
 from headrace.printing import quoted
 

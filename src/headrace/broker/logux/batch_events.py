@@ -1,6 +1,6 @@
 """Adds the events of batches to Logux logs, a portion at a time. Elsewhere: producers and staged files.
 
-Implements `TopicOwner` of `log/batch/batches.py`. A thread looks up each event; the loop only learns which
+Implements `TopicOwner` of `log/store.py`. A thread looks up each event; the loop only learns which
 events are new.
 """
 
@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from headrace.broker.logux.log import LoguxLog, NewEvent
-from headrace.log.batch.batches import BatchPart
-from headrace.log.batch.blocks import Block
-from headrace.log.runner import Runner
+from headrace.log.store import BatchPart, Block, Runner
 from headrace.payload.logux import (
     BadEnvelopeError,
     Envelope,

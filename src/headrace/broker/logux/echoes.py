@@ -23,8 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.log.records import split_records
-from headrace.log.runner import Runner
-from headrace.log.store import ColdError, Reader, Run, Store, Topic
+from headrace.log.store import ColdError, Reader, Run, Runner, Store, Topic
 from headrace.model import RECORD_HEADER_BYTES
 from headrace.payload.logux import (
     BadEnvelopeError,

@@ -19,8 +19,7 @@ import msgspec
 from headrace.broker.logux.event_ids import EventIds, EventIdsError, Known, Time
 from headrace.errors import StoreFailedError
 from headrace.log.records import pack_record, split_records
-from headrace.log.runner import Runner
-from headrace.log.store import ColdError, Reader, Run, Store, Topic
+from headrace.log.store import ColdError, Reader, Run, Runner, Store, Topic
 from headrace.model import RECORD_HEADER_BYTES, Durability, Position
 from headrace.payload.logux import (
     BadEnvelopeError,

@@ -13,8 +13,7 @@ step 4 leaves files without a row, which the next start deletes. Entries hold ab
 is already applied is recognised by its offset and skipped.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -23,11 +22,12 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.config.settings import TopicRule
-from headrace.log.apply.changes import Gathered, Loss, TopicChange
+from headrace.errors import StoreFailedError
+from headrace.log.apply.changes import Gathered, TopicChange
 from headrace.log.catalogue.catalogue import TOMBSTONES_MAX, Catalogue
 from headrace.log.catalogue.rows import DirectoryMeta, SegmentRow, TopicRow
 from headrace.log.commit import journal
-from headrace.log.commit.journal import Name, StagedFiles
+from headrace.log.commit.journal import ClosedFile, Name, StagedFiles
 from headrace.log.disk import Disk
 from headrace.log.layout import Layout
 from headrace.log.read.index import (
@@ -38,7 +38,7 @@ from headrace.log.read.index import (
     join_runs,
     row_position,
 )
-from headrace.log.recovery.frames import Problem, quarantine
+from headrace.log.recovery.frames import Frame, Problem, quarantine, read_frames
 
 SYNC_EACH_MAX = 64
 """Above this number of files, one sync of the whole file system is cheaper than one sync per file."""
@@ -77,25 +77,6 @@ class _Known(NamedTuple):
     segment: SegmentRow | None
 
 
-class _Memory:
-    """Known topics, packed because there may be very many of them."""
-
-    def __init__(self) -> None:
-        self._packed: dict[int, bytes] = {}
-
-    def get(self, topic_id: int) -> _Known | None:
-        packed = self._packed.get(topic_id)
-        return _unpack(packed) if packed is not None else None
-
-    def put(self, known: _Known) -> None:
-        if len(self._packed) >= KNOWN_MAX:
-            self._packed.clear()
-        self._packed[known.row.id] = _pack(known)
-
-    def drop(self, topic_id: int) -> None:
-        self._packed.pop(topic_id, None)
-
-
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(_Known).decode
 
@@ -112,40 +93,52 @@ class Applier:
         self._layout = layout
         self._catalogue = catalogue
         self._rule = rule
-        self._known = _Memory()
-
-    @property
-    def generation(self) -> int:
-        """Generation of the journal files that the server puts to use."""
-        return self._catalogue.meta().generation
+        self._known: dict[int, bytes] = {}
+        """Known topics by number, packed because there may be very many of them."""
 
     def prepare(self, path: Path, size: int) -> None:
         """Create a journal file; the catalogue names the file before it is put to use."""
         old = self._catalogue.meta().journal_files.get(path.name)
         if old is not None and size < old:
-            self._note_journal_file(path, size)  # or the shorter file would seem to be truncated
+            self._name_journal_file(path, size)  # or the shorter file would seem to be truncated
         journal.prepare_file(self._disk, path, size)
-        self._note_journal_file(path, size)
+        self._name_journal_file(path, size)
 
-    def _note_journal_file(self, path: Path, size: int) -> None:
+    def _name_journal_file(self, path: Path, size: int) -> None:
         meta = self._catalogue.meta()
         files = {**meta.journal_files, path.name: size}
         with self._catalogue.transaction():
             self._catalogue.put_meta(msgspec.structs.replace(meta, journal_files=files))
 
-    def quarantine(self, path: Path, problem: Problem) -> None:
-        """Copy a damaged part of a journal file to the quarantine."""
-        quarantine(self._layout, self._disk, path, problem)
+    def apply_file(self, closed: ClosedFile) -> list[str]:
+        """Apply one closed journal file; return descriptions of the damage found."""
+        reports: list[str] = []
+        entries: list[journal.Entry] = []
+        generation = self._catalogue.meta().generation
+        for item in read_frames(closed.path, closed.until, generation=generation):
+            for problem in [item] if isinstance(item, Problem) else item.problems:
+                report = (
+                    f"journal {problem.file} at byte {problem.position}: damage: {problem.reason}"
+                )
+                if problem.entry is None and not problem.harmless:
+                    # Nobody knows what is lost: the next start quarantines it, and topics jump ahead.
+                    raise StoreFailedError(report)
+                quarantine(self._layout, self._disk, closed.path, problem)
+                reports.append(report)
+            if isinstance(item, Frame):
+                entries += item.entries
+        return reports + self.apply(entries, closed.last)
 
     def apply(
         self,
         entries: Iterable[journal.Entry],
         applied: int,
         names: Mapping[int, Name] = MappingProxyType({}),
-    ) -> list[Loss]:
-        """Apply the entries to the log; `applied` is the last commit that they belong to.
+    ) -> list[str]:
+        """Apply the entries to the log, and return descriptions of what they show to be lost.
 
-        `names` holds the names of topics whose create entry may be lost.
+        `applied` is the last commit that the entries belong to. `names` holds the names of topics whose
+        create entry may be lost.
         """
         meta = self._catalogue.meta()
         gathered = Gathered(self._catalogue, self._topic_row, names)
@@ -158,7 +151,7 @@ class Applier:
             self._disk.unlink(path)
         if gathered.batches:
             self.clear_batches()
-        return [*gathered.damages, *gathered.nameless.values()]
+        return gathered.losses
 
     def clear_batches(self) -> None:
         """Delete the staged files of batches that are appended, and then forget those batches.
@@ -177,7 +170,7 @@ class Applier:
 
     def _topic_row(self, topic_id: int) -> TopicRow | None:
         known = self._known.get(topic_id)
-        return known.row if known is not None else self._catalogue.topic_by_id(topic_id)
+        return _unpack(known).row if known else self._catalogue.topic_by_id(topic_id)
 
     def _write(self, plans: Iterable[TopicChange]) -> None:
         """Do steps 2 and 3."""
@@ -198,27 +191,25 @@ class Applier:
         else:
             # The file is opened before anything is written, so that the sync reports every write error.
             first = writes[0][1]
-            whole = self._disk.open(self._path(first.segment), create=first.new)
-            try:
+            with self._disk.opened(self._path(first.segment), create=first.new) as whole:
                 for topic, one in writes:
                     self._write_segment(topic, one, sync=False)
                 self._disk.sync_file_system(whole)
-            finally:
-                self._disk.close(whole)
 
     def _remember(self, plans: Iterable[TopicChange]) -> None:
         """Keep the topics' states that the transaction has recorded."""
         for plan in plans:
+            self._known.pop(plan.row.id, None)
             if plan.changed and not plan.destroyed and not plan.trimmed:
-                self._known.put(_Known(plan.final_row(), plan.changed[-1]))
-            else:
-                self._known.drop(plan.row.id)
+                if len(self._known) >= KNOWN_MAX:
+                    self._known.clear()
+                self._known[plan.row.id] = _pack(_Known(plan.final_row(), plan.changed[-1]))
 
     def _layout_runs(self, plan: TopicChange, pieces: list[EntryRun]) -> list[_Writes]:
         """Distribute a topic's new records over segments."""
         rule = self._rule(plan.row.name.decode())
         known = self._known.get(plan.row.id)
-        current = known.segment if known else self._catalogue.last_segment(plan.row.id)
+        current = _unpack(known).segment if known else self._catalogue.last_segment(plan.row.id)
         age_ms_max = rule.retention_age_s * 1000 * SEGMENT_SHARE
         bytes_max = rule.segment_bytes
         if rule.retention_bytes:
@@ -254,10 +245,10 @@ class Applier:
 
     def _write_segment(self, topic: TopicRow, one: _Writes, *, sync: bool) -> None:
         path = self._path(one.segment)
-        with self._opened(path, create=one.new, sync=sync) as file:
+        with self._disk.opened(path, create=one.new, sync=sync) as file:
             self._disk.cut(file, one.cut_to)
             self._disk.write(file, one.parts, one.cut_to)
-        with self._opened(path.with_suffix(".idx"), create=one.new, sync=sync) as file:
+        with self._disk.opened(path.with_suffix(".idx"), create=one.new, sync=sync) as file:
             if one.new:
                 header = Header(
                     topic.id,
@@ -271,16 +262,6 @@ class Applier:
             else:
                 self._disk.cut(file, row_position(one.rows_before))
                 self._disk.write(file, one.rows, row_position(one.rows_before))
-
-    @contextmanager
-    def _opened(self, path: Path, *, create: bool, sync: bool) -> Iterator[int]:
-        fd = self._disk.open(path, create=create)
-        try:
-            yield fd
-            if sync:
-                self._disk.sync(fd)
-        finally:
-            self._disk.close(fd)
 
     def _record(self, gathered: Gathered, meta: DirectoryMeta, applied: int) -> list[Path]:
         """Do step 4; return the files that the catalogue no longer names."""

@@ -7,7 +7,7 @@ so entries that are applied already are recognised and change nothing.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple, Self
+from typing import Self
 
 import msgspec
 
@@ -31,70 +31,15 @@ from headrace.log.commit.journal import (
     Names,
     NoteEntry,
     Producer,
-    Progress,
     Recent,
     StagedFiles,
 )
 from headrace.log.read.index import EntryRun
+from headrace.log.store import Progress
 from headrace.model import Durability, present_name
 from headrace.printing import quoted
 
-
-class LostRecords(NamedTuple):
-    """Stored records that can no longer be read."""
-
-    topic: str
-    offset: int
-    end: int
-    ordinal: int
-    end_ordinal: int
-    reason: str
-
-    def __str__(self) -> str:
-        records = self.end_ordinal - self.ordinal
-        return (
-            f"topic {quoted(self.topic)}: {records} records from offset {self.offset} to {self.end} "
-            f"are lost: {self.reason}"
-        )
-
-
-class LostDecision(NamedTuple):
-    """A batch whose list of staged files is lost."""
-
-    producer: str
-    number: int
-
-    def __str__(self) -> str:
-        return (
-            f"batch {self.number} of producer {quoted(self.producer)}: what of it was not appended is lost: "
-            "the journal is damaged there"
-        )
-
-
-class LostNote(NamedTuple):
-    """A note whose last value is lost; the value before it is valid again."""
-
-    key: bytes
-
-    def __str__(self) -> str:
-        key = quoted(self.key.decode(errors="replace"))
-        return f"note {key}: what it said last is lost: the journal is damaged there"
-
-
-class LostName(NamedTuple):
-    """A topic whose records are known and whose name is lost."""
-
-    topic_id: int
-    name: str
-
-    def __str__(self) -> str:
-        return (
-            f"topic number {self.topic_id}: its name is lost, its records are kept as {quoted(self.name)}: "
-            "the journal is damaged there"
-        )
-
-
-Loss = LostRecords | LostDecision | LostNote | LostName
+_DAMAGED = "the journal is damaged there"
 
 
 def names_in(entry: journal.Entry) -> list[Name]:
@@ -123,8 +68,6 @@ def names_in(entry: journal.Entry) -> list[Name]:
 
 _NAMING = (journal.CREATE, journal.NAMES, journal.OLD_CREATE, journal.OLD_NAMES)
 _CURSORS = (journal.CURSOR, journal.OLD_CURSOR)
-
-
 _NAMELESS = b"$lost/"
 
 
@@ -185,9 +128,14 @@ class Gathered:
         self.batches: dict[tuple[bytes, int], BatchRow] = {}
         self.notes: dict[bytes, NoteRow | None] = {}
         """Notes by key; None for a dropped note."""
-        self.nameless: dict[int, LostName] = {}
-        """Topics whose records were found and whose names were not."""
-        self.damages: list[Loss] = []
+        self._nameless: dict[int, str] = {}
+        """Reports of topics whose records were found and whose names were not, by topic number."""
+        self._losses: list[str] = []
+
+    @property
+    def losses(self) -> list[str]:
+        """Descriptions of what the journal has lost."""
+        return [*self._losses, *self._nameless.values()]
 
     def add(self, entry: journal.Entry) -> None:
         if entry.kind == journal.APPEND:
@@ -262,7 +210,7 @@ class Gathered:
             plan.created = True
             self.tombstones.pop(create.name, None)
         plan.row = row
-        self.nameless.pop(row.id, None)
+        self._nameless.pop(row.id, None)
 
     def _is_newest(self, create: Name) -> bool:
         """True if a topic is the newest life of its name; the earlier lives were destroyed then."""
@@ -292,7 +240,10 @@ class Gathered:
         at = (entry.offset, entry.ordinal)
         row = TopicRow(entry.topic_id, name, entry.ms, durability, *at, *at, entry.ms)
         plan = self.plans[entry.topic_id] = TopicChange.of(row, created=True)
-        self.nameless[entry.topic_id] = LostName(entry.topic_id, name.decode())
+        self._nameless[entry.topic_id] = (
+            f"topic number {entry.topic_id}: its name is lost, its records are kept in "
+            f"{quoted(name.decode())}: {_DAMAGED}"
+        )
         return plan
 
     def _append(self, plan: TopicChange, entry: journal.Entry) -> None:
@@ -301,7 +252,7 @@ class Gathered:
         if end <= plan.end_offset:
             return
         if offset > plan.end_offset:
-            self._damage(plan, offset, ordinal)
+            self._lose(plan, offset, ordinal)
         plan.pieces.append(tuple.__new__(EntryRun, (offset, ordinal, count, ms, data)))
         plan.end_offset = end
         plan.end_ordinal = ordinal + count
@@ -320,19 +271,13 @@ class Gathered:
         if plan is None or entry.end <= plan.end_offset:
             return
         end_ordinal = entry.ordinal + entry.record_count
-        self._damage(plan, entry.end, end_ordinal)
+        self._lose(plan, entry.end, end_ordinal)
         plan.end_offset, plan.end_ordinal = entry.end, end_ordinal
 
-    def _damage(self, plan: TopicChange, end: int, end_ordinal: int) -> None:
-        self.damages.append(
-            LostRecords(
-                plan.row.name.decode(),
-                plan.end_offset,
-                end,
-                plan.end_ordinal,
-                end_ordinal,
-                "the journal is damaged there",
-            )
+    def _lose(self, plan: TopicChange, end: int, end_ordinal: int) -> None:
+        self._losses.append(
+            f"topic {quoted(plan.row.name.decode())}: {end_ordinal - plan.end_ordinal} records from "
+            f"offset {plan.end_offset} to {end} are lost: {_DAMAGED}"
         )
 
     def _produced(self, plan: TopicChange | None, entry: journal.Entry) -> None:
@@ -373,14 +318,20 @@ class Gathered:
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
         # Some of the batch's records may be appended: they must not be appended a second time.
         if self._number((BATCHES_NAME, producer.name), producer.number, entry):
-            self.damages.append(LostDecision(producer.name.decode(), producer.number))
+            name = quoted(producer.name.decode())
+            self._losses.append(
+                f"batch {producer.number} of producer {name}: its records that were not appended yet are "
+                f"lost: {_DAMAGED}"
+            )
 
     def _note(self, entry: journal.Entry) -> None:
         key, due_ms, dropped = msgspec.structs.astuple(
             msgspec.msgpack.decode(entry.extra, type=NoteEntry)
         )
         if entry.kind == journal.LOST_NOTE:
-            self.damages.append(LostNote(key))
+            # The value before it is valid again.
+            name = quoted(key.decode(errors="replace"))
+            self._losses.append(f"note {name}: its last value is lost: {_DAMAGED}")
         else:
             row = NoteRow(key, bytes(entry.data), due_ms, entry.ms)
             self.notes[key] = row if not dropped else None
@@ -399,7 +350,7 @@ class Gathered:
         if plan is None:
             return
         plan.destroyed = True
-        if self.nameless.pop(plan.row.id, None):
+        if self._nameless.pop(plan.row.id, None):
             return
         destroy = msgspec.msgpack.decode(entry.extra, type=Destroy)
         self.tombstones[plan.row.name] = TombstoneRow(

@@ -1,44 +1,89 @@
-"""The server's end of the connection to its applier process (`child.py`).
+"""The applier as a process of its own: the server's end of the socket, the orders and answers, and the child.
 
 The applier is a process because many small file calls in a thread would compete with the event loop for the
-interpreter lock.
+interpreter lock. The two exchange MessagePack frames over a socket pair: the server names closed journal
+files, and the applier answers when they are applied. The applier shares the server's lock on the data
+directory and ends with the server.
 """
 
-import asyncio
 import contextlib
+import ctypes
+import gc
 import logging
 import os
 import pickle
+import signal
 import socket
+import sqlite3
+import struct
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from headrace.config.settings import Config
-from headrace.log.apply.child import (
-    LENGTH,
-    Applied,
-    Apply,
-    ChildWaiting,
-    Prepare,
-    Prepared,
-    ToChild,
-    ToParent,
-    send_bytes,
-)
-from headrace.log.commit.ring import ClosedFile
+from headrace.errors import DataDirectoryError, StoreFailedError
+from headrace.log.apply.applier import Applier
+from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.commit.journal import ClosedFile
+from headrace.log.disk import DISK_FULL, Disk, is_full
+from headrace.log.layout import Layout
+from headrace.printing import described
 
 logger = logging.getLogger(__name__)
 
+BACKUP_S = 600.0
+"""Seconds between two copies of the catalogue."""
+
 _END_TIMEOUT_S = 5.0
+_RETRY_S = 1.0
+_LENGTH = struct.Struct(">I")
+_PR_SET_PDEATHSIG = 1
+
+T = TypeVar("T")
+
+
+class Apply(msgspec.Struct, tag="apply"):
+    path: str
+    until: int
+    last: int
+
+
+class Prepare(msgspec.Struct, tag="prepare"):
+    path: str
+
+
+class Applied(msgspec.Struct, tag="applied"):
+    path: str
+    reports: list[str]
+
+
+class Prepared(msgspec.Struct, tag="prepared"):
+    path: str
+
+
+class ChildWaiting(msgspec.Struct, tag="waiting"):
+    """The child cannot continue for now; it retries by itself."""
+
+    reason: str
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    reason: str
+
+
+Order = Apply | Prepare
+Answer = Applied | Prepared | ChildWaiting | Failed
 
 
 class ApplierProcess:
-    """The parent's end of the connection. Answers arrive on the event loop."""
+    """The server's end of the connection. Answers arrive on the event loop."""
 
     def __init__(
         self,
@@ -50,6 +95,8 @@ class ApplierProcess:
         waiting: Callable[[str], None],
         failed: Callable[[str], None],
     ) -> None:
+        import asyncio  # not at the top: the child runs this file too, and is smaller without asyncio
+
         self._on_applied = applied
         self._on_prepared = prepared
         self._on_waiting = waiting
@@ -62,7 +109,7 @@ class ApplierProcess:
         self._trouble = ""
         """The reason why the child waits. The child repeats the reason, but the log gets it once."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.log.apply.child", str(theirs.fileno())],
+            [sys.executable, "-m", "headrace.log.apply.process", str(theirs.fileno())],
             pass_fds=(theirs.fileno(), lock),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -71,7 +118,7 @@ class ApplierProcess:
         )
         theirs.close()
         with contextlib.suppress(ConnectionError):  # a child that is already dead is noticed below
-            send_bytes(self._socket, pickle.dumps((config, os.getpid())))
+            _send_bytes(self._socket, pickle.dumps((config, os.getpid())))
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._readable)
@@ -100,12 +147,12 @@ class ApplierProcess:
             self._process.kill()  # the journal still holds the commits it was applying
             self._process.wait()
 
-    def _send(self, message: ToChild) -> None:
+    def _send(self, order: Order) -> None:
         if self._closing or self._failed:
             return
         try:
-            # Messages are few and tiny: at most one per journal file, far less than a socket's buffer holds.
-            send_bytes(self._socket, msgspec.msgpack.encode(message))
+            # Orders are few and tiny: at most one per journal file, far less than a socket's buffer holds.
+            _send_bytes(self._socket, msgspec.msgpack.encode(order))
         except ConnectionError:
             self._ended()  # the loop has not noticed the end yet
 
@@ -121,14 +168,13 @@ class ApplierProcess:
             self._ended()
             return
         self._buffer += data
-        while len(self._buffer) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._buffer)
-            stop = LENGTH.size + length
+        while len(self._buffer) >= _LENGTH.size:
+            stop = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
             if len(self._buffer) < stop:
                 return
-            message = msgspec.msgpack.decode(self._buffer[LENGTH.size : stop], type=ToParent)
+            answer = msgspec.msgpack.decode(self._buffer[_LENGTH.size : stop], type=Answer)
             self._buffer = self._buffer[stop:]
-            self._handle(message)
+            self._handle(answer)
 
     def _ended(self) -> None:
         """Report once that the child ended without being told to."""
@@ -142,20 +188,131 @@ class ApplierProcess:
         self._failed = True
         self._on_failed(reason)
 
-    def _handle(self, message: ToParent) -> None:
+    def _handle(self, answer: Answer) -> None:
         trouble, self._trouble = self._trouble, ""
-        if isinstance(message, Applied):
-            for report in message.reports:
+        if isinstance(answer, Applied):
+            for report in answer.reports:
                 logger.error("%s", report)
-            self._on_applied(Path(message.path))
-        elif isinstance(message, Prepared):
+            self._on_applied(Path(answer.path))
+        elif isinstance(answer, Prepared):
             self._on_prepared(self._to_prepare.popleft())
             if self._to_prepare:
                 self._send(Prepare(str(self._to_prepare[0])))
-        elif isinstance(message, ChildWaiting):
-            self._trouble = message.reason
-            if message.reason != trouble:
-                logger.warning("%s", message.reason)
-            self._on_waiting(message.reason)
+        elif isinstance(answer, ChildWaiting):
+            self._trouble = answer.reason
+            if answer.reason != trouble:
+                logger.warning("%s", answer.reason)
+            self._on_waiting(answer.reason)
         else:
-            self._fail(message.reason)
+            self._fail(answer.reason)
+
+
+def main() -> None:
+    """Run the child: take orders until the server closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    line = socket.socket(fileno=int(sys.argv[1]))
+    config, parent = pickle.loads(_receive_bytes(line))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    try:
+        _serve(config, line)
+    except (EOFError, ConnectionError):
+        pass  # the server closed the socket
+    except StoreFailedError as error:
+        _say_failed(line, str(error))
+        sys.exit(1)
+    except Exception as error:
+        _say_failed(line, described(error))
+        raise
+
+
+def _say_failed(line: socket.socket, reason: str) -> None:
+    with contextlib.suppress(ConnectionError):
+        _answer(line, Failed(f"the applier failed: {reason}"))
+
+
+def _serve(config: Config, line: socket.socket) -> None:
+    # Entries are many and hold no cycles: the garbage collector would take a sixth of the time.
+    gc.disable()
+    libc = ctypes.CDLL(None)
+    disk = Disk()
+    layout = Layout(config.data_dir)
+    catalogue = Catalogue.open(layout.root)
+    applier = Applier(disk, layout, catalogue, config.rule)
+    backed_up_s = time.monotonic()
+    try:
+        while True:
+            order = msgspec.msgpack.decode(_receive_bytes(line), type=Order)
+            path = Path(order.path)
+            if isinstance(order, Prepare):
+                _retried(line, partial(applier.prepare, path, config.journal.file_bytes))
+                _answer(line, Prepared(order.path))
+            else:
+                closed = ClosedFile(path, order.until, order.last)
+                reports = _retried(line, partial(applier.apply_file, closed))
+                _answer(line, Applied(order.path, reports))
+            # The entries of a file take much memory: give it back, because topics may stay idle now.
+            libc.malloc_trim(0)
+            if time.monotonic() - backed_up_s > BACKUP_S:
+                # If the disk is full or has a bad sector, the last copy stays.
+                with contextlib.suppress(OSError, sqlite3.Error, DataDirectoryError):
+                    catalogue.keep_backup(disk)
+                backed_up_s = time.monotonic()
+    finally:
+        catalogue.close()
+
+
+def _retried(line: socket.socket, work: Callable[[], T]) -> T:
+    """Run `work`. While the disk is full or fails, report that, wait and retry.
+
+    A retry loses nothing: the journal is unchanged, and half-written data is truncated first.
+    """
+    while True:
+        try:
+            return work()
+        except (OSError, sqlite3.OperationalError) as error:
+            _answer(line, ChildWaiting(_trouble(error)))
+            line.settimeout(_RETRY_S)
+            try:
+                if not line.recv(1, socket.MSG_PEEK):
+                    raise EOFError from None
+                time.sleep(_RETRY_S)
+            except TimeoutError:
+                pass
+            finally:
+                line.settimeout(None)
+
+
+def _trouble(error: Exception) -> str:
+    if is_full(error) or "database or disk is full" in str(error):
+        return DISK_FULL
+    return f"segments cannot be written: {error}; publishes are held back until writing works again"
+
+
+def _answer(line: socket.socket, answer: Answer) -> None:
+    _send_bytes(line, msgspec.msgpack.encode(answer))
+
+
+def _send_bytes(line: socket.socket, data: bytes) -> None:
+    line.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def _receive_bytes(line: socket.socket) -> bytes:
+    (length,) = _LENGTH.unpack(_receive_exactly(line, _LENGTH.size))
+    return _receive_exactly(line, length)
+
+
+def _receive_exactly(line: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = line.recv(count - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+if __name__ == "__main__":
+    main()

@@ -28,56 +28,27 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from headrace.errors import BatchNumberError, HeadraceError, StoreFailedError
-from headrace.log.batch.blocks import Block, Damaged, prefix_of, read_staged
+from headrace.errors import BatchNumberError, StoreFailedError
+from headrace.log.batch.blocks import Damaged, prefix_of, read_staged
 from headrace.log.batch.staging import Staging
 from headrace.log.catalogue.catalogue import BATCHES_NAME, Catalogue
-from headrace.log.commit.journal import (
-    RECENT_MAX,
-    Producer,
-    Progress,
-    Recent,
-    StagedFile,
-    StagedFiles,
-)
+from headrace.log.commit.commit import Decision
+from headrace.log.commit.journal import RECENT_MAX, Producer, Recent, StagedFile, StagedFiles
 from headrace.log.layout import Layout
 from headrace.log.recovery.frames import quarantine_file
-from headrace.log.runner import Runner
+from headrace.log.store import (
+    BatchAnswer,
+    BatchPart,
+    BatchRefusedError,
+    Block,
+    Progress,
+    Runner,
+    TopicOwner,
+)
 from headrace.printing import quoted
-
-
-class BatchAnswer(NamedTuple):
-    duplicate: bool
-    records: int
-    """Number of appended records: 0 for a duplicate."""
-    damaged: int = 0
-    """Number of blocks and files that could not be read: their records are lost."""
-
-
-class BatchRefusedError(HeadraceError):
-    """An owner would not store a record of the batch. Nothing is decided, and the uploads are kept."""
-
 
 Answer = Callable[[BatchAnswer | BatchRefusedError | None], None]
 """Called with None if the store stops before the answer: the caller must repeat the request later."""
-
-
-class Decision(NamedTuple):
-    producer: str
-    number: int
-    files: list[StagedFile]
-
-
-class BatchPart(NamedTuple):
-    """A block of a batch, and the batch's progress including this block."""
-
-    block: Block
-    producer: str
-    number: int
-    progress: Progress
-
-    def extra(self) -> Producer:
-        return Producer(self.producer.encode(), self.number, 0, self.progress)
 
 
 class Appender(Protocol):
@@ -95,36 +66,7 @@ class Appender(Protocol):
         """Append blocks in order; record `end` after them unless an entry of theirs already does."""
 
 
-class TopicOwner(Protocol):
-    """The component that stores the records of all topics under one prefix."""
-
-    def check(
-        self,
-        blocks: Callable[[], Iterator[Block]],
-        done: Callable[[BaseException | None], None],
-    ) -> None:
-        """Call `done` with None if the owner would store all records of a batch that is not decided yet.
-
-        Call `done` with a BatchRefusedError if the owner would not, and with any other error to be asked
-        again later. `blocks` reads files: call it in a thread.
-        """
-
-    def add(
-        self, batch: bytes, parts: Sequence[BatchPart], done: Callable[[BaseException | None], None]
-    ) -> None:
-        """Store the records that are new, in the order of each topic; call `done` when all are durable.
-
-        Call `done` with an error to get the records again later. Do not call it when the store fails. `batch`
-        is the id of the batch's first staged file, which is unique: producers and numbers may be reused.
-        """
-
-
 logger = logging.getLogger(__name__)
-
-BATCH_FILES_MAX = 100_000
-"""Largest number of staged files in one batch."""
-
-PRODUCER_BYTES_MAX = 255
 
 _PIECES_MAX = 2
 """Largest number of uncommitted pieces of a batch: one is written while one gathers."""
@@ -214,8 +156,8 @@ class Batches:
         self._held: _Piece | None = None
         """The piece whose owned records are not durable yet."""
         self._stopped = False
-        self._troubled = False
-        """True if a batch could not be read for a reason that may pass: the next tick retries."""
+        self._retrying = False
+        """True if a batch waits for a reason that may pass: the next tick retries."""
         self.damage_count = 0
         """Number of blocks and files that could not be read when their batch was appended."""
         for row in sorted(catalogue.batches(), key=lambda row: (row.ms, row.number)):
@@ -228,8 +170,8 @@ class Batches:
             staging.restore_claims(files)
             self._batches.append(batch)
         if self._batches:
-            logger.info("going on with %d batches", len(self._batches))
-            runner.soon(self._go_on)
+            logger.info("resuming %d batches", len(self._batches))
+            runner.soon(self._read_next)
 
     @property
     def is_busy(self) -> bool:
@@ -289,14 +231,14 @@ class Batches:
                 batch.waiters.remove(answer)
 
     def tick(self) -> None:
-        """Retry after a failed read. Called several times a second."""
-        if self._troubled:
-            self._troubled = False
+        """Retry after an error. Called several times a second."""
+        if self._retrying:
+            self._retrying = False
             self._check_all()
             if self._held is not None:
                 self._add(self._held)
             else:
-                self._go_on()
+                self._read_next()
 
     def applied(self, sequence: int) -> None:
         """Forget numbers and files of commits up to `sequence`.
@@ -314,7 +256,7 @@ class Batches:
     def stop(self) -> None:
         """Start no more work: the next start of the server continues with decided batches."""
         self._stopped = True
-        if self._troubled:
+        if self._retrying:
             self._held = None
         for batch in self._batches:
             for answer in batch.take_waiters():
@@ -333,8 +275,8 @@ class Batches:
             return False
         if number not in numbers and (knows_all or number > min(numbers)):
             raise BatchNumberError(
-                f"batch {number} of producer {producer!r} was never written, and batch {last} was: the "
-                "numbers of a producer must grow; give this one a producer of its own"
+                f"batch {number} of producer {producer!r} was never written, but batch {last} was: the "
+                "numbers of a producer must grow; use another producer for this batch"
             )
         return True
 
@@ -346,23 +288,23 @@ class Batches:
         blocks = self._blocks(batch, self._prefixes)
         self._runner.background(
             lambda: frozenset(prefix_of(one.topic, self._prefixes) or "" for one in blocks()),
-            partial(self._looked, batch),
+            partial(self._found_prefixes, batch),
         )
 
-    def _looked(self, batch: _Batch, prefixes: frozenset[str] | BaseException) -> None:
+    def _found_prefixes(self, batch: _Batch, prefixes: frozenset[str] | BaseException) -> None:
         if isinstance(prefixes, BaseException):
-            self._have_checked(batch, prefixes)
+            self._was_checked(batch, prefixes)
         else:
             batch.prefixes = prefixes
             self._ask_owners(batch, iter(sorted(prefixes)))
 
     def _ask_owners(
-        self, batch: _Batch, prefixes: Iterator[str], trouble: BaseException | None = None
+        self, batch: _Batch, prefixes: Iterator[str], error: BaseException | None = None
     ) -> None:
         """Ask one owner after another whether it would store its part of a batch."""
-        prefix = next(prefixes, None) if trouble is None else None
+        prefix = next(prefixes, None) if error is None else None
         if prefix is None:
-            self._have_checked(batch, trouble)
+            self._was_checked(batch, error)
         elif prefix not in self._owners:
             batch.checking = False  # until this owner is registered
         else:
@@ -379,15 +321,15 @@ class Batches:
             if not (batch.checked or batch.checking):
                 self._check(batch)
 
-    def _have_checked(self, batch: _Batch, trouble: BaseException | None) -> None:
+    def _was_checked(self, batch: _Batch, error: BaseException | None) -> None:
         batch.checking = False
         if self._stopped:
             return
         with contextlib.suppress(StoreFailedError):  # then no caller is answered
-            if isinstance(trouble, BatchRefusedError):
-                self._refuse(batch, trouble)
-            elif trouble is not None:
-                self._have_trouble(batch, trouble)
+            if isinstance(error, BatchRefusedError):
+                self._refuse(batch, error)
+            elif error is not None:
+                self._retry_later(batch, error)
             else:
                 batch.checked = True
                 self._decide_checked()
@@ -398,7 +340,7 @@ class Batches:
         for answer in batch.take_waiters():
             answer(reason)
         self._decide_checked()
-        self._go_on()
+        self._read_next()
 
     def _decide_checked(self) -> None:
         """Commit the decisions of checked batches, in the order of their requests."""
@@ -416,11 +358,11 @@ class Batches:
         known.append((batch.number, self._appender.last_sequence))
         if batch.is_read:
             self._finish_if_done(batch)  # the batch has no records
-        self._go_on()
+        self._read_next()
 
-    def _go_on(self) -> None:
+    def _read_next(self) -> None:
         """Read the next piece of the first batch, unless enough of its pieces are pending."""
-        if self._reading or self._held or self._stopped or self._troubled or not self._batches:
+        if self._reading or self._held or self._stopped or self._retrying or not self._batches:
             return
         batch = self._batches[0]
         if not batch.decided or batch.is_read or batch.pieces >= _PIECES_MAX:
@@ -428,15 +370,15 @@ class Batches:
         self._reading = True
         self._runner.background(
             partial(_read, self._layout, batch.files, batch.progress, self._piece_bytes),
-            partial(self._have_read, batch),
+            partial(self._was_read, batch),
         )
 
-    def _have_read(self, batch: _Batch, found: list[_Found] | BaseException) -> None:
+    def _was_read(self, batch: _Batch, found: list[_Found] | BaseException) -> None:
         self._reading = False
         if self._stopped:
             return
         if isinstance(found, BaseException):
-            self._have_trouble(batch, found)
+            self._retry_later(batch, found)
             return
         piece = _Piece(batch, {}, [])
         for what, file, progress in found:
@@ -466,12 +408,12 @@ class Batches:
                 self._add(piece)
             else:
                 self._append(piece)
-        self._go_on()
+        self._read_next()
 
-    def _have_trouble(self, batch: _Batch, trouble: BaseException) -> None:
-        known = (batch.number, quoted(batch.producer), trouble)
-        logger.error("batch %d of producer %s cannot be read for now: %s", *known)
-        self._troubled = True
+    def _retry_later(self, batch: _Batch, error: BaseException) -> None:
+        name = quoted(batch.producer)
+        logger.error("batch %d of producer %s waits and is retried: %s", batch.number, name, error)
+        self._retrying = True
 
     def _can_add(self, piece: _Piece) -> bool:
         """True once all owners of the piece's records are registered."""
@@ -485,39 +427,39 @@ class Batches:
         self,
         piece: _Piece,
         owned: Iterator[tuple[str, list[BatchPart]]],
-        trouble: BaseException | None = None,
+        error: BaseException | None = None,
     ) -> None:
         """Give each owner its records, one owner after another, then continue with the batch."""
-        prefix, parts = next(owned, ("", [])) if trouble is None else ("", [])
+        prefix, parts = next(owned, ("", [])) if error is None else ("", [])
         if prefix:
             first = piece.batch.files[0].id
             self._owners[prefix].add(first, parts, partial(self._add_next, piece, owned))
         else:
-            self._added(piece, trouble)
+            self._added(piece, error)
 
-    def _added(self, piece: _Piece, trouble: BaseException | None) -> None:
-        if trouble is not None:
-            self._have_trouble(piece.batch, trouble)
+    def _added(self, piece: _Piece, error: BaseException | None) -> None:
+        if error is not None:
+            self._retry_later(piece.batch, error)
             if self._stopped:
                 self._held = None  # the owners get the records again after the next start
             return
         self._held = None
         # The piece is appended even if the store is stopping: the store waits for pending work.
         self._append(piece)
-        self._go_on()
+        self._read_next()
 
     def _append(self, piece: _Piece) -> None:
         batch = piece.batch
         end = None
         if batch.is_read or piece.owned:
             # The owned records have no entry that records the batch's progress.
-            end = Producer(batch.producer.encode(), batch.number, 0, batch.progress)
+            end = Producer.of_batch(batch.producer, batch.number, batch.progress)
         self._appender.append_parts(piece.parts, end, lambda: self._committed(batch))
 
     def _committed(self, batch: _Batch) -> None:
         batch.pieces -= 1
         self._finish_if_done(batch)
-        self._go_on()
+        self._read_next()
 
     def _finish_if_done(self, batch: _Batch) -> None:
         if not batch.is_read or batch.pieces:

@@ -26,7 +26,8 @@ from crc32c import crc32c
 from headrace.errors import BadBlockError, BadTopicNameError
 from headrace.log.disk import read_patiently
 from headrace.log.read.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
-from headrace.log.records import holds, split_records
+from headrace.log.records import holds
+from headrace.log.store import Block
 from headrace.model import (
     RECORD_HEADER_BYTES,
     RESERVED_TOPIC_BYTES_MAX,
@@ -50,17 +51,6 @@ _NAMES_CACHED_MAX = 1024
 
 Checks = Mapping[str, Callable[[bytes], object]]
 """Functions by topic prefix: each raises ValueError for a payload that may not be uploaded there."""
-
-
-class Block(NamedTuple):
-    topic: str
-    record_count: int
-    data: bytes | memoryview
-    """Whole records."""
-
-    def payloads(self) -> list[bytes]:
-        records = split_records(bytes(self.data), self.record_count)
-        return [record[RECORD_HEADER_BYTES:] for record in records]
 
 
 def encode_block(topic: str, data: bytes, record_count: int) -> bytes:
@@ -113,7 +103,7 @@ class BlockDecoder:
             if crc32c(records) != crc:
                 raise self._bad("the checksum of its records is wrong")
             if not holds(records, count):
-                raise self._bad(f"its {length} bytes are not {count} records of a size each may be")
+                raise self._bad(f"its {length} bytes are not {count} records of an allowed size")
             self._check_records(Block(topic, count, records))
             seed = crc32c(_PLACE.pack(self._position), self._seed)
             parts.append(_CRC.pack(crc32c(view[at + len(MAGIC) : data_at], seed)))
@@ -277,10 +267,8 @@ def _next_block(data: memoryview, at: int, position: int, seed: int | None) -> i
 
 def _header_holds(data: memoryview, at: int, seed: int) -> bool:
     head, name_bytes, *_ = _HEADER.unpack_from(data, at)
-    holds_: bool = _CRC.unpack(head)[0] == crc32c(
-        data[at + len(MAGIC) : at + HEADER_BYTES + name_bytes], seed
-    )
-    return holds_
+    checked = data[at + len(MAGIC) : at + HEADER_BYTES + name_bytes]
+    return bool(_CRC.unpack(head)[0] == crc32c(checked, seed))
 
 
 def _staged_block(

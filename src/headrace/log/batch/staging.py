@@ -5,27 +5,23 @@ names the file *claims* it. The applier deletes the file when that batch is in t
 A file that no batch has claimed for `limits.staged_age_s` is deleted here.
 """
 
-import errno
 import os
 import re
 import secrets
 import threading
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from headrace.config.settings import Limits
 from headrace.errors import StagedClaimedError, StagingFullError, UnknownStagedError
 from headrace.log.batch.blocks import BlockDecoder, Checks, staged_seed
 from headrace.log.commit.journal import StagedFile
-from headrace.log.disk import Disk
+from headrace.log.disk import Disk, is_full
 from headrace.log.layout import Layout
-from headrace.log.runner import Runner
-
-STAGED_FILE_BYTES_MAX = 4 << 30
-"""Largest size of an upload: the client must split longer ones."""
+from headrace.log.store import Clocks, Runner
 
 SWEEP_S = 600.0
 """Seconds between two searches for files that no batch has claimed."""
@@ -133,7 +129,7 @@ class Staging:
         runner: Runner,
         limits: Limits,
         checks: Checks,
-        now_ms: int,
+        clocks: Clocks,
     ) -> None:
         self._layout = layout
         self._disk = disk
@@ -144,12 +140,14 @@ class Staging:
         self._swept_s = 0.0
         self.bytes = 0
         """Size of all files, including those that are being uploaded."""
-        now_s, now = time.monotonic(), time.time()
+        self._elapsed_s = clocks.elapsed_s
+        started_s = clocks.elapsed_s()
+        now_s = min(clocks.wall_s(), clocks.now_ms() / 1000)
         for path, found in _complete(layout):
             # The file's time is from the wall clock, which may have jumped. The smaller of both ages is used,
             # so that no file is deleted too early.
-            age_s = max(0.0, min(now, now_ms / 1000) - found.st_mtime)
-            self._files[path.name] = CompleteUpload(path.name, found.st_size, now_s - age_s)
+            age_s = max(0.0, now_s - found.st_mtime)
+            self._files[path.name] = CompleteUpload(path.name, found.st_size, started_s - age_s)
             self.bytes += found.st_size
 
     # Uploading
@@ -179,14 +177,14 @@ class Staging:
         free = found.f_bavail * found.f_frsize
         if free < self.bytes + ROOM_BYTES_MIN:
             raise StagingFullError(
-                f"{free} bytes are free on the disk, and {self.bytes} are staged that have to be appended: "
+                f"{free} bytes are free on the disk, and {self.bytes} staged bytes are still to be appended: "
                 "upload again when there is room"
             )
 
     def keep(self, upload: StagingUpload) -> None:
         """Add the file of a finished upload."""
         self._files[upload.id] = CompleteUpload(
-            upload.id, upload.size, time.monotonic(), prefixes=upload.prefixes
+            upload.id, upload.size, self._elapsed_s(), prefixes=upload.prefixes
         )
 
     def drop(self, upload: StagingUpload) -> None:
@@ -252,7 +250,7 @@ class Staging:
             self.bytes -= staged.size
         paths = [self._layout.staged_file(staged.id) for staged in files]
         if paths:
-            self._runner.background(lambda: _unlink(self._disk, paths), lambda _: None)
+            self._runner.background(partial(_unlink, self._disk, paths), lambda _: None)
 
     def tick(self, now_s: float) -> None:
         """Delete, from time to time, old files that no batch has claimed."""
@@ -264,8 +262,7 @@ class Staging:
 
 def remove_unfinished(layout: Layout, disk: Disk) -> None:
     """Delete the unfinished files of uploads that a crash interrupted."""
-    for path in layout.staged.glob(f"*{_UNFINISHED}"):
-        disk.unlink(path)
+    _unlink(disk, layout.staged.glob(f"*{_UNFINISHED}"))
 
 
 def _complete(layout: Layout) -> Iterable[tuple[Path, os.stat_result]]:
@@ -276,7 +273,7 @@ def _complete(layout: Layout) -> Iterable[tuple[Path, os.stat_result]]:
                 yield Path(entry.path), entry.stat()
 
 
-def _unlink(disk: Disk, paths: list[Path]) -> None:
+def _unlink(disk: Disk, paths: Iterable[Path]) -> None:
     for path in paths:
         disk.unlink(path)
 
@@ -287,7 +284,7 @@ def _no_room() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full(error):
             raise
         reason = "no space left on the disk: upload again when there is room"
         raise StagingFullError(reason) from error

@@ -4,20 +4,28 @@ Elsewhere: writing the entries (`journal.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.log.batch.batches import BatchPart, Decision
-from headrace.log.batch.blocks import Block
 from headrace.log.commit import journal
-from headrace.log.commit.journal import CreateEntry, CursorEntry, Destroy, Name, NoteEntry, Producer
+from headrace.log.commit.journal import (
+    CreateEntry,
+    CursorEntry,
+    Destroy,
+    Name,
+    NoteEntry,
+    Producer,
+    StagedFiles,
+)
 from headrace.log.read.index import RUN_BYTES_MAX, RUN_MS_MAX, RUN_RECORDS_MAX
 from headrace.log.records import split_records
-from headrace.log.store import Appended, Note, Topic
+from headrace.log.store import Appended, BatchPart, Block, Note, Topic
 from headrace.model import Durability, Position
 
 _pack = msgspec.msgpack.encode
+
+_NOWHERE = Position(0, 0, 0)
 
 _NAME_BYTES = 48
 """Bytes per topic, besides the topic's name, in an entry that repeats topic names."""
@@ -33,6 +41,14 @@ class Once(NamedTuple):
     records: list[bytes]
     producer: str
     number: int
+
+
+class Decision(NamedTuple):
+    """The decision to append a batch."""
+
+    producer: str
+    number: int
+    files: StagedFiles
 
 
 class Trim(NamedTuple):
@@ -57,13 +73,7 @@ class BlockRecords(Sequence[bytes]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[bytes]: ...
-
-    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+    def __getitem__(self, index: Any) -> Any:
         return list(self)[index]
 
     def __iter__(self) -> Iterator[bytes]:
@@ -73,11 +83,6 @@ class BlockRecords(Sequence[bytes]):
 
 class Commit:
     """The requests that wait for the same write."""
-
-    __slots__ = (
-        *("appends", "bytes", "changed", "cursors", "decisions", "destroyed", "ends", "noted"),
-        *("notes", "onces", "parts", "trims", "waiters"),
-    )
 
     def __init__(self) -> None:
         self.appends: dict[Topic, list[bytes]] = {}
@@ -96,7 +101,8 @@ class Commit:
         self.changed: dict[Topic, None] = {}
         """Topics whose changes in this commit, together with the notes, take effect all or not at all."""
         self.waiters: list[Callable[[], None]] = []
-        self.bytes = 0
+        self.size = 0
+        """Number of bytes that the requests take in the journal."""
 
     def add(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
         appends = self.appends
@@ -139,8 +145,8 @@ class Encoder:
         self._next_topic_id = next_topic_id
         self._names_bytes_max = names_bytes_max
         self._generation = generation
-        self._seed = 0
-        """Checksum seed of the commit that is being encoded."""
+        self._seed = self._ms = 0
+        """Checksum seed and time of the commit that is being encoded."""
         self._created: list[Topic] = []
         self._names: dict[int, Name] = {}
         """Topics created by the last commit: the next commit repeats their names."""
@@ -151,13 +157,14 @@ class Encoder:
         """Encode a commit; `number` is its future number in the journal."""
         appended: list[Appended] = []
         seed = self._seed = journal.entry_seed(self._generation, number)
-        entries: list[bytes] = [self._name_again(now_ms)] if number and self._names else []
+        self._ms = now_ms
+        entries: list[bytes] = [self._name_again()] if number and self._names else []
         self._created = []
         sync = False
         encode_single, new = journal.encode_single, tuple.__new__
         for topic, records in commit.appends.items():
             if topic.id == 0:
-                entries.append(self.create(topic, now_ms))
+                entries.append(self._create(topic))
                 sync = True
             elif topic.durability is Durability.SYNCED:
                 sync = True
@@ -178,46 +185,51 @@ class Encoder:
             # Same as `Appended(…)` but without its Python-level constructor: this runs for every topic.
             appended.append(new(Appended, (topic, offset, end, ordinal, ms, records, made)))
         if commit.parts:
-            sync |= self._parts(commit.parts, now_ms, entries, appended)
+            sync |= self._parts(commit.parts, entries, appended)
         for once in commit.onces:
-            sync |= self._once(once, now_ms, entries, appended)
-        for topic, position in commit.trims:
-            entries.append(_control(journal.TRIM, topic, position, now_ms, b"", seed))
-            sync |= topic.durability is Durability.SYNCED
-        for topic in commit.destroyed:
-            extra = _pack(Destroy(topic.epoch))
-            # Appends of the same commit come first, so the topic ends after them.
-            offset, ordinal = _end(topic, appended)
-            at = Position(topic.epoch, offset, ordinal)
-            entries.append(_control(journal.DESTROY, topic, at, now_ms, extra, seed))
-            sync = True
-        for decision in commit.decisions:
-            entries.append(_decision(decision, now_ms, seed))
-            sync = True
-        for producer in commit.ends:
-            extra = _pack(producer)
-            entries.append(
-                journal.encode_entry(journal.ADVANCE, 0, 0, 0, 0, now_ms, extra, b"", seed=seed)
-            )
-        for change in commit.cursors:
-            entries.append(_cursor(change, now_ms, number, seed))
-            sync = True
-        if commit.changed:
-            entries += [
-                _note(topic, note, now_ms, seed)
-                for topic, note in zip(commit.noted, commit.notes, strict=True)
-            ]
-            ids = {topic.id for topic in commit.changed}
-            entries[:0] = journal.encode_changes(entries, ids, now_ms, number, seed)
-            sync |= any(topic.durability is Durability.SYNCED for topic in commit.changed)
+            sync |= self._once(once, entries, appended)
+        sync |= self._controls(commit, number, entries, appended)
         body_bytes = sum(map(len, entries))
         if number:
-            body_bytes += self._note_names(commit, entries, body_bytes, now_ms)
+            body_bytes += self._note_names(commit, entries, body_bytes)
         return Encoded(commit, entries, body_bytes, appended, self._created, sync, now_ms)
 
-    def _note_names(
-        self, commit: Commit, entries: list[bytes], body_bytes: int, now_ms: int
-    ) -> int:
+    def _controls(
+        self, commit: Commit, number: int, entries: list[bytes], appended: list[Appended]
+    ) -> bool:
+        """Encode everything that is not an append; return True if a sync is needed."""
+        extra: msgspec.Struct
+        sync = bool(commit.destroyed or commit.decisions or commit.cursors)
+        for topic, position in commit.trims:
+            entries.append(self._entry(journal.TRIM, topic_id=topic.id, at=position))
+            sync |= topic.durability is Durability.SYNCED
+        for topic in commit.destroyed:
+            # Appends of the same commit come first, so the topic ends after them.
+            at = Position(topic.epoch, *_end(topic, appended))
+            extra = Destroy(topic.epoch)
+            entries.append(self._entry(journal.DESTROY, extra, topic_id=topic.id, at=at))
+        for producer, decided, files in commit.decisions:
+            extra = Producer(producer.encode(), decided)
+            entries.append(self._entry(journal.DECIDE, extra, data=_pack(files)))
+        if commit.ends:
+            entries += [self._entry(journal.ADVANCE, end) for end in commit.ends]
+        for name, reader, cursor in commit.cursors:
+            at = cursor or _NOWHERE
+            extra = CursorEntry(name.encode(), reader.encode(), at.epoch, number, cursor is None)
+            entries.append(self._entry(journal.CURSOR, extra, at=at))
+        if commit.changed:
+            encode, ms, seed = journal.encode_entry, self._ms, self._seed
+            for topic, (key, value, due_ms) in zip(commit.noted, commit.notes, strict=True):
+                packed = _pack(NoteEntry(key, due_ms, value is None))
+                entries.append(
+                    encode(journal.NOTE, topic.id, 0, 0, 0, ms, packed, value or b"", seed=seed)
+                )
+            ids = {topic.id for topic in commit.changed}
+            entries[:0] = journal.encode_changes(entries, ids, ms, number, seed)
+            sync |= any(topic.durability is Durability.SYNCED for topic in commit.changed)
+        return sync
+
+    def _note_names(self, commit: Commit, entries: list[bytes], body_bytes: int) -> int:
         """Make the next commit repeat the names of topics created here; return the bytes added to this one.
 
         Only a commit that is longer than one block gets longer: it repeats the names itself.
@@ -234,7 +246,7 @@ class Encoder:
         if journal.frame_bytes(body_bytes) <= journal.BLOCK_BYTES:
             return 0
         # The block with the create entries must not hold the only copy of the topics' names.
-        entries.append(self._name_again(now_ms))
+        entries.append(self._name_again())
         self._names |= made
         return len(entries[-1])
 
@@ -250,8 +262,8 @@ class Encoder:
             if topic.id in self._names
         }
         if self._names:
-            self._seed = journal.entry_seed(self._generation, number)
-            names = self._name_again(encoded.ms)
+            self._seed, self._ms = journal.entry_seed(self._generation, number), encoded.ms
+            names = self._name_again()
             encoded = encoded._replace(
                 entries=[names, *encoded.entries], body_bytes=encoded.body_bytes + len(names)
             )
@@ -274,7 +286,7 @@ class Encoder:
             if topic not in commit.destroyed
         }
 
-    def _name_again(self, now_ms: int) -> bytes:
+    def _name_again(self) -> bytes:
         """Return an entry that repeats topic names, for another block than that of the create entries."""
         names: list[Name] = []
         room = self._names_bytes_max
@@ -285,24 +297,39 @@ class Encoder:
             names.append(name)
         for name in names:
             del self._names[name.topic_id]
-        data = _pack(names)
-        return journal.encode_entry(journal.NAMES, 0, 0, 0, 0, now_ms, b"", data, seed=self._seed)
+        return self._entry(journal.NAMES, data=_pack(names))
 
-    def create(self, topic: Topic, now_ms: int) -> bytes:
+    def _create(self, topic: Topic) -> bytes:
         """Assign the topic its number and epoch, and return the entry that creates it."""
         self._created.append(topic)
         topic.id = self._next_topic_id
         self._next_topic_id += 1
-        topic.epoch = max(topic.epoch + 1, now_ms)
-        extra = _pack(
-            CreateEntry(topic.name.encode(), topic.epoch, topic.durability.value.encode())
+        topic.epoch = max(topic.epoch + 1, self._ms)
+        extra = CreateEntry(topic.name.encode(), topic.epoch, topic.durability.value.encode())
+        return self._entry(journal.CREATE, extra, topic_id=topic.id, at=topic.end)
+
+    def _entry(
+        self,
+        kind: int,
+        extra: msgspec.Struct | None = None,
+        *,
+        topic_id: int = 0,
+        at: Position = _NOWHERE,
+        data: bytes = b"",
+    ) -> bytes:
+        """Encode an entry without records."""
+        packed = _pack(extra) if extra is not None else b""
+        return journal.encode_entry(
+            kind, topic_id, at.offset, at.ordinal, 0, self._ms, packed, data, seed=self._seed
         )
-        return _control(journal.CREATE, topic, topic.end, now_ms, extra, self._seed)
+
+    def _time(self, topic: Topic) -> int:
+        """Return the time of new records: that of the run which they continue, or the commit's."""
+        return topic.last_ms if self._ms - topic.last_ms < RUN_MS_MAX else self._ms
 
     def _parts(
         self,
         parts: list[tuple[Topic, BatchPart]],
-        now_ms: int,
         entries: list[bytes],
         appended: list[Appended],
     ) -> bool:
@@ -310,57 +337,45 @@ class Encoder:
         sync = False
         ends = {one.topic: (one.end, one.ordinal + len(one.records)) for one in appended}
         added: dict[Topic, _Added] = {}
-        for topic, part in parts:
-            block = part.block
+        for topic, (block, producer, number, progress) in parts:
             if topic.id == 0:
-                entries.append(self.create(topic, now_ms))
+                entries.append(self._create(topic))
                 sync = True
             sync |= topic.durability is Durability.SYNCED
             one = added.get(topic)
             if one is None:
-                ms = topic.last_ms if now_ms - topic.last_ms < RUN_MS_MAX else now_ms
                 offset, ordinal = ends.get(topic, (topic.end_offset, topic.end_ordinal))
-                one = added[topic] = _Added(offset, ordinal, ms)
-            extra = _pack(part.extra())
-            count, data = block.record_count, block.data
+                one = added[topic] = _Added(offset, ordinal, self._time(topic))
             entry = journal.encode_entry(
                 journal.APPEND,
                 topic.id,
                 one.end,
                 one.end_ordinal,
-                count,
+                block.record_count,
                 one.ms,
-                extra,
-                data,
+                _pack(Producer.of_batch(producer, number, progress)),
+                block.data,
                 seed=self._seed,
             )
             entries.append(entry)
             one.add(block, entry)
-        appended += [
-            Appended(
-                topic,
-                one.offset,
-                one.end,
-                one.ordinal,
-                one.ms,
-                BlockRecords(one.blocks),
-                one.entries,
+        for topic, one in added.items():
+            records = BlockRecords(one.blocks)
+            appended.append(
+                Appended(topic, one.offset, one.end, one.ordinal, one.ms, records, one.entries)
             )
-            for topic, one in added.items()
-        ]
         return sync
 
-    def _once(
-        self, once: Once, now_ms: int, entries: list[bytes], appended: list[Appended]
-    ) -> bool:
-        topic, records = once.topic, once.records
+    def _once(self, once: Once, entries: list[bytes], appended: list[Appended]) -> bool:
+        """Encode an idempotent append; return True if a sync is needed."""
+        topic, records, name, number = once
         created = topic.id == 0
         if created:
-            entries.append(self.create(topic, now_ms))
+            entries.append(self._create(topic))
         offset, ordinal = _end(topic, appended)
-        ms = topic.last_ms if now_ms - topic.last_ms < RUN_MS_MAX else now_ms
+        ms = self._time(topic)
         end = offset + sum(map(len, records))
-        producer = Producer(once.producer.encode(), once.number)
+        producer = Producer(name.encode(), number)
         made = _append_entries(topic.id, offset, ordinal, ms, records, producer, self._seed)
         entries += made
         appended.append(Appended(topic, offset, end, ordinal, ms, records, made))
@@ -435,37 +450,3 @@ def _pieces(records: list[bytes]) -> Iterator[list[bytes]]:
             piece.append(record)
             size += len(record)
         yield piece
-
-
-def _cursor(change: CursorChange, now_ms: int, number: int, seed: int) -> bytes:
-    at = change.position or _NOWHERE
-    dropped = change.position is None
-    extra = _pack(
-        CursorEntry(change.topic.encode(), change.reader.encode(), at.epoch, number, dropped)
-    )
-    return journal.encode_entry(
-        journal.CURSOR, 0, at.offset, at.ordinal, 0, now_ms, extra, b"", seed=seed
-    )
-
-
-_NOWHERE = Position(0, 0, 0)
-
-
-def _note(topic: Topic, note: Note, now_ms: int, seed: int) -> bytes:
-    key, value, due_ms = note
-    extra = _pack(NoteEntry(key, due_ms, value is None))
-    return journal.encode_entry(
-        journal.NOTE, topic.id, 0, 0, 0, now_ms, extra, value or b"", seed=seed
-    )
-
-
-def _decision(decision: Decision, now_ms: int, seed: int) -> bytes:
-    extra = _pack(Producer(decision.producer.encode(), decision.number))
-    data = _pack(decision.files)
-    return journal.encode_entry(journal.DECIDE, 0, 0, 0, 0, now_ms, extra, data, seed=seed)
-
-
-def _control(kind: int, topic: Topic, at: Position, now_ms: int, extra: bytes, seed: int) -> bytes:
-    return journal.encode_entry(
-        kind, topic.id, at.offset, at.ordinal, 0, now_ms, extra, b"", seed=seed
-    )

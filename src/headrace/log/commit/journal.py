@@ -1,4 +1,4 @@
-"""The journal's format and its writer: frames of checksummed entries, one frame per commit.
+"""The journal: its format, its writer and its ring of files. One frame of checksummed entries per commit.
 
 Elsewhere: reading (`log/recovery/frames.py`), the meaning of entries (`log/apply/changes.py`) and when to
 commit (`log/embedded.py`).
@@ -30,14 +30,16 @@ The `extra` field of an entry is a MessagePack array; each kind of entry has a c
 
 import os
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
 from crc32c import crc32c
 
 from headrace.log.disk import Disk
+from headrace.log.store import Appended, Progress, Topic
 
 RECENT_MAX = 8
 """Number of a producer's last numbers that are kept with the offset just past their append."""
@@ -71,13 +73,6 @@ class Destroy(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Progress of a batch: all records before `position` in its staged file `file` are appended."""
-
-    file: int = 0
-    position: int = 0
-
-
 class Producer(msgspec.Struct, frozen=True, array_like=True):
     """The producer of an append and the append's number, by which a repeated append is recognised."""
 
@@ -87,6 +82,10 @@ class Producer(msgspec.Struct, frozen=True, array_like=True):
     """Number of further entries of the same commit that belong to this append."""
     progress: Progress | None = None
     """For records of a batch: the batch's progress including this entry."""
+
+    @classmethod
+    def of_batch(cls, name: str, number: int, progress: Progress) -> Self:
+        return cls(name.encode(), number, 0, progress)
 
 
 class StagedFile(msgspec.Struct, frozen=True, array_like=True):
@@ -148,7 +147,6 @@ ENTRY_HEADER_BYTES = ENTRY.size + 4
 CRC = struct.Struct(">I")
 _SEED = struct.Struct(">QQ")
 _TOPIC_ID = slice(8, 16)
-EXTRA_BYTES_MAX = 0xFFFF
 
 _FILL_BYTES = 1 << 20
 _JOIN_ABOVE = 16
@@ -336,13 +334,9 @@ def prepare_file(disk: Disk, path: Path, size: int) -> None:
     """Create a journal file of `size` zero bytes; it gets its name only when it is complete on disk."""
     made = path.with_suffix(".new")
     disk.unlink(made)
-    fd = disk.open(made, create=True)
-    try:
+    with disk.opened(made, create=True, sync=True) as fd:
         for position in range(0, size, _FILL_BYTES):
             disk.write(fd, [bytes(min(_FILL_BYTES, size - position))], position)
-        disk.sync(fd)
-    finally:
-        disk.close(fd)
     disk.rename(made, path)
     disk.sync_directory(path.parent)
 
@@ -350,20 +344,10 @@ def prepare_file(disk: Disk, path: Path, size: int) -> None:
 class JournalFile:
     """A prepared file that commits are written to."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        path: Path,
-        *,
-        generation: int,
-        first: int,
-        applied: int,
-        size: int,
-        boot_id: bytes,
-    ) -> None:
+    def __init__(self, disk: Disk, path: Path, header: JournalHeader) -> None:
         self.path = path
         self.position = FRAMES_POSITION
-        self._header = JournalHeader(generation, file_number(path), first, applied, size, boot_id)
+        self._header = header
         self._disk = disk
         self._fd = disk.open(path)
         self._begun = False
@@ -387,6 +371,117 @@ class JournalFile:
 
     def close(self) -> None:
         self._disk.close(self._fd)
+
+
+class ApplierLink(Protocol):
+    """Connection to the applier, which applies closed journal files and prepares new ones."""
+
+    def apply(self, closed: "ClosedFile") -> None: ...
+
+
+class ClosedFile(NamedTuple):
+    path: Path
+    until: int
+    """End of the file's last frame, in bytes."""
+    last: int
+    """Number of the file's last commit."""
+
+
+class Ring:
+    """The current journal file, the files that wait for the applier, and the free files."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        file_bytes: int,
+        generation: int,
+        boot_id: bytes,
+        elapsed_s: Callable[[], float],
+    ) -> None:
+        self._disk = disk
+        self._elapsed_s = elapsed_s
+        self._generation = generation
+        self._file_bytes = file_bytes
+        self._boot_id = boot_id
+        self._free: deque[Path] = deque()
+        self._unsynced: set[Path] = set()
+        self._touched: dict[Path, dict[Topic, int]] = {}
+        self.current: JournalFile | None = None
+        self.first = 0
+        self.opened_s = 0.0
+        self.last = 0
+
+    @property
+    def used(self) -> bool:
+        """True if the current file holds any commit."""
+        return self.current is not None and self.last >= self.first
+
+    @property
+    def has_free(self) -> bool:
+        return bool(self._free)
+
+    def add_free(self, path: Path) -> None:
+        self._free.append(path)
+
+    def open_next(self, first: int, applied: int) -> bool:
+        """Open the next free file for commits; return False if no file is free."""
+        if not self._free:
+            return False
+        path = self._free.popleft()
+        header = JournalHeader(
+            self._generation, file_number(path), first, applied, self._file_bytes, self._boot_id
+        )
+        self.current = JournalFile(self._disk, path, header)
+        self._touched[path] = {}
+        self.first, self.last, self.opened_s = first, first - 1, self._elapsed_s()
+        return True
+
+    def close_current(self) -> ClosedFile:
+        file = self.current
+        assert file is not None and self.used
+        self.current = None
+        file.close()
+        return ClosedFile(file.path, file.position, self.last)
+
+    def wrote(self, sequence: int, appended: list[Appended], *, synced: bool) -> None:
+        """Record a commit that was written to the current file."""
+        file = self.current
+        assert file is not None
+        self.last = sequence
+        touched = self._touched[file.path]
+        for one in appended:
+            touched[one.topic] = one.end
+        if not synced:
+            self._unsynced.add(file.path)
+
+    def unsynced(self) -> list[Path]:
+        """Return the files with commits that are written and not synced."""
+        return list(self._unsynced)
+
+    def sync(self, paths: list[Path]) -> None:
+        """Fsync files, in any thread. Opens each file anew, since a recycled file may be closed meanwhile."""
+        for path in paths:
+            with self._disk.opened(path, sync=True):
+                pass
+
+    def synced(self, paths: list[Path]) -> None:
+        """Record that `sync` finished for these files and that none was written to since `sync` began."""
+        self._unsynced.difference_update(paths)
+
+    def touched(self, path: Path) -> dict[Topic, int]:
+        """Return the topics with commits in the file, each with the end offset of its last append there."""
+        return self._touched[path]
+
+    def free(self, path: Path) -> None:
+        """Recycle a file that is applied: its commits are synced as segments, and the file takes new ones."""
+        del self._touched[path]
+        self._unsynced.discard(path)
+        self._free.append(path)
+
+    def close(self) -> None:
+        if self.current is not None:
+            self.current.close()
+        self.current = None
 
 
 def encode_headers(header: JournalHeader) -> bytes:

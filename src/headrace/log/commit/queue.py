@@ -8,10 +8,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from headrace.log.batch.batches import BatchPart, Decision
-from headrace.log.commit.commit import Commit, CursorChange, Once, Trim
+from headrace.log.commit.commit import Commit, CursorChange, Decision, Once, Trim
 from headrace.log.commit.journal import ENTRY_HEADER_BYTES, Producer
-from headrace.log.store import Note, Topic
+from headrace.log.store import BatchPart, Note, Topic
 from headrace.model import Durability, Position
 
 _CREATE_BYTES = 96
@@ -85,7 +84,11 @@ class Gathering:
             if topic.durability is not Durability.MEMORY:
                 commit = chosen
                 # The part's own entry already records this end in the journal.
-                end = None if part.extra() == end else end
+                end = (
+                    None
+                    if Producer.of_batch(part.producer, part.number, part.progress) == end
+                    else end
+                )
         if end is not None:
             commit = self._room(overhead + len(end.name))
             commit.ends.append(end)
@@ -158,7 +161,7 @@ class Gathering:
         return commit
 
     def committed(self, commit: Commit) -> None:
-        self.pending_bytes -= commit.bytes
+        self.pending_bytes -= commit.size
 
     def take_memory(self) -> list[Commit]:
         """Return the commits that are not for the journal."""
@@ -174,10 +177,10 @@ class Gathering:
     def _room(self, size: int) -> Commit:
         """Return the commit that takes `size` more bytes for the journal; seal a full one."""
         commit = self._current
-        if commit.bytes + size > self._commit_bytes_max and commit.bytes:
+        if commit.size + size > self._commit_bytes_max and commit.size:
             self._seal()
             commit = self._current
-        commit.bytes += size
+        commit.size += size
         self.pending_bytes += size
         return commit
 

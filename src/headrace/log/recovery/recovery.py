@@ -81,8 +81,7 @@ def recover(
         names = scan.names()
         with _collector_paused():
             for path in scan.paths:
-                losses = applier.apply(scan.entries(path), scan.last_of(path), names)
-                reports += map(str, losses)
+                reports += applier.apply(scan.entries(path), scan.last_of(path), names)
         applier.clear_batches()
         remove_unfinished(layout, disk)
         with catalogue.transaction():

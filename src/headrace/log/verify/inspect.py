@@ -10,10 +10,10 @@ from typing import Any
 from headrace.errors import UnknownTopicError
 from headrace.log.catalogue.catalogue import Catalogue, open_unchanged
 from headrace.log.catalogue.rows import CursorRow, SegmentRow, TopicRow
-from headrace.log.commit.cursors import Lag
 from headrace.log.layout import Layout
 from headrace.log.read.index import HEADER_BYTES, decode_header
 from headrace.log.read.reader import segment_info
+from headrace.log.store import Lag
 from headrace.model import Position, Span, check_topic_name
 
 

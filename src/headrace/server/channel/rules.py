@@ -9,7 +9,7 @@ from headrace.config.protocols import LastState
 from headrace.config.settings import Config
 from headrace.errors import ConfigError
 from headrace.log.embedded import EmbeddedStore
-from headrace.log.runner import Runner
+from headrace.log.store import Runner
 from headrace.model import CHANNEL_PREFIX
 from headrace.payload.reducers import Reducer, reducer
 from headrace.server.clock import SteadyClock

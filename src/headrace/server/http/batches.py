@@ -20,14 +20,15 @@ from headrace.errors import (
     StoreFailedError,
     UnknownStagedError,
 )
-from headrace.log.batch.batches import (
+from headrace.log.batch.staging import StagingUpload
+from headrace.log.embedded import EmbeddedStore
+from headrace.log.store import (
     BATCH_FILES_MAX,
     PRODUCER_BYTES_MAX,
+    STAGED_FILE_BYTES_MAX,
     BatchAnswer,
     BatchRefusedError,
 )
-from headrace.log.batch.staging import STAGED_FILE_BYTES_MAX, StagingUpload
-from headrace.log.embedded import EmbeddedStore
 from headrace.server.http.limits import body_is_taken
 from headrace.server.http.shared import body, check_length, too_long
 from headrace.server.metrics import Metrics

@@ -19,8 +19,7 @@ from headrace.errors import (
     StoreFailedError,
     TooManyCursorsError,
 )
-from headrace.log.commit.cursors import Lag
-from headrace.log.store import CURSORS_SET_MAX, Cursor, Store
+from headrace.log.store import CURSORS_SET_MAX, Cursor, Lag, Store
 from headrace.model import Position, check_reader_name
 from headrace.server.http.shared import body, checked_name, number
 

@@ -14,8 +14,7 @@ from headrace.broker.logux.event_ids import EventIds
 from headrace.broker.logux.log import LoguxLog, NewEvent
 from headrace.config.protocols import LoguxSettings
 from headrace.errors import BadTopicNameError
-from headrace.log.runner import Runner
-from headrace.log.store import Topic
+from headrace.log.store import Runner, Topic
 from headrace.model import LOGUX_PREFIX, Position, check_topic_name
 from headrace.payload.logux import Created, Event, Number
 from headrace.server.connection import Connections, Pause

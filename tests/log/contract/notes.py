@@ -1,6 +1,6 @@
 """Promises of every store about notes and changes, as tests for topics on disk.
 
-The harness is the one of `contract.py`.
+The harness is the one of `topics.py`.
 """
 
 import pytest

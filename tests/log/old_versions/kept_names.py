@@ -1,6 +1,7 @@
 """Pack a data directory of a version that named channels `channel/…` and Logux logs `logux/…`.
 
-    python -m tests.log.kept_names tests/log/old_names/served.tar.xz tests/log/old_names/conflicts.tar.xz
+    names=tests/log/old_versions/old_names
+    python -m tests.log.old_versions.kept_names $names/served.tar.xz $names/conflicts.tar.xz
 
 was run with the last such version, against its own server. The server was killed at the end, so that the
 newest changes are only in the journal. The first archive has the directory as `data` and its expected content
@@ -23,7 +24,7 @@ from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.testing import ServerProcess
 from headrace.testing.store import StepStore, block
 from tests.log.damage_matrix.worlds import small
-from tests.log.kept_format import _anonymous
+from tests.log.old_versions.kept_format import _anonymous
 
 FLAGS = [f"--set={one}" for one in ("journal.file_bytes=65536", "journal.rotate_s=3600")]
 LONG = "long/" + "x" * 242

@@ -1,6 +1,6 @@
 """Pack data directories and their expected content, to test later versions on earlier formats.
 
-    python -m tests.log.kept_format tests/log/format3
+    python -m tests.log.old_versions.kept_format tests/log/old_versions/format3
 
 packs one directory for each state that the present code leaves. Run it before a format changes, and keep the
 archives.

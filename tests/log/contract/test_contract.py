@@ -3,8 +3,8 @@
 import pytest
 
 from headrace.model import Durability
-from tests.log.contract import Harness, StoreContract
-from tests.log.contract_notes import NotesContract
+from tests.log.contract.notes import NotesContract
+from tests.log.contract.topics import Harness, StoreContract
 
 
 class EmbeddedHarness(Harness):

@@ -13,7 +13,7 @@ from headrace.model import Position
 from headrace.testing.store import BOOT_ID, StepStore
 from tests.log.damage_matrix.worlds import small
 from tests.log.expected import check_order, read
-from tests.log.kept_format import unpack
+from tests.log.old_versions.kept_format import unpack
 
 ARCHIVES = sorted(Path(__file__).parent.glob("format*/*.tar.xz"))
 

@@ -15,9 +15,9 @@ from headrace.broker.channel.notes import read_members
 from headrace.broker.logux.event_ids import EventIds
 from headrace.errors import DataDirectoryError
 from headrace.log import layout
-from headrace.log.batch.blocks import Block, read_staged
+from headrace.log.batch.blocks import read_staged
 from headrace.log.catalogue.catalogue import BACKUP_NAME, FILE_NAME, Catalogue
-from headrace.log.store import Topic
+from headrace.log.store import Block, Topic
 from headrace.log.verify.verify import verify
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, Position
 from headrace.testing.disk import CatalogueCommit, DiskModel, RecordingDisk, Rename, SyncOp, Unlink

@@ -1,0 +1,453 @@
+"""Tables in memory: handles of topics, cursors, notes, and numbers of producers.
+
+The catalogue is some seconds behind the commits. Each table knows what was committed since then, and asks the
+catalogue for everything older. When a journal file is applied, the tables forget what the catalogue has now.
+The tables write nothing themselves.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from heapq import heapify, heappop, heappush, merge
+from itertools import islice
+from operator import attrgetter
+from weakref import WeakValueDictionary
+
+import msgspec
+from sortedcontainers import SortedList
+
+from headrace.config.settings import TopicRule
+from headrace.errors import BadCursorError, TooManyCursorsError
+from headrace.log.catalogue.catalogue import INTEGER_MAX, Catalogue
+from headrace.log.catalogue.rows import TopicRow
+from headrace.log.commit.journal import RECENT_MAX, Recent
+from headrace.log.store import NOTE_KEY_BYTES_MAX, Cursor, Note, StoredAppend, Topic
+from headrace.model import Durability, Position
+
+CURSORS_MAX = 100_000
+"""Largest number of cursors, over all readers and topics; further new cursors are refused."""
+
+PRODUCERS_CACHED_MAX = 100_000
+"""Number of producers kept in memory to save reads of the catalogue."""
+
+_STALE_MAX = 64
+"""Number by which stale entries may exceed the number of notes before they are cleared."""
+
+_AHEAD_MS = 600_000
+"""Notes that are due later than this are not sorted: most are put again, or applied, before then."""
+
+
+class Handles:
+    """The handle of each topic, by name, and the list of names. Knows no records.
+
+    A handle is made when a topic is first requested. Topics that were created or destroyed since the last
+    change of the catalogue are known only here.
+    """
+
+    def __init__(self, catalogue: Catalogue, rule: Callable[[str], TopicRule]) -> None:
+        self._catalogue = catalogue
+        self._rule = rule
+        self._known: dict[str, Topic] = {}
+        self._dropped: WeakValueDictionary[str, Topic] = WeakValueDictionary()
+        """Dropped handles that a caller may still append to: a second handle would miss those appends."""
+        self._unlisted: dict[str, Topic] = {}
+        """Topics that exist and are not in the catalogue yet, or never will be."""
+
+    def get(self, name: str) -> Topic:
+        topic = self._known.get(name)
+        if topic is None:
+            topic = self._known[name] = self._find(name)
+        return topic
+
+    def look(self, name: str) -> Topic:
+        """Return the same handle as `get`, but keep no handle of a topic that does not exist."""
+        topic = self._known.get(name)
+        if topic is None:
+            topic = self._find(name)
+            if topic.exists:
+                self._known[name] = topic
+        return topic
+
+    def _find(self, name: str) -> Topic:
+        topic = self._dropped.get(name)
+        return topic or self._load(name, self._catalogue.topic(name.encode()))
+
+    def drop(self, topic: Topic) -> None:
+        """Forget the handle of a topic that was never created."""
+        # A destroyed topic has a `last_ms` and keeps its handle: the catalogue may not know of its end yet.
+        if not topic.exists and not topic.last_ms:
+            self._known.pop(topic.name, None)
+            self._dropped[topic.name] = topic
+
+    def created(self, topic: Topic) -> None:
+        self._known[topic.name] = self._unlisted[topic.name] = topic
+
+    def destroyed(self, topic: Topic) -> None:
+        self._unlisted.pop(topic.name, None)
+
+    def applied(self, topic: Topic) -> None:
+        """Let the catalogue list the topic from now on, once the catalogue has the topic's present epoch."""
+        if topic.name in self._unlisted:
+            row = self._catalogue.topic(topic.name.encode())
+            # If a topic was destroyed and created again, the catalogue may have only its destruction so far.
+            if row is not None and row.epoch == topic.epoch:
+                del self._unlisted[topic.name]
+
+    def list(self, prefix: str, after: str, limit: int) -> list[Topic]:
+        """Return existing topics in the order of their names' bytes."""
+        first = after.encode()
+        rows: dict[bytes, TopicRow] = {}
+        for row in self._catalogue.topics(prefix.encode(), first):
+            known = self._known.get(row.name.decode())
+            # A destroyed topic that is still in the catalogue must not take the place of another one.
+            if known is None or known.exists:
+                rows[row.name] = row
+                if len(rows) == limit:
+                    break
+        names = set(rows)
+        for name in self._unlisted:
+            encoded = name.encode()
+            if name.startswith(prefix) and encoded > first:
+                names.add(encoded)
+        # Listing a topic does not keep its handle in memory.
+        return [
+            self._known.get(name.decode()) or self._load(name.decode(), rows[name])
+            for name in sorted(names)[:limit]
+        ]
+
+    def _load(self, name: str, row: TopicRow | None) -> Topic:
+        topic = Topic(name, self._rule(name).durability)
+        if row is None:
+            start = self._catalogue.grave(name.encode())
+            topic.epoch = start.epoch
+            topic.start_offset = topic.end_offset = start.offset
+            topic.start_ordinal = topic.end_ordinal = start.ordinal
+            return topic
+        topic.id, topic.epoch, topic.last_ms = row.id, row.epoch, row.last_ms
+        topic.start_offset, topic.start_ordinal = row.start_offset, row.start_ordinal
+        topic.end_offset, topic.end_ordinal = row.end_offset, row.end_ordinal
+        if topic.durability is Durability.MEMORY:
+            # The topic has records on disk from before the rule: they are not dropped silently.
+            topic.durability = Durability.WRITTEN
+        return topic
+
+
+def check_position(topic: Topic, at: Position) -> None:
+    """Raise BadCursorError for a position that the topic cannot have given to a reader.
+
+    Checks only what is known without disk access. It does not check that a record begins at the position.
+    """
+    if at.offset > topic.end_offset or at.ordinal > topic.end_ordinal:
+        raise BadCursorError(
+            f"offset {at.offset} and ordinal {at.ordinal} lie past the end of topic {topic.name!r}, "
+            f"which is at offset {topic.end_offset} and ordinal {topic.end_ordinal}"
+        )
+    if at.epoch > topic.epoch:
+        raise BadCursorError(
+            f"topic {topic.name!r} has not had the epoch {at.epoch}: its last is {topic.epoch}"
+        )
+
+
+class Cursors:
+    """All cursors, read from the catalogue at the start and changed when a commit is durable.
+
+    Listing cursors, or finding out which records retention must keep, needs no disk access. A cursor belongs
+    to the topic's name and so outlives the topic.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._by_topic: dict[str, dict[str, Cursor]] = {}
+        self._by_reader: dict[str, dict[str, Cursor]] = {}
+        self._count = 0
+        self._asked: set[tuple[str, str]] = set()
+        """Topic and reader of new cursors whose commit is not durable yet."""
+        for row in catalogue.cursors():
+            at = Position(row.epoch, row.offset, row.ordinal)
+            self.put(Cursor(row.name.decode(), row.reader.decode(), at, row.ms))
+
+    def reserve(self, reader: str, topics: Collection[str]) -> None:
+        """Reserve room for a reader's new cursors before their commit; raise TooManyCursorsError if full."""
+        known = self._by_reader.get(reader, {})
+        new = {(topic, reader) for topic in topics if topic not in known} - self._asked
+        if self._count + len(self._asked) + len(new) > CURSORS_MAX:
+            raise TooManyCursorsError(
+                f"there are {self._count} cursors, and no more than {CURSORS_MAX} are kept: "
+                "drop those of readers that are gone"
+            )
+        self._asked |= new
+
+    def put(self, cursor: Cursor) -> None:
+        """Store a cursor whose commit is durable."""
+        readers = self._by_topic.setdefault(cursor.topic, {})
+        self._count += cursor.reader not in readers
+        readers[cursor.reader] = cursor
+        self._by_reader.setdefault(cursor.reader, {})[cursor.topic] = cursor
+        self._asked.discard((cursor.topic, cursor.reader))
+
+    def drop(self, topic: str, reader: str) -> None:
+        """Remove a cursor after the commit that drops it is durable."""
+        if self.get(topic, reader) is None:
+            return
+        self._count -= 1
+        for index, first, second in (
+            (self._by_topic, topic, reader),
+            (self._by_reader, reader, topic),
+        ):
+            del index[first][second]
+            if not index[first]:
+                del index[first]
+
+    def get(self, topic: str, reader: str) -> Cursor | None:
+        return self._by_topic.get(topic, {}).get(reader)
+
+    def list(
+        self, topic: str | None, reader: str | None, after: tuple[str, str], limit: int
+    ) -> list[Cursor]:
+        """Return the cursors of a topic, of a reader or all, ordered by the bytes of topic and reader."""
+        if topic is not None and reader is not None:
+            one = self.get(topic, reader)
+            found: Iterator[Cursor] = iter((one,) if one is not None else ())
+        elif topic is not None:
+            found = _sorted(self._by_topic.get(topic, {}))
+        elif reader is not None:
+            found = _sorted(self._by_reader.get(reader, {}))
+        else:
+            found = self._all(after[0])
+        return list(
+            islice((one for one in found if (one.topic, one.reader) > after), max(0, limit))
+        )
+
+    def _all(self, first: str) -> Iterator[Cursor]:
+        topics = sorted(self._by_topic)
+        begin = bisect_right(topics, first)
+        if first in self._by_topic:
+            begin -= 1
+        for topic in topics[begin:]:
+            yield from _sorted(self._by_topic[topic])
+
+
+def _sorted(cursors: dict[str, Cursor]) -> Iterator[Cursor]:
+    """Return the cursors by name: strings sort by code point, which is also their UTF-8 order."""
+    return (cursors[name] for name in sorted(cursors))
+
+
+class Notes:
+    """Notes that are not applied yet. The size of the journal bounds their number.
+
+    A caller sees the value that was put last, at once.
+    """
+
+    def __init__(self, catalogue: Catalogue, bytes_max: int) -> None:
+        self._catalogue = catalogue
+        self._bytes_max = bytes_max
+        self._unapplied: dict[bytes, Note] = {}
+        """The value that was put last, for each key with puts that the catalogue does not have yet."""
+        self._again: dict[bytes, int] = {}
+        """Number of further puts per key that the catalogue does not have yet."""
+        self._committed: deque[tuple[int, Sequence[Note]]] = deque()
+        """Notes that are in the journal, with the number of their commit."""
+        self._keys = SortedList()
+        """Keys of unapplied notes. Some keys may be applied by now, and some may occur twice."""
+        self._due: list[tuple[int, bytes]] = []
+        """A heap of the notes due up to `_due_until`. Some may be applied by now, or put again."""
+        self._due_until = -1
+        self._due_from = (0, b"")
+        """Place in the catalogue's order of due notes: every note before it has been put again since."""
+
+    def put(self, notes: Sequence[Note]) -> None:
+        """Take new notes, which will be committed in this order."""
+        unapplied = self._unapplied
+        for key, value, due_ms in notes:
+            assert 0 < len(key) <= NOTE_KEY_BYTES_MAX and 0 <= due_ms <= INTEGER_MAX
+            assert value is None or len(key) + len(value) <= self._bytes_max
+        for note in notes:
+            key, value, due_ms = note
+            if key in unapplied:
+                self._again[key] = self._again.get(key, 0) + 1
+            else:
+                self._keys.add(key)
+            unapplied[key] = note
+            if 0 < due_ms <= self._due_until and value is not None:
+                heappush(self._due, (due_ms, key))
+        self._tidy()
+
+    def committed(self, notes: Sequence[Note], sequence: int) -> None:
+        """Record that the notes are in the journal, in the commit `sequence`."""
+        self._committed.append((sequence, notes))
+
+    def applied(self, sequence: int, at_least: int) -> bool:
+        """Forget notes of commits up to `sequence`, which the catalogue holds now.
+
+        Forgets `at_least` notes or a few more, or all of them. Returns True if there are more to forget.
+        """
+        committed, unapplied, again = self._committed, self._unapplied, self._again
+        while committed and committed[0][0] <= sequence and at_least > 0:
+            _, notes = committed.popleft()
+            at_least -= len(notes)
+            for key, _, _ in notes:
+                more = again.get(key, 0)
+                if not more:
+                    del unapplied[key]
+                elif more == 1:
+                    del again[key]
+                else:
+                    again[key] = more - 1
+        self._due_from = (0, b"")
+        self._tidy()
+        return bool(committed) and committed[0][0] <= sequence
+
+    def get(self, key: bytes) -> Note | None:
+        note = self._unapplied.get(key)
+        if note is not None:
+            return note if note.value is not None else None
+        row = self._catalogue.note(key)
+        return Note(*row[:3]) if row is not None else None
+
+    def listed(self, prefix: bytes, after: bytes, limit: int) -> list[Note]:
+        """Return the notes whose keys have the prefix, in the order of their keys."""
+        applied = (
+            Note(*row[:3])
+            for row in self._catalogue.notes(prefix, after)
+            if row.key not in self._unapplied
+        )
+        given = self._given(prefix, after)
+        return list(islice(merge(given, applied, key=attrgetter("key")), max(0, limit)))
+
+    def due(self, until_ms: int, limit: int) -> list[Note]:
+        """Return the notes due up to `until_ms`, the earliest first."""
+        found = self._due_given(until_ms, limit) + self._due_applied(until_ms, limit)
+        return sorted(found, key=attrgetter("due_ms", "key"))[: max(0, limit)]
+
+    def _given(self, prefix: bytes, after: bytes) -> Iterator[Note]:
+        if after >= prefix:
+            keys = self._keys.irange(after, inclusive=(False, False))
+        else:
+            keys = self._keys.irange(prefix)
+        last = None
+        for key in keys:
+            if not key.startswith(prefix):
+                break
+            note = self._unapplied.get(key)
+            if note is not None and note.value is not None and key != last:
+                last = key
+                yield note
+
+    def _due_given(self, until_ms: int, limit: int) -> list[Note]:
+        if until_ms > self._due_until:
+            self._due_until = until_ms + _AHEAD_MS
+            self._put_in_order()
+        heap = self._due
+        found: dict[bytes, Note] = {}
+        while heap and heap[0][0] <= until_ms and len(found) < limit:
+            due_ms, key = heappop(heap)
+            note = self._unapplied.get(key)
+            if note is not None and note.value is not None and note.due_ms == due_ms:
+                found[key] = note
+        for key, note in found.items():
+            heappush(heap, (note.due_ms, key))
+        return list(found.values())
+
+    def _due_applied(self, until_ms: int, limit: int) -> list[Note]:
+        found: list[Note] = []
+        for due_ms, key in self._catalogue.due_notes(self._due_from, until_ms):
+            if not found:
+                self._due_from = due_ms, key
+            if key not in self._unapplied:
+                row = self._catalogue.note(key)
+                assert row is not None
+                found.append(Note(*row[:3]))
+                if len(found) >= limit:
+                    break
+        return found
+
+    def _tidy(self) -> None:
+        """Clear stale keys and heap entries once they outnumber the current ones."""
+        kept_max = 2 * len(self._unapplied) + _STALE_MAX
+        if len(self._keys) > kept_max:
+            self._keys = SortedList(self._unapplied)
+        if len(self._due) > kept_max:
+            self._put_in_order()
+
+    def _put_in_order(self) -> None:
+        self._due = [
+            (note.due_ms, note.key)
+            for note in self._unapplied.values()
+            if 0 < note.due_ms <= self._due_until and note.value is not None
+        ]
+        heapify(self._due)
+
+
+_Key = tuple[str, str]
+
+
+class Producers:
+    """The last numbers that each producer has appended, so that a repeated append is stored once."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._cached: OrderedDict[_Key, Recent] = OrderedDict()
+        self._unapplied: OrderedDict[_Key, tuple[int, Recent]] = OrderedDict()
+        """Producers with numbers that the catalogue lacks so far, and their last commit. Never evicted."""
+        self._waiting: dict[_Key, dict[int, list[Callable[[StoredAppend], None]]]] = defaultdict(
+            dict
+        )
+
+    def known(self, topic: Topic, producer: str, number: int) -> StoredAppend | None:
+        """Return the answer for a number that was stored or is waiting; None for a new number."""
+        recent = self._load((topic.name, producer))
+        highest = max(self._waiting.get((topic.name, producer), {}), default=-1)
+        if recent:
+            highest = max(highest, recent[-1][0])
+        if number > highest:
+            return None
+        return StoredAppend(dict(recent).get(number), duplicate=True)
+
+    def is_waiting(self, topic: Topic, producer: str, number: int) -> bool:
+        return number in self._waiting.get((topic.name, producer), {})
+
+    def wait(
+        self, topic: Topic, producer: str, number: int, done: Callable[[StoredAppend], None]
+    ) -> None:
+        self._waiting[topic.name, producer].setdefault(number, []).append(done)
+
+    def stored(
+        self, topic: Topic, producer: str, number: int, end: int, sequence: int
+    ) -> list[Callable[[], None]]:
+        """Record that the append is durable in commit `sequence`; return the calls that answer waiters."""
+        key = (topic.name, producer)
+        recent = [*self._load(key), (number, end)][-RECENT_MAX:]
+        self._cached.pop(key, None)
+        if sequence:
+            self._unapplied[key] = sequence, recent
+            self._unapplied.move_to_end(key)
+        else:
+            self._cache(key, recent)  # the catalogue never holds producers of `memory` topics
+        waiting = self._waiting[key].pop(number)
+        if not self._waiting[key]:
+            del self._waiting[key]
+        return [
+            partial(done, StoredAppend(end, duplicate=index > 0))
+            for index, done in enumerate(waiting)
+        ]
+
+    def applied(self, sequence: int) -> None:
+        """Let producers be evicted whose last commit is at most `sequence`: the catalogue holds them now."""
+        while self._unapplied and next(iter(self._unapplied.values()))[0] <= sequence:
+            key, (_, recent) = self._unapplied.popitem(last=False)
+            self._cache(key, recent)
+
+    def _load(self, key: _Key) -> Recent:
+        if key in self._unapplied:
+            return self._unapplied[key][1]
+        recent = self._cached.pop(key, None)
+        if recent is None:
+            row = self._catalogue.producer(key[0].encode(), key[1].encode())
+            recent = msgspec.msgpack.decode(row.recent, type=Recent) if row is not None else []
+        self._cache(key, recent)
+        return recent
+
+    def _cache(self, key: _Key, recent: Recent) -> None:
+        self._cached[key] = recent
+        if len(self._cached) > PRODUCERS_CACHED_MAX:
+            self._cached.popitem(last=False)
