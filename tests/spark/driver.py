@@ -20,10 +20,10 @@ COLUMNS = ("topic", "offset", "next_offset", "ordinal", "payload")
 TASKS_AT_ONCE = 32
 """Number of parallel tasks.
 
-There are many more than cores, because tasks that wait at a point must not keep others from reaching theirs. When
-a query fails, its waiting tasks keep their slots, and the restarted query needs new ones. Spark itself lets a query
-fail now and then: a stream that starts writes into the environment of the data source, which all queries of the
-session share, while another query serializes it (`java.io.OptionalDataException`).
+There are many more than cores, because tasks that wait at a point must not keep others from reaching
+theirs. When a query fails, its waiting tasks keep their slots, and the restarted query needs new ones. Spark
+itself lets a query fail now and then: a stream that starts writes into the environment of the data source,
+which all queries of the session share, while another query serializes it (`java.io.OptionalDataException`).
 """
 
 

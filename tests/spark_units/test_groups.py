@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from headrace.model import Position
-from headrace.reader.selection import SourceOptions
+from headrace.reader.planning import SourceOptions
 from headrace.spark import groups
 from headrace.spark.groups import Group, GroupInUseError
 from headrace.spark.offsets import encode_offset
 from headrace.spark.options import parse_source
 from headrace.spark.source import HeadraceSource
 from headrace.spark.stream import StreamReader
+from tests.reader.conftest import Filled, state_of
 from tests.spark.support import send
-from tests.spark_units.conftest import Filled, state_of
 
 _numbers = itertools.count()
 

@@ -8,14 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import OptionError
-from headrace.reader.selection import (
-    EARLIEST,
-    LATEST,
-    LogLocation,
-    SourceOptions,
-    Where,
-    parse_place,
-)
+from headrace.reader.planning import EARLIEST, LATEST, SourceOptions, Where
+from headrace.reader.view import LogLocation, parse_place
 from headrace.spark.options import SinkOptions, parse_sink, parse_source
 
 URL = "http://127.0.0.1:8121"

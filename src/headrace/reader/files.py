@@ -18,12 +18,13 @@ from headrace.log.layout import Layout, segment_of
 from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, decode_header
 from headrace.log.records import boundary, nth
 from headrace.model import Position
-from headrace.reader.index_rows import Index, RowGap, Rows, parse, stretches
+from headrace.reader.decode import Index, RowGap, parse, stretches
 from headrace.reader.view import (
     DamagedRange,
     DataLossError,
     LogBlock,
     LogRange,
+    Rows,
     SourceError,
     TopicState,
 )

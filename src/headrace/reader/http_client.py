@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from headrace.reader.selection import LogLocation
-from headrace.reader.view import SourceError
+from headrace.reader.view import LogLocation, SourceError
 
 TIMEOUT_S = 60.0
 """Longest silence of a server in the middle of an answer, in seconds."""

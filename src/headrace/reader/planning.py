@@ -1,18 +1,61 @@
 """Planning of reads: from options, topics and offsets to the parts that each task reads. Knows no Spark."""
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace.errors import OptionError
 from headrace.model import Position, Span
-from headrace.reader.selection import EARLIEST, LATEST, SourceOptions, TopicSelection, Where
-from headrace.reader.view import DataLossError, LogRange, LogView, TopicState
+from headrace.reader.view import DataLossError, LogLocation, LogRange, LogView, TopicState
 
 logger = logging.getLogger(__name__)
 
 CUT_TOPICS_MAX = 64
 """Number of topics that one micro-batch reads partly. Each needs a look-up, so other topics must wait."""
+
+PARTITION_BYTES = 64 << 20
+"""Maximum bytes that a task reads, unless `maxBytesPerPartition` says otherwise."""
+
+EARLIEST, LATEST = -2, -1
+"""The numbers that Kafka uses for these positions where an offset is expected."""
+
+
+class Where(NamedTuple):
+    """Start or end of a read, as the user gave it."""
+
+    everywhere: int | None = None
+    """An offset, EARLIEST or LATEST, for topics that `topics` does not name."""
+    topics: Mapping[str, int] = {}
+    ms: int | None = None
+
+
+class TopicSelection(NamedTuple):
+    """The topics to read: a list of names, or a pattern."""
+
+    names: tuple[str, ...] | None = None
+    pattern: str = ""
+
+    def matches(self, name: str) -> bool:
+        if self.names is not None:
+            return name in self.names
+        return re.fullmatch(self.pattern, name) is not None
+
+
+class SourceOptions(NamedTuple):
+    place: LogLocation
+    topics: TopicSelection
+    starting: Where | None
+    ending: Where | None
+    rows_max: int | None
+    bytes_max: int | None
+    partitions_min: int
+    partition_bytes: int
+    fail_on_data_loss: bool
+    verify: bool
+    group: str
+    decode: str
+
 
 Positions = dict[str, Position]
 

@@ -11,10 +11,17 @@ import numpy as np
 
 from headrace.log.read.raw import RANGES_BYTES_MAX, RANGES_MAX, unpack
 from headrace.model import Durability, Position
+from headrace.reader.decode import Index, RowGap, Stretch, parse, stretches
 from headrace.reader.http_client import HttpClient, ServerError
-from headrace.reader.index_rows import Index, RowGap, Rows, Stretch, parse, stretches
-from headrace.reader.selection import LogLocation
-from headrace.reader.view import DamagedRange, DataLossError, LogBlock, LogRange, TopicState
+from headrace.reader.view import (
+    DamagedRange,
+    DataLossError,
+    LogBlock,
+    LogLocation,
+    LogRange,
+    Rows,
+    TopicState,
+)
 
 _SMALL_BYTES = 64 << 10
 _TOTAL_BYTES = RANGES_BYTES_MAX // 2

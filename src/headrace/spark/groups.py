@@ -25,8 +25,8 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from headrace.errors import HeadraceError
 from headrace.model import Position
 from headrace.reader.http_client import HttpClient, ServerError
-from headrace.reader.selection import SourceOptions, parse_place
-from headrace.reader.view import SourceError
+from headrace.reader.planning import SourceOptions
+from headrace.reader.view import SourceError, parse_place
 from headrace.spark.offsets import decode_offset, group_of
 
 if TYPE_CHECKING:

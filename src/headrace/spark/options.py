@@ -9,17 +9,15 @@ from typing import NamedTuple
 from headrace.errors import BadTopicNameError, OptionError
 from headrace.model import check_topic_name
 from headrace.payload.channel import BadMessageError, check_processor
-from headrace.reader.selection import (
+from headrace.reader.planning import (
     EARLIEST,
     LATEST,
     PARTITION_BYTES,
-    LogLocation,
     SourceOptions,
     TopicSelection,
     Where,
-    parse_place,
-    without_secret,
 )
+from headrace.reader.view import LogLocation, parse_place, without_secret
 
 _NUMBER_MAX = (1 << 63) - 1
 _1970 = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -11,10 +11,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.reader.decode import BATCH_RECORDS_MAX, DecodedRecords, decode, to_batch
-from headrace.reader.open_log import open_log
-from headrace.reader.planning import parts_of, plan_batch
-from headrace.reader.selection import SourceOptions
-from headrace.reader.view import DataLossError, LogRange, LogView
+from headrace.reader.planning import SourceOptions, parts_of, plan_batch
+from headrace.reader.view import DataLossError, LogRange, LogView, open_log
 from headrace.spark.columns import Columns, columns_of
 from headrace.spark.envelopes.registry import envelope_of
 from headrace.spark.filters import Narrowing, narrowing_of

@@ -20,8 +20,7 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import OptionError, SinkError
 from headrace.printing import quoted
-from headrace.reader.encode import EncodedBlock, encode_batch
-from headrace.reader.upload import decide, upload
+from headrace.reader.upload import EncodedBlock, decide, encode_batch, upload
 from headrace.spark.envelopes.registry import Stamps
 from headrace.spark.options import SinkOptions
 from headrace.spark.sink_columns import WrittenColumns, written_columns

@@ -6,7 +6,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from headrace.errors import OptionError, SinkError
-from headrace.reader.encode import check_written_topic
+from headrace.reader.upload import check_written_topic
 from headrace.spark.columns import TYPES, check_type
 from headrace.spark.envelopes.registry import Stamps, envelope_of
 from headrace.spark.options import SinkOptions

@@ -19,7 +19,8 @@ from headrace.pipeline.aggregate import tasks as aggregate_tasks
 from headrace.pipeline.aggregate.fold import NOTHING, load_reducer, reads
 from headrace.pipeline.aggregate.tasks import AggregateStageWork, FoldWork, fold_bucket, stage
 from headrace.pipeline.kill_points import Points
-from headrace.reader.selection import LogLocation, TopicSelection
+from headrace.reader.planning import TopicSelection
+from headrace.reader.view import LogLocation
 
 MS = 1_794_782_595_071
 NO_MESSAGE = b"no message"

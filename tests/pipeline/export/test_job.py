@@ -34,7 +34,7 @@ from headrace.pipeline.kill_points import Points
 from headrace.pipeline.tasks import JobError, LocalRunner, SparkRunner
 from headrace.reader.decode import DamageError
 from headrace.reader.http_client import HttpClient
-from headrace.reader.selection import parse_place
+from headrace.reader.view import parse_place
 from headrace.testing import ServerProcess, wait_until
 from tests.lake.others import KINDS
 from tests.pipeline.export.exporter import exporters

@@ -33,10 +33,8 @@ from headrace.pipeline.job_input import check_apart, make_writable, topics_of
 from headrace.pipeline.kill_points import Points
 from headrace.pipeline.staging import by_number, staging, together
 from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
-from headrace.reader.open_log import open_log
-from headrace.reader.planning import find_topics, parts_of
-from headrace.reader.selection import LogLocation, SourceOptions, TopicSelection, parse_place
-from headrace.reader.view import LogRange, LogView, TopicState
+from headrace.reader.planning import SourceOptions, TopicSelection, find_topics, parts_of
+from headrace.reader.view import LogLocation, LogRange, LogView, TopicState, open_log, parse_place
 from headrace.spark.options import parse_source
 
 APP = "headrace-aggregate"

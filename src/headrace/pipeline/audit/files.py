@@ -30,7 +30,7 @@ from headrace.log.verify.report import VerifiedRange
 from headrace.model import RECORD_HEADER_BYTES, legacy_name
 from headrace.pipeline.audit.plan import Finding
 from headrace.reader.http_client import HttpClient, ServerError
-from headrace.reader.selection import LogLocation
+from headrace.reader.view import LogLocation
 
 _DAY_US = 86_400_000_000
 _1970 = datetime.date(1970, 1, 1)

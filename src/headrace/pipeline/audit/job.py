@@ -36,7 +36,7 @@ from headrace.pipeline.audit.plan import (
     overlaps,
 )
 from headrace.pipeline.tasks import SparkRunner, TaskRunner
-from headrace.reader.selection import LogLocation, parse_place
+from headrace.reader.view import LogLocation, parse_place
 
 _AGAIN_S = 1.0
 """Delay before the lake is listed again; by then, a running job has linked its file to the visible name."""

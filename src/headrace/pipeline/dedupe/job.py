@@ -42,7 +42,7 @@ from headrace.pipeline.job_input import check_apart, make_writable, topics_of
 from headrace.pipeline.kill_points import Points
 from headrace.pipeline.staging import by_number, staging, together
 from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
-from headrace.reader.selection import TopicSelection
+from headrace.reader.planning import TopicSelection
 
 WINDOW_S = 86_400.0
 _TASK_BYTES = 64 << 20

@@ -26,7 +26,7 @@ from headrace.pipeline.dedupe.keys import Key, Words, hashes, identities, topic_
 from headrace.pipeline.dedupe.plan import BUCKETS_MAX, KeyRows, Keys, Numbers, decide
 from headrace.pipeline.kill_points import Points
 from headrace.pipeline.staging import Batches, Places, WorkFile, read_staged
-from headrace.reader.selection import TopicSelection
+from headrace.reader.planning import TopicSelection
 
 _WORDS = ("high", "low", "topic")
 _KEYS_SCHEMA = pa.schema(

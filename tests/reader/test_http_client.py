@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headrace.reader.http_client import HttpClient, ServerError
-from headrace.reader.selection import LogLocation
+from headrace.reader.view import LogLocation
 from headrace.testing import hold_port
 
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -11,6 +11,8 @@ from headrace.errors import OptionError
 from headrace.model import JUMP, Position
 from headrace.reader.planning import (
     CUT_TOPICS_MAX,
+    SourceOptions,
+    Where,
     check_positions,
     gone_error,
     kept,
@@ -21,11 +23,10 @@ from headrace.reader.planning import (
     plan_batch,
     ranges_between,
 )
-from headrace.reader.selection import SourceOptions, Where
 from headrace.reader.view import DamagedRange, DataLossError, LogBlock, LogRange, TopicState
 from headrace.spark.options import parse_source
-from tests.spark_units.conftest import Filled
-from tests.spark_units.test_logs import NAMES, read
+from tests.reader.conftest import Filled
+from tests.reader.test_logs import NAMES, read
 
 RECORD_BYTES = 10
 

@@ -17,7 +17,7 @@ from headrace.reader import decode as module
 from headrace.reader.decode import DamageError, DecodedRecords, boundaries, decode, to_batch
 from headrace.reader.view import DamagedRange, LogBlock
 from headrace.spark.columns import SCHEMA
-from tests.spark_units.runs import block, flipped, packed, whole
+from tests.reader.runs import block, flipped, packed, whole
 
 payload = st.integers(0, 2000).map(lambda size: bytes([size % 251]) * size)
 alike = st.tuples(st.integers(0, 2000), st.integers(1, 60)).map(lambda p: [bytes(p[0])] * p[1])
