@@ -16,8 +16,8 @@ from headrace.model import PAYLOAD_BYTES_MAX
 from headrace.payload.checks import UPLOAD_CHECKS
 from headrace.reader import upload as module
 from headrace.reader.upload import EncodedBlock, encode_batch
-from headrace.spark.envelopes.registry import Stamps
-from headrace.spark.sink_columns import WrittenColumns
+from headrace.spark.columns import Stamps
+from headrace.spark.sink import WrittenColumns
 
 
 def received(blocks: Iterable[EncodedBlock]) -> dict[str, list[bytes]]:

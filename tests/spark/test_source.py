@@ -13,7 +13,7 @@ import pytest
 
 from headrace.log.read.index import RUN_MS_MAX
 from headrace.spark import register
-from headrace.spark.workers import WorkerPythonError
+from headrace.spark.session import WorkerPythonError
 from headrace.testing import ServerProcess, hold_port, wait_until
 from tests.spark.conftest import Read
 from tests.spark.support import (

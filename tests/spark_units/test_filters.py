@@ -22,8 +22,8 @@ from pyspark.sql.datasource import (
 
 from headrace.reader.planning import plan_batch
 from headrace.reader.view import LogView
-from headrace.spark.filters import narrowing_of
 from headrace.spark.options import parse_source
+from headrace.spark.source import narrowing_of
 from tests.reader.conftest import Filled
 from tests.reader.test_logs import NAMES, read, state_of, times_of
 

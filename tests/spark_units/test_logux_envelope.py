@@ -20,8 +20,8 @@ from headrace.payload.logux import (
     id_of,
     raw_event,
 )
+from headrace.spark.columns import Stamps
 from headrace.spark.envelopes.logux import LoguxEnvelope
-from headrace.spark.envelopes.registry import Stamps
 
 UTC = datetime.UTC
 UTC_US = pa.timestamp("us", tz="UTC")

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.spark.session import _shuffle_partitions
-from headrace.spark.workers import WorkerPythonError, check_python
+from headrace.spark.session import WorkerPythonError, _shuffle_partitions, check_python
 
 
 @pytest.mark.parametrize(

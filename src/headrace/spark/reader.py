@@ -1,21 +1,19 @@
-"""Batch reads, and the reading of parts as Arrow batches in tasks, which batch and stream share."""
+"""Reading of parts as Arrow batches in a task, which batch and streaming reads share."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.reader.decode import BATCH_RECORDS_MAX, DecodedRecords, decode, to_batch
-from headrace.reader.planning import SourceOptions, parts_of, plan_batch
+from headrace.reader.planning import SourceOptions
 from headrace.reader.view import DataLossError, LogRange, LogView, open_log
-from headrace.spark.columns import Columns, columns_of
-from headrace.spark.envelopes.registry import envelope_of
-from headrace.spark.filters import Narrowing, narrowing_of
+from headrace.spark.columns import Columns, columns_of, envelope_of
 
 logger = logging.getLogger(__name__)
 
@@ -96,28 +94,3 @@ class _Builder:
             arrays = self._envelope.decode(records.payloads(), fields)
             decoded = {field.name: array for field, array in zip(fields, arrays, strict=True)}
         return to_batch(records, self._columns.names, decoded, self._schema)
-
-
-class BatchReader(DataSourceReader):
-    """`spark.read.format("headrace")`."""
-
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._parts = PartReader(options, schema)
-        self._narrowing: Narrowing | None = None
-
-    def partitions(self) -> list[InputPartition]:
-        options = self._parts.options
-        with closing(open_log(options.place)) as log:
-            ranges = plan_batch(log, options, self._narrowing)
-            return [ReadPartition(task) for task in parts_of(log, ranges, options)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._parts.read(partition)
-
-
-class NarrowingReader(BatchReader):
-    """Batch reader for sessions with filter push-down. Other sessions reject a reader with `pushFilters`."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._narrowing = narrowing_of(filters)
-        return filters

@@ -39,8 +39,14 @@ from headrace.reader.planning import (
     ranges_between,
 )
 from headrace.reader.view import DataLossError, LogView, TopicState, open_log
-from headrace.spark.groups import Group
-from headrace.spark.offsets import Offset, decode_offset, encode_offset, is_initial, joined_in
+from headrace.spark.progress import (
+    Group,
+    Offset,
+    decode_offset,
+    encode_offset,
+    is_initial,
+    joined_in,
+)
 from headrace.spark.reader import PartReader, ReadPartition
 
 logger = logging.getLogger(__name__)

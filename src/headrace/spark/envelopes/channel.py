@@ -29,9 +29,8 @@ from headrace.payload.channel import (
     check_json,
     encode_row,
 )
+from headrace.spark.columns import POSITIONS, Stamps, register_envelope
 from headrace.spark.envelopes.json import JsonEnvelope
-from headrace.spark.envelopes.registry import Stamps, register_envelope
-from headrace.spark.sink_columns import POSITIONS
 
 _OF_ENVELOPE = ("processor", "number", "is_json")
 

@@ -37,9 +37,8 @@ from headrace.payload.logux import (
     key_of,
     plain,
 )
+from headrace.spark.columns import POSITIONS, Stamps, register_envelope
 from headrace.spark.envelopes.json import JsonEnvelope
-from headrace.spark.envelopes.registry import Stamps, register_envelope
-from headrace.spark.sink_columns import POSITIONS
 
 _OF_ENVELOPE = ("created", "id", "time", "origin")
 
