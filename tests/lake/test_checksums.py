@@ -6,8 +6,9 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.files.checksums import crc_of_records, joined, joined_ranges
+from headrace.lake.files.reading import crc_of_records
 from headrace.lake.format import RecordRange
+from headrace.lake.manifests import joined, joined_ranges
 from headrace.log.records import pack_record
 
 payloads = st.lists(st.binary(max_size=40), min_size=1, max_size=20)

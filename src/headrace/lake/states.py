@@ -28,8 +28,7 @@ from headrace.lake.format import (
     has_old_names,
     present_topic,
 )
-from headrace.lake.formats.delta import LOG
-from headrace.lake.ownership import open_ours
+from headrace.lake.formats.delta import LOG, open_ours
 from headrace.model import Position
 
 STATES_FORMAT = 1

@@ -1,11 +1,14 @@
-"""The interface that jobs use for a table of any format, and functions that open or create one.
+"""The interface that jobs use for a table of any format, functions that open or create one, and their lock.
 
-A directory with other content is refused.
+A directory with other content is refused. One job of each kind changes a lake at a time, among those that
+share the storage.
 """
 
+import fcntl
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from headrace.lake.columns import columns_text
 from headrace.lake.files.writing import Bounds, FileLayout, WrittenFile
@@ -184,3 +187,28 @@ def not_ours(lake: Path, name: str) -> LakeError:
     return LakeError(
         f"{lake} holds something else than a lake of Headrace ({name}): name a new or an empty directory"
     )
+
+
+class Lock:
+    """Lock that is held until the `with` block ends, or until the process ends in any way."""
+
+    def __init__(self, directory: Path, job: str) -> None:
+        self._lake = directory.parent
+        self._job = job
+        self._fd = os.open(directory / f"lock-{job}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def __enter__(self) -> Self:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip()
+            os.close(self._fd)
+            raise LakeError(
+                f"another {self._job} writes to {self._lake} (process {holder or 'unknown'})"
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._fd)

@@ -19,7 +19,7 @@ from headrace.errors import OptionError
 from headrace.lake.files.reading import check_file, read_ranges, read_topic
 from headrace.lake.format import LakeError
 from headrace.lake.manifests import HIDDEN, Manifests
-from headrace.lake.ownership import Lock
+from headrace.lake.table import Lock
 from headrace.log.records import pack_record
 from headrace.pipeline.audit.job import audit
 from headrace.pipeline.compact.job import compact

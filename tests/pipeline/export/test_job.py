@@ -27,7 +27,7 @@ from headrace.lake.files.reading import check_file, read_topic
 from headrace.lake.format import LakeError, LostRange, Shape
 from headrace.lake.formats.delta import DeltaLake
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.ownership import Lock
+from headrace.lake.table import Lock
 from headrace.pipeline import export
 from headrace.pipeline.export.job import APP
 from headrace.pipeline.kill_points import Points

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from headrace.lake.files.checksums import records_of
 from headrace.lake.format import (
     RANGES_KEY,
     LakeError,
@@ -314,3 +313,23 @@ def _sentences(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
         raise LakeError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def crc_of_records(payloads: pa.BinaryArray, crc: int = 0) -> int:
+    """Return the checksum of these records in the log's format: a size and a payload each."""
+    return int(crc32c(records_of(payloads), crc))
+
+
+def records_of(payloads: pa.BinaryArray) -> memoryview:
+    """Return exactly the bytes that the log has for these records."""
+    count = len(payloads)
+    lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False)
+    places = np.arange(0, (count + 1) * RECORD_HEADER_BYTES, RECORD_HEADER_BYTES, dtype=np.int32)
+    sizes = pa.BinaryArray.from_buffers(
+        pa.binary(),
+        count,
+        [None, pa.py_buffer(places), pa.py_buffer(lengths.astype(">u4").tobytes())],
+    )
+    records = pc.binary_join_element_wise(sizes, payloads, b"")
+    total = int(lengths.sum(dtype=np.int64)) + count * RECORD_HEADER_BYTES
+    return memoryview(records.buffers()[2])[:total]

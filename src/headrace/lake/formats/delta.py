@@ -21,9 +21,17 @@ from deltalake.transaction import AddAction, RemoveAction
 from headrace.lake.columns import columns_text, parse_columns
 from headrace.lake.errors import in_a_sentence, reads, writes
 from headrace.lake.files.durable import make_directory, sync
-from headrace.lake.files.sorted_file import DATED
-from headrace.lake.files.writing import Bounds, FileLayout, Statistics, Values, WrittenFile
-from headrace.lake.format import DATE, FORMAT, LakeError, Oddity, Shape, check_format
+from headrace.lake.files.writing import DATED, Bounds, FileLayout, Statistics, Values, WrittenFile
+from headrace.lake.format import (
+    DATE,
+    FORMAT,
+    LakeError,
+    Oddity,
+    Shape,
+    check_format,
+    check_path,
+)
+from headrace.lake.manifests import HIDDEN
 
 LOG = "_delta_log"
 _FORMAT_KEY = "headrace.format"
@@ -286,4 +294,35 @@ def _statistics(rows: int, found: Statistics, partition: Mapping[str, str]) -> s
             "nullCount": dict.fromkeys(least, 0),
         },
         ensure_ascii=False,
+    )
+
+
+def open_ours(directory: Path, format_key: str, what: str) -> bool:
+    """Return True if the directory has such a table, False if one can be created there.
+
+    Raise LakeError for a directory with other content. Changes nothing.
+    """
+    check_path(directory)
+    if not directory.exists():
+        return False
+    if not directory.is_dir():
+        raise LakeError(f"{directory} is no directory: name a new or an empty one")
+    with in_a_sentence(directory, LOG):
+        try:
+            number = DeltaTable(str(directory)).metadata().configuration.get(format_key)
+        except TableNotFoundError:
+            # A table whose creation was interrupted may have left these directories.
+            others = sorted({path.name for path in directory.iterdir()} - {HIDDEN, LOG})
+            if others:
+                raise _not_ours(directory, what, others[0]) from None
+            return False
+    if number is None or not number.isdigit():
+        raise _not_ours(directory, what, "a Delta table of something else")
+    check_format(int(number), str(directory))
+    return True
+
+
+def _not_ours(directory: Path, what: str, found: str) -> LakeError:
+    return LakeError(
+        f"{directory} holds something else than {what} ({found}): name a new or an empty directory"
     )

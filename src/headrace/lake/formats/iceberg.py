@@ -43,8 +43,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from headrace.lake.columns import columns_text, parse_columns
 from headrace.lake.errors import in_a_sentence, reads, writes
 from headrace.lake.files.durable import is_older, make_directory, replace, sync
-from headrace.lake.files.sorted_file import DATED
-from headrace.lake.files.writing import Bounds, FileLayout, Values, WrittenFile
+from headrace.lake.files.writing import DATED, Bounds, FileLayout, Values, WrittenFile
 from headrace.lake.format import FORMAT, DamagedTableError, LakeError, Oddity, Shape, check_format
 from headrace.lake.manifests import HIDDEN
 

@@ -26,8 +26,7 @@ import msgspec
 from headrace.lake.columns import columns_text, parse_columns
 from headrace.lake.errors import in_a_sentence
 from headrace.lake.files.durable import is_older, make_directory, sync
-from headrace.lake.files.sorted_file import DATED
-from headrace.lake.files.writing import Bounds, FileLayout, WrittenFile
+from headrace.lake.files.writing import DATED, Bounds, FileLayout, WrittenFile
 from headrace.lake.format import FORMAT, LakeError, Oddity, Shape, check_format
 from headrace.lake.manifests import HIDDEN
 

@@ -14,9 +14,8 @@ from typing import NamedTuple
 from headrace.errors import OptionError
 from headrace.lake.format import LakeError, Positions
 from headrace.lake.manifests import HIDDEN, Manifests
-from headrace.lake.ownership import Lock
 from headrace.lake.states import StatesFile, StatesTable
-from headrace.lake.table import open_table
+from headrace.lake.table import Lock, open_table
 from headrace.pipeline.aggregate.fold import here, load_reducer
 from headrace.pipeline.aggregate.publish import Published, PublishWork, publish
 from headrace.pipeline.aggregate.tasks import (

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.errors import OptionError
 from headrace.lake.format import LakeError, Positions
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.ownership import Lock
 from headrace.lake.states import Covered, StatesFile, StatesTable, Totals
+from headrace.lake.table import Lock
 from headrace.pipeline.aggregate.fold import Needs, here, load_reducer, needs_of
 from headrace.pipeline.aggregate.job import (
     APP,

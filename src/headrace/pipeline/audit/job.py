@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from headrace.errors import OptionError, UnknownTopicError
-from headrace.lake.files.checksums import joined
 from headrace.lake.format import DamagedTableError, LostRange
+from headrace.lake.manifests import joined
 from headrace.lake.table import Table, open_table
 from headrace.log.verify.report import VerifiedRange
 from headrace.model import check_topic_name

@@ -17,8 +17,7 @@ from headrace.lake.deduped import Bucket, DedupedTable, RunNote, note_path
 from headrace.lake.files.writing import WrittenFile
 from headrace.lake.format import LakeError, Shape
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.ownership import Lock
-from headrace.lake.table import open_table
+from headrace.lake.table import Lock, open_table
 from headrace.pipeline.dedupe.input import (
     Settings,
     check_column,

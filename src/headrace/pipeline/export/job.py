@@ -19,8 +19,7 @@ from typing import NamedTuple
 from headrace.lake.files.writing import WrittenFile
 from headrace.lake.format import CRC_KEY, File, LakeError, LostRange, Manifest, Positions
 from headrace.lake.manifests import HIDDEN, Manifests, Reach
-from headrace.lake.ownership import Lock
-from headrace.lake.table import AUTO, Table, find_table, make_table
+from headrace.lake.table import AUTO, Lock, Table, find_table, make_table
 from headrace.model import Span
 from headrace.pipeline import tasks
 from headrace.pipeline.cursors import LAKE, LAKE_START, JobCursors
