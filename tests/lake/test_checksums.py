@@ -55,5 +55,5 @@ def test_ranges_that_follow_each_other_are_one_with_the_checksum_of_all_bytes(so
 
 def test_the_same_records_twice_are_no_range():
     one = RecordRange("a", 1, 0, 10, 0, 2, 0)
-    with pytest.raises(ValueError, match="offsets 5 to 10 of topic 'a' are there twice"):
+    with pytest.raises(ValueError, match="offsets 5 to 10 of topic 'a' appear twice"):
         joined_ranges([one, one._replace(offset=5, ordinal=1)])

@@ -90,7 +90,7 @@ def test_what_is_not_what_it_should_be_is_found_when_it_is_read_back(tmp_path):
     check_file(path, file.ranges)
     for wrong, said in (
         ([one], "has 3 rows instead of 2"),
-        ([one, other._replace(crc=1)], "says in its footer"),
+        ([one, other._replace(crc=1)], "has a footer that names other records"),
     ):
         with pytest.raises(LakeError, match=said):
             check_file(path, wrong)

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
-from deltalake import DeltaTable
 
 from headrace.lake.files.durable import make_directory, replace
 from headrace.lake.files.reading import crc_of_records, read_groups
@@ -27,10 +26,10 @@ from headrace.lake.format import (
     RENAMED_FORMAT,
     LakeError,
     Shape,
-    check_format,
+    decode_versioned,
     present_topic,
 )
-from headrace.lake.formats.delta import DeltaLake, open_ours
+from headrace.lake.formats.delta import DeltaLake, can_open, make_delta
 from headrace.lake.manifests import HIDDEN
 from headrace.model import legacy_name
 
@@ -91,10 +90,6 @@ class RunNote(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, ends=ends)
 
 
-class _Versioned(msgspec.Struct):
-    format: int
-
-
 class DedupedTable:
     def __init__(self, directory: Path, shape: Shape) -> None:
         self._directory = directory
@@ -103,24 +98,14 @@ class DedupedTable:
     @classmethod
     def open(cls, directory: Path, shape: Shape) -> Self | None:
         """Open the table; None if it can be created. Raise LakeError for other content. Changes nothing."""
-        found = open_ours(directory, _FORMAT_KEY, "deduped rows of Headrace")
+        found = can_open(directory, _FORMAT_KEY, "deduped rows of Headrace")
         return cls(directory, shape) if found else None
 
     @classmethod
     def make(cls, directory: Path, shape: Shape) -> Self:
-        make_directory(directory)
-        DeltaTable.create(
-            str(directory),
-            shape.columns.append(DATE),
-            mode="ignore",  # another process may have created it first
-            partition_by=["date"],
-            name="headrace deduped",
-            configuration={_FORMAT_KEY: str(FORMAT)},
-            raise_if_key_not_exists=False,
-        )
-        made = cls(directory, shape)
-        made._table.sync()
-        return made
+        columns = shape.columns.append(DATE)
+        make_delta(directory, "headrace deduped", columns, {_FORMAT_KEY: str(FORMAT)}, ["date"])
+        return cls(directory, shape)
 
     def last(self) -> RunNote | None:
         """Return the note of the last committed run."""
@@ -132,8 +117,8 @@ class DedupedTable:
         paths = list((self._directory / HIDDEN / _NOTES).glob(f"{noted or f'{number:012}-*'}.json"))
         if len(paths) != 1:
             raise LakeError(
-                f"{self._directory}: the note of run {number} is missing, which says how far it is: "
-                f"{_RESTORE}"
+                f"{self._directory}: the note of run {number} is missing, so it is unknown how far the run "
+                f"came: {_RESTORE}"
             )
         return read_note(paths[0])
 
@@ -181,8 +166,7 @@ def read_note(path: Path) -> RunNote:
     reason = "its checksum fails"
     try:
         data = path.read_bytes()
-        check_format(msgspec.json.decode(data, type=_Versioned).format, str(path))
-        note = msgspec.json.decode(data, type=RunNote)
+        note = decode_versioned(data, RunNote, str(path))
         if path.stem.endswith(f"-{crc32c(data):08x}"):
             return note.present()
     except ValueError as error:
@@ -237,7 +221,9 @@ class _File:
         for rows in read_groups(self._directory / path, ("offset", "payload")):
             held = held.and_of(rows)
         if held != self._added:
-            raise LakeError(f"{self._directory / path} does not hold what was written to it")
+            raise LakeError(
+                f"{self._directory / path} does not have the rows that were written to it"
+            )
         columns = list(zip(*self._found, strict=True))
         statistics = Statistics(Values(*map(min, columns)), Values(*map(max, columns)))
         size = (self._directory / path).stat().st_size

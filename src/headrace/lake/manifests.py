@@ -51,7 +51,7 @@ class Manifests:
             return decode_manifest(path.read_bytes(), str(path))
         except FileNotFoundError:
             raise LakeError(
-                f"{path} is missing, which says what a batch of the table holds: restore it, or export "
+                f"{path} is missing, the manifest of a batch of the table: restore it, or export "
                 "to a new directory"
             ) from None
 
@@ -121,7 +121,9 @@ class Manifests:
         path = self.folded_path(folded.batches)
         replace(path, folded.encode())
         if decode_folded(path.read_bytes(), str(path)).encode() != folded.encode():
-            raise LakeError(f"{path} is not what was written to it: nothing was deleted")
+            raise LakeError(
+                f"{path} does not have the content that was written to it: nothing was deleted"
+            )
         sync(self._folded)
 
     def path(self, number: int) -> Path:
@@ -155,7 +157,7 @@ def _fold(before: MergedManifest, new: list[Manifest]) -> MergedManifest:
             ),
         )
     except ValueError as error:
-        raise LakeError(f"what batches have noted cannot be put together: {error}") from None
+        raise LakeError(f"the manifests contradict each other: {error}") from None
 
 
 def joined_ranges(ranges: Iterable[RecordRange]) -> list[RecordRange]:
@@ -174,7 +176,7 @@ def joined_ranges(ranges: Iterable[RecordRange]) -> list[RecordRange]:
             found[-1] = last._replace(end=one.end, end_ordinal=one.end_ordinal, crc=crc)
         elif one.offset < last.end:
             raise ValueError(
-                f"offsets {one.offset} to {one.end} of topic {one.topic!r} are there twice"
+                f"offsets {one.offset} to {one.end} of topic {one.topic!r} appear twice"
             )
         else:
             found.append(one._replace(file=0))

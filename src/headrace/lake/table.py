@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from headrace.lake.columns import columns_text
 from headrace.lake.files.writing import Bounds, FileLayout, WrittenFile
-from headrace.lake.format import LakeError, Oddity, Shape, check_path
+from headrace.lake.format import LakeError, Oddity, Shape, check_path, not_ours
 from headrace.lake.manifests import HIDDEN
 
 FORMATS = ("delta", "parquet", "iceberg")
@@ -83,13 +83,13 @@ class Table(Protocol):
 def find_table(lake: Path, kind: str, shape: Shape, *, any_partition: bool = False) -> Table | None:
     """Return the table of a lake; None if one can be created. Changes nothing."""
     if kind not in (AUTO, *FORMATS):
-        raise LakeError(f"there is no format {kind!r} of lakes: there is {', '.join(FORMATS)}")
+        raise LakeError(f"unknown lake format {kind!r}: use one of {', '.join(FORMATS)}")
     _class_of(kind)  # raises if its packages are missing
     check_path(lake)
     if not lake.exists():
         return None
     if not lake.is_dir():
-        raise LakeError(f"{lake} is no directory: name a new or an empty one")
+        raise LakeError(f"{lake} is not a directory: name a new or an empty one")
     found = _find(lake)
     others = {path.name for path in lake.iterdir()} - _left_of_making(lake)
     if found is None and others:
@@ -124,14 +124,14 @@ def open_table(lake: Path) -> Table:
     """Return the table of an existing lake. Changes nothing."""
     check_path(lake)
     if not lake.is_dir():
-        what = "it is no directory" if lake.exists() else "there is no such directory"
-        raise LakeError(f"{lake} is no lake of Headrace: {what}")
+        what = "it is not a directory" if lake.exists() else "there is no such directory"
+        raise LakeError(f"{lake} is not a lake of Headrace: {what}")
     found = _find(lake)
     if found is None:
         others = sorted(path.name for path in lake.iterdir())
         if others and HIDDEN not in others:
             raise not_ours(lake, others[0])
-        raise LakeError(f"{lake} is no lake of Headrace: there is no table in it")
+        raise LakeError(f"{lake} is not a lake of Headrace: there is no table in it")
     return found
 
 
@@ -181,12 +181,6 @@ def _class_of(kind: str) -> _Kind:
     from headrace.lake.formats.delta import DeltaLake
 
     return DeltaLake
-
-
-def not_ours(lake: Path, name: str) -> LakeError:
-    return LakeError(
-        f"{lake} holds something else than a lake of Headrace ({name}): name a new or an empty directory"
-    )
 
 
 class Lock:

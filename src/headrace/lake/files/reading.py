@@ -66,7 +66,7 @@ def read_checked(
         if file.metadata.num_rows != rows:
             raise LakeError(f"{path} has {file.metadata.num_rows} rows instead of {rows}")
         if _said(path, file.metadata, as_stored=True) != list(ranges):
-            raise LakeError(f"{path} says in its footer that it holds something else")
+            raise LakeError(f"{path} has a footer that names other records")
         checks = iter([_Check(path, one) for one in ranges])
         check = next(checks, None)
         for batch in _row_groups(path, file, columns, range(file.metadata.num_row_groups)):
@@ -99,7 +99,9 @@ def are_names_old(path: Path) -> bool:
 def _said(path: Path, footer: pq.FileMetaData, *, as_stored: bool = False) -> list[RecordRange]:
     text = (footer.metadata or {}).get(RANGES_KEY.encode())
     if text is None:
-        raise LakeError(f"{path} does not say what it holds: it is damaged, or not one of ours")
+        raise LakeError(
+            f"{path} does not say which records it has: it is damaged, or not a file of Headrace"
+        )
     with _sentences(path):
         return decode_ranges(text) if as_stored else ranges_in(footer)
 
@@ -132,7 +134,7 @@ def read_chosen(
         ranges = _said(path, file.metadata)
         ends = np.cumsum([one.rows for one in ranges], dtype=np.int64)
         if file.metadata.num_rows != (ends[-1] if len(ends) else 0):
-            raise LakeError(f"{path} has not the rows that it says it has")
+            raise LakeError(f"{path} does not have the number of rows that its footer says")
         wanted = [
             (place, one.topic, start)
             for place, one in enumerate(ranges)

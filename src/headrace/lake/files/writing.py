@@ -244,9 +244,7 @@ def _slice(rows: RecordRows, first: int, last: int) -> RecordRows:
     if first == 0 and last == len(rows.ms):
         return rows
     begin = int(rows.boundaries[0])
-    return RecordRows(
-        topic=rows.topic,
-        epoch=rows.epoch,
+    return rows._replace(
         ordinal=rows.ordinal + first,
         boundaries=rows.boundaries[first : last + 1],
         ms=rows.ms[first:last],
