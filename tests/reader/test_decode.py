@@ -153,7 +153,7 @@ def test_bytes_with_a_right_checksum_that_are_no_records_are_damage():
     wrong = block([[b"abc"]])
     data, changed = wrong.data, wrong.rows.copy()
     changed["count"] = 2
-    with pytest.raises(DamageError, match="bytes are no records"):
+    with pytest.raises(DamageError, match="these bytes are not records"):
         list(decode(whole(wrong), iter([LogBlock(changed, data, "x")]), verify=True))
     assert list(decode(whole(wrong), iter([LogBlock(changed, data, "x")]), verify=False)) == []
 

@@ -98,7 +98,7 @@ def test_the_next_server_is_asked_when_the_first_is_gone(serve, send):
     with hold_port() as gone:
         address = f"http://127.0.0.1:{gone.getsockname()[1]}"
         one = client(address, serve(OK + b"Content-Length: 2\r\n\r\n{}"))
-        found = one.json("GET", "/", {}) if send == "json" else one.upload("/", b"x")
+        found = one.json("GET", "/", {}) if send == "json" else one.json("POST", "/", {}, b"x")
         assert found == {}
         one.close()
 

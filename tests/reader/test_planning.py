@@ -256,7 +256,9 @@ def of(epoch: int, ordinal: int) -> Position:
 def test_a_topic_made_anew_has_begun_where_the_old_one_ended():
     anew = {"t": TopicState("t", of(2, 10), of(2, 20))}
     check_positions({"t": of(1, 10)}, anew, None)
-    with pytest.raises(DataLossError, match=r"3 records of topic 't' .* it was made anew"):
+    with pytest.raises(
+        DataLossError, match=r"3 records of topic 't' .* it was destroyed and created again"
+    ):
         check_positions({"t": of(1, 7)}, anew, None)
 
 

@@ -220,7 +220,7 @@ def test_a_group_has_a_name_of_bounded_length(value):
 
 def test_a_pattern_must_be_a_regular_expression():
     error = refused(parse_source, {"path": "/d", "subscribePattern": "("}, False)
-    assert error.startswith("subscribePattern is no regular expression")
+    assert error.startswith("subscribePattern is not a regular expression")
 
 
 @pytest.mark.parametrize(

@@ -168,14 +168,7 @@ def decode(
     ordinal = part.start.ordinal
     for block in blocks:
         if isinstance(block, DamagedRange):
-            _damage(
-                part=part,
-                place=block.place,
-                start=block.offset,
-                end=block.end,
-                reason="the index is damaged or too short",
-                verify=verify,
-            )
+            _damage(part, block, "the index is damaged or too short", verify=verify)
             continue
         for rows, data in _sound(part, block, verify=verify):
             records = _records(part, block, rows, data, verify=verify)
@@ -194,14 +187,8 @@ def _sound(part: LogRange, block: LogBlock, *, verify: bool) -> Iterator[tuple[R
     first = position = 0
     for number, (end, crc) in enumerate(zip(ends.tolist(), rows["crc"].tolist(), strict=True)):
         if crc32c(data[position:end]) != crc or end > len(data):
-            _damage(
-                part=part,
-                place=block.place,
-                start=base + position,
-                end=base + end,
-                reason="a checksum fails",
-                verify=verify,
-            )
+            damaged = DamagedRange(base + position, base + end, block.place)
+            _damage(part, damaged, "a checksum fails", verify=verify)
             if first < number:
                 yield rows[first:number], data[int(ends[first - 1]) if first else 0 : position]
             first = number + 1
@@ -217,15 +204,8 @@ def _records(
     counts = rows["count"].astype(np.int64)
     found = boundaries(data, rows["length"].astype(np.int64), counts)
     if found is None:
-        end = offset + len(data)
-        _damage(
-            part=part,
-            place=block.place,
-            start=offset,
-            end=end,
-            reason="bytes are no records",
-            verify=verify,
-        )
+        damaged = DamagedRange(offset, offset + len(data), block.place)
+        _damage(part, damaged, "these bytes are not records", verify=verify)
         return None
     ms = np.repeat(rows["ms"].astype(np.int64), counts)
     return DecodedRecords(
@@ -314,7 +294,8 @@ def _portions(records: DecodedRecords) -> Iterator[DecodedRecords]:
         first = last
 
 
-def _damage(part: LogRange, place: str, start: int, end: int, reason: str, *, verify: bool) -> None:
+def _damage(part: LogRange, damaged: DamagedRange, reason: str, *, verify: bool) -> None:
+    start, end, place = damaged
     text = f"topic {part.topic!r}, {place}, offsets {start} to {end}: {reason}"
     if verify:
         raise DamageError(

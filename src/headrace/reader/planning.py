@@ -2,14 +2,16 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from headrace.errors import OptionError
 from headrace.model import Position, Span
 from headrace.reader.view import DataLossError, LogLocation, LogRange, LogView, TopicState
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CUT_TOPICS_MAX = 64
 """Number of topics that one micro-batch reads partly. Each needs a look-up, so other topics must wait."""
@@ -131,7 +133,7 @@ def parts_of(
     tasks: list[list[LogRange]] = []
     filled = bytes_max
     for one in ranges:
-        for part in _split(log, one, bytes_max, options):
+        for part in despite_loss(one, options, lambda rest: log.split(rest, bytes_max)):
             if not tasks or filled + part.bytes > bytes_max:
                 tasks.append([])
                 filled = 0
@@ -140,19 +142,20 @@ def parts_of(
     return tasks
 
 
-def _split(
-    log: LogView, whole: LogRange, bytes_max: int, options: SourceOptions
-) -> Sequence[LogRange]:
+def despite_loss(
+    whole: LogRange, options: SourceOptions, read: Callable[[LogRange], Iterable[T]]
+) -> Iterator[T]:
+    """Yield what `read` returns for a range; after a loss, and without `failOnDataLoss`, for its rest."""
     rest: LogRange | None = whole
     while rest is not None:
         try:
-            return log.split(rest, bytes_max)
+            yield from read(rest)
+            return
         except DataLossError as loss:
             if options.fail_on_data_loss:
                 raise
             logger.warning("%s; these records are left out", loss)
             rest = loss.rest
-    return ()
 
 
 def check_positions(
@@ -175,7 +178,7 @@ def check_positions(
         if at.ordinal < state.start.ordinal:
             gone[name] = Span.between(at, state.start).records
             if at.epoch != state.start.epoch:
-                why = "it was made anew"
+                why = "it was destroyed and created again"
         elif at.epoch != state.end.epoch and at.ordinal > state.start.ordinal:
             raise DataLossError(
                 f"topic {name!r} is not the one that the query has read: its epoch is "

@@ -152,7 +152,7 @@ class UploadDecision(NamedTuple):
 def upload(place: LogLocation, blocks: Iterable[EncodedBlock]) -> list[str]:
     """Upload the blocks as staged files, in order, and return their ids. Runs in a task."""
     ids: list[str] = []
-    uploading: Future[str] | None = None
+    uploading: Future[dict[str, str]] | None = None
     with (
         closing(HttpClient(place)) as client,
         # One upload runs at a time, while the next body is collected.
@@ -160,10 +160,10 @@ def upload(place: LogLocation, blocks: Iterable[EncodedBlock]) -> list[str]:
     ):
         for body in _bodies(blocks):
             if uploading is not None:
-                ids.append(uploading.result())
-            uploading = thread.submit(_upload, client, body)
+                ids.append(uploading.result()["id"])
+            uploading = thread.submit(client.json, "POST", "/v1/staged", {}, body)
         if uploading is not None:
-            ids.append(uploading.result())
+            ids.append(uploading.result()["id"])
     return ids
 
 
@@ -197,8 +197,3 @@ def _bodies(blocks: Iterable[EncodedBlock]) -> Iterator[bytes]:
             gathered, size = [], 0
     if gathered:
         yield b"".join(gathered)
-
-
-def _upload(client: HttpClient, body: bytes) -> str:
-    answer: dict[str, str] = client.upload("/v1/staged", body)
-    return answer["id"]

@@ -4,7 +4,7 @@ An envelope is a kind of payloads, for the options `decode` and `encode`. A prot
 envelope registers it here, under its name. Source and sink find envelopes only here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -192,6 +192,35 @@ class PayloadColumns(Protocol):
 
     def encode(self, columns: pa.RecordBatch, stamps: Stamps) -> pa.BinaryArray:
         """Encode these columns as payloads."""
+
+
+def check_own(fields: Mapping[str, DataType], own: Mapping[str, tuple[DataType, ...]]) -> None:
+    """Raise OptionError if a column to be written has the name of an envelope's own one, but not its type."""
+    for name, kind in fields.items():
+        kinds = own.get(name)
+        if kinds is None and name.lower() in own:
+            raise OptionError(f"write the column {name!r} as {name.lower()!r}")
+        if kinds is not None and not isinstance(kind, tuple(map(type, kinds))):
+            wanted = " or ".join(one.simpleString() for one in kinds)
+            raise OptionError(f"the column {name} must be {wanted}, not {kind.simpleString()}")
+
+
+def members_beside(fields: Iterable[str], own: Collection[str], content: str) -> tuple[str, ...]:
+    """Return the columns to write; raise OptionError for a member beside the whole content.
+
+    The column `content`, if there is one, has the whole content of an envelope. Otherwise all columns that
+    are not in `own` are its members.
+    """
+    if content not in fields:
+        return tuple(fields)
+    names = tuple(name for name in fields if name not in POSITIONS)
+    others = [name for name in names if name not in own]
+    if others:
+        raise OptionError(
+            f"the column {others[0]!r} would not be written: the column {content} is the whole content; "
+            "leave out one of them"
+        )
+    return names
 
 
 _envelopes: dict[str, PayloadColumns] = {}

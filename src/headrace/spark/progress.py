@@ -240,14 +240,11 @@ class _Tracker(StreamingQueryListener):
                     self._send(f"group:{group}", offset)
                     self._sent[group] = offset
             except (HeadraceError, ValueError, TypeError) as error:
-                logger.warning("the progress of a query could not be kept: %s", error)
+                logger.warning("the progress of a query could not be stored: %s", error)
 
     def _send(self, reader: str, offset: dict[str, Any]) -> None:
         positions = [{"topic": name, **at._asdict()} for name, at in decode_offset(offset).items()]
-        client = HttpClient(self._place, retry_s=_RETRY_S)
-        try:
+        with contextlib.closing(HttpClient(self._place, retry_s=_RETRY_S)) as client:
             for first in range(0, len(positions), _POSITIONS_AT_ONCE):
                 some = positions[first : first + _POSITIONS_AT_ONCE]
                 client.json("POST", "/v1/cursors", {}, {"reader": reader, "positions": some})
-        finally:
-            client.close()

@@ -1,6 +1,5 @@
 """Reading of parts as Arrow batches in a task, which batch and streaming reads share."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -11,11 +10,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.reader.decode import BATCH_RECORDS_MAX, DecodedRecords, decode, to_batch
-from headrace.reader.planning import SourceOptions
-from headrace.reader.view import DataLossError, LogRange, LogView, open_log
+from headrace.reader.planning import SourceOptions, despite_loss
+from headrace.reader.view import LogRange, open_log
 from headrace.spark.columns import Columns, columns_of, envelope_of
-
-logger = logging.getLogger(__name__)
 
 _GATHERED_ROWS = 8192
 """Batches with fewer rows are joined, so that many small topics do not make many small batches."""
@@ -42,23 +39,15 @@ class PartReader:
             return  # Spark passes another kind if the list of partitions is empty
         build = _Builder(self.options, self.schema, self.columns)
         with closing(open_log(self.options.place)) as log:
+
+            def read(wanted: LogRange) -> Iterator[DecodedRecords]:
+                return decode(wanted, log.read(wanted), verify=self.options.verify)
+
             log.expect(part.ranges)
             for one in part.ranges:
-                for records in self._records(log, one):
+                for records in despite_loss(one, self.options, read):
                     yield from build.add(records)
         yield from build.rest()
-
-    def _records(self, log: LogView, wanted: LogRange) -> Iterator[DecodedRecords]:
-        rest: LogRange | None = wanted
-        while rest is not None:
-            try:
-                yield from decode(rest, log.read(rest), verify=self.options.verify)
-                return
-            except DataLossError as loss:
-                if self.options.fail_on_data_loss:
-                    raise
-                logger.warning("%s; these records are left out", loss)
-                rest = loss.rest
 
 
 class _Builder:

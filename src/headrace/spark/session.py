@@ -315,7 +315,7 @@ def check_python(
         if not is_local:
             return  # the program may be in an archive that only executors unpack
         raise WorkerPythonError(
-            f"Spark's workers are to run {name!r}, and there is no such program: {_advice()}"
+            f"Spark's workers are configured to run {name!r}, which does not exist: {_advice()}"
         )
     if _is_ours(found) or (found, *includes) in _good:
         return

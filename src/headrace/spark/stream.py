@@ -235,7 +235,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if last is None and name not in self._unknown:
                 self._unknown.add(name)
                 logger.warning(
-                    "topic %s is no longer there: what came after ordinal %d, if anything, is gone",
+                    "topic %s no longer exists: records after ordinal %d, if there were any, are lost",
                     quoted(name),
                     position.ordinal,
                 )
