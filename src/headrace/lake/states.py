@@ -222,7 +222,8 @@ class StatesTable:
         return commit_delta(self._directory, app, number, [_add(one) for one in files], replaced)
 
     def files(self) -> list[str]:
-        return [path for path, _ in self.rows()]
+        added = pa.table(DeltaTable(str(self._directory)).get_add_actions(flatten=True))
+        return list(added["path"].to_pylist())
 
     def rows(self) -> list[tuple[str, int]]:
         """Return the files and the number of states in each."""

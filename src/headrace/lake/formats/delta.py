@@ -102,7 +102,7 @@ class DeltaLake:
             number,
             [_add(one, is_new=not replaced) for one in files],
             replaced,
-            # Rows that only move to another file are no change for readers that follow the table.
+            # Readers that follow the table must not see rows again that only move to another file.
             data_change=not replaced,
             partition=_partition(self.shape),
             notes=notes if replaced else {_BATCH_KEY: str(number), **notes},
@@ -313,7 +313,7 @@ def sweep_delta(directory: Path, after_s: float, ours: re.Pattern[str], *, dry_r
 
 
 def _metadata(directory: Path, format_key: str, what: str) -> Metadata | None:
-    """Return the metadata of a table of `what`; None if there is no table. Raise LakeError for another."""
+    """Return the metadata of a table of `what`; None without a table. Raise LakeError for another table."""
     with in_a_sentence(directory, LOG):
         try:
             found = DeltaTable(str(directory)).metadata()
