@@ -6,8 +6,9 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.files.checksums import crc_of_records, joined, joined_ranges
+from headrace.lake.files.reading import crc_of_records
 from headrace.lake.format import RecordRange
+from headrace.lake.manifests import joined, joined_ranges
 from headrace.log.records import pack_record
 
 payloads = st.lists(st.binary(max_size=40), min_size=1, max_size=20)
@@ -54,5 +55,5 @@ def test_ranges_that_follow_each_other_are_one_with_the_checksum_of_all_bytes(so
 
 def test_the_same_records_twice_are_no_range():
     one = RecordRange("a", 1, 0, 10, 0, 2, 0)
-    with pytest.raises(ValueError, match="offsets 5 to 10 of topic 'a' are there twice"):
+    with pytest.raises(ValueError, match="offsets 5 to 10 of topic 'a' appear twice"):
         joined_ranges([one, one._replace(offset=5, ordinal=1)])

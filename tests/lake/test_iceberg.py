@@ -148,7 +148,9 @@ def test_one_that_was_moved_says_so(lake, tmp_path):
         "use that, or move it back there"
     )
     shutil.rmtree(lake._lake)
-    with pytest.raises(LakeError, match="one that was moved has to go back to where it was made"):
+    with pytest.raises(
+        LakeError, match="a table that was moved must be moved back to its first location"
+    ):
         open_table(copy)
     copy.rename(lake._lake)
     assert open_table(lake._lake).last(APP) == 0

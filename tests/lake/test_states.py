@@ -93,7 +93,7 @@ def test_what_a_table_covers_and_what_it_is_in_numbers(table, tmp_path):
 def test_files_of_another_form_and_damaged_ones_are_refused(table, tmp_path):
     _, files = table.buckets()
     (tmp_path / files[0][0]).write_bytes(b"PAR1")
-    with pytest.raises(LakeError, match=r"cannot be read.*makes the table anew"):
+    with pytest.raises(LakeError, match=r"cannot be read.*builds the table again"):
         table.covered()
     (tmp_path / files[0][0]).unlink()
     with pytest.raises(LakeError, match="cannot be read"):

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from crc32c import crc32c
 
-from headrace.lake.files import sorted_file
+from headrace.lake.files import writing
 from headrace.lake.files.reading import RANGES_KEY, check_file
 from headrace.lake.format import LakeError, RecordRange, decode_ranges
 from headrace.log.records import pack_record
@@ -77,7 +77,7 @@ def test_ten_thousand_topics_are_one_file_or_a_directory_each(tmp_path):
 
 
 def test_large_records_make_small_row_groups(tmp_path, monkeypatch):
-    monkeypatch.setattr(sorted_file, "ROW_GROUP_BYTES", 1000)
+    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 1000)
     some = [rows("a", [b"x" * 600], offset=604 * n, ordinal=n) for n in range(5)]
     (file,) = write(tmp_path, *some)
     assert pq.read_metadata(tmp_path / file.path).num_row_groups == 3
@@ -90,7 +90,7 @@ def test_what_is_not_what_it_should_be_is_found_when_it_is_read_back(tmp_path):
     check_file(path, file.ranges)
     for wrong, said in (
         ([one], "has 3 rows instead of 2"),
-        ([one, other._replace(crc=1)], "says in its footer"),
+        ([one, other._replace(crc=1)], "has a footer that names other records"),
     ):
         with pytest.raises(LakeError, match=said):
             check_file(path, wrong)

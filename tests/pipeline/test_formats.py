@@ -97,7 +97,7 @@ def test_a_compaction_killed_at_any_point_keeps_every_row(made, point):
 
 @pytest.mark.parametrize("point", ["merging", "merged", "committed"])
 def test_exports_and_another_compaction_beside_one_lose_nothing(made, point, monkeypatch):
-    monkeypatch.setattr("headrace.lake.ownership.Lock.__enter__", lambda self: self)
+    monkeypatch.setattr("headrace.lake.table.Lock.__enter__", lambda self: self)
 
     def meanwhile():
         made.batch("a", "c", day=1)

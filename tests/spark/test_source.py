@@ -13,7 +13,7 @@ import pytest
 
 from headrace.log.read.index import RUN_MS_MAX
 from headrace.spark import register
-from headrace.spark.workers import WorkerPythonError
+from headrace.spark.session import WorkerPythonError
 from headrace.testing import ServerProcess, hold_port, wait_until
 from tests.spark.conftest import Read
 from tests.spark.support import (
@@ -121,7 +121,7 @@ def test_offsets_say_where_to_begin_and_to_end(
     inside = json.dumps({"large": start + 1})
     assert found(startingOffsets=inside) == large[701:]
     said = error_of(lambda: found(startingOffsets=stop, endingOffsets=begin))
-    assert "startingOffsets of 'large' lie behind endingOffsets" in said
+    assert "startingOffsets of 'large' are after endingOffsets" in said
 
 
 def test_times_say_where_to_begin_and_to_end(
@@ -312,7 +312,7 @@ def test_a_session_made_of_another_one_can_have_the_format_too(
 
 def test_a_directory_that_is_none_is_refused(read: Read, tmp_path: Any) -> None:
     said = error_of(lambda: read(path=str(tmp_path), subscribe="t").collect())
-    assert f"path '{tmp_path}' is no data directory of Headrace" in said
+    assert f"path '{tmp_path}' is not a data directory of Headrace" in said
 
 
 def test_a_server_that_is_down_is_an_error_with_its_address(read: Read) -> None:

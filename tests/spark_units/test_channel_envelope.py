@@ -8,8 +8,8 @@ import pytest
 
 from headrace.errors import SinkError
 from headrace.payload.channel import Content, StoredMessage, check_row, decode_row, encode_message
+from headrace.spark.columns import Stamps
 from headrace.spark.envelopes.channel import ChannelEnvelope
-from headrace.spark.envelopes.registry import Stamps
 
 STAMPS = Stamps("spark", 0)
 OWN = {

@@ -14,10 +14,9 @@ from pyspark.sql.types import (
 
 from headrace.errors import OptionError
 from headrace.payload.channel import Content, StoredMessage, encode_message
-from headrace.spark.columns import SCHEMA, columns_of, default_schema
-from headrace.spark.envelopes.registry import Stamps
+from headrace.spark.columns import SCHEMA, Stamps, columns_of, default_schema
 from headrace.spark.options import SinkOptions, parse_sink
-from headrace.spark.sink_columns import written_columns
+from headrace.spark.sink import written_columns
 
 STAMPS = Stamps("spark", 0)
 CHANNEL = {"topic": "$channel/x", "encode": "channel"}

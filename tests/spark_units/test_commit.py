@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 from headrace.errors import SinkError
 from headrace.spark.options import parse_sink
 from headrace.spark.sink import TaskUpload, _Writer
-from tests.spark_units.test_http_client import Serve, serve
+from tests.reader.test_http_client import Serve, serve
 
 __all__ = ["serve"]
 

@@ -22,10 +22,10 @@ from pyspark.sql.datasource import (
 
 from headrace.reader.planning import plan_batch
 from headrace.reader.view import LogView
-from headrace.spark.filters import narrowing_of
 from headrace.spark.options import parse_source
-from tests.spark_units.conftest import Filled
-from tests.spark_units.test_logs import NAMES, read, state_of, times_of
+from headrace.spark.source import narrowing_of
+from tests.reader.conftest import Filled
+from tests.reader.test_logs import NAMES, read, state_of, times_of
 
 COMPARISONS = {
     EqualTo: lambda a, b: a == b,

@@ -7,23 +7,22 @@ from typing import Any
 import pytest
 
 from headrace.model import Position
-from headrace.reader.selection import SourceOptions
-from headrace.spark import groups
-from headrace.spark.groups import Group, GroupInUseError
-from headrace.spark.offsets import encode_offset
+from headrace.reader.planning import SourceOptions
+from headrace.spark import progress
 from headrace.spark.options import parse_source
+from headrace.spark.progress import Group, GroupInUseError, encode_offset
 from headrace.spark.source import HeadraceSource
 from headrace.spark.stream import StreamReader
+from tests.reader.conftest import Filled, state_of
 from tests.spark.support import send
-from tests.spark_units.conftest import Filled, state_of
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "LOCK_WAIT_S", 0.0)
-    monkeypatch.setattr(groups, "CHECK_S", 0.0)
+    monkeypatch.setattr(progress, "LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr(progress, "CHECK_S", 0.0)
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from headrace.payload.logux import (
     id_of,
     raw_event,
 )
+from headrace.spark.columns import Stamps
 from headrace.spark.envelopes.logux import LoguxEnvelope
-from headrace.spark.envelopes.registry import Stamps
 
 UTC = datetime.UTC
 UTC_US = pa.timestamp("us", tz="UTC")
@@ -267,8 +267,8 @@ def test_a_row_is_stored_as_it_says(row, stored):
             "its created [2] and its id '1 a 0' differ",
         ),
         ({"type": "t", "id": "x", "created": "[2]"}, "'x' is no id"),
-        ({"type": "t", "time": float("nan")}, "a row's time is no number of milliseconds"),
-        ({"type": "t", "time": 1e30}, "a row's time is no number of milliseconds"),
+        ({"type": "t", "time": float("nan")}, "a row's time is not a number of milliseconds"),
+        ({"type": "t", "time": 1e30}, "a row's time is not a number of milliseconds"),
     ],
 )
 def test_a_wrong_row_is_refused_in_one_sentence(row, said):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, Position
 from headrace.reader.view import SourceError
-from headrace.spark.offsets import decode_offset, encode_offset, group_of, joined_in
+from headrace.spark.progress import decode_offset, encode_offset, group_of, joined_in
 from headrace.spark.source import HeadraceSource
 from tests.archives import extract
 

@@ -8,14 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import OptionError
-from headrace.reader.selection import (
-    EARLIEST,
-    LATEST,
-    LogLocation,
-    SourceOptions,
-    Where,
-    parse_place,
-)
+from headrace.reader.planning import EARLIEST, LATEST, SourceOptions, Where
+from headrace.reader.view import LogLocation, parse_place
 from headrace.spark.options import SinkOptions, parse_sink, parse_source
 
 URL = "http://127.0.0.1:8121"
@@ -226,7 +220,7 @@ def test_a_group_has_a_name_of_bounded_length(value):
 
 def test_a_pattern_must_be_a_regular_expression():
     error = refused(parse_source, {"path": "/d", "subscribePattern": "("}, False)
-    assert error.startswith("subscribePattern is no regular expression")
+    assert error.startswith("subscribePattern is not a regular expression")
 
 
 @pytest.mark.parametrize(

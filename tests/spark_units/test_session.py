@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.spark.session import _shuffle_partitions
-from headrace.spark.workers import WorkerPythonError, check_python
+from headrace.spark.session import WorkerPythonError, _shuffle_partitions, check_python
 
 
 @pytest.mark.parametrize(
@@ -71,6 +70,8 @@ def test_this_python_needs_no_look_and_one_that_does_not_tell_is_not_refused(tmp
 
 def test_a_python_that_is_not_here_may_be_on_a_cluster_s_machines(tmp_path):
     nowhere = str(tmp_path / "environment" / "bin" / "python")
-    with pytest.raises(WorkerPythonError, match=f"are to run '{nowhere}', and there is no such"):
+    with pytest.raises(
+        WorkerPythonError, match=f"are configured to run '{nowhere}', which does not exist"
+    ):
         check(nowhere)
     check(nowhere, is_local=False)

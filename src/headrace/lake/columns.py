@@ -51,7 +51,7 @@ class _Parser:
             name = self._name()
             # Some formats do not distinguish upper and lower case.
             if name.lower() in (one.name.lower() for one in found):
-                raise ValueError(f"there is the column {name!r} twice")
+                raise ValueError(f"the column {name!r} appears twice")
             self._takes(":")
             found.append(pa.field(name, self._type()))
             if self._takes(end):
@@ -61,13 +61,13 @@ class _Parser:
     def _name(self) -> str:
         found = self._next("a name")
         if found in "<>(),:":
-            raise ValueError(f"there is {found!r} where a name belongs")
+            raise ValueError(f"expected a name, found {found!r}")
         return found[1:-1].replace("``", "`") if found.startswith("`") else found
 
     def _type(self) -> pa.DataType:
         self._depth += 1
         if self._depth > _DEPTH_MAX:
-            raise ValueError(f"types are in each other more than {_DEPTH_MAX} times")
+            raise ValueError(f"types are nested more than {_DEPTH_MAX} levels deep")
         name = self._next("a type").lower()
         make: Callable[[], pa.DataType] | None = {
             "array": self._array,
@@ -78,7 +78,7 @@ class _Parser:
         known = _TYPES.get(_ALIASES.get(name, name))
         if make is None and known is None:
             kinds = ", ".join([*_TYPES, "decimal(p, s), array<…>, map<string, …>, struct<…>"])
-            raise ValueError(f"there is no type {name!r}: there are {kinds}")
+            raise ValueError(f"unknown type {name!r}: use one of {kinds}")
         found = make() if make is not None else known
         self._depth -= 1
         return found
@@ -109,13 +109,13 @@ class _Parser:
         scale = self._number() if self._takes(",") else 0
         self._expect(")")
         if not 1 <= precision <= _DIGITS_MAX or scale > precision:
-            raise ValueError(f"there is no decimal({precision}, {scale})")
+            raise ValueError(f"decimal({precision}, {scale}) is out of range")
         return pa.decimal128(precision, scale)
 
     def _number(self) -> int:
         found = self._next("a number")
         if not re.fullmatch("[0-9]{1,9}", found):
-            raise ValueError(f"there is {found!r} where a number belongs")
+            raise ValueError(f"expected a number, found {found!r}")
         return int(found)
 
     def _takes(self, token: str) -> bool:
@@ -127,11 +127,11 @@ class _Parser:
     def _expect(self, token: str) -> None:
         found = self._next(repr(token))
         if found != token:
-            raise ValueError(f"there is {found!r} where {token!r} belongs")
+            raise ValueError(f"expected {token!r}, found {found!r}")
 
     def _next(self, what: str) -> str:
         if self._takes(""):
-            raise ValueError(f"it ends where {what} belongs")
+            raise ValueError(f"it ends where {what} is expected")
         self._at += 1
         return str(self._tokens[self._at - 1])
 

@@ -1,33 +1,36 @@
-"""A Delta table of a lake's rows with duplicates removed, and the note that each run leaves.
+"""A Delta table of a lake's rows with duplicates removed: its files, and the note that each run leaves.
 
 A run counts once the table has committed its number, in the same step as its files. The run's note is on disk
 before that. The note says up to which offset each topic is covered, and which files have the keys that the
 next run needs.
 """
 
+import datetime
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from crc32c import crc32c
-from deltalake import DeltaTable
 
 from headrace.lake.files.durable import make_directory, replace
-from headrace.lake.files.writing import WrittenFile
+from headrace.lake.files.reading import crc_of_records, read_groups
+from headrace.lake.files.writing import SortedFile, Statistics, Values, WrittenFile, time_text
 from headrace.lake.format import (
     DATE,
     FORMAT,
     RENAMED_FORMAT,
     LakeError,
     Shape,
-    check_format,
+    decode_versioned,
     present_topic,
 )
-from headrace.lake.formats.delta import DeltaLake
+from headrace.lake.formats.delta import DeltaLake, can_open, make_delta
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.ownership import open_ours
 from headrace.model import legacy_name
 
 APP = "headrace-dedupe"
@@ -87,10 +90,6 @@ class RunNote(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, ends=ends)
 
 
-class _Versioned(msgspec.Struct):
-    format: int
-
-
 class DedupedTable:
     def __init__(self, directory: Path, shape: Shape) -> None:
         self._directory = directory
@@ -99,24 +98,14 @@ class DedupedTable:
     @classmethod
     def open(cls, directory: Path, shape: Shape) -> Self | None:
         """Open the table; None if it can be created. Raise LakeError for other content. Changes nothing."""
-        found = open_ours(directory, _FORMAT_KEY, "deduped rows of Headrace")
+        found = can_open(directory, _FORMAT_KEY, "deduped rows of Headrace")
         return cls(directory, shape) if found else None
 
     @classmethod
     def make(cls, directory: Path, shape: Shape) -> Self:
-        make_directory(directory)
-        DeltaTable.create(
-            str(directory),
-            shape.columns.append(DATE),
-            mode="ignore",  # another process may have created it first
-            partition_by=["date"],
-            name="headrace deduped",
-            configuration={_FORMAT_KEY: str(FORMAT)},
-            raise_if_key_not_exists=False,
-        )
-        made = cls(directory, shape)
-        made._table.sync()
-        return made
+        columns = shape.columns.append(DATE)
+        make_delta(directory, "headrace deduped", columns, {_FORMAT_KEY: str(FORMAT)}, ["date"])
+        return cls(directory, shape)
 
     def last(self) -> RunNote | None:
         """Return the note of the last committed run."""
@@ -128,8 +117,8 @@ class DedupedTable:
         paths = list((self._directory / HIDDEN / _NOTES).glob(f"{noted or f'{number:012}-*'}.json"))
         if len(paths) != 1:
             raise LakeError(
-                f"{self._directory}: the note of run {number} is missing, which says how far it is: "
-                f"{_RESTORE}"
+                f"{self._directory}: the note of run {number} is missing, so it is unknown how far the run "
+                f"came: {_RESTORE}"
             )
         return read_note(paths[0])
 
@@ -177,10 +166,95 @@ def read_note(path: Path) -> RunNote:
     reason = "its checksum fails"
     try:
         data = path.read_bytes()
-        check_format(msgspec.json.decode(data, type=_Versioned).format, str(path))
-        note = msgspec.json.decode(data, type=RunNote)
+        note = decode_versioned(data, RunNote, str(path))
         if path.stem.endswith(f"-{crc32c(data):08x}"):
             return note.present()
     except ValueError as error:
         reason = str(error)
     raise LakeError(f"{path} is damaged ({reason}): {_RESTORE}")
+
+
+# Files
+
+_DAY_US = 86_400_000_000
+_1970 = datetime.date(1970, 1, 1)
+
+
+class DedupedWriter:
+    """Writer of the files of one task."""
+
+    def __init__(self, directory: Path, name: str, columns: pa.Schema) -> None:
+        self._directory, self._name, self._columns = directory, name, columns
+        self._open: dict[int, _File] = {}
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows that follow all earlier ones in the order of topic and offset."""
+        days = rows["timestamp"].cast(pa.int64()).to_numpy() // _DAY_US
+        for day in np.unique(days).tolist():
+            if day not in self._open:
+                date = str(_1970 + datetime.timedelta(days=day))
+                self._open[day] = _File(self._directory, date, self._name, self._columns)
+            is_of_day = days == day
+            some = rows if is_of_day.all() else rows.filter(pa.array(is_of_day))
+            self._open[day].add(some)
+
+    def finish(self) -> list[WrittenFile]:
+        return [self._open[day].finish() for day in sorted(self._open)]
+
+
+class _File:
+    def __init__(self, directory: Path, date: str, name: str, columns: pa.Schema) -> None:
+        self._directory, self._date = directory, date
+        self._file = SortedFile(directory, f"date={date}/{name}.parquet", columns)
+        self._added = _Sums()
+        self._found: list[Values] = []
+        """Least and greatest values of each batch of rows."""
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._added = self._added.and_of(rows)
+        self._found += _values(rows)
+        self._file.add(rows, rows["payload"].nbytes)
+
+    def finish(self) -> WrittenFile:
+        path = self._file.finish({})
+        held = _Sums()
+        for rows in read_groups(self._directory / path, ("offset", "payload")):
+            held = held.and_of(rows)
+        if held != self._added:
+            raise LakeError(
+                f"{self._directory / path} does not have the rows that were written to it"
+            )
+        columns = list(zip(*self._found, strict=True))
+        statistics = Statistics(Values(*map(min, columns)), Values(*map(max, columns)))
+        size = (self._directory / path).stat().st_size
+        return WrittenFile(path, size, held.rows, {"date": self._date}, statistics, ())
+
+
+class _Sums(NamedTuple):
+    """Checksums that are equal for equal rows, independent of how the rows are divided into batches."""
+
+    rows: int = 0
+    payloads: int = 0
+    offsets: int = 0
+
+    def and_of(self, rows: pa.RecordBatch) -> "_Sums":
+        return _Sums(
+            self.rows + rows.num_rows,
+            crc_of_records(rows["payload"], self.payloads),
+            crc32c(rows["offset"].to_numpy().tobytes(), self.offsets),
+        )
+
+
+def _values(rows: pa.RecordBatch) -> list[Values]:
+    found = {name: pc.min_max(rows[name]).as_py() for name in Values._fields}
+    return [
+        Values(
+            **{name: one[which] for name, one in found.items() if name != "timestamp"},
+            timestamp=time_text(_ms(found["timestamp"][which])),
+        )
+        for which in ("min", "max")
+    ]
+
+
+def _ms(moment: datetime.datetime) -> int:
+    return int(moment.timestamp() * 1000)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from headrace.errors import HeadraceError
+from headrace.lake.columns import columns_text, parse_columns
 from headrace.model import ENVELOPE_PREFIXES, Position, legacy_name, present_name
 
 FORMAT = 2
@@ -21,6 +22,11 @@ RENAMED_FORMAT = 2
 
 Rows and footers keep the names they were written with. The functions here return the present names.
 """
+
+FORMAT_KEY = "headrace.format"
+DECODE_KEY = "headrace.decode"
+DECODED_KEY = "headrace.decoded"
+"""Properties of a lake's table, if its library has properties."""
 
 Positions = dict[str, Position]
 
@@ -56,6 +62,13 @@ def check_path(path: Path) -> None:
             f"{str(path)!r} has {found[0]!r} in it, which means something else in addresses of tables: name "
             "another directory"
         )
+
+
+def not_ours(directory: Path, found: str, what: str = "a lake of Headrace") -> LakeError:
+    """Return the error for a directory that holds `found` instead of `what`."""
+    return LakeError(
+        f"{directory} holds something else than {what} ({found}): name a new or an empty directory"
+    )
 
 
 class Oddity(NamedTuple):
@@ -112,9 +125,23 @@ class Shape(NamedTuple):
     A decoded column is null if the payload does not contain its value.
     """
 
+    @classmethod
+    def stored(cls, by_topic: bool, decode: str | None, decoded: str | None) -> Self:
+        """Return the shape of a table that stores the decoded columns as text."""
+        return cls(by_topic, decode or "", parse_columns(decoded) if decoded else pa.schema([]))
+
     @property
     def columns(self) -> pa.Schema:
         return pa.schema([*SCHEMA, *self.decoded])
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Properties of a table of this shape, without its partition."""
+        return {
+            FORMAT_KEY: str(FORMAT),
+            DECODE_KEY: self.decode,
+            DECODED_KEY: columns_text(self.decoded),
+        }
 
 
 DATE = pa.field("date", pa.date32(), False)
@@ -212,6 +239,7 @@ class MergedManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 N = TypeVar("N", Manifest, MergedManifest)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def _present(found: N) -> N:
@@ -238,11 +266,18 @@ class _Versioned(msgspec.Struct):
     format: int
 
 
+def decode_versioned(data: bytes, kind: type[S], place: str) -> S:
+    """Decode a file that has a format; error messages call it `place`.
+
+    Raise LakeError if a newer version wrote it, and ValueError if it is damaged.
+    """
+    check_format(msgspec.json.decode(data, type=_Versioned).format, place)
+    return msgspec.json.decode(data, type=kind)
+
+
 def decode_manifest(data: bytes, place: str) -> Manifest:
-    """Decode a manifest; error messages call it `place`."""
     try:
-        check_format(msgspec.json.decode(data, type=_Versioned).format, place)
-        return _present(msgspec.json.decode(data, type=Manifest))
+        return _present(decode_versioned(data, Manifest, place))
     except ValueError as error:  # includes the decoding errors of msgspec and UTF-8
         raise LakeError(
             f"{place} is damaged ({error}): restore it, or export to a new directory"
@@ -252,8 +287,7 @@ def decode_manifest(data: bytes, place: str) -> Manifest:
 def decode_folded(data: bytes, place: str) -> MergedManifest:
     reason = "its checksum fails"
     try:
-        check_format(msgspec.json.decode(data, type=_Versioned).format, place)
-        found = msgspec.json.decode(data, type=MergedManifest)
+        found = decode_versioned(data, MergedManifest, place)
         if found.is_sound():
             return _present(found)
     except ValueError as error:

@@ -5,11 +5,10 @@ another machine never overwrites a merged manifest with more batches. The merged
 single ones are deleted, and takes precedence over them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.lake.files.checksums import joined_ranges
 from headrace.lake.files.durable import make_directory, replace, sync
 from headrace.lake.format import (
     RENAMED_FORMAT,
@@ -17,12 +16,16 @@ from headrace.lake.format import (
     Manifest,
     MergedManifest,
     Positions,
+    RecordRange,
     decode_folded,
     decode_manifest,
 )
 
 HIDDEN = "_headrace"
 """Directory name. Table readers and sweepers ignore names with this first character."""
+
+_POLYNOMIAL = 0x82F63B78
+"""Polynomial of CRC-32C, lowest bit first."""
 
 
 class Reach(NamedTuple):
@@ -48,7 +51,7 @@ class Manifests:
             return decode_manifest(path.read_bytes(), str(path))
         except FileNotFoundError:
             raise LakeError(
-                f"{path} is missing, which says what a batch of the table holds: restore it, or export "
+                f"{path} is missing, the manifest of a batch of the table: restore it, or export "
                 "to a new directory"
             ) from None
 
@@ -118,7 +121,9 @@ class Manifests:
         path = self.folded_path(folded.batches)
         replace(path, folded.encode())
         if decode_folded(path.read_bytes(), str(path)).encode() != folded.encode():
-            raise LakeError(f"{path} is not what was written to it: nothing was deleted")
+            raise LakeError(
+                f"{path} does not have the content that was written to it: nothing was deleted"
+            )
         sync(self._folded)
 
     def path(self, number: int) -> Path:
@@ -152,4 +157,55 @@ def _fold(before: MergedManifest, new: list[Manifest]) -> MergedManifest:
             ),
         )
     except ValueError as error:
-        raise LakeError(f"what batches have noted cannot be put together: {error}") from None
+        raise LakeError(f"the manifests contradict each other: {error}") from None
+
+
+def joined_ranges(ranges: Iterable[RecordRange]) -> list[RecordRange]:
+    """Join consecutive ranges, sorted by topic and offset; their file numbers are dropped.
+
+    The joined checksums are those of the log's bytes, although no record is read. Raise ValueError if two
+    ranges contain the same records.
+    """
+    found: list[RecordRange] = []
+    for one in sorted(ranges):
+        last = found[-1] if found else None
+        if last is None or last.topic != one.topic:
+            found.append(one._replace(file=0))
+        elif (last.epoch, last.end, last.end_ordinal) == (one.epoch, one.offset, one.ordinal):
+            crc = joined(last.crc, one.crc, one.end - one.offset)
+            found[-1] = last._replace(end=one.end, end_ordinal=one.end_ordinal, crc=crc)
+        elif one.offset < last.end:
+            raise ValueError(
+                f"offsets {one.offset} to {one.end} of topic {one.topic!r} appear twice"
+            )
+        else:
+            found.append(one._replace(file=0))
+    return found
+
+
+def joined(first: int, second: int, second_bytes: int) -> int:
+    """Return the checksum of two adjacent stretches, computed from their two checksums.
+
+    It is the first checksum, advanced by as many zeros as the second stretch is long, XORed with the second.
+    Appending one zero bit is a linear map of 32 bits. Applying the map to itself gives the map for twice as
+    many bits.
+    """
+    matrix = [_POLYNOMIAL, *(1 << bit for bit in range(31))]
+    # Go from one zero bit to eight, which are a byte.
+    for _ in range(3):
+        matrix = [_times(matrix, row) for row in matrix]
+    while second_bytes:
+        if second_bytes & 1:
+            first = _times(matrix, first)
+        matrix = [_times(matrix, row) for row in matrix]
+        second_bytes >>= 1
+    return first ^ second
+
+
+def _times(matrix: list[int], vector: int) -> int:
+    total = 0
+    for row in matrix:
+        if vector & 1:
+            total ^= row
+        vector >>= 1
+    return total

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
 
 from headrace.lake.errors import writing
-from headrace.lake.files.durable import make_directory, sync
+from headrace.lake.files.durable import sync
 from headrace.lake.format import (
     FORMAT,
     NAMES_KEY,
@@ -28,8 +27,7 @@ from headrace.lake.format import (
     has_old_names,
     present_topic,
 )
-from headrace.lake.formats.delta import LOG
-from headrace.lake.ownership import open_ours
+from headrace.lake.formats.delta import can_open, commit_delta, make_delta, sweep_delta
 from headrace.model import Position
 
 STATES_FORMAT = 1
@@ -51,7 +49,7 @@ SCHEMA = pa.schema(
 )
 
 _GROUP_BYTES = 64 << 20
-_KEPT_HOURS = 7 * 24
+_KEPT_S = 7 * 86_400.0
 """Time that files stay after the table has dropped them, because readers may still use them."""
 
 
@@ -159,7 +157,7 @@ def _row_groups(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
                 yield _with_present_names(table) if is_old and "topic" in columns else table
     except (pa.ArrowException, OSError) as error:
         raise LakeError(
-            f"{path} cannot be read: {error}; an aggregate over lake and log makes the table anew"
+            f"{path} cannot be read: {error}; an aggregate over lake and log builds the table again"
         ) from None
 
 
@@ -193,26 +191,17 @@ class StatesTable:
     @classmethod
     def open(cls, directory: Path) -> Self | None:
         """Open the table; None if it can be created. Raise LakeError for other content. Changes nothing."""
-        found = open_ours(directory, _FORMAT_KEY, "states of Headrace")
+        found = can_open(directory, _FORMAT_KEY, "states of Headrace")
         return cls(directory) if found else None
 
     @classmethod
     def make(cls, directory: Path) -> Self:
-        make_directory(directory)
-        DeltaTable.create(
-            str(directory),
-            SCHEMA,
-            mode="ignore",  # another process may have created it first
-            name="headrace states",
-            configuration={
-                _FORMAT_KEY: str(STATES_FORMAT),
-                "delta.logRetentionDuration": _LOG_KEPT,
-            },
-            raise_if_key_not_exists=False,
-        )
-        made = cls(directory)
-        made._sync()
-        return made
+        properties = {
+            _FORMAT_KEY: str(STATES_FORMAT),
+            "delta.logRetentionDuration": _LOG_KEPT,
+        }
+        make_delta(directory, "headrace states", SCHEMA, properties)
+        return cls(directory)
 
     def last(self, app: str) -> int | None:
         """Return the last number that this application has committed."""
@@ -220,7 +209,7 @@ class StatesTable:
 
     def replace(self, app: str, number: int, files: Sequence[StatesFile]) -> bool:
         """Make these files the whole table; return False, without a change, if the number is not new."""
-        return self._commit(app, number, "overwrite", files, ())
+        return commit_delta(self._directory, app, number, [_add(one) for one in files], None)
 
     def update(
         self, app: str, number: int, files: Sequence[StatesFile], replaced: Collection[str]
@@ -230,41 +219,11 @@ class StatesTable:
         Return False, without a change, if the number is already committed or if one of `replaced` is no
         longer in the table.
         """
-        return self._commit(app, number, "append", files, replaced)
-
-    def _commit(
-        self,
-        app: str,
-        number: int,
-        mode: str,
-        files: Sequence[StatesFile],
-        replaced: Collection[str],
-    ) -> bool:
-        # As in `lake/formats/delta.py`, ask the same object for the last number that makes the commit.
-        properties = CommitProperties(
-            app_transactions=[Transaction(app, number)], max_commit_retries=0
-        )
-        while True:
-            table = DeltaTable(str(self._directory))
-            last = table.transaction_version(app)
-            if last is not None and last >= number:
-                return False
-            live = _live(table)
-            if not live.keys() >= set(replaced):
-                return False
-            actions: list[Any] = [*(_remove(path, live[path]) for path in replaced)]
-            actions += [_add(one) for one in files]
-            try:
-                table.create_write_transaction(
-                    actions, mode, table.schema(), [], commit_properties=properties
-                )
-            except CommitFailedError:
-                continue  # another commit came first: check again whether ours is still needed
-            self._sync()
-            return True
+        return commit_delta(self._directory, app, number, [_add(one) for one in files], replaced)
 
     def files(self) -> list[str]:
-        return list(_live(DeltaTable(str(self._directory))))
+        added = pa.table(DeltaTable(str(self._directory)).get_add_actions(flatten=True))
+        return list(added["path"].to_pylist())
 
     def rows(self) -> list[tuple[str, int]]:
         """Return the files and the number of states in each."""
@@ -279,7 +238,7 @@ class StatesTable:
             if named is None or count not in (0, int(named["count"])):
                 raise LakeError(
                     f"{self._directory} was not written by this version ({path}): an aggregate over lake "
-                    "and log makes it anew"
+                    "and log builds it again"
                 )
             count = int(named["count"])
             found.setdefault(int(named["bucket"]), []).append(path)
@@ -313,31 +272,7 @@ class StatesTable:
 
     def sweep(self) -> None:
         """Delete files that the table has not named for a week, including leftovers of killed jobs."""
-        # A real vacuum would also delete foreign files in the directory, so it only lists files here.
-        unnamed = DeltaTable(str(self._directory)).vacuum(_KEPT_HOURS, full=True)
-        for path in filter(_NAME.fullmatch, unnamed):
-            (self._directory / path).unlink(missing_ok=True)
-
-    def _sync(self) -> None:
-        newest = sorted((self._directory / LOG).glob("*.json"))[-1:]
-        for path in (*newest, self._directory / LOG, self._directory):
-            sync(path)
-
-
-def _live(table: DeltaTable) -> dict[str, int]:
-    """Return the files of a table and their sizes in bytes."""
-    added = pa.table(table.get_add_actions(flatten=True))
-    return dict(zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True))
-
-
-def _remove(path: str, size: int) -> RemoveAction:
-    return RemoveAction(
-        path,
-        data_change=True,
-        deletion_timestamp=int(time.time() * 1000),
-        size=size,
-        partition_values={},
-    )
+        sweep_delta(self._directory, _KEPT_S, _NAME, dry_run=False)
 
 
 def _add(one: StatesFile) -> AddAction:

@@ -1,15 +1,18 @@
-"""The interface that jobs use for a table of any format, and functions that open or create one.
+"""The interface that jobs use for a table of any format, functions that open or create one, and their lock.
 
-A directory with other content is refused.
+A directory with other content is refused. One job of each kind changes a lake at a time, among those that
+share the storage.
 """
 
+import fcntl
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from headrace.lake.columns import columns_text
 from headrace.lake.files.writing import Bounds, FileLayout, WrittenFile
-from headrace.lake.format import LakeError, Oddity, Shape, check_path
+from headrace.lake.format import LakeError, Oddity, Shape, check_path, not_ours
 from headrace.lake.manifests import HIDDEN
 
 FORMATS = ("delta", "parquet", "iceberg")
@@ -80,13 +83,13 @@ class Table(Protocol):
 def find_table(lake: Path, kind: str, shape: Shape, *, any_partition: bool = False) -> Table | None:
     """Return the table of a lake; None if one can be created. Changes nothing."""
     if kind not in (AUTO, *FORMATS):
-        raise LakeError(f"there is no format {kind!r} of lakes: there is {', '.join(FORMATS)}")
+        raise LakeError(f"unknown lake format {kind!r}: use one of {', '.join(FORMATS)}")
     _class_of(kind)  # raises if its packages are missing
     check_path(lake)
     if not lake.exists():
         return None
     if not lake.is_dir():
-        raise LakeError(f"{lake} is no directory: name a new or an empty one")
+        raise LakeError(f"{lake} is not a directory: name a new or an empty one")
     found = _find(lake)
     others = {path.name for path in lake.iterdir()} - _left_of_making(lake)
     if found is None and others:
@@ -121,14 +124,14 @@ def open_table(lake: Path) -> Table:
     """Return the table of an existing lake. Changes nothing."""
     check_path(lake)
     if not lake.is_dir():
-        what = "it is no directory" if lake.exists() else "there is no such directory"
-        raise LakeError(f"{lake} is no lake of Headrace: {what}")
+        what = "it is not a directory" if lake.exists() else "there is no such directory"
+        raise LakeError(f"{lake} is not a lake of Headrace: {what}")
     found = _find(lake)
     if found is None:
         others = sorted(path.name for path in lake.iterdir())
         if others and HIDDEN not in others:
             raise not_ours(lake, others[0])
-        raise LakeError(f"{lake} is no lake of Headrace: there is no table in it")
+        raise LakeError(f"{lake} is not a lake of Headrace: there is no table in it")
     return found
 
 
@@ -180,7 +183,26 @@ def _class_of(kind: str) -> _Kind:
     return DeltaLake
 
 
-def not_ours(lake: Path, name: str) -> LakeError:
-    return LakeError(
-        f"{lake} holds something else than a lake of Headrace ({name}): name a new or an empty directory"
-    )
+class Lock:
+    """Lock that is held until the `with` block ends, or until the process ends in any way."""
+
+    def __init__(self, directory: Path, job: str) -> None:
+        self._lake = directory.parent
+        self._job = job
+        self._fd = os.open(directory / f"lock-{job}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def __enter__(self) -> Self:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip()
+            os.close(self._fd)
+            raise LakeError(
+                f"another {self._job} writes to {self._lake} (process {holder or 'unknown'})"
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._fd)

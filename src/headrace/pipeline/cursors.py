@@ -3,7 +3,7 @@
 from headrace.lake.format import Positions
 from headrace.model import Position
 from headrace.reader.http_client import HttpClient
-from headrace.reader.selection import LogLocation
+from headrace.reader.view import LogLocation
 
 LAKE = "lake"
 """Reader whose cursor is the end of the lake in each topic."""

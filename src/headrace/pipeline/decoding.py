@@ -14,8 +14,7 @@ from headrace.errors import OptionError
 from headrace.lake.columns import parse_columns
 from headrace.lake.format import DATE, SCHEMA, Shape
 from headrace.reader.decode import DecodedRecords
-from headrace.spark.columns import columns_of
-from headrace.spark.envelopes.registry import envelope_of
+from headrace.spark.columns import columns_of, envelope_of
 
 _RENAMED = {"channel": {"content": "payload"}}
 """Columns with another name in a lake, by kind of payload: a lake's `payload` is the whole record."""

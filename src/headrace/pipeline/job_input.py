@@ -9,7 +9,7 @@ from headrace.errors import OptionError
 from headrace.lake.files.durable import make_directory
 from headrace.lake.format import LakeError
 from headrace.lake.manifests import HIDDEN
-from headrace.reader.selection import TopicSelection
+from headrace.reader.planning import TopicSelection
 
 
 def topics_of(topics: Iterable[str], pattern: str) -> TopicSelection:

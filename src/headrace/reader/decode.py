@@ -1,4 +1,4 @@
-"""Decoding of runs of records into Arrow batches: boundaries, checksums, columns.
+"""Decoding of a log's bytes: the rows of an index, and the records of its runs as Arrow batches.
 
 Numpy and Arrow do the work per record.
 """
@@ -13,11 +13,109 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
-from headrace.model import RECORD_HEADER_BYTES
-from headrace.reader.index_rows import Rows
-from headrace.reader.view import DamagedRange, LogBlock, LogRange, SourceError
+from headrace.log.read.index import ROW_BYTES
+from headrace.model import JUMP, RECORD_HEADER_BYTES
+from headrace.reader.view import DamagedRange, LogBlock, LogRange, Rows, SourceError
 
 logger = logging.getLogger(__name__)
+
+ROW = np.dtype(
+    [
+        ("offset", ">u8"),
+        ("length", ">u4"),
+        ("ordinal", ">u8"),
+        ("count", ">u4"),
+        ("ms", ">u8"),
+        ("crc", ">u4"),
+        ("row_crc", ">u4"),
+    ]
+)
+"""Format of a row, as packed by `log/read/index.py`."""
+
+_CRC_BYTES = 4
+
+
+# Index rows
+
+
+class Index(NamedTuple):
+    """The index rows whose checksum matches, and the places where damaged rows were removed."""
+
+    rows: Rows
+    gaps: frozenset[int]
+    """Row numbers that follow a damaged row. The number equals `len(rows)` if the last row is damaged."""
+
+    @property
+    def end_offset(self) -> int:
+        return int(self.rows["offset"][-1]) + int(self.rows["length"][-1])
+
+
+class Stretch(NamedTuple):
+    """Consecutive rows without a gap."""
+
+    rows: Rows
+    offset: int
+    end: int
+
+
+class RowGap(NamedTuple):
+    """A range of offsets whose rows are damaged or missing."""
+
+    offset: int
+    end: int
+
+
+def parse(data: bytes) -> Index:
+    """Parse consecutive rows of an index file."""
+    count = len(data) // ROW_BYTES
+    rows = np.frombuffer(data, ROW, count)
+    view = memoryview(data)
+    crcs = rows["row_crc"].tolist()
+    bad = [
+        number
+        for number, at in enumerate(range(0, count * ROW_BYTES, ROW_BYTES))
+        if crc32c(view[at : at + ROW_BYTES - _CRC_BYTES]) != crcs[number]
+    ]
+    if not bad:
+        return Index(rows, frozenset())
+    gaps = frozenset(number - before for before, number in enumerate(bad))
+    return Index(np.delete(rows, bad), gaps)
+
+
+def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[Stretch | RowGap]:
+    """Yield the stretches and gaps that cover `start` to `end`.
+
+    A stretch is about `bytes_max` long; it exceeds that by less than a run.
+    """
+    rows = index.rows
+    offsets = rows["offset"].astype(np.int64)
+    ends = offsets + rows["length"]
+    first = int(np.searchsorted(ends, start, "right"))
+    last = int(np.searchsorted(offsets, end, "left"))
+    inside = np.flatnonzero(offsets[first + 1 : last] != ends[first : max(first, last - 1)])
+    breaks = [int(one) + first + 1 for one in inside]
+    position = start
+    for begin, stop in zip([first, *breaks], [*breaks, last], strict=True):
+        if begin < stop and is_gap(position, int(offsets[begin])):
+            yield RowGap(position, int(offsets[begin]))
+        at = begin
+        while at < stop:
+            until = int(np.searchsorted(offsets, offsets[at] + bytes_max, "left"))
+            until = min(max(until, at + 1), stop)
+            yield Stretch(rows[at:until], int(offsets[at]), int(ends[until - 1]))
+            at = until
+        if stop > first:
+            position = int(ends[stop - 1])
+    if is_gap(position, end):
+        yield RowGap(position, end)
+
+
+def is_gap(offset: int, next_offset: int) -> bool:
+    """True if records between the two offsets are missing. A topic that jumped ahead has none there."""
+    return offset < next_offset and (next_offset - offset) % JUMP != 0
+
+
+# Records
 
 BATCH_RECORDS_MAX = 65_536
 """Large enough to make the cost per batch negligible, small enough for a worker's memory."""
@@ -70,14 +168,7 @@ def decode(
     ordinal = part.start.ordinal
     for block in blocks:
         if isinstance(block, DamagedRange):
-            _damage(
-                part=part,
-                place=block.place,
-                start=block.offset,
-                end=block.end,
-                reason="the index is damaged or too short",
-                verify=verify,
-            )
+            _damage(part, block, "the index is damaged or too short", verify=verify)
             continue
         for rows, data in _sound(part, block, verify=verify):
             records = _records(part, block, rows, data, verify=verify)
@@ -96,14 +187,8 @@ def _sound(part: LogRange, block: LogBlock, *, verify: bool) -> Iterator[tuple[R
     first = position = 0
     for number, (end, crc) in enumerate(zip(ends.tolist(), rows["crc"].tolist(), strict=True)):
         if crc32c(data[position:end]) != crc or end > len(data):
-            _damage(
-                part=part,
-                place=block.place,
-                start=base + position,
-                end=base + end,
-                reason="a checksum fails",
-                verify=verify,
-            )
+            damaged = DamagedRange(base + position, base + end, block.place)
+            _damage(part, damaged, "a checksum fails", verify=verify)
             if first < number:
                 yield rows[first:number], data[int(ends[first - 1]) if first else 0 : position]
             first = number + 1
@@ -119,15 +204,8 @@ def _records(
     counts = rows["count"].astype(np.int64)
     found = boundaries(data, rows["length"].astype(np.int64), counts)
     if found is None:
-        end = offset + len(data)
-        _damage(
-            part=part,
-            place=block.place,
-            start=offset,
-            end=end,
-            reason="bytes are no records",
-            verify=verify,
-        )
+        damaged = DamagedRange(offset, offset + len(data), block.place)
+        _damage(part, damaged, "these bytes are not records", verify=verify)
         return None
     ms = np.repeat(rows["ms"].astype(np.int64), counts)
     return DecodedRecords(
@@ -216,7 +294,8 @@ def _portions(records: DecodedRecords) -> Iterator[DecodedRecords]:
         first = last
 
 
-def _damage(part: LogRange, place: str, start: int, end: int, reason: str, *, verify: bool) -> None:
+def _damage(part: LogRange, damaged: DamagedRange, reason: str, *, verify: bool) -> None:
+    start, end, place = damaged
     text = f"topic {part.topic!r}, {place}, offsets {start} to {end}: {reason}"
     if verify:
         raise DamageError(

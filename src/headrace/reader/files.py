@@ -18,12 +18,13 @@ from headrace.log.layout import Layout, segment_of
 from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, decode_header
 from headrace.log.records import boundary, nth
 from headrace.model import Position
-from headrace.reader.index_rows import Index, RowGap, Rows, parse, stretches
+from headrace.reader.decode import Index, RowGap, parse, stretches
 from headrace.reader.view import (
     DamagedRange,
     DataLossError,
     LogBlock,
     LogRange,
+    Rows,
     SourceError,
     TopicState,
 )
@@ -63,7 +64,7 @@ class FileLog:
         if not self._layout.segments.is_dir():
             there = Path(root).is_dir()
             what = "there is no `segments` in it" if there else "there is no such directory"
-            raise SourceError(f"path {root!r} is no data directory of Headrace: {what}")
+            raise SourceError(f"path {root!r} is not a data directory of Headrace: {what}")
         self._directories: dict[str, tuple[int, dict[str, _Segment]]] = {}
         self._topics: dict[str, list[_Segment]] = {}
         self._states: dict[str, tuple[int, TopicState]] = {}
@@ -159,33 +160,14 @@ class FileLog:
     def at_offset(self, topic: TopicState, offset: int) -> Position:
         if offset <= topic.start.offset:
             return topic.start
-        found = self._run(topic, "offset", "length", offset) if offset < topic.end.offset else None
-        if found is None:
+        if offset >= topic.end.offset:
             return topic.end
-        segment, row = found
-        start, first = int(row["offset"]), int(row["ordinal"])
-        if offset <= start:
-            return _within(topic, start, first)
-        data = self._sound_bytes(segment, row)
-        if data is None:
-            return _behind(topic, row)
-        at, passed = boundary(data, offset - start)
-        return _within(topic, start + at, first + passed)
+        return self._at(topic, "offset", "length", offset, boundary)
 
     def at_ordinal(self, topic: TopicState, ordinal: int) -> Position:
         if ordinal <= topic.start.ordinal:
             return topic.start
-        found = self._run(topic, "ordinal", "count", ordinal)
-        if found is None:
-            return topic.end
-        segment, row = found
-        start, first = int(row["offset"]), int(row["ordinal"])
-        if ordinal <= first:
-            return _within(topic, start, first)
-        data = self._sound_bytes(segment, row)
-        if data is None:
-            return _behind(topic, row)
-        return _within(topic, start + nth(data, ordinal - first), ordinal)
+        return self._at(topic, "ordinal", "count", ordinal, lambda data, n: (nth(data, n), n))
 
     def at_time(self, topic: TopicState, ms: int) -> Position:
         for segment, rows in self._kept_rows(topic.name):
@@ -197,16 +179,32 @@ class FileLog:
                 return _within(topic, int(row["offset"]), int(row["ordinal"]))
         return topic.end
 
-    def _run(
-        self, topic: TopicState, key: str, width: str, value: int
-    ) -> tuple[_Segment, np.void] | None:
-        """Return the row of the run that contains `value`, or of the next run."""
+    def _at(
+        self,
+        topic: TopicState,
+        key: str,
+        width: str,
+        value: int,
+        inside: Callable[[bytes, int], tuple[int, int]],
+    ) -> Position:
+        """Return the position of `value` in the column `key`, in the run that contains it or in the next.
+
+        `inside` returns the offset and the ordinal in a run, both relative to its start.
+        """
         for segment, rows in self._kept_rows(topic.name):
             ends = rows[key].astype(np.int64) + rows[width]
             number = int(np.searchsorted(ends, value, "right"))
-            if number < len(rows):
-                return segment, rows[number]
-        return None
+            if number == len(rows):
+                continue
+            row = rows[number]
+            offset = ordinal = 0
+            if value > int(row[key]):
+                data = self._sound_bytes(segment, row)
+                # Positions inside of a damaged run cannot be found: take its end.
+                end = int(row["length"]), int(row["count"])
+                offset, ordinal = inside(data, value - int(row[key])) if data is not None else end
+            return _within(topic, int(row["offset"]) + offset, int(row["ordinal"]) + ordinal)
+        return topic.end
 
     def _kept_rows(self, name: str) -> Iterator[tuple[_Segment, Rows]]:
         for segment in self._topics.get(name, ()):
@@ -288,7 +286,7 @@ class FileLog:
             except FileNotFoundError:
                 name = self._layout.segment(topic_id, base).name
                 raise DataLossError(
-                    f"topic {part.topic!r}: its segment {name} was deleted while it was to be read",
+                    f"topic {part.topic!r}: its segment {name} was deleted before it was read",
                     part._replace(files=(topic_id, *later)) if later else None,
                 ) from None
 
@@ -365,12 +363,6 @@ def _within(topic: TopicState, offset: int, ordinal: int) -> Position:
     if ordinal >= topic.end.ordinal:
         return topic.end
     return Position(topic.end.epoch, offset, ordinal)
-
-
-def _behind(topic: TopicState, row: np.void) -> Position:
-    """Return the end of a damaged run: positions inside it cannot be found."""
-    end = int(row["offset"]) + int(row["length"])
-    return _within(topic, end, int(row["ordinal"]) + int(row["count"]))
 
 
 def _rows_apart(rows: Rows, start: int, end: int, bytes_max: int) -> Iterator[np.void]:

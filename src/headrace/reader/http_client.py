@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from headrace.reader.selection import LogLocation
-from headrace.reader.view import SourceError
+from headrace.reader.view import LogLocation, SourceError
 
 TIMEOUT_S = 60.0
 """Longest silence of a server in the middle of an answer, in seconds."""
@@ -49,9 +48,13 @@ class HttpClient:
         """True once a connection to a server has succeeded."""
 
     def json(self, method: str, path: str, query: Mapping[str, object], body: object = None) -> Any:
-        """Send a request that is safe to repeat, and return the decoded answer."""
-        data = json.dumps(body).encode() if body is not None else None
-        return self._decoded(self.send(method, path, query, data))
+        """Send a request and return the decoded answer. The body is bytes, or an object to send as JSON."""
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        try:
+            return json.loads(self.send(method, path, query, body))
+        except ValueError:
+            raise ServerError(self._not_ours()) from None
 
     def send(
         self,
@@ -61,21 +64,12 @@ class HttpClient:
         body: bytes | None = None,
         kind: str = "",
     ) -> bytes:
-        """Send a request and return the answer's body; `kind` is the content type, if the server needs it."""
+        """Send a request and return the whole body of the answer.
+
+        A request is sent again if its answer breaks off, so a second copy of it must be harmless. `kind` is
+        the content type, if the server needs it.
+        """
         target = f"{path}?{urlencode(query, doseq=True)}" if query else path
-        return self._answer(method, target, body, kind)
-
-    def upload(self, path: str, body: bytes) -> Any:
-        """Send bytes, and repeat if it is unknown whether they arrived: a second copy must be harmless."""
-        return self._decoded(self._answer("POST", path, body))
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _answer(self, method: str, target: str, body: bytes | None, kind: str = "") -> bytes:
-        """Return the complete answer. Retry a request whose answer breaks off."""
         deadline = time.monotonic() + self._retry_s
         while True:
             fresh = self._connection is None
@@ -93,6 +87,11 @@ class HttpClient:
                 if fresh:
                     self._next()
                     time.sleep(_PAUSE_S)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _ask(self, method: str, target: str, body: bytes | None, kind: str) -> bytes:
         self._connect()
@@ -130,12 +129,6 @@ class HttpClient:
             f"no server answers at {', '.join(self._urls)}: {reason}; is it running, and is this the "
             "address of its --http listener (port 8121 by default)?"
         )
-
-    def _decoded(self, answer: bytes) -> Any:
-        try:
-            return json.loads(answer)
-        except ValueError:
-            raise ServerError(self._not_ours()) from None
 
     def _not_ours(self) -> str:
         return (

@@ -1,18 +1,63 @@
 """Planning of reads: from options, topics and offsets to the parts that each task reads. Knows no Spark."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from headrace.errors import OptionError
 from headrace.model import Position, Span
-from headrace.reader.selection import EARLIEST, LATEST, SourceOptions, TopicSelection, Where
-from headrace.reader.view import DataLossError, LogRange, LogView, TopicState
+from headrace.reader.view import DataLossError, LogLocation, LogRange, LogView, TopicState
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 CUT_TOPICS_MAX = 64
 """Number of topics that one micro-batch reads partly. Each needs a look-up, so other topics must wait."""
+
+PARTITION_BYTES = 64 << 20
+"""Maximum bytes that a task reads, unless `maxBytesPerPartition` says otherwise."""
+
+EARLIEST, LATEST = -2, -1
+"""The numbers that Kafka uses for these positions where an offset is expected."""
+
+
+class Where(NamedTuple):
+    """Start or end of a read, as the user gave it."""
+
+    everywhere: int | None = None
+    """An offset, EARLIEST or LATEST, for topics that `topics` does not name."""
+    topics: Mapping[str, int] = {}
+    ms: int | None = None
+
+
+class TopicSelection(NamedTuple):
+    """The topics to read: a list of names, or a pattern."""
+
+    names: tuple[str, ...] | None = None
+    pattern: str = ""
+
+    def matches(self, name: str) -> bool:
+        if self.names is not None:
+            return name in self.names
+        return re.fullmatch(self.pattern, name) is not None
+
+
+class SourceOptions(NamedTuple):
+    place: LogLocation
+    topics: TopicSelection
+    starting: Where | None
+    ending: Where | None
+    rows_max: int | None
+    bytes_max: int | None
+    partitions_min: int
+    partition_bytes: int
+    fail_on_data_loss: bool
+    verify: bool
+    group: str
+    decode: str
+
 
 Positions = dict[str, Position]
 
@@ -88,7 +133,7 @@ def parts_of(
     tasks: list[list[LogRange]] = []
     filled = bytes_max
     for one in ranges:
-        for part in _split(log, one, bytes_max, options):
+        for part in despite_loss(one, options, lambda rest: log.split(rest, bytes_max)):
             if not tasks or filled + part.bytes > bytes_max:
                 tasks.append([])
                 filled = 0
@@ -97,19 +142,20 @@ def parts_of(
     return tasks
 
 
-def _split(
-    log: LogView, whole: LogRange, bytes_max: int, options: SourceOptions
-) -> Sequence[LogRange]:
+def despite_loss(
+    whole: LogRange, options: SourceOptions, read: Callable[[LogRange], Iterable[T]]
+) -> Iterator[T]:
+    """Yield what `read` returns for a range; after a loss, and without `failOnDataLoss`, for its rest."""
     rest: LogRange | None = whole
     while rest is not None:
         try:
-            return log.split(rest, bytes_max)
+            yield from read(rest)
+            return
         except DataLossError as loss:
             if options.fail_on_data_loss:
                 raise
             logger.warning("%s; these records are left out", loss)
             rest = loss.rest
-    return ()
 
 
 def check_positions(
@@ -132,7 +178,7 @@ def check_positions(
         if at.ordinal < state.start.ordinal:
             gone[name] = Span.between(at, state.start).records
             if at.epoch != state.start.epoch:
-                why = "it was made anew"
+                why = "it was destroyed and created again"
         elif at.epoch != state.end.epoch and at.ordinal > state.start.ordinal:
             raise DataLossError(
                 f"topic {name!r} is not the one that the query has read: its epoch is "

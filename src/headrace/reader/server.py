@@ -4,6 +4,7 @@ Small parts are fetched together, because one request per part would cost more t
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import quote_plus
 
@@ -11,10 +12,17 @@ import numpy as np
 
 from headrace.log.read.raw import RANGES_BYTES_MAX, RANGES_MAX, unpack
 from headrace.model import Durability, Position
+from headrace.reader.decode import Index, RowGap, Stretch, parse, stretches
 from headrace.reader.http_client import HttpClient, ServerError
-from headrace.reader.index_rows import Index, RowGap, Rows, Stretch, parse, stretches
-from headrace.reader.selection import LogLocation
-from headrace.reader.view import DamagedRange, DataLossError, LogBlock, LogRange, TopicState
+from headrace.reader.view import (
+    DamagedRange,
+    DataLossError,
+    LogBlock,
+    LogLocation,
+    LogRange,
+    Rows,
+    TopicState,
+)
 
 _SMALL_BYTES = 64 << 10
 _TOTAL_BYTES = RANGES_BYTES_MAX // 2
@@ -206,26 +214,23 @@ class ServerLog:
     def split(self, whole: LogRange, bytes_max: int) -> Sequence[LogRange]:
         if whole.bytes <= bytes_max:
             return [whole]
-        query = _query(whole) | {"bytes": bytes_max}
-        found = self._kept(whole, "/v1/splits", query)["splits"]
-        places = [Position(whole.end.epoch, one["offset"], one["ordinal"]) for one in found]
+        with _losses(whole):
+            query = _between(whole.topic, whole.start.offset, whole.end.offset)
+            found = self._http.json("GET", "/v1/splits", query | {"bytes": bytes_max})
+        places = [
+            Position(whole.end.epoch, one["offset"], one["ordinal"]) for one in found["splits"]
+        ]
         return [
             LogRange(whole.topic, start, end)
             for start, end in zip([whole.start, *places], [*places, whole.end], strict=True)
         ]
-
-    def _kept(self, part: LogRange, path: str, query: dict[str, object]) -> Any:
-        try:
-            return self._http.json("GET", path, query)
-        except ServerError as error:
-            raise _loss(part, error) from None
 
     def expect(self, parts: Iterable[LogRange]) -> None:
         self._fetched.expect(parts)
 
     def read(self, part: LogRange) -> Iterator[LogBlock | DamagedRange]:
         place = _place(part)
-        try:
+        with _losses(part):
             fetched = self._fetched.take(part)
             for piece in self._pieces(part, _BLOCK_BYTES, fetched):
                 if isinstance(piece, RowGap):
@@ -233,19 +238,15 @@ class ServerLog:
                 else:
                     data = fetched.bytes(piece) if fetched else None
                     yield LogBlock(piece.rows, data or self._bytes(part.topic, piece), place)
-        except ServerError as error:
-            raise _loss(part, error) from None
 
     def rows(self, part: LogRange) -> Iterator[Rows | DamagedRange]:
-        try:
+        with _losses(part):
             fetched = self._fetched.take(part)
             for piece in self._pieces(part, max(1, part.bytes), fetched):
                 if isinstance(piece, RowGap):
                     yield DamagedRange(piece.offset, piece.end, _place(part))
                 else:
                     yield piece.rows
-        except ServerError as error:
-            raise _loss(part, error) from None
 
     def _pieces(
         self, part: LogRange, bytes_max: int, fetched: Fetched | None
@@ -255,7 +256,7 @@ class ServerLog:
             yield from stretches(fetched.rows, start, part.end.offset, bytes_max)
             return
         while start < part.end.offset:
-            asked = {"topic": part.topic, "from": start, "to": part.end.offset}
+            asked = _between(part.topic, start, part.end.offset)
             index = parse(self._http.send("GET", "/v1/index", asked))
             end = index.end_offset if len(index.rows) else part.end.offset
             yield from stretches(index, start, min(end, part.end.offset), bytes_max)
@@ -268,8 +269,7 @@ class ServerLog:
     def _bytes(self, topic: str, piece: Stretch) -> bytes:
         found, at = [], piece.offset
         while at < piece.end:
-            asked = {"topic": topic, "from": at, "to": piece.end}
-            data = self._http.send("GET", "/v1/range", asked)
+            data = self._http.send("GET", "/v1/range", _between(topic, at, piece.end))
             if not data:
                 # The file was truncated. Zeros fail the run's checksum; later runs may still be sound.
                 ends = piece.rows["offset"].astype(np.int64) + piece.rows["length"]
@@ -283,8 +283,9 @@ def _place(part: LogRange) -> str:
     return f"topic {part.topic!r} on the server"
 
 
-def _query(part: LogRange) -> dict[str, object]:
-    return {"topic": part.topic, "from": part.start.offset, "to": part.end.offset}
+def _between(topic: str, start: int, end: int) -> dict[str, object]:
+    """Return the query for what a topic has between two offsets."""
+    return {"topic": topic, "from": start, "to": end}
 
 
 def _pages_of(names: Sequence[str]) -> Iterator[list[str]]:
@@ -301,16 +302,24 @@ def _pages_of(names: Sequence[str]) -> Iterator[list[str]]:
         yield page
 
 
-def _loss(part: LogRange, error: ServerError) -> Exception:
-    if error.status == _NOT_FOUND:
-        return DataLossError(f"topic {part.topic!r} was destroyed while it was to be read: {error}")
-    if error.status != _GONE:
-        return error
-    start = error.start
-    rest = None
-    if start is not None and part.start.offset < start[0] < part.end.offset:
-        rest = part._replace(start=Position(part.end.epoch, *start))
-    return DataLossError(f"topic {part.topic!r}: retention has overtaken the read: {error}", rest)
+@contextmanager
+def _losses(part: LogRange) -> Iterator[None]:
+    """Raise `DataLossError` if the server no longer has the records of a part."""
+    try:
+        yield
+    except ServerError as error:
+        if error.status == _NOT_FOUND:
+            raise DataLossError(
+                f"topic {part.topic!r} was destroyed before it was read to its end: {error}"
+            ) from None
+        if error.status != _GONE:
+            raise
+        start, rest = error.start, None
+        if start is not None and part.start.offset < start[0] < part.end.offset:
+            rest = part._replace(start=Position(part.end.epoch, *start))
+        raise DataLossError(
+            f"topic {part.topic!r}: retention has overtaken the read: {error}", rest
+        ) from None
 
 
 def _state(one: dict[str, Any]) -> TopicState:

@@ -1,15 +1,51 @@
-"""The interface that the source uses to read a log: list topics, find positions, read bytes.
+"""A log as a reader outside of the server sees it: its location, its interface and its errors.
 
-Two modules implement it: `files.py` reads a data directory, `server.py` asks a running server. Both
-give the same rows. Nothing here knows Spark.
+Two modules implement the interface: `files.py` reads a data directory, `server.py` asks a running server.
+Both give the same rows. Nothing here knows Spark.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from headrace.errors import HeadraceError
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import HeadraceError, OptionError
 from headrace.model import Position, Span
-from headrace.reader.index_rows import Rows
+
+Rows = npt.NDArray[np.void]
+"""Rows of an index; `decode.ROW` is their format."""
+
+
+class LogLocation(NamedTuple):
+    """Location of the log: either `path` or `urls`."""
+
+    path: str = ""
+    urls: tuple[str, ...] = ()
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"LogLocation(path={self.path!r}, urls={self.urls!r})"  # never show the token
+
+
+def parse_place(url: str, token: str) -> LogLocation:
+    """Parse the address of one server, or of several separated by commas."""
+    urls = tuple(one.strip().rstrip("/") for one in url.split(","))
+    for one in urls:
+        if not re.fullmatch(r"https?://([^/?#@:\s\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?", one):
+            raise OptionError(
+                f"url must be http://host:port of a server's --http listener (port 8121 by default), not "
+                f"{without_secret(one)!r}"
+            )
+    if not re.fullmatch(r"[!-~]*", token):
+        raise OptionError("token must be one word of ASCII, as the server's configuration has it")
+    return LogLocation(urls=urls, token=token)
+
+
+def without_secret(url: str) -> str:
+    """Mask everything before an `@` in an address, because it may be a password."""
+    return re.sub(r"//[^/]*@", "//…@", url)
 
 
 class SourceError(HeadraceError):
@@ -106,3 +142,15 @@ class LogView(Protocol):
 
     def close(self) -> None:
         """Close what is open; the next call opens it again."""
+
+
+def open_log(place: LogLocation) -> LogView:
+    """Open the log at this location: a data directory or a running server."""
+    # Imported here, because both modules import this one.
+    if place.path:
+        from headrace.reader.files import FileLog
+
+        return FileLog(place.path)
+    from headrace.reader.server import ServerLog
+
+    return ServerLog(place)

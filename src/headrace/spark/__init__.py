@@ -1,6 +1,6 @@
 """Headrace in Spark: `format("headrace")` for batch and streaming reads and writes, in any session."""
 
-from headrace.spark.groups import track
+from headrace.spark.progress import track
 from headrace.spark.session import register, session
 
 __all__ = ["register", "session", "track"]

@@ -1,7 +1,13 @@
-"""Columns of the source: their names and types, and the columns that a user's schema selects."""
+"""Columns of the source: those of every record, and those that an envelope has inside of payloads.
 
-from typing import NamedTuple
+An envelope is a kind of payloads, for the options `decode` and `encode`. A protocol whose records have an
+envelope registers it here, under its name. Source and sink find envelopes only here.
+"""
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -20,7 +26,6 @@ from pyspark.sql.types import (
 )
 
 from headrace.errors import OptionError
-from headrace.spark.envelopes.registry import envelope_of
 
 SCHEMA = StructType(
     [
@@ -40,6 +45,9 @@ TYPES = {field.name: field.dataType for field in SCHEMA.fields} | {"epoch": Long
 `epoch` is read only if a schema asks for it: few users need it, and many rely on the default columns.
 """
 
+POSITIONS = frozenset(TYPES) - {"topic", "payload"}
+"""Columns of the source that hold a record's old position. They are not written: a new record gets a new one.
+"""
 
 _IN_PAYLOADS = (
     StringType,
@@ -137,3 +145,95 @@ def columns_of(schema: StructType, *, decode: str) -> Columns:
                 f"the schema says {field.dataType.simpleString()}"
             )
     return Columns(tuple(schema.fieldNames()), decoded)
+
+
+# Envelopes
+
+_TASK_ROWS = 1_000_000_000
+_TASKS = 9_000_000
+"""The product of the two stays below the largest integer that JavaScript represents exactly."""
+
+
+class Stamps:
+    """Numbers that are unique to each row of a task, for envelopes with ids.
+
+    `node` is unique to one write, or to one start of a query. Within it, Spark never uses an attempt id
+    twice.
+    """
+
+    def __init__(self, node: str, attempt: int) -> None:
+        self.node = node
+        self._next = attempt % _TASKS * _TASK_ROWS
+
+    def take(self, count: int) -> int:
+        """Reserve `count` numbers that no other row has, and return the first."""
+        first = self._next
+        self._next += count
+        return first
+
+
+class PayloadColumns(Protocol):
+    """The conversion between columns and payloads for one kind of envelope."""
+
+    prefix: str
+    """Name space that rows of this envelope are written to; empty for ordinary topics."""
+
+    own: Mapping[str, tuple[DataType, ...]]
+    """Columns that every such payload has, with the types they may be read as.
+
+    The first type is the default, unless a schema says otherwise. Users name all other columns.
+    """
+
+    def decode(self, payloads: pa.BinaryArray, fields: Sequence[pa.Field]) -> list[pa.Array]:
+        """Decode these fields from payloads; a value that a payload does not hold is null."""
+
+    def members(self, fields: Mapping[str, DataType]) -> tuple[str, ...]:
+        """Return the columns that are written; raise OptionError if they do not make a payload."""
+
+    def encode(self, columns: pa.RecordBatch, stamps: Stamps) -> pa.BinaryArray:
+        """Encode these columns as payloads."""
+
+
+def check_own(fields: Mapping[str, DataType], own: Mapping[str, tuple[DataType, ...]]) -> None:
+    """Raise OptionError if a column to be written has the name of an envelope's own one, but not its type."""
+    for name, kind in fields.items():
+        kinds = own.get(name)
+        if kinds is None and name.lower() in own:
+            raise OptionError(f"write the column {name!r} as {name.lower()!r}")
+        if kinds is not None and not isinstance(kind, tuple(map(type, kinds))):
+            wanted = " or ".join(one.simpleString() for one in kinds)
+            raise OptionError(f"the column {name} must be {wanted}, not {kind.simpleString()}")
+
+
+def members_beside(fields: Iterable[str], own: Collection[str], content: str) -> tuple[str, ...]:
+    """Return the columns to write; raise OptionError for a member beside the whole content.
+
+    The column `content`, if there is one, has the whole content of an envelope. Otherwise all columns that
+    are not in `own` are its members.
+    """
+    if content not in fields:
+        return tuple(fields)
+    names = tuple(name for name in fields if name not in POSITIONS)
+    others = [name for name in names if name not in own]
+    if others:
+        raise OptionError(
+            f"the column {others[0]!r} would not be written: the column {content} is the whole content; "
+            "leave out one of them"
+        )
+    return names
+
+
+_envelopes: dict[str, PayloadColumns] = {}
+
+
+def register_envelope(name: str, envelope: PayloadColumns) -> None:
+    _envelopes[name] = envelope
+
+
+def envelope_of(name: str) -> PayloadColumns:
+    # Imported here, because the envelopes import the registry; importing one registers it.
+    from headrace.spark.envelopes import channel, json, logux  # noqa: F401
+
+    if name not in _envelopes:
+        raise OptionError(f"decode and encode know {', '.join(sorted(_envelopes))}, not {name!r}")
+    return _envelopes[name]

@@ -9,17 +9,15 @@ from typing import NamedTuple
 from headrace.errors import BadTopicNameError, OptionError
 from headrace.model import check_topic_name
 from headrace.payload.channel import BadMessageError, check_processor
-from headrace.reader.selection import (
+from headrace.reader.planning import (
     EARLIEST,
     LATEST,
     PARTITION_BYTES,
-    LogLocation,
     SourceOptions,
     TopicSelection,
     Where,
-    parse_place,
-    without_secret,
 )
+from headrace.reader.view import LogLocation, parse_place, without_secret
 
 _NUMBER_MAX = (1 << 63) - 1
 _1970 = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -105,10 +103,10 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         topics=topics,
         starting=starting,
         ending=ending,
-        rows_max=_number(given, rows_key, None, at_least=1),
-        bytes_max=_number(given, "maxBytesPerTrigger", None, at_least=1),
-        partitions_min=_number(given, "minPartitions", 1, at_least=1) or 1,
-        partition_bytes=_number(given, "maxBytesPerPartition", None, at_least=1) or PARTITION_BYTES,
+        rows_max=_number(given, rows_key),
+        bytes_max=_number(given, "maxBytesPerTrigger"),
+        partitions_min=_number(given, "minPartitions") or 1,
+        partition_bytes=_number(given, "maxBytesPerPartition") or PARTITION_BYTES,
         fail_on_data_loss=_flag(given, "failOnDataLoss"),
         verify=_flag(given, "verifyChecksums"),
         group=group,
@@ -120,11 +118,11 @@ def _check_order(starting: Where | None, ending: Where | None) -> None:
     if starting is None or ending is None:
         return
     if starting.ms is not None and ending.ms is not None and starting.ms > ending.ms:
-        raise OptionError("startingTimestamp lies behind endingTimestamp: nothing would be read")
+        raise OptionError("startingTimestamp is after endingTimestamp: nothing would be read")
     for name, end in ending.topics.items():
         if 0 <= end < starting.topics.get(name, -1):
             raise OptionError(
-                f"startingOffsets of {name!r} lie behind endingOffsets: nothing would be read"
+                f"startingOffsets of {name!r} are after endingOffsets: nothing would be read"
             )
 
 
@@ -133,7 +131,7 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     topic = given.get("topic", "")
     if "topic" in given:
         _checked(check_topic_name, topic, "topic")
-    producer, batch = given.get("producer", ""), _number(given, "batchId", None, at_least=0)
+    producer, batch = given.get("producer", ""), _number(given, "batchId", at_least=0)
     if streaming and batch is not None:
         raise OptionError("batchId is for batch writes: a stream numbers its batches itself")
     if not streaming and bool(producer) != (batch is not None):
@@ -188,7 +186,9 @@ def _names(text: str | None) -> tuple[str, ...]:
         try:
             names = json.loads(text)
         except ValueError as error:
-            raise OptionError(f"subscribe is not the JSON list it begins as: {error}") from None
+            raise OptionError(
+                f"subscribe begins as a JSON list, but is not valid JSON: {error}"
+            ) from None
         if not all(isinstance(name, str) for name in names):
             raise OptionError("subscribe must be a list of topic names")
     else:
@@ -211,7 +211,7 @@ def _pattern(text: str | None) -> str:
     try:
         re.compile(text or "")
     except re.error as error:
-        raise OptionError(f"subscribePattern is no regular expression: {error}") from None
+        raise OptionError(f"subscribePattern is not a regular expression: {error}") from None
     return text or ""
 
 
@@ -230,12 +230,12 @@ def _where(given: Mapping[str, str], side: str, topics: TopicSelection) -> Where
     try:
         parsed = json.loads(text)
     except ValueError as error:
-        raise OptionError(f"{key} is not the JSON it begins as: {error}") from None
+        raise OptionError(f"{key} begins as JSON, but is not valid: {error}") from None
     found = {name: _offset(value, key) for name, value in parsed.items()}
     others = found.pop(_OTHERS, None)
     for name in found:
         if not topics.matches(name):
-            raise OptionError(f"{key} names topic {name!r}, which is not one of those to be read")
+            raise OptionError(f"{key} names topic {name!r}, which is not selected")
     return Where(others, found)
 
 
@@ -268,12 +268,10 @@ def _time_ms(text: str, key: str) -> int:
         ) from None
 
 
-def _number(
-    given: Mapping[str, str], key: str, otherwise: int | None, *, at_least: int
-) -> int | None:
+def _number(given: Mapping[str, str], key: str, at_least: int = 1) -> int | None:
     text = given.get(key.lower())
     if text is None:
-        return otherwise
+        return None
     text = text.strip()
     if _is_number(text) and at_least <= int(text) <= _NUMBER_MAX:
         return int(text)

@@ -1,25 +1,18 @@
-"""Batch reads, and the reading of parts as Arrow batches in tasks, which batch and stream share."""
+"""Reading of parts as Arrow batches in a task, which batch and streaming reads share."""
 
-import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.reader.decode import BATCH_RECORDS_MAX, DecodedRecords, decode, to_batch
-from headrace.reader.open_log import open_log
-from headrace.reader.planning import parts_of, plan_batch
-from headrace.reader.selection import SourceOptions
-from headrace.reader.view import DataLossError, LogRange, LogView
-from headrace.spark.columns import Columns, columns_of
-from headrace.spark.envelopes.registry import envelope_of
-from headrace.spark.filters import Narrowing, narrowing_of
-
-logger = logging.getLogger(__name__)
+from headrace.reader.planning import SourceOptions, despite_loss
+from headrace.reader.view import LogRange, open_log
+from headrace.spark.columns import Columns, columns_of, envelope_of
 
 _GATHERED_ROWS = 8192
 """Batches with fewer rows are joined, so that many small topics do not make many small batches."""
@@ -46,23 +39,15 @@ class PartReader:
             return  # Spark passes another kind if the list of partitions is empty
         build = _Builder(self.options, self.schema, self.columns)
         with closing(open_log(self.options.place)) as log:
+
+            def read(wanted: LogRange) -> Iterator[DecodedRecords]:
+                return decode(wanted, log.read(wanted), verify=self.options.verify)
+
             log.expect(part.ranges)
             for one in part.ranges:
-                for records in self._records(log, one):
+                for records in despite_loss(one, self.options, read):
                     yield from build.add(records)
         yield from build.rest()
-
-    def _records(self, log: LogView, wanted: LogRange) -> Iterator[DecodedRecords]:
-        rest: LogRange | None = wanted
-        while rest is not None:
-            try:
-                yield from decode(rest, log.read(rest), verify=self.options.verify)
-                return
-            except DataLossError as loss:
-                if self.options.fail_on_data_loss:
-                    raise
-                logger.warning("%s; these records are left out", loss)
-                rest = loss.rest
 
 
 class _Builder:
@@ -98,28 +83,3 @@ class _Builder:
             arrays = self._envelope.decode(records.payloads(), fields)
             decoded = {field.name: array for field, array in zip(fields, arrays, strict=True)}
         return to_batch(records, self._columns.names, decoded, self._schema)
-
-
-class BatchReader(DataSourceReader):
-    """`spark.read.format("headrace")`."""
-
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._parts = PartReader(options, schema)
-        self._narrowing: Narrowing | None = None
-
-    def partitions(self) -> list[InputPartition]:
-        options = self._parts.options
-        with closing(open_log(options.place)) as log:
-            ranges = plan_batch(log, options, self._narrowing)
-            return [ReadPartition(task) for task in parts_of(log, ranges, options)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._parts.read(partition)
-
-
-class NarrowingReader(BatchReader):
-    """Batch reader for sessions with filter push-down. Other sessions reject a reader with `pushFilters`."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._narrowing = narrowing_of(filters)
-        return filters

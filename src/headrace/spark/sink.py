@@ -8,6 +8,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -16,15 +17,19 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StringType, StructType
 
 from headrace.errors import OptionError, SinkError
 from headrace.printing import quoted
-from headrace.reader.encode import EncodedBlock, encode_batch
-from headrace.reader.upload import decide, upload
-from headrace.spark.envelopes.registry import Stamps
+from headrace.reader.upload import (
+    EncodedBlock,
+    check_written_topic,
+    decide,
+    encode_batch,
+    upload,
+)
+from headrace.spark.columns import POSITIONS, Stamps, check_type, envelope_of
 from headrace.spark.options import SinkOptions
-from headrace.spark.sink_columns import WrittenColumns, written_columns
 
 logger = logging.getLogger(__name__)
 
@@ -114,3 +119,88 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: the server sweeps staged files that no batch claims."""
+
+
+# Columns
+
+
+class WrittenColumns(NamedTuple):
+    """The columns of a frame that are written."""
+
+    topic: str
+    """Topic of all rows; empty if each row names its own."""
+    encode: str
+    members: tuple[str, ...]
+    """Columns that are encoded in the envelope."""
+    processor: str = ""
+    """Sender of all rows; empty if each row names its own, or if the envelope has no sender."""
+
+    @property
+    def prefix(self) -> str:
+        """Name space of all topics that are written to; empty for ordinary topics."""
+        return envelope_of(self.encode).prefix if self.encode else ""
+
+    def rows(self, batch: pa.RecordBatch, stamps: Stamps) -> tuple[pa.Array | str, pa.Array]:
+        """Return the topics and payloads of a batch."""
+        if self.encode:
+            if self.processor:
+                names = pa.repeat(pa.scalar(self.processor), batch.num_rows)
+                batch = batch.append_column("processor", names)
+            payloads = envelope_of(self.encode).encode(batch.select(list(self.members)), stamps)
+        else:
+            payloads = batch.column("payload").cast(pa.binary())
+        return self.topic or batch.column("topic").cast(pa.string()), payloads
+
+
+def written_columns(schema: StructType, options: SinkOptions) -> WrittenColumns:
+    fields = {field.name: field.dataType for field in schema.fields}
+    if "topic" in fields and options.topic:
+        raise OptionError(
+            "the option topic and the column topic contradict each other: leave out one, for instance "
+            "with .drop('topic')"
+        )
+    if "topic" not in fields and not options.topic:
+        raise OptionError("say where to write: give the option topic, or a column topic")
+    if "topic" in fields and not isinstance(fields["topic"], StringType):
+        raise OptionError(f"the column topic must be string, not {fields['topic'].simpleString()}")
+    if options.topic:
+        _check_option(options)
+    if options.encode:
+        envelope = envelope_of(options.encode)
+        others = {name: kind for name, kind in fields.items() if name != "topic"}
+        for name, kind in others.items():
+            check_type(name, kind)
+        if not others:
+            raise OptionError(f"encode = {options.encode} needs a column beside topic to encode")
+        if options.processor and "processor" in others:
+            raise OptionError(
+                "the option processor and the column processor contradict each other: leave out one, for "
+                "instance with .drop('processor')"
+            )
+        if options.processor:
+            others["processor"] = StringType()
+        members = envelope.members(others)
+        return WrittenColumns(options.topic, options.encode, members, options.processor)
+    if "payload" not in fields:
+        raise OptionError(
+            "there is no column payload to write; with encode = json all columns become one"
+        )
+    if not isinstance(fields["payload"], BinaryType | StringType):
+        raise OptionError(
+            f"the column payload must be binary or string, not {fields['payload'].simpleString()}"
+        )
+    unwritten = [name for name in fields if name not in POSITIONS | {"topic", "payload"}]
+    if unwritten:
+        raise OptionError(
+            f"the column {unwritten[0]!r} would not be written: select topic and payload, or give "
+            "encode = json to make payloads of all columns"
+        )
+    return WrittenColumns(options.topic, "", ())
+
+
+def _check_option(options: SinkOptions) -> None:
+    prefix = envelope_of(options.encode).prefix if options.encode else ""
+    try:
+        check_written_topic(options.topic, prefix)
+    except SinkError as error:
+        raise OptionError(f"topic makes no sense: {error}") from None

@@ -1,19 +1,40 @@
-"""Entry point of the format `headrace` for Spark: selects the reader or writer. Decides nothing else."""
+"""Entry point of the format `headrace` for Spark, and its batch reads, with filters that reduce what is read.
 
+Filters on topic, offset, ordinal and timestamp only save work. Spark applies every filter again, so a filter
+that is not understood here costs time and nothing else.
+"""
+
+import datetime
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
 )
 from pyspark.sql.types import StructType
 
+from headrace.model import Position
+from headrace.reader.planning import SourceOptions, parts_of, plan_batch
+from headrace.reader.view import LogRange, LogView, TopicState, open_log
 from headrace.spark.columns import default_schema
 from headrace.spark.options import parse_sink, parse_source
-from headrace.spark.reader import BatchReader, NarrowingReader
+from headrace.spark.reader import PartReader, ReadPartition
 from headrace.spark.sink import BatchWriter, StreamWriter
 from headrace.spark.stream import StreamReader
 
@@ -44,3 +65,123 @@ class HeadraceSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         return StreamWriter(parse_sink(self.options, streaming=True), schema, overwrite)
+
+
+class BatchReader(DataSourceReader):
+    """`spark.read.format("headrace")`."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._parts = PartReader(options, schema)
+        self._narrowing: Narrowing | None = None
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._parts.options
+        with closing(open_log(options.place)) as log:
+            ranges = plan_batch(log, options, self._narrowing)
+            return [ReadPartition(task) for task in parts_of(log, ranges, options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._parts.read(partition)
+
+
+class NarrowingReader(BatchReader):
+    """Batch reader for sessions with filter push-down. Other sessions reject a reader with `pushFilters`."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._narrowing = narrowing_of(filters)
+        return filters
+
+
+# Filters
+
+_NUMBERS = ("offset", "ordinal", "timestamp")
+
+
+@dataclass
+class Narrowing:
+    """Topics and ranges that pass the filters. `least` bounds are inclusive, `below` bounds exclusive."""
+
+    topics: set[str] | None = None
+    prefixes: list[str] = field(default_factory=list)
+    least: dict[str, int] = field(default_factory=dict)
+    below: dict[str, int] = field(default_factory=dict)
+
+    def matches(self, topic: str) -> bool:
+        if self.topics is not None and topic not in self.topics:
+            return False
+        return all(topic.startswith(prefix) for prefix in self.prefixes)
+
+    def narrow(self, log: LogView, state: TopicState, whole: LogRange) -> LogRange:
+        start, end = whole.start, whole.end
+        for column, value in self.least.items():
+            start = max(start, _at(log, state, column, value), key=_ordinal)
+        for column, value in self.below.items():
+            end = min(end, _at(log, state, column, value), key=_ordinal)
+        return whole._replace(start=start, end=end)
+
+
+def narrowing_of(filters: Iterable[Filter]) -> Narrowing:
+    found = Narrowing()
+    for one in filters:
+        attribute: tuple[str, ...] = getattr(one, "attribute", ())
+        if len(attribute) != 1:
+            continue
+        if attribute[0] == "topic":
+            _narrow_topic(found, one)
+        elif attribute[0] in _NUMBERS:
+            _narrow_number(found, attribute[0], one)
+    return found
+
+
+def _narrow_topic(found: Narrowing, one: Filter) -> None:
+    if isinstance(one, EqualTo):
+        names = {str(one.value)}
+    elif isinstance(one, In):
+        names = {str(value) for value in one.value}
+    elif isinstance(one, StringStartsWith):
+        found.prefixes.append(one.value)
+        return
+    else:
+        return
+    found.topics = names if found.topics is None else found.topics & names
+
+
+def _narrow_number(found: Narrowing, column: str, one: Filter) -> None:
+    if isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
+        value = one.value
+        # Times have a resolution of one millisecond. A bound between two milliseconds is rounded up to the
+        # later one.
+        number, exact = _milliseconds(value) if column == "timestamp" else (value, True)
+        if not isinstance(number, int) or isinstance(number, bool) or number is None:
+            return
+        if isinstance(one, EqualTo | GreaterThanOrEqual):
+            least = number if exact else number + 1
+            found.least[column] = max(least, found.least.get(column, least))
+        elif isinstance(one, GreaterThan):
+            found.least[column] = max(number + 1, found.least.get(column, number + 1))
+        if isinstance(one, EqualTo | LessThanOrEqual):
+            found.below[column] = min(number + 1, found.below.get(column, number + 1))
+        elif isinstance(one, LessThan):
+            below = number if exact else number + 1
+            found.below[column] = min(below, found.below.get(column, below))
+
+
+def _milliseconds(value: object) -> tuple[int | None, bool]:
+    if not isinstance(value, datetime.datetime):
+        return None, True
+    if value.tzinfo is None:
+        value = value.replace(tzinfo=datetime.UTC)
+    delta = value - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    microseconds = delta // datetime.timedelta(microseconds=1)
+    return microseconds // 1000, microseconds % 1000 == 0
+
+
+def _at(log: LogView, state: TopicState, column: str, value: int) -> Position:
+    if value <= 0:
+        return state.start
+    look_up = {"offset": log.at_offset, "ordinal": log.at_ordinal, "timestamp": log.at_time}
+    return look_up[column](state, value)
+
+
+def _ordinal(position: Position) -> int:
+    return position.ordinal

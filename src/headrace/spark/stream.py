@@ -22,9 +22,11 @@ from pyspark.sql.types import StructType
 
 from headrace.model import Span
 from headrace.printing import quoted
-from headrace.reader.open_log import open_log
 from headrace.reader.planning import (
+    LATEST,
     Positions,
+    SourceOptions,
+    Where,
     check_positions,
     earlier,
     find_topics,
@@ -36,10 +38,15 @@ from headrace.reader.planning import (
     parts_of,
     ranges_between,
 )
-from headrace.reader.selection import LATEST, SourceOptions, Where
-from headrace.reader.view import DataLossError, LogView, TopicState
-from headrace.spark.groups import Group
-from headrace.spark.offsets import Offset, decode_offset, encode_offset, is_initial, joined_in
+from headrace.reader.view import DataLossError, LogView, TopicState, open_log
+from headrace.spark.progress import (
+    Group,
+    Offset,
+    decode_offset,
+    encode_offset,
+    is_initial,
+    joined_in,
+)
 from headrace.spark.reader import PartReader, ReadPartition
 
 logger = logging.getLogger(__name__)
@@ -228,7 +235,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if last is None and name not in self._unknown:
                 self._unknown.add(name)
                 logger.warning(
-                    "topic %s is no longer there: what came after ordinal %d, if anything, is gone",
+                    "topic %s no longer exists: records after ordinal %d, if there were any, are lost",
                     quoted(name),
                     position.ordinal,
                 )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.errors import OptionError
 from headrace.lake.format import LakeError
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.ownership import Lock
+from headrace.lake.table import Lock
 from headrace.pipeline import export
 from headrace.pipeline.aggregate.job import APP, AggregateSummary, aggregate
 from headrace.pipeline.tasks import JobError, LocalRunner

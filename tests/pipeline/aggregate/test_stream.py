@@ -23,8 +23,8 @@ from headrace.cli.main import main
 from headrace.errors import OptionError
 from headrace.lake.format import LakeError
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.ownership import Lock
 from headrace.lake.states import StatesTable, StatesWriter, name_of
+from headrace.lake.table import Lock
 from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.pipeline import aggregate, aggregate_stream, export
 from headrace.pipeline.aggregate.fold import Needs

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.lake.files import sorted_file
+from headrace.lake.files import writing
 from headrace.lake.files.writing import RecordRows, Writer
 from headrace.lake.format import SCHEMA, Shape
 from headrace.lake.states import read_states
@@ -19,7 +19,8 @@ from headrace.pipeline.aggregate import tasks as aggregate_tasks
 from headrace.pipeline.aggregate.fold import NOTHING, load_reducer, reads
 from headrace.pipeline.aggregate.tasks import AggregateStageWork, FoldWork, fold_bucket, stage
 from headrace.pipeline.kill_points import Points
-from headrace.reader.selection import LogLocation, TopicSelection
+from headrace.reader.planning import TopicSelection
+from headrace.reader.view import LogLocation
 
 MS = 1_794_782_595_071
 NO_MESSAGE = b"no message"
@@ -68,7 +69,7 @@ def write(lake: Path, name: str, topics: dict[str, tuple[int, list[bytes]]]) -> 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use row groups, staged batches and folds of a few records each."""
-    monkeypatch.setattr(sorted_file, "ROW_GROUP_ROWS", 5)
+    monkeypatch.setattr(writing, "ROW_GROUP_ROWS", 5)
     monkeypatch.setattr(aggregate_tasks, "_STAGED_BYTES", 300)
     monkeypatch.setattr(aggregate_tasks, "_FOLDED_AT_ONCE", 3)
 

@@ -536,7 +536,7 @@ def test_bad_input_is_one_sentence(data, lake, tmp_path):
     empty.mkdir()
     for place, text in (
         (tmp_path / "none", "there is no such directory"),
-        (other / "notes.txt", "it is no directory"),
+        (other / "notes.txt", "it is not a directory"),
         (other, r"holds something else than a lake of Headrace \(notes.txt\)"),
         (empty, "there is no table in it"),
     ):

@@ -6,7 +6,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.files.checksums import joined
+from headrace.lake.manifests import joined
 from headrace.log.verify.checks import VerifiedRange
 from headrace.model import JUMP
 from headrace.pipeline.audit.plan import (

@@ -19,7 +19,7 @@ from headrace.errors import OptionError
 from headrace.lake.files.reading import check_file, read_ranges, read_topic
 from headrace.lake.format import LakeError
 from headrace.lake.manifests import HIDDEN, Manifests
-from headrace.lake.ownership import Lock
+from headrace.lake.table import Lock
 from headrace.log.records import pack_record
 from headrace.pipeline.audit.job import audit
 from headrace.pipeline.compact.job import compact
@@ -221,7 +221,7 @@ def test_records_that_are_there_twice_are_not_merged(made):
     lines = [line for line in text.splitlines() if '"txn"' not in line]
     (made.path / "_delta_log" / f"{version:020}.json").write_text("\n".join(lines))
     assert len(made.table.files()) == 7
-    with pytest.raises(LakeError, match="of topic 'a' are there twice"):
+    with pytest.raises(LakeError, match="of topic 'a' appear twice"):
         run(made.path)
 
 
@@ -258,10 +258,10 @@ def test_bad_input_is_refused_and_nothing_is_written(made, tmp_path):
 
     gone = tmp_path / "gone"
     assert refused(LakeError, gone) == (
-        f"{gone} is no lake of Headrace: there is no such directory"
+        f"{gone} is not a lake of Headrace: there is no such directory"
     )
     (tmp_path / "notes.txt").touch()
-    assert refused(LakeError, tmp_path / "notes.txt").endswith("it is no directory")
+    assert refused(LakeError, tmp_path / "notes.txt").endswith("it is not a directory")
     assert "holds something else than a lake of Headrace (a lake)" in refused(LakeError, tmp_path)
     assert "files are kept for 3600 seconds at least, not 60" in refused(
         OptionError, made.path, sweep_after_s=60

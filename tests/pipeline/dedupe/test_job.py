@@ -16,7 +16,7 @@ from headrace.errors import OptionError
 from headrace.lake.deduped import APP, DedupedTable
 from headrace.lake.format import LakeError, Shape
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.ownership import Lock
+from headrace.lake.table import Lock
 from headrace.pipeline.compact.job import compact
 from headrace.pipeline.dedupe import plan as dedupe_plan
 from headrace.pipeline.dedupe.job import dedupe
@@ -362,11 +362,11 @@ def test_a_damaged_file_ends_it_and_is_named(made, tmp_path):
         ({"topics": ["gone"]}, JobError, "there is no topic 'gone' in "),
         ({"topics": ["a"], "pattern": "b"}, OptionError, "exclude each other"),
         ({"pattern": "["}, OptionError, "no regular expression"),
-        ({"lake": "nowhere"}, LakeError, "is no lake of Headrace"),
+        ({"lake": "nowhere"}, LakeError, "is not a lake of Headrace"),
         ({"into": "a lake"}, LakeError, "is the lake itself: name another directory"),
         ({"into": "a lake/into"}, LakeError, "lie in each other"),
         ({"into": "."}, LakeError, "lie in each other: name another directory"),
-        ({"into": "a file"}, LakeError, "is no directory: name a new or an empty one"),
+        ({"into": "a file"}, LakeError, "is not a directory: name a new or an empty one"),
         ({"into": "things"}, LakeError, "else than deduped rows of Headrace [(]thing[)]"),
         ({"into": "other lake"}, LakeError, "holds something else than deduped rows of Headrace"),
         ({"into": "newer"}, LakeError, "was written by a newer version [(]format 99"),
@@ -418,7 +418,7 @@ def test_what_was_decided_at_the_first_run_stays(made, tmp_path):
         with pytest.raises(LakeError, match=reason):
             run(made.path, into)
     note.unlink()
-    with pytest.raises(LakeError, match="the note of run 0 is missing, which says how far it is"):
+    with pytest.raises(LakeError, match="the note of run 0 is missing, so it is unknown how far"):
         run(made.path, into)
     note.write_bytes(data)
     assert tree(into).keys() == before.keys()

@@ -69,7 +69,7 @@ class Exporters:
 
 
 def kill_and_wait(pid: int) -> None:
-    """Kill a process and wait until it is gone: it holds its locks until then, and the next job is refused."""
+    """Kill a process and wait until it is gone: it holds its locks until then, which refuse the next job."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -27,14 +27,14 @@ from headrace.lake.files.reading import check_file, read_topic
 from headrace.lake.format import LakeError, LostRange, Shape
 from headrace.lake.formats.delta import DeltaLake
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.ownership import Lock
+from headrace.lake.table import Lock
 from headrace.pipeline import export
 from headrace.pipeline.export.job import APP
 from headrace.pipeline.kill_points import Points
 from headrace.pipeline.tasks import JobError, LocalRunner, SparkRunner
 from headrace.reader.decode import DamageError
 from headrace.reader.http_client import HttpClient
-from headrace.reader.selection import parse_place
+from headrace.reader.view import parse_place
 from headrace.testing import ServerProcess, wait_until
 from tests.lake.others import KINDS
 from tests.pipeline.export.exporter import exporters

@@ -3,7 +3,7 @@
 from contextlib import closing
 
 from headrace.reader.http_client import HttpClient
-from headrace.reader.selection import parse_place
+from headrace.reader.view import parse_place
 from headrace.testing import ServerProcess
 
 

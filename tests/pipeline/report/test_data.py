@@ -15,8 +15,8 @@ from headrace.pipeline.report.data import (
     ReportPlan,
     Runs,
 )
-from headrace.reader.index_rows import parse
-from tests.spark_units.runs import index, packed
+from headrace.reader.decode import parse
+from tests.reader.runs import index, packed
 
 START_MS = 1_763_000_000_000
 DAY_MS = 86_400_000

@@ -198,7 +198,7 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "no directory": (
         lambda path: {"out": path / "x", "url": "", "data_dir": str(path / "no")},
-        "is no data directory of Headrace: there is no such directory",
+        "is not a data directory of Headrace: there is no such directory",
     ),
     "no log": (
         lambda path: {"out": path / "x", "url": ""},
@@ -206,11 +206,11 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "no lake": (
         lambda path: {"out": path / "x", "lake": path / "no"},
-        "is no lake of Headrace: there is no such directory",
+        "is not a lake of Headrace: there is no such directory",
     ),
     "an empty lake": (
         empty_lake,
-        "is no lake of Headrace: there is no table in it",
+        "is not a lake of Headrace: there is no table in it",
     ),
     "topics and a pattern": (
         lambda path: {"out": path / "x", "topics": ["a"], "pattern": "b"},

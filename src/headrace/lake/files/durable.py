@@ -1,9 +1,13 @@
-"""File operations that survive a crash of the machine. Table libraries do not fsync."""
+"""File operations that survive a crash of the machine: table libraries do not fsync. Checksums of files."""
 
 import errno
 import os
 import uuid
 from pathlib import Path
+
+from crc32c import crc32c
+
+_READ_BYTES = 1 << 20
 
 
 def sync(path: Path) -> None:
@@ -45,3 +49,12 @@ def make_directory(path: Path) -> None:
     make_directory(path.parent)
     path.mkdir(exist_ok=True)
     sync(path.parent)
+
+
+def crc_of_file(path: Path) -> int:
+    """Return the checksum of a file's bytes."""
+    crc = 0
+    with path.open("rb", buffering=0) as file:
+        while some := file.read(_READ_BYTES):
+            crc = crc32c(some, crc)
+    return crc

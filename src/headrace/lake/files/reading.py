@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from headrace.lake.files.checksums import records_of
 from headrace.lake.format import (
     RANGES_KEY,
     LakeError,
@@ -67,7 +66,7 @@ def read_checked(
         if file.metadata.num_rows != rows:
             raise LakeError(f"{path} has {file.metadata.num_rows} rows instead of {rows}")
         if _said(path, file.metadata, as_stored=True) != list(ranges):
-            raise LakeError(f"{path} says in its footer that it holds something else")
+            raise LakeError(f"{path} has a footer that names other records")
         checks = iter([_Check(path, one) for one in ranges])
         check = next(checks, None)
         for batch in _row_groups(path, file, columns, range(file.metadata.num_row_groups)):
@@ -100,7 +99,9 @@ def are_names_old(path: Path) -> bool:
 def _said(path: Path, footer: pq.FileMetaData, *, as_stored: bool = False) -> list[RecordRange]:
     text = (footer.metadata or {}).get(RANGES_KEY.encode())
     if text is None:
-        raise LakeError(f"{path} does not say what it holds: it is damaged, or not one of ours")
+        raise LakeError(
+            f"{path} does not say which records it has: it is damaged, or not a file of Headrace"
+        )
     with _sentences(path):
         return decode_ranges(text) if as_stored else ranges_in(footer)
 
@@ -133,7 +134,7 @@ def read_chosen(
         ranges = _said(path, file.metadata)
         ends = np.cumsum([one.rows for one in ranges], dtype=np.int64)
         if file.metadata.num_rows != (ends[-1] if len(ends) else 0):
-            raise LakeError(f"{path} has not the rows that it says it has")
+            raise LakeError(f"{path} does not have the number of rows that its footer says")
         wanted = [
             (place, one.topic, start)
             for place, one in enumerate(ranges)
@@ -314,3 +315,23 @@ def _sentences(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
         raise LakeError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def crc_of_records(payloads: pa.BinaryArray, crc: int = 0) -> int:
+    """Return the checksum of these records in the log's format: a size and a payload each."""
+    return int(crc32c(records_of(payloads), crc))
+
+
+def records_of(payloads: pa.BinaryArray) -> memoryview:
+    """Return exactly the bytes that the log has for these records."""
+    count = len(payloads)
+    lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False)
+    places = np.arange(0, (count + 1) * RECORD_HEADER_BYTES, RECORD_HEADER_BYTES, dtype=np.int32)
+    sizes = pa.BinaryArray.from_buffers(
+        pa.binary(),
+        count,
+        [None, pa.py_buffer(places), pa.py_buffer(lengths.astype(">u4").tobytes())],
+    )
+    records = pc.binary_join_element_wise(sizes, payloads, b"")
+    total = int(lengths.sum(dtype=np.int64)) + count * RECORD_HEADER_BYTES
+    return memoryview(records.buffers()[2])[:total]

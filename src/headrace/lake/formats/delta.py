@@ -1,5 +1,7 @@
 """A lake as a Delta table: each commit counts once, despite other writers; any Delta reader can read it.
 
+The functions below the class do the same for other Delta tables that Headrace makes.
+
 The library accepts an application's number again, even a smaller one, if the table object was opened after
 the number was committed. Therefore the object that makes the commit is asked for the last number, and the
 library must not retry: a commit of another writer in between makes ours fail, and we check again.
@@ -18,17 +20,24 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.table import Metadata
 from deltalake.transaction import AddAction, RemoveAction
 
-from headrace.lake.columns import columns_text, parse_columns
 from headrace.lake.errors import in_a_sentence, reads, writes
 from headrace.lake.files.durable import make_directory, sync
-from headrace.lake.files.sorted_file import DATED
-from headrace.lake.files.writing import Bounds, FileLayout, Statistics, Values, WrittenFile
-from headrace.lake.format import DATE, FORMAT, LakeError, Oddity, Shape, check_format
+from headrace.lake.files.writing import DATED, Bounds, FileLayout, Statistics, Values, WrittenFile
+from headrace.lake.format import (
+    DATE,
+    DECODE_KEY,
+    DECODED_KEY,
+    FORMAT_KEY,
+    LakeError,
+    Oddity,
+    Shape,
+    check_format,
+    check_path,
+    not_ours,
+)
+from headrace.lake.manifests import HIDDEN
 
 LOG = "_delta_log"
-_FORMAT_KEY = "headrace.format"
-_DECODE_KEY = "headrace.decode"
-_DECODED_KEY = "headrace.decoded"
 _BATCH_KEY = "headrace.batch"
 
 _NOTES_LOOKED_AT = (10, 1000)
@@ -55,40 +64,18 @@ class DeltaLake:
     @classmethod
     def open(cls, lake: Path) -> Self | None:
         """Open the Delta table; None if it does not exist. Raise LakeError if Headrace did not create it."""
+        found = _metadata(lake, FORMAT_KEY, "a lake of Headrace")
+        if found is None:
+            return None
+        decode, decoded = map(found.configuration.get, (DECODE_KEY, DECODED_KEY))
         with in_a_sentence(lake, LOG):
-            try:
-                metadata = DeltaTable(str(lake)).metadata()
-            except TableNotFoundError:
-                return None
-            number = metadata.configuration.get(_FORMAT_KEY)
-            if number is None or not number.isdigit():
-                raise LakeError(
-                    f"{lake} holds something else than a lake of Headrace (a Delta table of others): name "
-                    "a new or an empty directory"
-                )
-            check_format(int(number), str(lake))
-            return cls(lake, _shape(metadata))
+            return cls(lake, Shape.stored("topic" in found.partition_columns, decode, decoded))
 
     @classmethod
     def make(cls, lake: Path, shape: Shape) -> Self:
-        make_directory(lake)
-        with in_a_sentence(lake, LOG, writing=True):
-            DeltaTable.create(
-                str(lake),
-                shape.columns.append(DATE),
-                mode="ignore",  # another process may have created it first
-                partition_by=_partition(shape),
-                name="headrace",
-                configuration={
-                    _FORMAT_KEY: str(FORMAT),
-                    _DECODE_KEY: shape.decode,
-                    _DECODED_KEY: columns_text(shape.decoded),
-                },
-                raise_if_key_not_exists=False,
-            )
-        made = cls(lake, shape)
-        made.sync()
-        return made
+        columns = shape.columns.append(DATE)
+        make_delta(lake, "headrace", columns, shape.properties, _partition(shape))
+        return cls(lake, shape)
 
     @property
     @reads
@@ -109,33 +96,17 @@ class DeltaLake:
         *,
         replaced: Collection[str] = (),
     ) -> bool:
-        added = [_add(one, is_new=not replaced) for one in files]
-        batch = {} if replaced else {_BATCH_KEY: str(number)}
-        properties = CommitProperties(
-            app_transactions=[Transaction(app, number)],
-            max_commit_retries=0,
-            custom_metadata={**batch, **notes},
+        return commit_delta(
+            self._lake,
+            app,
+            number,
+            [_add(one, is_new=not replaced) for one in files],
+            replaced,
+            # Readers that follow the table must not see rows again that only move to another file.
+            data_change=not replaced,
+            partition=_partition(self.shape),
+            notes=notes if replaced else {_BATCH_KEY: str(number), **notes},
         )
-        while True:
-            table = DeltaTable(str(self._lake))
-            last = table.transaction_version(app)
-            if last is not None and last >= number:
-                return False
-            removed = _removed(table, replaced)
-            if removed is None:
-                return False  # else the library removes them twice and doubles their rows
-            try:
-                table.create_write_transaction(
-                    [*removed, *added],
-                    "append",
-                    table.schema(),
-                    _partition(self.shape),
-                    commit_properties=properties,
-                )
-            except CommitFailedError:
-                continue  # another commit came first: check again whether ours is still needed
-            self._sync(f"{table.version():020}.json")
-            return True
 
     @reads
     def notes(self, number: int) -> Mapping[str, str] | None:
@@ -197,35 +168,11 @@ class DeltaLake:
 
     @writes
     def sweep(self, after_s: float, *, dry_run: bool) -> int:
-        unnamed = DeltaTable(str(self._lake)).vacuum(
-            -int(-after_s // 3600),
-            dry_run=True,  # a real vacuum would also delete foreign files in the directory
-            enforce_retention_duration=False,
-            full=True,  # also list files that no commit has ever named
-        )
-        ours = [path for path in unnamed if _OURS.fullmatch(path)]
-        for path in ours if not dry_run else ():
-            (self._lake / path).unlink(missing_ok=True)
-        return len(ours)
+        return sweep_delta(self._lake, after_s, _OURS, dry_run=dry_run)
 
     @writes
     def sync(self) -> None:
-        self._sync(*sorted(path.name for path in (self._lake / LOG).glob("*.json"))[-_SYNCED:])
-
-    def _sync(self, *names: str) -> None:
-        for name in names:
-            sync(self._lake / LOG / name)
-        sync(self._lake / LOG)
-        sync(self._lake)
-
-
-def _shape(found: Metadata) -> Shape:
-    text = found.configuration.get(_DECODED_KEY)
-    return Shape(
-        "topic" in found.partition_columns,
-        found.configuration.get(_DECODE_KEY) or "",
-        parse_columns(text) if text else pa.schema([]),
-    )
+        _sync(self._lake, *sorted(one.name for one in (self._lake / LOG).glob("*.json"))[-_SYNCED:])
 
 
 def _partition(shape: Shape) -> list[str]:
@@ -241,33 +188,13 @@ def _as_numbers(column: pa.ChunkedArray) -> list[Any]:
     return list(column.to_pylist())
 
 
-def _removed(table: DeltaTable, paths: Collection[str]) -> list[Any] | None:
-    """Return actions that remove these files from a table; None unless it contains all of them."""
-    if not paths:
-        return []
-    known = pa.table(table.get_add_actions()).select(["path", "size_bytes", "partition"])
-    live = {row["path"]: row for row in known.to_pylist()}
-    if not live.keys() >= set(paths):
-        return None
-    return [
-        RemoveAction(
-            path,
-            data_change=False,
-            deletion_timestamp=int(time.time() * 1000),
-            size=live[path]["size_bytes"],
-            partition_values={name: str(value) for name, value in live[path]["partition"].items()},
-        )
-        for path in paths
-    ]
-
-
 def _add(one: WrittenFile, *, is_new: bool = True) -> AddAction:
     return AddAction(
         path=one.path,
         size=one.bytes,
         partition_values=dict(one.partition),
         modification_time=int(time.time() * 1000),
-        data_change=is_new,  # otherwise readers that follow the table would see the rows again
+        data_change=is_new,
         stats=_statistics(one.rows, one.statistics, one.partition),
     )
 
@@ -287,3 +214,145 @@ def _statistics(rows: int, found: Statistics, partition: Mapping[str, str]) -> s
         },
         ensure_ascii=False,
     )
+
+
+# Any Delta table of Headrace
+
+
+def can_open(directory: Path, format_key: str, what: str) -> bool:
+    """Return True if the directory has a table of `what`, False if one can be created there.
+
+    Raise LakeError for a directory with other content. Changes nothing.
+    """
+    check_path(directory)
+    if not directory.exists():
+        return False
+    if not directory.is_dir():
+        raise LakeError(f"{directory} is not a directory: name a new or an empty one")
+    if _metadata(directory, format_key, what) is not None:
+        return True
+    # A table whose creation was interrupted may have left these directories.
+    others = {path.name for path in directory.iterdir()} - {HIDDEN, LOG}
+    if others:
+        raise not_ours(directory, min(others), what)
+    return False
+
+
+def make_delta(
+    directory: Path,
+    name: str,
+    columns: pa.Schema,
+    properties: Mapping[str, str],
+    partition: Sequence[str] = (),
+) -> None:
+    make_directory(directory)
+    with in_a_sentence(directory, LOG, writing=True):
+        DeltaTable.create(
+            str(directory),
+            columns,
+            mode="ignore",  # another process may have created it first
+            partition_by=list(partition),
+            name=name,
+            configuration=dict(properties),
+            raise_if_key_not_exists=False,
+        )
+        _sync(directory, *(path.name for path in (directory / LOG).glob("*.json")))
+
+
+def commit_delta(
+    directory: Path,
+    app: str,
+    number: int,
+    added: Sequence[AddAction],
+    replaced: Collection[str] | None = (),
+    *,
+    data_change: bool = True,
+    partition: Sequence[str] = (),
+    notes: Mapping[str, str] | None = None,
+) -> bool:
+    """Commit as `table.Table.commit` does. With None as `replaced`, replace all files of the table."""
+    properties = CommitProperties(
+        app_transactions=[Transaction(app, number)],
+        max_commit_retries=0,
+        custom_metadata=dict(notes or {}),
+    )
+    while True:
+        table = DeltaTable(str(directory))
+        last = table.transaction_version(app)
+        if last is not None and last >= number:
+            return False
+        removed = _removed(table, replaced or (), data_change=data_change)
+        if removed is None:
+            return False  # else the library removes them twice and doubles their rows
+        try:
+            table.create_write_transaction(
+                [*removed, *added],
+                "append" if replaced is not None else "overwrite",
+                table.schema(),
+                list(partition),
+                commit_properties=properties,
+            )
+        except CommitFailedError:
+            continue  # another commit came first: check again whether ours is still needed
+        _sync(directory, f"{table.version():020}.json")
+        return True
+
+
+def sweep_delta(directory: Path, after_s: float, ours: re.Pattern[str], *, dry_run: bool) -> int:
+    """Delete files of ours that the table has not named for `after_s` seconds, or only count them."""
+    unnamed = DeltaTable(str(directory)).vacuum(
+        -int(-after_s // 3600),
+        dry_run=True,  # a real vacuum would also delete foreign files in the directory
+        enforce_retention_duration=False,
+        full=True,  # also list files that no commit has ever named
+    )
+    found = [path for path in unnamed if ours.fullmatch(path)]
+    for path in found if not dry_run else ():
+        (directory / path).unlink(missing_ok=True)
+    return len(found)
+
+
+def _metadata(directory: Path, format_key: str, what: str) -> Metadata | None:
+    """Return the metadata of a table of `what`; None without a table. Raise LakeError for another table."""
+    with in_a_sentence(directory, LOG):
+        try:
+            found = DeltaTable(str(directory)).metadata()
+        except TableNotFoundError:
+            return None
+        number = found.configuration.get(format_key)
+        if number is None or not number.isdigit():
+            raise not_ours(directory, "a Delta table of others", what)
+        check_format(int(number), str(directory))
+        return found
+
+
+def _removed(
+    table: DeltaTable, paths: Collection[str], *, data_change: bool
+) -> list[RemoveAction] | None:
+    """Return actions that remove these files from a table; None unless it contains all of them."""
+    if not paths:
+        return []
+    known = pa.table(table.get_add_actions())
+    names = {"path", "size_bytes", "partition"} & set(known.column_names)
+    live = {row["path"]: row for row in known.select(sorted(names)).to_pylist()}
+    if not live.keys() >= set(paths):
+        return None
+    return [
+        RemoveAction(
+            path,
+            data_change=data_change,
+            deletion_timestamp=int(time.time() * 1000),
+            size=live[path]["size_bytes"],
+            partition_values={
+                name: str(value) for name, value in (live[path].get("partition") or {}).items()
+            },
+        )
+        for path in paths
+    ]
+
+
+def _sync(directory: Path, *commits: str) -> None:
+    for name in commits:
+        sync(directory / LOG / name)
+    sync(directory / LOG)
+    sync(directory)

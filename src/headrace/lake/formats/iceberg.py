@@ -40,12 +40,20 @@ from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import NestedField, PrimitiveType
 from sqlalchemy.exc import SQLAlchemyError
 
-from headrace.lake.columns import columns_text, parse_columns
 from headrace.lake.errors import in_a_sentence, reads, writes
 from headrace.lake.files.durable import is_older, make_directory, replace, sync
-from headrace.lake.files.sorted_file import DATED
-from headrace.lake.files.writing import Bounds, FileLayout, Values, WrittenFile
-from headrace.lake.format import FORMAT, DamagedTableError, LakeError, Oddity, Shape, check_format
+from headrace.lake.files.writing import DATED, Bounds, FileLayout, Values, WrittenFile
+from headrace.lake.format import (
+    DECODE_KEY,
+    DECODED_KEY,
+    FORMAT_KEY,
+    DamagedTableError,
+    LakeError,
+    Oddity,
+    Shape,
+    check_format,
+    not_ours,
+)
 from headrace.lake.manifests import HIDDEN
 
 
@@ -95,9 +103,6 @@ HINT = f"{METADATA}/version-hint.text"
 CATALOG = "headrace"
 TABLE = "headrace.records"
 
-_FORMAT_KEY = "headrace.format"
-_DECODE_KEY = "headrace.decode"
-_DECODED_KEY = "headrace.decoded"
 _BATCH_KEY = "headrace.batch"
 _LAST_KEY = "headrace.last."
 
@@ -158,9 +163,7 @@ class IcebergLake:
                             **_metrics(shape),
                             # Columns in our files have names, but not the field ids of Iceberg.
                             "schema.name-mapping.default": names.model_dump_json(),
-                            _FORMAT_KEY: str(FORMAT),
-                            _DECODE_KEY: shape.decode,
-                            _DECODED_KEY: columns_text(shape.decoded),
+                            **shape.properties,
                         }
                     )
             except (TableAlreadyExistsError, CommitFailedException):
@@ -268,8 +271,8 @@ class IcebergLake:
             named = (hint or b"").decode(errors="replace")
             is_state = hint is None or (self._lake / METADATA / f"{named}.metadata.json").exists()
             reason = (
-                f"it does not name the newest state of the table, but {named!r}: who reads it without its "
-                "catalogue has not all rows; the next export or compaction puts it right"
+                f"it does not name the newest state of the table, but {named!r}: readers without its "
+                "catalogue miss rows; the next export or compaction repairs it"
             )
             found.append(Oddity("missing" if is_state else "damaged", HINT, reason))
         return found
@@ -322,7 +325,7 @@ class IcebergLake:
     def _table(self) -> Table:
         found = _load(self._lake, self._catalog)
         if found is None:
-            raise LakeError(f"{self._lake} is no lake of Headrace any more: its table is gone")
+            raise LakeError(f"{self._lake} is no longer a lake of Headrace: its table is gone")
         return found
 
     def _live(self, table: Table, wanted: BooleanExpression = AlwaysTrue()) -> dict[str, DataFile]:  # noqa: B008
@@ -371,7 +374,7 @@ def _load(lake: Path, catalog: SqlCatalog) -> Table | None:
     except NoSuchTableError:
         return None
     except FileNotFoundError as error:
-        reason = f"{error}; one that was moved has to go back to where it was made"
+        reason = f"{error}; a table that was moved must be moved back to its first location"
         raise DamagedTableError(lake, METADATA, reason) from None
     finally:
         catalog.engine.dispose()  # the engine would keep the file open
@@ -392,16 +395,12 @@ def _location(lake: Path) -> str:
 
 
 def _shape(table: Table) -> Shape:
-    number = table.properties.get(_FORMAT_KEY, "")
-    if not number.isdigit():
-        raise LakeError(f"{table.location()} holds something else than a lake of Headrace")
-    check_format(int(number), table.location().removeprefix("file://"))
-    text = table.properties.get(_DECODED_KEY)
-    return Shape(
-        any(field.name == "topic" for field in table.spec().fields),
-        table.properties.get(_DECODE_KEY, ""),
-        parse_columns(text) if text else Shape().decoded,
-    )
+    place = Path(table.location().removeprefix("file://"))
+    number, decode, decoded = map(table.properties.get, (FORMAT_KEY, DECODE_KEY, DECODED_KEY))
+    if number is None or not number.isdigit():
+        raise not_ours(place, "an Iceberg table of others")
+    check_format(int(number), str(place))
+    return Shape.stored(any(one.name == "topic" for one in table.spec().fields), decode, decoded)
 
 
 def _metrics(shape: Shape) -> dict[str, str]:

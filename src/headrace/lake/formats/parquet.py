@@ -23,11 +23,10 @@ from typing import Self
 
 import msgspec
 
-from headrace.lake.columns import columns_text, parse_columns
+from headrace.lake.columns import columns_text
 from headrace.lake.errors import in_a_sentence
 from headrace.lake.files.durable import is_older, make_directory, sync
-from headrace.lake.files.sorted_file import DATED
-from headrace.lake.files.writing import Bounds, FileLayout, WrittenFile
+from headrace.lake.files.writing import DATED, Bounds, FileLayout, WrittenFile
 from headrace.lake.format import FORMAT, LakeError, Oddity, Shape, check_format
 from headrace.lake.manifests import HIDDEN
 
@@ -46,147 +45,6 @@ create table if not exists files (
 );
 """
 
-
-class Registry:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def make(self, shape: Shape) -> None:
-        self._path.touch()
-        with self.alone() as database:
-            for statement in _TABLES.split(";"):
-                database.execute(statement)
-            if database.execute("select 1 from lake").fetchone() is None:
-                row = (FORMAT, str(uuid.uuid4()), shape.by_topic, shape.decode)
-                database.execute(
-                    "insert into lake values (?, ?, ?, ?, ?)", (*row, columns_text(shape.decoded))
-                )
-
-    def shape(self) -> Shape | None:
-        """Return the lake's shape; None if the database was not created, or only partly."""
-        if not self._path.exists():
-            return None
-        with self._open() as database:
-            if not database.execute("select 1 from sqlite_schema where name = 'lake'").fetchone():
-                return None
-            (number,) = database.execute("select format from lake").fetchone()
-            check_format(number, str(self._path.parent.parent))
-            by_topic, decode, decoded = database.execute(
-                "select by_topic, decode, decoded from lake"
-            ).fetchone()
-            return Shape(
-                bool(by_topic), decode, parse_columns(decoded) if decoded else Shape().decoded
-            )
-
-    def id(self) -> str:
-        with self._open() as database:
-            return str(database.execute("select id from lake").fetchone()[0])
-
-    def last(self, app: str) -> int | None:
-        with self._open() as database:
-            return _last(database, app)
-
-    def commit(
-        self,
-        app: str,
-        number: int,
-        files: Sequence[WrittenFile],
-        notes: Mapping[str, str],
-        replaced: Collection[str],
-    ) -> bool:
-        """Commit as `table.Table.commit` does."""
-        with self.alone() as database:
-            last = _last(database, app)
-            if last is not None and last >= number:
-                return False
-            if not _files(database).keys() >= set(replaced):
-                return False
-            database.execute("insert or replace into numbers values (?, ?)", (app, number))
-            if not replaced:
-                database.execute(
-                    "insert or replace into batches values (?, ?)",
-                    (number, msgspec.json.encode(dict(notes)).decode()),
-                )
-            database.executemany("delete from files where path = ?", [(path,) for path in replaced])
-            database.executemany("insert into files values (?, ?, ?, ?, ?)", map(_row, files))
-            return True
-
-    def notes(self, number: int) -> Mapping[str, str] | None:
-        with self._open() as database:
-            asked = database.execute("select notes from batches where number = ?", (number,))
-            found = asked.fetchone()
-            return _notes(found[0]) if found is not None else None
-
-    def all_notes(self) -> list[tuple[int, Mapping[str, str]]]:
-        """Return the notes of all batches, newest first."""
-        with self._open() as database:
-            found = database.execute("select number, notes from batches order by number desc")
-            return [(number, _notes(notes)) for number, notes in found.fetchall()]
-
-    def files(self) -> dict[str, int]:
-        with self._open() as database:
-            return _files(database)
-
-    def files_of(self, topic: str, offset: int) -> list[str]:
-        with self._open() as database:
-            found = database.execute(
-                "select path from files where least_topic <= ? and most_topic >= ? and most_offset >= ?",
-                (topic, topic, offset),
-            )
-            return [path for (path,) in found.fetchall()]
-
-    def bounds(self) -> dict[str, Bounds]:
-        with self._open() as database:
-            found = database.execute(
-                "select path, least_topic, most_topic, most_offset from files"
-            ).fetchall()
-            rows = msgspec.convert(found, list[tuple[str, str, str, int]])
-            return {
-                path: {"topic": (least, most), "offset": (None, offset)}
-                for path, least, most, offset in rows
-            }
-
-    @contextmanager
-    def alone(self) -> Iterator[sqlite3.Connection]:
-        """Open the database and lock it against other writers."""
-        with self._open() as database:
-            database.execute("begin immediate")
-            with database:
-                yield database
-
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        lake = self._path.parent.parent
-        # Opening never creates the database. A read-only one can still be read.
-        address = f"{self._path.absolute().as_uri()}?mode=rw"
-        with (
-            in_a_sentence(lake, str(self._path.relative_to(lake)), _DAMAGE),
-            closing(
-                sqlite3.connect(address, timeout=_WAIT_S, isolation_level=None, uri=True)
-            ) as database,
-        ):
-            yield database
-
-
-def _last(database: sqlite3.Connection, app: str) -> int | None:
-    found = database.execute("select last from numbers where app = ?", (app,)).fetchone()
-    return None if found is None else int(found[0])
-
-
-def _notes(text: str) -> dict[str, str]:
-    return msgspec.json.decode(text, type=dict[str, str])
-
-
-def _files(database: sqlite3.Connection) -> dict[str, int]:
-    found = database.execute("select path, bytes from files").fetchall()
-    return msgspec.convert(dict(found), dict[str, int])
-
-
-def _row(one: WrittenFile) -> tuple[str, int, str, str, int]:
-    least, most = one.statistics
-    return one.path, one.bytes, least.topic, most.topic, most.offset
-
-
 MARK = f"{HIDDEN}/files.db"
 
 _OURS = re.compile(rf"{HIDDEN}/files/(t-[0-9a-f]{{16}}/)?{DATED}")
@@ -201,26 +59,44 @@ class ParquetLake:
 
     def __init__(self, lake: Path, shape: Shape) -> None:
         self._lake, self.shape = lake, shape
-        self._registry = Registry(lake / MARK)
 
     @classmethod
     def open(cls, lake: Path) -> Self | None:
-        shape = Registry(lake / MARK).shape()
-        return cls(lake, shape) if shape is not None else None
+        if not (lake / MARK).exists():
+            return None
+        with _database(lake) as database:
+            if not database.execute("select 1 from sqlite_schema where name = 'lake'").fetchone():
+                return None
+            (number,) = database.execute("select format from lake").fetchone()
+            check_format(number, str(lake))
+            by_topic, decode, decoded = database.execute(
+                "select by_topic, decode, decoded from lake"
+            ).fetchone()
+            return cls(lake, Shape.stored(bool(by_topic), decode, decoded))
 
     @classmethod
     def make(cls, lake: Path, shape: Shape) -> Self:
         make_directory(lake / HIDDEN)
-        Registry(lake / MARK).make(shape)
+        (lake / MARK).touch()
+        with _locked(lake) as database:
+            for statement in _TABLES.split(";"):
+                database.execute(statement)
+            if database.execute("select 1 from lake").fetchone() is None:
+                row = (FORMAT, str(uuid.uuid4()), shape.by_topic, shape.decode)
+                database.execute(
+                    "insert into lake values (?, ?, ?, ?, ?)", (*row, columns_text(shape.decoded))
+                )
         sync(lake / HIDDEN)
         return cls(lake, shape)
 
     @property
     def id(self) -> str:
-        return self._registry.id()
+        with _database(self._lake) as database:
+            return str(database.execute("select id from lake").fetchone()[0])
 
     def last(self, app: str) -> int | None:
-        return self._registry.last(app)
+        with _database(self._lake) as database:
+            return _last(database, app)
 
     def commit(
         self,
@@ -231,26 +107,58 @@ class ParquetLake:
         *,
         replaced: Collection[str] = (),
     ) -> bool:
-        if not self._registry.commit(app, number, files, notes, replaced):
-            return False
+        with _locked(self._lake) as database:
+            last = _last(database, app)
+            if last is not None and last >= number:
+                return False
+            if not _files(database).keys() >= set(replaced):
+                return False
+            database.execute("insert or replace into numbers values (?, ?)", (app, number))
+            if not replaced:
+                database.execute(
+                    "insert or replace into batches values (?, ?)",
+                    (number, msgspec.json.encode(dict(notes)).decode()),
+                )
+            database.executemany("delete from files where path = ?", [(path,) for path in replaced])
+            database.executemany("insert into files values (?, ?, ?, ?, ?)", map(_row, files))
         changed = [*(one.path for one in files), *replaced]
         self._show({_directory(self.shown(path)) for path in changed})
         return True
 
     def notes(self, number: int) -> Mapping[str, str] | None:
-        return self._registry.notes(number)
+        return dict(self._notes("where number = ?", number)).get(number)
 
     def all_notes(self) -> list[tuple[int, Mapping[str, str]]]:
-        return self._registry.all_notes()
+        return self._notes("order by number desc")
+
+    def _notes(self, which: str, *given: int) -> list[tuple[int, Mapping[str, str]]]:
+        with _database(self._lake) as database:
+            found = database.execute(f"select number, notes from batches {which}", given).fetchall()
+            kind = dict[str, str]
+            return [(number, msgspec.json.decode(notes, type=kind)) for number, notes in found]
 
     def files(self) -> dict[str, int]:
-        return self._registry.files()
+        with _database(self._lake) as database:
+            return _files(database)
 
     def files_of(self, topic: str, offset: int) -> list[str]:
-        return self._registry.files_of(topic, offset)
+        with _database(self._lake) as database:
+            found = database.execute(
+                "select path from files where least_topic <= ? and most_topic >= ? and most_offset >= ?",
+                (topic, topic, offset),
+            )
+            return [path for (path,) in found.fetchall()]
 
     def bounds(self) -> dict[str, Bounds]:
-        return self._registry.bounds()
+        with _database(self._lake) as database:
+            found = database.execute(
+                "select path, least_topic, most_topic, most_offset from files"
+            ).fetchall()
+            rows = msgspec.convert(found, list[tuple[str, str, str, int]])
+            return {
+                path: {"topic": (least, most), "offset": (None, offset)}
+                for path, least, most, offset in rows
+            }
 
     def oddities(self) -> list[Oddity]:
         live = {self.shown(path) for path in self.files()}
@@ -258,7 +166,7 @@ class ParquetLake:
         others = sorted(name for name in every if name not in live and not self._is_ours(name))
         if not others:
             return []
-        reason = "it is no file of the lake, but whoever takes all files of it reads its rows, too"
+        reason = "it is not a file of the lake, but readers that take every file read its rows too"
         if len(others) > 1:
             reason = f"{reason}; there are {len(others)} of them"
         return [Oddity("note", others[0], reason)]
@@ -289,7 +197,7 @@ class ParquetLake:
 
     def _show(self, only: Collection[str] | None = None) -> None:
         """Make exactly the committed files visible, in all directories or in `only`."""
-        with self._registry.alone():
+        with _locked(self._lake):
             live = {self.shown(path): path for path in self.files()}
             wanted = {name for name in live if only is None or _directory(name) in only}
             found = set(self._in_sight(only))
@@ -338,3 +246,43 @@ class ParquetLake:
 
 def _directory(name: str) -> str:
     return name.rpartition("/")[0]
+
+
+# The database
+
+
+@contextmanager
+def _locked(lake: Path) -> Iterator[sqlite3.Connection]:
+    """Open the database and lock it against other writers."""
+    with _database(lake) as database:
+        database.execute("begin immediate")
+        with database:
+            yield database
+
+
+@contextmanager
+def _database(lake: Path) -> Iterator[sqlite3.Connection]:
+    # Opening never creates the database. A read-only one can still be read.
+    address = f"{(lake / MARK).absolute().as_uri()}?mode=rw"
+    with (
+        in_a_sentence(lake, MARK, _DAMAGE),
+        closing(
+            sqlite3.connect(address, timeout=_WAIT_S, isolation_level=None, uri=True)
+        ) as database,
+    ):
+        yield database
+
+
+def _last(database: sqlite3.Connection, app: str) -> int | None:
+    found = database.execute("select last from numbers where app = ?", (app,)).fetchone()
+    return None if found is None else int(found[0])
+
+
+def _files(database: sqlite3.Connection) -> dict[str, int]:
+    found = database.execute("select path, bytes from files").fetchall()
+    return msgspec.convert(dict(found), dict[str, int])
+
+
+def _row(one: WrittenFile) -> tuple[str, int, str, str, int]:
+    least, most = one.statistics
+    return one.path, one.bytes, least.topic, most.topic, most.offset

@@ -14,9 +14,8 @@ from typing import NamedTuple
 from headrace.errors import OptionError
 from headrace.lake.format import LakeError, Positions
 from headrace.lake.manifests import HIDDEN, Manifests
-from headrace.lake.ownership import Lock
 from headrace.lake.states import StatesFile, StatesTable
-from headrace.lake.table import open_table
+from headrace.lake.table import Lock, open_table
 from headrace.pipeline.aggregate.fold import here, load_reducer
 from headrace.pipeline.aggregate.publish import Published, PublishWork, publish
 from headrace.pipeline.aggregate.tasks import (
@@ -33,10 +32,8 @@ from headrace.pipeline.job_input import check_apart, make_writable, topics_of
 from headrace.pipeline.kill_points import Points
 from headrace.pipeline.staging import by_number, staging, together
 from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
-from headrace.reader.open_log import open_log
-from headrace.reader.planning import find_topics, parts_of
-from headrace.reader.selection import LogLocation, SourceOptions, TopicSelection, parse_place
-from headrace.reader.view import LogRange, LogView, TopicState
+from headrace.reader.planning import SourceOptions, TopicSelection, find_topics, parts_of
+from headrace.reader.view import LogLocation, LogRange, LogView, TopicState, open_log, parse_place
 from headrace.spark.options import parse_source
 
 APP = "headrace-aggregate"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from headrace.lake.states import read_states
 from headrace.model import CHANNEL_PREFIX
 from headrace.reader.http_client import HttpClient, ServerError
-from headrace.reader.selection import LogLocation
+from headrace.reader.view import LogLocation
 
 _COLUMNS = ("topic", "offset", "state", "is_json", "complete", "error")
 _OF_A_CHANNEL = frozenset({400, 404, 409, 413})

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.errors import OptionError
 from headrace.lake.format import LakeError, Positions
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.ownership import Lock
 from headrace.lake.states import Covered, StatesFile, StatesTable, Totals
+from headrace.lake.table import Lock
 from headrace.pipeline.aggregate.fold import Needs, here, load_reducer, needs_of
 from headrace.pipeline.aggregate.job import (
     APP,
@@ -55,16 +55,8 @@ from headrace.pipeline.job_input import check_apart, make_writable, topics_of
 from headrace.pipeline.kill_points import Points
 from headrace.pipeline.tasks import ServerAwayError, SparkRunner
 from headrace.reader.http_client import ServerError
-from headrace.reader.open_log import open_log
-from headrace.reader.planning import find_topics
-from headrace.reader.selection import (
-    EARLIEST,
-    LogLocation,
-    SourceOptions,
-    TopicSelection,
-    parse_place,
-)
-from headrace.reader.view import LogView
+from headrace.reader.planning import EARLIEST, SourceOptions, TopicSelection, find_topics
+from headrace.reader.view import LogLocation, LogView, open_log, parse_place
 from headrace.spark.session import register
 
 if TYPE_CHECKING:

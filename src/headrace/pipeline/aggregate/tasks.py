@@ -34,9 +34,8 @@ from headrace.pipeline.aggregate.fold import (
 from headrace.pipeline.kill_points import Points
 from headrace.pipeline.staging import Batches, Places, WorkFile, read_staged
 from headrace.reader.decode import DecodedRecords, decode
-from headrace.reader.open_log import open_log
-from headrace.reader.selection import LogLocation, TopicSelection
-from headrace.reader.view import DataLossError, LogView
+from headrace.reader.planning import TopicSelection
+from headrace.reader.view import DataLossError, LogLocation, LogView, open_log
 from headrace.reader.view import LogRange as LogRange
 
 logger = logging.getLogger(__name__)

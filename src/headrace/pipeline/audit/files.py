@@ -21,16 +21,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from headrace.lake.files.checksums import crc_of_file, records_of
-from headrace.lake.files.sorted_file import crc_in_name
-from headrace.lake.files.writing import Bounds
+from headrace.lake.files.durable import crc_of_file
+from headrace.lake.files.reading import records_of
+from headrace.lake.files.writing import Bounds, crc_in_name
 from headrace.lake.format import RANGES_KEY, SCHEMA, has_old_names, ranges_in
 from headrace.lake.format import RecordRange as LakeRange
 from headrace.log.verify.checks import VerifiedRange
 from headrace.model import RECORD_HEADER_BYTES, legacy_name
 from headrace.pipeline.audit.plan import Finding
 from headrace.reader.http_client import HttpClient, ServerError
-from headrace.reader.selection import LogLocation
+from headrace.reader.view import LogLocation
 
 _DAY_US = 86_400_000_000
 _1970 = datetime.date(1970, 1, 1)

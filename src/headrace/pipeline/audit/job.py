@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from headrace.errors import OptionError, UnknownTopicError
-from headrace.lake.files.checksums import joined
 from headrace.lake.format import DamagedTableError, LostRange
+from headrace.lake.manifests import joined
 from headrace.lake.table import Table, open_table
 from headrace.log.verify.checks import VerifiedRange
 from headrace.model import check_topic_name
@@ -36,7 +36,7 @@ from headrace.pipeline.audit.plan import (
     overlaps,
 )
 from headrace.pipeline.tasks import SparkRunner, TaskRunner
-from headrace.reader.selection import LogLocation, parse_place
+from headrace.reader.view import LogLocation, parse_place
 
 _AGAIN_S = 1.0
 """Delay before the lake is listed again; by then, a running job has linked its file to the visible name."""

@@ -12,7 +12,7 @@ from headrace.lake.table import Table
 from headrace.pipeline.audit.files import UNREADABLE, FileWork, Kept, read_ranges
 from headrace.pipeline.audit.plan import Finding
 from headrace.pipeline.export.job import APP
-from headrace.reader.selection import LogLocation
+from headrace.reader.view import LogLocation
 
 
 class LakeNotes(NamedTuple):

@@ -24,9 +24,8 @@ from headrace.pipeline.audit.tasks import (
     sound_segment,
 )
 from headrace.pipeline.tasks import Progress, TaskRunner
-from headrace.reader.selection import LogLocation
 from headrace.reader.server import ServerLog
-from headrace.reader.view import DataLossError
+from headrace.reader.view import DataLossError, LogLocation
 from headrace.reader.view import LogRange as Part
 
 TASK_BYTES_MAX = 256 << 20

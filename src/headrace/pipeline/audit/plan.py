@@ -24,7 +24,7 @@ LINES_MAX = 100
 Kind = Literal["missing", "damaged"]
 
 Joined = Callable[[int, int, int], int]
-"""Function that combines the checksums of two adjacent ranges: `lake.checksums.joined`."""
+"""Function that combines the checksums of two adjacent ranges: `lake.manifests.joined`."""
 
 
 class Finding(Struct, frozen=True):

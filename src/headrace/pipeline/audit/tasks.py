@@ -28,11 +28,9 @@ from headrace.log.read.index import (
 from headrace.log.records import holds
 from headrace.log.verify.checks import Findings, SegmentCheck, SegmentWork, VerifiedRange
 from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES
-from headrace.reader.decode import boundaries
-from headrace.reader.index_rows import Rows, is_gap, parse
-from headrace.reader.selection import LogLocation
+from headrace.reader.decode import boundaries, is_gap, parse
 from headrace.reader.server import ServerLog
-from headrace.reader.view import DamagedRange, DataLossError, LogBlock
+from headrace.reader.view import DamagedRange, DataLossError, LogBlock, LogLocation, Rows
 from headrace.reader.view import LogRange as Part
 
 _BLOCK_BYTES = 16 << 20

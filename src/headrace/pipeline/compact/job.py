@@ -19,8 +19,7 @@ from headrace.lake.files.reading import are_names_old
 from headrace.lake.files.writing import WrittenFile
 from headrace.lake.format import CRC_KEY, LakeError, Manifest
 from headrace.lake.manifests import HIDDEN, Manifests
-from headrace.lake.ownership import Lock
-from headrace.lake.table import Table, open_table
+from headrace.lake.table import Lock, Table, open_table
 from headrace.pipeline.compact.plan import Bin, CompactWork, bins, merge
 from headrace.pipeline.export.job import APP as EXPORT
 from headrace.pipeline.kill_points import Points

@@ -13,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from headrace.lake.files.checksums import joined_ranges
 from headrace.lake.files.reading import Checked, are_names_old, read_checked, read_ranges
-from headrace.lake.files.sorted_file import NAME
-from headrace.lake.files.writing import FileLayout, RecordRows, Writer, WrittenFile
+from headrace.lake.files.writing import NAME, FileLayout, RecordRows, Writer, WrittenFile
 from headrace.lake.format import LakeError, RecordRange, Shape
+from headrace.lake.manifests import joined_ranges
 from headrace.pipeline.kill_points import Points
 
 FILES_MAX = 500

@@ -14,7 +14,7 @@ from headrace.pipeline.dedupe.keys import Key, KeyKind
 from headrace.pipeline.export.job import APP as EXPORT
 from headrace.pipeline.json_path import parse_path
 from headrace.pipeline.tasks import JobError
-from headrace.reader.selection import TopicSelection
+from headrace.reader.planning import TopicSelection
 
 _WINDOW_S_MAX = 1e10
 

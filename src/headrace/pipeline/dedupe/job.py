@@ -17,8 +17,7 @@ from headrace.lake.deduped import Bucket, DedupedTable, RunNote, note_path
 from headrace.lake.files.writing import WrittenFile
 from headrace.lake.format import LakeError, Shape
 from headrace.lake.manifests import HIDDEN
-from headrace.lake.ownership import Lock
-from headrace.lake.table import open_table
+from headrace.lake.table import Lock, open_table
 from headrace.pipeline.dedupe.input import (
     Settings,
     check_column,
@@ -42,7 +41,7 @@ from headrace.pipeline.job_input import check_apart, make_writable, topics_of
 from headrace.pipeline.kill_points import Points
 from headrace.pipeline.staging import by_number, staging, together
 from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
-from headrace.reader.selection import TopicSelection
+from headrace.reader.planning import TopicSelection
 
 WINDOW_S = 86_400.0
 _TASK_BYTES = 64 << 20

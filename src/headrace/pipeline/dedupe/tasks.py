@@ -13,20 +13,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.lake.deduped import KEYS, Bucket, read_note
+from headrace.lake.deduped import KEYS, Bucket, DedupedWriter, read_note
 from headrace.lake.errors import writing
-from headrace.lake.files.deduped import DedupedWriter
 from headrace.lake.files.durable import make_directory, sync
 from headrace.lake.files.reading import Chosen, read_chosen, read_groups, read_ranges
-from headrace.lake.files.sorted_file import ROW_GROUP_ROWS
-from headrace.lake.files.writing import WrittenFile
+from headrace.lake.files.writing import ROW_GROUP_ROWS, WrittenFile
 from headrace.lake.format import Shape
 from headrace.lake.manifests import HIDDEN
 from headrace.pipeline.dedupe.keys import Key, Words, hashes, identities, topic_hash
 from headrace.pipeline.dedupe.plan import BUCKETS_MAX, KeyRows, Keys, Numbers, decide
 from headrace.pipeline.kill_points import Points
 from headrace.pipeline.staging import Batches, Places, WorkFile, read_staged
-from headrace.reader.selection import TopicSelection
+from headrace.reader.planning import TopicSelection
 
 _WORDS = ("high", "low", "topic")
 _KEYS_SCHEMA = pa.schema(

@@ -4,7 +4,7 @@ import json
 import re
 
 from headrace.errors import OptionError
-from headrace.reader.selection import SourceOptions
+from headrace.reader.planning import SourceOptions
 from headrace.spark.options import parse_source
 
 

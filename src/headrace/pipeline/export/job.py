@@ -19,8 +19,7 @@ from typing import NamedTuple
 from headrace.lake.files.writing import WrittenFile
 from headrace.lake.format import CRC_KEY, File, LakeError, LostRange, Manifest, Positions
 from headrace.lake.manifests import HIDDEN, Manifests, Reach
-from headrace.lake.ownership import Lock
-from headrace.lake.table import AUTO, Table, find_table, make_table
+from headrace.lake.table import AUTO, Lock, Table, find_table, make_table
 from headrace.model import Span
 from headrace.pipeline import tasks
 from headrace.pipeline.cursors import LAKE, LAKE_START, JobCursors
@@ -34,10 +33,8 @@ from headrace.pipeline.kill_points import Points
 from headrace.pipeline.tasks import JobError, ServerAwayError, SparkRunner, TaskRunner
 from headrace.printing import quoted
 from headrace.reader.http_client import ServerError
-from headrace.reader.open_log import open_log
-from headrace.reader.planning import find_topics
-from headrace.reader.selection import LogLocation, SourceOptions, TopicSelection, parse_place
-from headrace.reader.view import LogView, TopicState
+from headrace.reader.planning import SourceOptions, TopicSelection, find_topics
+from headrace.reader.view import LogLocation, LogView, TopicState, open_log, parse_place
 
 APP = "headrace-export"
 """Application ID in the table's commits, which number the batches."""

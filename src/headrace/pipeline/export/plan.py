@@ -12,8 +12,15 @@ from headrace.lake.format import LakeError, LostRange, Positions
 from headrace.lake.format import RecordRange as LakeRange
 from headrace.model import CHANNEL_PREFIX, JUMP, Position
 from headrace.pipeline.tasks import JobError
-from headrace.reader.planning import earlier, find_topics, limit_bytes, parts_of, ranges_between
-from headrace.reader.selection import SourceOptions, TopicSelection
+from headrace.reader.planning import (
+    SourceOptions,
+    TopicSelection,
+    earlier,
+    find_topics,
+    limit_bytes,
+    parts_of,
+    ranges_between,
+)
 from headrace.reader.view import LogRange, LogView, TopicState
 
 States = Mapping[str, TopicState]

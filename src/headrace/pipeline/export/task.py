@@ -13,9 +13,7 @@ from headrace.lake.manifests import HIDDEN
 from headrace.pipeline.decoding import Decoding
 from headrace.pipeline.kill_points import Points
 from headrace.reader.decode import DamageError, DecodedRecords, decode, to_batch
-from headrace.reader.open_log import open_log
-from headrace.reader.selection import LogLocation
-from headrace.reader.view import DataLossError, LogRange, LogView
+from headrace.reader.view import DataLossError, LogLocation, LogRange, LogView, open_log
 
 
 class ExportWork(NamedTuple):

@@ -36,8 +36,8 @@ from headrace.pipeline.replay.plan import (
 from headrace.pipeline.replay.task import Look, ReplayWork, TopicFiles, look, upload_part
 from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
 from headrace.reader.http_client import HttpClient, ServerError
-from headrace.reader.selection import LogLocation, parse_place
 from headrace.reader.upload import decide
+from headrace.reader.view import LogLocation, parse_place
 
 _FILES_AT_ONCE = 16
 """Number of files that one task looks at."""

@@ -11,9 +11,8 @@ import pyarrow.compute as pc
 from headrace.lake.files.reading import StoredRange, pieces_of, read_piece
 from headrace.lake.format import LakeError, RecordRange
 from headrace.model import RECORD_HEADER_BYTES
-from headrace.reader.encode import EncodedBlock, encode_batch
-from headrace.reader.selection import LogLocation
-from headrace.reader.upload import upload
+from headrace.reader.upload import EncodedBlock, encode_batch, upload
+from headrace.reader.view import LogLocation
 
 
 class Look(NamedTuple):

@@ -25,10 +25,8 @@ from headrace.pipeline.report.server import ask_server
 from headrace.pipeline.report.tasks import CountWork, LakeWork, LogWork, Work, count_in, look_at
 from headrace.pipeline.staging import together
 from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
-from headrace.reader.open_log import open_log
-from headrace.reader.planning import find_topics, parts_of
-from headrace.reader.selection import SourceOptions, TopicSelection, parse_place
-from headrace.reader.view import LogRange, LogView
+from headrace.reader.planning import SourceOptions, TopicSelection, find_topics, parts_of
+from headrace.reader.view import LogRange, LogView, open_log, parse_place
 from headrace.spark.options import parse_source
 
 _TASK_BYTES = 256 << 20

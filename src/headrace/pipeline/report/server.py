@@ -8,7 +8,8 @@ from typing import Any
 from headrace.model import LAKE_START_READER
 from headrace.pipeline.report.data import ChannelMember, ChannelsSeen, ReaderLag, ServerSeen
 from headrace.reader.http_client import HttpClient
-from headrace.reader.selection import LogLocation, TopicSelection
+from headrace.reader.planning import TopicSelection
+from headrace.reader.view import LogLocation
 
 CHANNELS_MAX = 10_000
 """Maximum number of channels that are examined: the server reads the notes of each."""

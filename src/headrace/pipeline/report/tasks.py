@@ -23,9 +23,15 @@ from headrace.pipeline.report.data import (
     look,
     runs_of,
 )
-from headrace.reader.open_log import open_log
-from headrace.reader.selection import LogLocation, TopicSelection
-from headrace.reader.view import DamagedRange, DataLossError, LogRange, LogView
+from headrace.reader.planning import TopicSelection
+from headrace.reader.view import (
+    DamagedRange,
+    DataLossError,
+    LogLocation,
+    LogRange,
+    LogView,
+    open_log,
+)
 
 logger = logging.getLogger(__name__)
 

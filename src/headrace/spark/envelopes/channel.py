@@ -29,9 +29,8 @@ from headrace.payload.channel import (
     check_json,
     encode_row,
 )
-from headrace.spark.envelopes.json import JsonEnvelope
-from headrace.spark.envelopes.registry import Stamps, register_envelope
-from headrace.spark.sink_columns import POSITIONS
+from headrace.spark.columns import Stamps, check_own, members_beside, register_envelope
+from headrace.spark.envelopes.json import JSON, decode_content, given
 
 _OF_ENVELOPE = ("processor", "number", "is_json")
 
@@ -56,30 +55,15 @@ class ChannelEnvelope:
         "is_json": (BooleanType(),),
     }
 
-    def __init__(self) -> None:
-        self._json = JsonEnvelope()
-
     def decode(self, payloads: pa.BinaryArray, fields: Sequence[pa.Field]) -> list[pa.Array]:
         found = [_read(payload) for payload in payloads.to_pylist()]
-        members = [field for field in fields if field.name not in self.own]
-        columns: dict[str, pa.Array] = {}
-        if members:
-            texts = [_text(one) or "" for one in found]
-            arrays = self._json.decode(pa.array(texts, pa.binary()), members)
-            columns = {field.name: array for field, array in zip(members, arrays, strict=True)}
-        for field in fields:
-            if field.name in self.own:
-                columns[field.name] = pa.array(_values(field, found), field.type)
-        return [columns[field.name] for field in fields]
+        contents = (_text(one) or "" for one in found)
+        return decode_content(
+            contents, fields, self.own, lambda field: pa.array(_values(field, found), field.type)
+        )
 
     def members(self, fields: Mapping[str, DataType]) -> tuple[str, ...]:
-        for name, kind in fields.items():
-            kinds = _WRITTEN.get(name)
-            if kinds is None and name.lower() in _WRITTEN:
-                raise OptionError(f"write the column {name!r} as {name.lower()!r}")
-            if kinds is not None and not isinstance(kind, tuple(map(type, kinds))):
-                wanted = " or ".join(one.simpleString() for one in kinds)
-                raise OptionError(f"the column {name} must be {wanted}, not {kind.simpleString()}")
+        check_own(fields, _WRITTEN)
         if "processor" not in fields:
             raise OptionError(
                 "encode = channel needs to know who sends: give the option processor, or a column processor"
@@ -89,29 +73,16 @@ class ChannelEnvelope:
                 "encode = channel needs a column payload with the content, or columns for the members of a "
                 "JSON object"
             )
-        names = tuple(fields)
-        if "payload" not in fields:
-            return names
-        names = tuple(name for name in names if name not in POSITIONS)
-        others = [name for name in names if name not in _WRITTEN]
-        if others:
-            raise OptionError(
-                f"the column {others[0]!r} would not be written: the column payload is the whole content; "
-                "leave out one of them"
-            )
-        return names
+        return members_beside(fields, _WRITTEN, "payload")
 
     def encode(self, columns: pa.RecordBatch, stamps: Stamps) -> pa.BinaryArray:
-        names: list[str] = columns.schema.names
         processors = columns.column("processor")
         if processors.null_count:
             raise SinkError("a row has no processor: null cannot be written")
-        numbers = columns.column("number").to_pylist() if "number" in names else None
         payloads = []
-        for place, (processor, content) in enumerate(
-            zip(processors.to_pylist(), self._contents(columns), strict=True)
+        for processor, number, content in zip(
+            processors.to_pylist(), given(columns, "number"), _contents(columns), strict=True
         ):
-            number = numbers[place] if numbers is not None else None
             try:
                 if number == UNNUMBERED:
                     raise BadMessageError(f"the number of a message is 1 to {NUMBER_MAX}, not 0")
@@ -122,24 +93,6 @@ class ChannelEnvelope:
             except BadMessageError as error:
                 raise SinkError(f"a row cannot be written: {error}") from None
         return pa.array(payloads, pa.binary())
-
-    def _contents(self, columns: pa.RecordBatch) -> Iterable[Content]:
-        names: list[str] = columns.schema.names
-        if "payload" not in names:
-            inner = [name for name in names if name not in _OF_ENVELOPE]
-            for data in self._json.encode(columns.select(inner)).to_pylist():
-                yield _checked(Content(data, is_json=True))
-            return
-        column = columns.column("payload")
-        if column.null_count:
-            raise SinkError("a row has no payload: null cannot be written")
-        # A text payload is JSON and a binary one is bytes, unless the row's `is_json` says otherwise.
-        is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-        flags = (
-            columns.column("is_json").to_pylist() if "is_json" in names else [None] * len(column)
-        )
-        for data, flag in zip(column.cast(pa.binary()).to_pylist(), flags, strict=True):
-            yield _checked(Content(data, is_text if flag is None else flag))
 
 
 # Payloads → columns
@@ -172,6 +125,23 @@ def _values(field: pa.Field, found: Sequence[_Read | None]) -> list[Any]:
 
 
 # Columns → payloads
+
+
+def _contents(columns: pa.RecordBatch) -> Iterable[Content]:
+    names: list[str] = columns.schema.names
+    if "payload" not in names:
+        inner = [name for name in names if name not in _OF_ENVELOPE]
+        for data in JSON.encode(columns.select(inner)).to_pylist():
+            yield _checked(Content(data, is_json=True))
+        return
+    column = columns.column("payload")
+    if column.null_count:
+        raise SinkError("a row has no payload: null cannot be written")
+    # A text payload is JSON and a binary one is bytes, unless the row's `is_json` says otherwise.
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    rows = zip(column.cast(pa.binary()).to_pylist(), given(columns, "is_json"), strict=True)
+    for data, flag in rows:
+        yield _checked(Content(data, is_text if flag is None else flag))
 
 
 def _checked(content: Content) -> Content:

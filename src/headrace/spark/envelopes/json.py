@@ -10,7 +10,7 @@ import datetime
 import decimal
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.types import DataType
 
 from headrace.errors import SinkError
-from headrace.spark.envelopes.registry import Stamps, register_envelope
+from headrace.spark.columns import Stamps, register_envelope
 
 _decode = msgspec.json.Decoder().decode
 _decode_exactly = msgspec.json.Decoder(float_hook=decimal.Decimal).decode
@@ -49,6 +49,28 @@ class JsonEnvelope:
         except KeyError as error:
             raise SinkError(f"a row cannot be written: a map in it: {error.args[0]}") from None
         return pa.array([_encode(row) for row in rows], pa.binary())
+
+
+def decode_content(
+    contents: Iterable[bytes | str],
+    fields: Sequence[pa.Field],
+    own: Collection[str],
+    decode: Callable[[pa.Field], pa.Array],
+) -> list[pa.Array]:
+    """Decode columns of an envelope around JSON: members of the contents, and the envelope's own columns."""
+    members = [field for field in fields if field.name not in own]
+    found = JSON.decode(pa.array(contents, pa.binary()), members) if members else []
+    arrays = iter(found)
+    return [decode(field) if field.name in own else next(arrays) for field in fields]
+
+
+def given(
+    columns: pa.RecordBatch, name: str, values: Callable[[pa.Array], list[Any]] = pa.Array.to_pylist
+) -> list[Any]:
+    """Return the values of a column; a list of None if the column is missing."""
+    if name in columns.schema.names:
+        return values(columns.column(name))
+    return [None] * columns.num_rows
 
 
 def _object(payload: bytes, decode: Callable[[bytes], Any]) -> dict[str, Any]:
@@ -169,4 +191,5 @@ def _moment(value: Any, is_number: bool, *, aware: bool) -> datetime.datetime | 
     return moment if aware else moment.replace(tzinfo=None)
 
 
-register_envelope("json", JsonEnvelope())
+JSON = JsonEnvelope()
+register_envelope("json", JSON)

@@ -37,9 +37,8 @@ from headrace.payload.logux import (
     key_of,
     plain,
 )
-from headrace.spark.envelopes.json import JsonEnvelope
-from headrace.spark.envelopes.registry import Stamps, register_envelope
-from headrace.spark.sink_columns import POSITIONS
+from headrace.spark.columns import Stamps, check_own, members_beside, register_envelope
+from headrace.spark.envelopes.json import JSON, decode_content, given
 
 _OF_ENVELOPE = ("created", "id", "time", "origin")
 
@@ -61,64 +60,40 @@ class LoguxEnvelope:
         "origin": (StringType(),),
     }
 
-    def __init__(self) -> None:
-        self._json = JsonEnvelope()
-
     def decode(self, payloads: pa.BinaryArray, fields: Sequence[pa.Field]) -> list[pa.Array]:
         found = [_read(payload) for payload in payloads.to_pylist()]
-        members = [field for field in fields if field.name not in self.own]
-        columns: dict[str, pa.Array] = {}
-        if members:
-            events = [bytes(one.event) if one is not None else b"" for one in found]
-            arrays = self._json.decode(pa.array(events, pa.binary()), members)
-            columns = {field.name: array for field, array in zip(members, arrays, strict=True)}
-        for field in fields:
+
+        def own(field: pa.Field) -> pa.Array:
             if field.name == "time":
-                columns["time"] = _times(found, field.type)
-            elif field.name in self.own:
-                columns[field.name] = _texts(found, _TEXTS[field.name])
-        return [columns[field.name] for field in fields]
+                return _times(found, field.type)
+            text = _TEXTS[field.name]
+            return pa.array([text(one) if one is not None else None for one in found], pa.string())
+
+        events = (bytes(one.event) if one is not None else b"" for one in found)
+        return decode_content(events, fields, self.own, own)
 
     def members(self, fields: Mapping[str, DataType]) -> tuple[str, ...]:
-        for name, kind in fields.items():
-            kinds = self.own.get(name)
-            if kinds is None and name.lower() in self.own:
-                raise OptionError(f"write the column {name!r} as {name.lower()!r}")
-            if kinds is not None and not isinstance(kind, tuple(map(type, kinds))):
-                wanted = " or ".join(one.simpleString() for one in kinds)
-                raise OptionError(f"the column {name} must be {wanted}, not {kind.simpleString()}")
+        check_own(fields, self.own)
         if "event" not in fields and "type" not in fields:
             raise OptionError(
                 "encode = logux needs a column event with the event as JSON, or a column type and one for "
                 "each of the event's other members"
             )
-        names = tuple(fields)
-        if "event" not in fields:
-            return names
-        names = tuple(name for name in names if name not in POSITIONS)
-        others = [name for name in names if name not in self.own]
-        if others:
-            raise OptionError(
-                f"the column {others[0]!r} would not be written: the column event is the whole event; leave "
-                "out one of them"
-            )
-        return names
+        return members_beside(fields, self.own, "event")
 
     def encode(self, columns: pa.RecordBatch, stamps: Stamps) -> pa.BinaryArray:
         events = self._events(columns)
         first, now_ms = stamps.take(len(events)), time.time_ns() // 1_000_000
-        times = _given(columns, "time", _milliseconds)
         payloads = []
-        for number, (event, created, id_, ms, origin) in enumerate(
-            zip(
-                events,
-                _given(columns, "created"),
-                _given(columns, "id"),
-                times,
-                _given(columns, "origin"),
-                strict=True,
-            )
-        ):
+        rows = zip(
+            events,
+            given(columns, "created"),
+            given(columns, "id"),
+            given(columns, "time", _milliseconds),
+            given(columns, "origin"),
+            strict=True,
+        )
+        for number, (event, created, id_, ms, origin) in enumerate(rows):
             envelope = Envelope(Raw(event), origin=origin)
             try:
                 if created is None and id_ is None:
@@ -137,13 +112,13 @@ class LoguxEnvelope:
             if columns.column("type").null_count:
                 raise SinkError("a row has no type: null cannot be written")
             inner = [name for name in names if name not in _OF_ENVELOPE]
-            found: list[bytes] = self._json.encode(columns.select(inner)).to_pylist()
+            found: list[bytes] = JSON.encode(columns.select(inner)).to_pylist()
             return found
         column = columns.column("event")
         if column.null_count:
             raise SinkError("a row has no event: null cannot be written")
         events: list[bytes] = column.cast(pa.binary()).to_pylist()
-        for event, kind in zip(events, _given(columns, "type"), strict=True):
+        for event, kind in zip(events, given(columns, "type"), strict=True):
             try:
                 check_event(event)
             except BadEnvelopeError as error:
@@ -212,10 +187,6 @@ _TEXTS: dict[str, Callable[[Envelope], str | None]] = {
 }
 
 
-def _texts(found: Iterable[Envelope | None], text: Callable[[Envelope], str | None]) -> pa.Array:
-    return pa.array([text(one) if one is not None else None for one in found], pa.string())
-
-
 def _times(found: Iterable[Envelope | None], kind: pa.DataType) -> pa.Array:
     ms = np.array([_ms(one) for one in found], np.float64)
     if pa.types.is_floating(kind):
@@ -241,22 +212,13 @@ def _ms(envelope: Envelope | None) -> Number | None:
 # Columns → payloads
 
 
-def _given(
-    columns: pa.RecordBatch, name: str, values: Callable[[pa.Array], list[Any]] = pa.Array.to_pylist
-) -> list[Any]:
-    """Return the values of a column; a list of None if the column is missing."""
-    if name in columns.schema.names:
-        return values(columns.column(name))
-    return [None] * columns.num_rows
-
-
 def _milliseconds(times: pa.Array) -> list[Number | None]:
     if pa.types.is_timestamp(times.type):
         us = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()).to_pylist()
         return [plain(one / 1000) if one is not None else None for one in us]
     found: list[Number | None] = times.to_pylist()
     if any(one is not None and not abs(one) < _WHOLE_MAX for one in found):
-        raise SinkError("a row's time is no number of milliseconds since 1970")
+        raise SinkError("a row's time is not a number of milliseconds since 1970")
     return [plain(one) if one is not None else None for one in found]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headrace.reader.http_client import HttpClient, ServerError
-from headrace.reader.selection import LogLocation
+from headrace.reader.view import LogLocation
 from headrace.testing import hold_port
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -98,7 +98,7 @@ def test_the_next_server_is_asked_when_the_first_is_gone(serve, send):
     with hold_port() as gone:
         address = f"http://127.0.0.1:{gone.getsockname()[1]}"
         one = client(address, serve(OK + b"Content-Length: 2\r\n\r\n{}"))
-        found = one.json("GET", "/", {}) if send == "json" else one.upload("/", b"x")
+        found = one.json("GET", "/", {}) if send == "json" else one.json("POST", "/", {}, b"x")
         assert found == {}
         one.close()
 

@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from headrace.lake.errors import in_a_sentence
-from headrace.lake.files.sorted_file import SortedFile
+from headrace.lake.files.writing import SortedFile
 from headrace.lake.format import DamagedTableError, LakeError, Shape, plain
 from headrace.lake.formats import parquet as registry
 from headrace.lake.states import StatesWriter

@@ -14,10 +14,10 @@ from headrace.log.read.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
 from headrace.log.records import split_records
 from headrace.model import PAYLOAD_BYTES_MAX
 from headrace.payload.checks import UPLOAD_CHECKS
-from headrace.reader import encode as module
-from headrace.reader.encode import EncodedBlock, encode_batch
-from headrace.spark.envelopes.registry import Stamps
-from headrace.spark.sink_columns import WrittenColumns
+from headrace.reader import upload as module
+from headrace.reader.upload import EncodedBlock, encode_batch
+from headrace.spark.columns import Stamps
+from headrace.spark.sink import WrittenColumns
 
 
 def received(blocks: Iterable[EncodedBlock]) -> dict[str, list[bytes]]:

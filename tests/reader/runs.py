@@ -7,7 +7,7 @@ from crc32c import crc32c
 from headrace.log.read.index import Row, encode_row
 from headrace.log.records import pack_record
 from headrace.model import Position
-from headrace.reader.index_rows import parse
+from headrace.reader.decode import parse
 from headrace.reader.view import LogBlock, LogRange
 
 Runs = Sequence[Sequence[bytes]]

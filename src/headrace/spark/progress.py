@@ -1,10 +1,13 @@
-"""Detection of a second query that uses the same `groupId`, on this machine or on another.
+"""Progress of a streaming query: the offset in its checkpoint, and its cursors on the server.
 
-A stream's `groupId` belongs to one query at a time. On one machine, a file is locked while a query runs; the
-system releases the lock when the process ends in any way. A query on another machine is detected by the
-cursor of the group, which `track` moves: the cursor is never ahead of what its own query has read.
+Spark stores only the end of each batch, which is the start of the next. Therefore the offset also contains,
+under `joined`, the start of each topic that the batch is the first to read. A repeated batch then reads the
+same records again, even if the options or the log have changed.
 
-`track` reports the progress of streaming queries to the server, as cursors of named readers.
+`track` reports the progress to the server, as cursors of named readers. The `groupId` of a stream belongs to
+one query at a time. On one machine, a file is locked while a query runs; the system releases the lock when
+the process ends in any way. A query on another machine is detected by the cursor of the group: it is never
+ahead of what its own query has read.
 """
 
 import atexit
@@ -23,15 +26,75 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from headrace.errors import HeadraceError
-from headrace.model import Position
+from headrace.model import Position, present_name
 from headrace.reader.http_client import HttpClient, ServerError
-from headrace.reader.selection import SourceOptions, parse_place
-from headrace.reader.view import SourceError
-from headrace.spark.offsets import decode_offset, group_of
+from headrace.reader.planning import Positions, SourceOptions
+from headrace.reader.view import SourceError, parse_place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+logger = logging.getLogger(__name__)
+
+FORMAT = 2
+"""Current format. In format 1, reserved topics have the names `channel/…` and `logux/…` of earlier versions.
+"""
+_FORMATS = (1, 2)
+
+Offset = dict[str, Any]
+
+
+def encode_offset(
+    positions: Positions, group: str, joined: Positions | None = None, *, initial: bool = False
+) -> Offset:
+    """Encode an offset with its topics sorted by name: Spark compares offsets as text."""
+    offset: Offset = {"format": FORMAT, "group": group, "topics": _encode(positions)}
+    if joined:
+        offset["joined"] = _encode(joined)
+    if initial:
+        offset["initial"] = True
+    return offset
+
+
+def _encode(positions: Positions) -> dict[str, list[int]]:
+    return {name: list(positions[name]) for name in sorted(positions)}
+
+
+def decode_offset(offset: Mapping[str, Any]) -> Positions:
+    if offset.get("format") not in _FORMATS:
+        raise SourceError(
+            f"the checkpoint holds an offset of format {offset.get('format')}, this version reads "
+            f"{FORMAT}: start the query with a new checkpoint, or with the version that wrote it"
+        )
+    return _decode(offset, "topics")
+
+
+def joined_in(offset: Mapping[str, Any]) -> Positions:
+    """Return the topics that the batch is the first to read, with their start positions."""
+    return _decode(offset, "joined")
+
+
+def is_initial(offset: Mapping[str, Any]) -> bool:
+    """True if the offset is the start of a query.
+
+    No checkpoint contains such an offset, and Spark may ask for it again.
+    """
+    return bool(offset.get("initial"))
+
+
+def _decode(offset: Mapping[str, Any], key: str) -> Positions:
+    found = {name: Position(*position) for name, position in offset.get(key, {}).items()}
+    if offset.get("format") == 1:
+        return {present_name(name.encode()).decode(): at for name, at in found.items()}
+    return found
+
+
+def group_of(offset: Mapping[str, Any]) -> str:
+    """Return the query's name as a reader; empty if it has none."""
+    return str(offset.get("group", "")) if offset.get("format") in _FORMATS else ""
+
+
+# Groups
 
 LOCK_WAIT_S = 10.0
 """Time to wait for the lock of a query that was stopped or killed just now."""
@@ -130,7 +193,7 @@ def _lock(options: SourceOptions) -> int:
         time.sleep(_POLL_S)
 
 
-logger = logging.getLogger(__name__)
+# Reports to the server
 
 _POSITIONS_AT_ONCE = 1000
 _LAST_WORDS_MS = 10_000
@@ -177,14 +240,11 @@ class _Tracker(StreamingQueryListener):
                     self._send(f"group:{group}", offset)
                     self._sent[group] = offset
             except (HeadraceError, ValueError, TypeError) as error:
-                logger.warning("the progress of a query could not be kept: %s", error)
+                logger.warning("the progress of a query could not be stored: %s", error)
 
     def _send(self, reader: str, offset: dict[str, Any]) -> None:
         positions = [{"topic": name, **at._asdict()} for name, at in decode_offset(offset).items()]
-        client = HttpClient(self._place, retry_s=_RETRY_S)
-        try:
+        with contextlib.closing(HttpClient(self._place, retry_s=_RETRY_S)) as client:
             for first in range(0, len(positions), _POSITIONS_AT_ONCE):
                 some = positions[first : first + _POSITIONS_AT_ONCE]
                 client.json("POST", "/v1/cursors", {}, {"reader": reader, "positions": some})
-        finally:
-            client.close()

@@ -17,7 +17,7 @@ from headrace.reader import decode as module
 from headrace.reader.decode import DamageError, DecodedRecords, boundaries, decode, to_batch
 from headrace.reader.view import DamagedRange, LogBlock
 from headrace.spark.columns import SCHEMA
-from tests.spark_units.runs import block, flipped, packed, whole
+from tests.reader.runs import block, flipped, packed, whole
 
 payload = st.integers(0, 2000).map(lambda size: bytes([size % 251]) * size)
 alike = st.tuples(st.integers(0, 2000), st.integers(1, 60)).map(lambda p: [bytes(p[0])] * p[1])
@@ -153,7 +153,7 @@ def test_bytes_with_a_right_checksum_that_are_no_records_are_damage():
     wrong = block([[b"abc"]])
     data, changed = wrong.data, wrong.rows.copy()
     changed["count"] = 2
-    with pytest.raises(DamageError, match="bytes are no records"):
+    with pytest.raises(DamageError, match="these bytes are not records"):
         list(decode(whole(wrong), iter([LogBlock(changed, data, "x")]), verify=True))
     assert list(decode(whole(wrong), iter([LogBlock(changed, data, "x")]), verify=False)) == []
 

@@ -11,6 +11,8 @@ from headrace.errors import OptionError
 from headrace.model import JUMP, Position
 from headrace.reader.planning import (
     CUT_TOPICS_MAX,
+    SourceOptions,
+    Where,
     check_positions,
     gone_error,
     kept,
@@ -21,11 +23,10 @@ from headrace.reader.planning import (
     plan_batch,
     ranges_between,
 )
-from headrace.reader.selection import SourceOptions, Where
 from headrace.reader.view import DamagedRange, DataLossError, LogBlock, LogRange, TopicState
 from headrace.spark.options import parse_source
-from tests.spark_units.conftest import Filled
-from tests.spark_units.test_logs import NAMES, read
+from tests.reader.conftest import Filled
+from tests.reader.test_logs import NAMES, read
 
 RECORD_BYTES = 10
 
@@ -255,7 +256,9 @@ def of(epoch: int, ordinal: int) -> Position:
 def test_a_topic_made_anew_has_begun_where_the_old_one_ended():
     anew = {"t": TopicState("t", of(2, 10), of(2, 20))}
     check_positions({"t": of(1, 10)}, anew, None)
-    with pytest.raises(DataLossError, match=r"3 records of topic 't' .* it was made anew"):
+    with pytest.raises(
+        DataLossError, match=r"3 records of topic 't' .* it was destroyed and created again"
+    ):
         check_positions({"t": of(1, 7)}, anew, None)
 
 

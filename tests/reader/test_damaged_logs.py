@@ -13,16 +13,21 @@ from headrace import connect_blocking
 from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, decode_rows
 from headrace.reader.decode import DamageError, decode
 from headrace.reader.files import FileLog
-from headrace.reader.open_log import open_log
-from headrace.reader.selection import LogLocation
-from headrace.reader.view import DataLossError, LogRange, LogView, SourceError
+from headrace.reader.view import (
+    DataLossError,
+    LogLocation,
+    LogRange,
+    LogView,
+    SourceError,
+    open_log,
+)
 from headrace.spark.columns import SCHEMA
 from headrace.spark.options import parse_source
 from headrace.spark.reader import PartReader, ReadPartition
 from headrace.testing import ServerProcess, wait_until
-from tests.spark_units.conftest import VIEWS, Filled, Record, start_server, view_of
-from tests.spark_units.runs import flipped
-from tests.spark_units.test_logs import read, state_of
+from tests.reader.conftest import VIEWS, Filled, Record, start_server, view_of
+from tests.reader.runs import flipped
+from tests.reader.test_logs import read, state_of
 from tests.system.support import destroy, get_json
 
 Harm = Callable[[Path, Callable[[bytes], bytes]], None]

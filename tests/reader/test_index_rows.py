@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from headrace.log.read.index import ROW_BYTES, Row
 from headrace.model import JUMP
-from headrace.reader.index_rows import RowGap, Stretch, parse, stretches
-from tests.spark_units.runs import flipped, index, packed
+from headrace.reader.decode import RowGap, Stretch, parse, stretches
+from tests.reader.runs import flipped, index, packed
 
 RUNS = [[b"a"] * 3, [b"bb"], [b""] * 5, [b"dddd"] * 2, [b"e"]]
 ROWS, DATA = packed(RUNS, offset=1000, ordinal=70)

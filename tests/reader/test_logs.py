@@ -12,10 +12,9 @@ from headrace.model import Position
 from headrace.reader.decode import decode
 from headrace.reader.files import FileLog
 from headrace.reader.http_client import ServerError
-from headrace.reader.selection import LogLocation
 from headrace.reader.server import ServerLog
-from headrace.reader.view import DataLossError, LogRange, LogView, TopicState
-from tests.spark_units.conftest import Filled, Record
+from headrace.reader.view import DataLossError, LogLocation, LogRange, LogView, TopicState
+from tests.reader.conftest import Filled, Record
 
 NAMES = ["anew", "many", "one", "short/many", "é/☃ +&%"]
 
