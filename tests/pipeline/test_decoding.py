@@ -14,7 +14,7 @@ from headrace.errors import OptionError
 from headrace.lake.format import SCHEMA, LakeError, Shape
 from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.pipeline import audit, compact, export
-from headrace.pipeline.decoding import Decoding, shape_of
+from headrace.pipeline.export.task import Decoding, shape_of
 from headrace.pipeline.tasks import LocalRunner
 from headrace.reader.decode import DecodedRecords
 from tests.pipeline.meddling import tree

@@ -11,7 +11,8 @@ import typer
 
 from headrace import __version__
 from headrace.cli.common import options
-from headrace.cli.common.output import CommandError, ProgressBar, counted, moment, note, size
+from headrace.cli.common.output import CommandError, ProgressBar, moment, note
+from headrace.printing import counted, size
 
 if TYPE_CHECKING:
     from headrace.log.backup.backup import BackupManifest

@@ -7,8 +7,8 @@ import typer
 
 from headrace.cli.common import options
 from headrace.cli.common.http_api import request
-from headrace.cli.common.output import UsageError, counted, note
-from headrace.printing import printable, quoted
+from headrace.cli.common.output import UsageError, note
+from headrace.printing import counted, printable, quoted
 
 
 def delete(

@@ -8,8 +8,8 @@ import msgspec
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.output import ProgressBar, counted, size
-from headrace.printing import printable
+from headrace.cli.common.output import ProgressBar
+from headrace.printing import counted, printable, size
 
 if TYPE_CHECKING:
     from headrace.log.verify.report import Report

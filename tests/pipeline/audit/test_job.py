@@ -30,8 +30,8 @@ from headrace.pipeline.audit import log as audit_log
 from headrace.pipeline.audit import tasks as audit_tasks
 from headrace.pipeline.audit.job import audit
 from headrace.pipeline.audit.plan import AuditReport, Finding, TopicAudit
-from headrace.pipeline.export.job import APP
-from headrace.pipeline.tasks import LocalRunner
+from headrace.pipeline.job import EXPORT_APP as APP
+from headrace.pipeline.tasks import LocalRunner, NotSharedError
 from headrace.testing.store import StepStore
 from tests.lake.rows import rows, write
 
@@ -568,7 +568,7 @@ def test_executors_that_see_another_directory_are_told_apart_from_damage(data):
             moved = [work._replace(root="/nowhere") for work in works]
             return super().run(moved, function, progress)
 
-    with pytest.raises(audit_tasks.NotThereError, match="mount it there at the same place"):
+    with pytest.raises(NotSharedError, match="mount it there at the same place"):
         look(data_dir=data, runner=Elsewhere())
 
 

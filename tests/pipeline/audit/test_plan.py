@@ -207,7 +207,7 @@ def test_what_is_covered_is_said_of_one_topic():
 
 def test_what_is_covered_is_said_of_each_topic_and_summed_up_for_very_many():
     *each, verdict = report(topic("a"), topic("b\n"))
-    assert each[1] == "  'b\\n': lake offsets 0 to 100, log offsets 60 to 200, ordinals 0 to 20"
+    assert each[1] == '  "b\\n": lake offsets 0 to 100, log offsets 60 to 200, ordinals 0 to 20'
     assert verdict == (
         "nothing lost: 2 topics, 40 records, 2 segments, 3 files of the lake, 80 bytes the same in both"
     )

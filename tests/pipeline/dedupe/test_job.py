@@ -17,7 +17,7 @@ from headrace.lake.deduped import APP, DedupedTable
 from headrace.lake.format import LakeError, Shape
 from headrace.lake.manifests import HIDDEN
 from headrace.lake.ownership import Lock
-from headrace.pipeline.compact.job import compact
+from headrace.pipeline.compact import compact
 from headrace.pipeline.dedupe import plan as dedupe_plan
 from headrace.pipeline.dedupe.job import dedupe
 from headrace.pipeline.export.job import export

@@ -29,8 +29,8 @@ from headrace.lake.formats.delta import DeltaLake
 from headrace.lake.manifests import HIDDEN
 from headrace.lake.ownership import Lock
 from headrace.pipeline import export
-from headrace.pipeline.export.job import APP
-from headrace.pipeline.kill_points import Points
+from headrace.pipeline.job import EXPORT_APP as APP
+from headrace.pipeline.job import Points
 from headrace.pipeline.tasks import JobError, LocalRunner, SparkRunner
 from headrace.reader.decode import DamageError
 from headrace.reader.http_client import HttpClient
@@ -565,7 +565,7 @@ def test_an_export_that_goes_on_waits_for_a_server_that_is_away(
     wait_until(lambda: len(rows_of(lake)) == published.records, 120, "the first batch")
     for _ in range(2):
         own_server.kill()
-        wait_until(lambda: "is tried again until it answers" in caplog.text, 120, "a warning")
+        wait_until(lambda: "retrying until it answers" in caplog.text, 120, "a warning")
         own_server.start()
         published.more(5)
         wait_until(lambda: len(rows_of(lake)) == published.records, 120, "another batch")
@@ -586,7 +586,7 @@ def test_a_driver_killed_with_all_its_processes_while_tasks_write(published, tmp
     (points / "stop-writing").touch()
     given = {"url": published.server.http_url, "pattern": published.pattern, "part_bytes": 4000}
     script = (
-        "from headrace.pipeline import export; from headrace.pipeline.kill_points import Points\n"
+        "from headrace.pipeline import export; from headrace.pipeline.job import Points\n"
         f"export({str(lake)!r}, **{given!r}, master='local[2]', points=Points({str(points)!r}))"
     )
     driver = subprocess.Popen(

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import BadTopicNameError, OptionError
 from headrace.lake.format import LakeError
-from headrace.pipeline.compact.job import compact
+from headrace.pipeline.compact import compact
 from headrace.pipeline.replay.job import replay
 from headrace.pipeline.tasks import JobError, LocalRunner
 from headrace.reader.http_client import HttpClient, ServerError
@@ -217,7 +217,7 @@ def test_a_damaged_note_is_named(server, made, target):
 
 KILLED = """
 import sys
-from headrace.pipeline import replay_plan
+from headrace.pipeline.replay import plan as replay_plan
 from headrace.pipeline.replay.job import replay
 from headrace.pipeline.tasks import LocalRunner
 replay_plan.CUT_BYTES = int(sys.argv[4])

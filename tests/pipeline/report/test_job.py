@@ -10,7 +10,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.errors import HeadraceError
-from headrace.pipeline.compact.job import compact
+from headrace.pipeline.compact import compact
 from headrace.pipeline.export.job import export
 from headrace.pipeline.report.data import ReportData
 from headrace.pipeline.report.job import report

@@ -31,7 +31,7 @@ from headrace.pipeline.aggregate.fold import (
     needs_of,
     reads,
 )
-from headrace.pipeline.kill_points import Points
+from headrace.pipeline.job import Points
 from headrace.pipeline.staging import Batches, Places, WorkFile, read_staged
 from headrace.reader.decode import DecodedRecords, decode
 from headrace.reader.open_log import open_log

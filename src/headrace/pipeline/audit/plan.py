@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from headrace.log.verify.report import VerifiedRange
 from headrace.model import JUMP
-from headrace.pipeline.report.words import counted
+from headrace.printing import counted, printable
 
 LINES_MAX = 100
 """Number of topics that are listed by name; of the others, only the number is shown."""
@@ -143,11 +143,6 @@ class AuditReport(Struct):
         if compared:
             parts.append(f"{compared:,} bytes the same in both")
         return ", ".join(parts)
-
-
-def printable(name: str) -> str:
-    """Return a name that is safe to show: control characters must not reach a terminal."""
-    return name if name.isprintable() else repr(name)
 
 
 # Manifests of batches, and contents of files

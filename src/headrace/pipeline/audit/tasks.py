@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from headrace.errors import HeadraceError
 from headrace.log.catalogue.rows import SegmentRow, TopicRow
 from headrace.log.layout import Layout
 from headrace.log.read.index import (
@@ -29,6 +28,7 @@ from headrace.log.records import holds
 from headrace.log.verify.report import Findings, VerifiedRange
 from headrace.log.verify.segments import SegmentCheck, SegmentWork
 from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES
+from headrace.pipeline.tasks import NotSharedError
 from headrace.reader.decode import boundaries
 from headrace.reader.index_rows import Rows, is_gap, parse
 from headrace.reader.selection import LogLocation
@@ -80,10 +80,6 @@ class SegmentsWork(NamedTuple):
     works: tuple[SegmentWork, ...]
 
 
-class NotThereError(HeadraceError):
-    """The executors see another directory than the driver: name one on storage that all of them share."""
-
-
 def check_pieces(work: PiecesWork) -> list[Chain | None]:
     """Check pieces of segments; the result is None for each piece that may be damaged."""
     layout = _layout(work.root)
@@ -127,7 +123,7 @@ def sound_segment(
 def _layout(root: str) -> Layout:
     layout = Layout(Path(root))
     if not layout.segments.is_dir():
-        raise NotThereError(
+        raise NotSharedError(
             f"{root} is no data directory for Spark's executors: mount it there at the same place, or give "
             "the server's address"
         )

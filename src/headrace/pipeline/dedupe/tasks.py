@@ -24,7 +24,7 @@ from headrace.lake.format import Shape
 from headrace.lake.manifests import HIDDEN
 from headrace.pipeline.dedupe.keys import Key, Words, hashes, identities, topic_hash
 from headrace.pipeline.dedupe.plan import BUCKETS_MAX, KeyRows, Keys, Numbers, decide
-from headrace.pipeline.kill_points import Points
+from headrace.pipeline.job import Points
 from headrace.pipeline.staging import Batches, Places, WorkFile, read_staged
 from headrace.reader.selection import TopicSelection
 
