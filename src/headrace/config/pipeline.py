@@ -32,14 +32,14 @@ class LakePartition(StrEnum):
     TOPIC = "topic"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Option:
     """Description of an option."""
 
     help: str
-    flag: str = ""
-    """Flag of the command line. An option with a `metavar` and without a flag is a positional argument."""
-    metavar: str = ""
+    usage: str = ""
+    """Flag with its value, such as `--lake DIR`, or a positional argument; empty if it has neither."""
+    _: KW_ONLY
     setting: str = ""
     """Name in `[pipeline]`; several jobs may share one."""
     otherwise: str = ""
@@ -53,51 +53,61 @@ class Option:
     keyword: Callable[[Any], Any] = lambda value: value
     """Turns the value of the setting into the keyword of the Python function."""
 
+    @property
+    def flag(self) -> str:
+        return self.usage.split(" ")[0] if self.usage.startswith("--") else ""
+
+    @property
+    def metavar(self) -> str:
+        return self.usage.removeprefix(self.flag).strip()
+
 
 Directory = str | Path
 Moment = datetime | int
 """Time with a zone or in UTC, or milliseconds since 1970."""
 
+
+def _size(help_: str, usage: str = "", *, setting: str) -> Option:
+    return Option(help_, usage, setting=setting, unit=BYTES, ge=1, le=NUMBER_MAX)
+
+
+def _data_dir(help_: str) -> Option:
+    return Option(help_, "--data-dir DIR")
+
+
 # Options of several jobs.
 
-Topics = Annotated[Iterable[str], Option(help="Only these topics.", metavar="TOPIC")]
+Topics = Annotated[Iterable[str], Option("Only these topics.", "TOPIC")]
 Pattern = Annotated[
     str,
     Option(
-        help="Only topics whose whole name matches this regular expression; all topics if it is empty.",
-        flag="--pattern",
-        metavar="RE",
+        "Only topics whose whole name matches this regular expression; all topics if it is empty.",
+        "--pattern RE",
         setting="pattern",
     ),
 ]
-Lake = Annotated[
-    Directory,
-    Option(help="Directory of the lake.", flag="--lake", metavar="DIR", setting="lake"),
-]
+Lake = Annotated[Directory, Option("Directory of the lake.", "--lake DIR", setting="lake")]
 Url = Annotated[
     str,
     Option(
-        help="The server's HTTP address.",
-        flag="--http",
-        metavar="HOST:PORT",
+        "The server's HTTP address.",
+        "--http HOST:PORT",
         otherwise="env HEADRACE_HTTP, else 127.0.0.1:8121",
     ),
 ]
 Token = Annotated[
     str,
     Option(
-        help="The server's access token; other users of this machine can see it here.",
-        flag="--token",
-        metavar="TOKEN",
+        "The server's access token; other users of this machine can see it here.",
+        "--token TOKEN",
         otherwise="env HEADRACE_TOKEN",
     ),
 ]
 EveryS = Annotated[
     float,
     Option(
-        help="Time between batches of an export, and between commits of `aggregate --stream`.",
-        flag="--every",
-        metavar="DURATION",
+        "Time between batches of an export, and between commits of `aggregate --stream`.",
+        "--every DURATION",
         setting="every_s",
         unit=SECONDS,
         ge=0,
@@ -106,33 +116,21 @@ EveryS = Annotated[
 ]
 BatchBytes = Annotated[
     int,
-    Option(
-        help="How much of the log one batch reads, up to the end of a record.",
-        flag="--batch-bytes",
-        metavar="SIZE",
+    _size(
+        "How much of the log one batch reads, up to the end of a record.",
+        "--batch-bytes SIZE",
         setting="batch_bytes",
-        unit=BYTES,
-        ge=1,
-        le=NUMBER_MAX,
     ),
 ]
 TaskBytes = Annotated[
     int,
-    Option(
-        help="About how much one task reads; an exported file has about this size.",
-        setting="part_bytes",
-        unit=BYTES,
-        ge=1,
-        le=NUMBER_MAX,
+    _size(
+        "About how much one task reads; an exported file has about this size.", setting="part_bytes"
     ),
 ]
 EVERY_S = 5.0
 BATCH_BYTES = 1 << 30
 TASK_BYTES = 64 << 20
-
-
-def _data_dir(help_: str) -> Option:
-    return Option(help=help_, flag="--data-dir", metavar="DIR")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +140,8 @@ class JobOptions:
     master: Annotated[
         str,
         Option(
-            help="Where Spark runs: on this machine, or the address of a cluster.",
-            flag="--master",
-            metavar="URL",
+            "Where Spark runs: on this machine, or the address of a cluster.",
+            "--master URL",
             setting="master",
         ),
     ] = "local[*]"
@@ -159,9 +156,8 @@ class ExportOptions(JobOptions):
     format: Annotated[
         str,
         Option(
-            help="Format of a new lake: delta, parquet or iceberg. auto: the lake's format, or delta.",
-            flag="--format",
-            metavar="NAME",
+            "Format of a new lake: delta, parquet or iceberg. auto: the lake's format, or delta.",
+            "--format NAME",
             setting="format",
             values=LakeFormat,
             keyword=str,
@@ -170,8 +166,8 @@ class ExportOptions(JobOptions):
     by_topic: Annotated[
         bool | None,
         Option(
-            help="Partitions of a new lake: by date, or with --by-topic by topic and date.",
-            flag="--by-topic",
+            "Partitions of a new lake: by date, or with --by-topic by topic and date.",
+            "--by-topic",
             setting="partition",
             values=LakePartition,
             keyword={
@@ -184,37 +180,33 @@ class ExportOptions(JobOptions):
     decode: Annotated[
         str,
         Option(
-            help="Kind of payloads, to add columns that are decoded from them: json, logux or channel.",
-            flag="--decode",
-            metavar="NAME",
+            "Kind of payloads, to add columns that are decoded from them: json, logux or channel.",
+            "--decode NAME",
             setting="decode",
         ),
     ] = ""
     schema: Annotated[
         str,
         Option(
-            help="Decoded columns, such as 'id bigint, tags array<string>'; all known ones if it is empty.",
-            flag="--schema",
-            metavar="COLUMNS",
+            "Decoded columns, such as 'id bigint, name string'; all known ones if it is empty.",
+            "--schema COLUMNS",
             setting="schema",
         ),
     ] = ""
     once: Annotated[
-        bool,
-        Option(help="Stop when the lake has all records that the log has now.", flag="--once"),
+        bool, Option("Stop when the lake has all records that the log has now.", "--once")
     ] = True
     every_s: EveryS = EVERY_S
     batch_bytes: BatchBytes = BATCH_BYTES
     part_bytes: TaskBytes = TASK_BYTES
     skip_lost: Annotated[
-        bool,
-        Option(help="Continue without records that are deleted or damaged.", flag="--skip-lost"),
+        bool, Option("Continue without records that are deleted or damaged.", "--skip-lost")
     ] = False
     take_over: Annotated[
         bool,
         Option(
-            help="Make this the lake that the server's retention waits for, in place of another one.",
-            flag="--take-over",
+            "Make this the lake that the server's retention waits for, in place of another one.",
+            "--take-over",
         ),
     ] = False
     url: Url = ""
@@ -233,23 +225,18 @@ class CompactOptions(JobOptions):
     _: KW_ONLY
     file_bytes: Annotated[
         int,
-        Option(
-            help="Size of merged files. Files of half this size or more stay as they are.",
-            flag="--file-bytes",
-            metavar="SIZE",
+        _size(
+            "Size of merged files. Files of half this size or more stay as they are.",
+            "--file-bytes SIZE",
             setting="file_bytes",
-            unit=BYTES,
-            ge=1,
-            le=NUMBER_MAX,
         ),
     ] = 128 << 20
     sweep_after_s: Annotated[
         float,
         Option(
             # Files that an export has not committed yet are not in the table either.
-            help="Age at which files are deleted that the table no longer names; an hour at least.",
-            flag="--sweep-after",
-            metavar="DURATION",
+            "Age at which files are deleted that the table no longer names; an hour at least.",
+            "--sweep-after DURATION",
             setting="sweep_after_s",
             unit=SECONDS,
             ge=3600,
@@ -257,7 +244,7 @@ class CompactOptions(JobOptions):
         ),
     ] = 604_800.0
     dry_run: Annotated[
-        bool, Option(help="Print what there is to do, and change nothing.", flag="--dry-run")
+        bool, Option("Print what there is to do, and change nothing.", "--dry-run")
     ] = False
 
 
@@ -267,9 +254,8 @@ class DedupeOptions(JobOptions):
     into: Annotated[
         Directory,
         Option(
-            help="Directory of the table without duplicates; created if it is missing.",
-            flag="--into",
-            metavar="DIR",
+            "Directory of the table without duplicates; created if it is missing.",
+            "--into DIR",
             setting="dedupe_into",
         ),
     ]
@@ -278,30 +264,25 @@ class DedupeOptions(JobOptions):
     key: Annotated[
         str,
         Option(
-            help="Column of the lake that identifies a row; `payload` is one.",
-            flag="--key",
-            metavar="COLUMN",
+            "Column of the lake that identifies a row; `payload` is one.",
+            "--key COLUMN",
             setting="dedupe_key",
         ),
     ] = ""
     json_path: Annotated[
         str,
         Option(
-            help="Place in JSON payloads of the value that identifies a row, such as $.order.id.",
-            flag="--json-path",
-            metavar="PATH",
+            "Place in JSON payloads of the value that identifies a row, such as $.order.id.",
+            "--json-path PATH",
             setting="dedupe_json_path",
         ),
     ] = ""
-    payload: Annotated[
-        bool, Option(help="Identify rows by their whole payload.", flag="--payload")
-    ] = False
+    payload: Annotated[bool, Option("Identify rows by their whole payload.", "--payload")] = False
     window_s: Annotated[
         float | None,
         Option(
-            help="How long a key counts after a row that is kept; for ever with `--window all`, or 0.",
-            flag="--window",
-            metavar="DURATION",
+            "How long a key counts after a row that is kept; for ever with `--window all`, or 0.",
+            "--window DURATION",
             setting="dedupe_window_s",
             unit=SECONDS,
             ge=0,
@@ -316,41 +297,29 @@ class DedupeOptions(JobOptions):
 @dataclass(frozen=True)
 class ReplayOptions(JobOptions):
     lake: Lake
-    topic: Annotated[str, Option(help="Topic in the lake.", metavar="TOPIC")]
-    to: Annotated[str, Option(help="Topic to publish to.", flag="--to", metavar="TOPIC")]
+    topic: Annotated[str, Option("Topic in the lake.", "TOPIC")]
+    to: Annotated[str, Option("Topic to publish to.", "--to TOPIC")]
     _: KW_ONLY
-    from_offset: Annotated[
-        int | None, Option(help="Begin at this offset.", flag="--from-offset", metavar="N", ge=0)
-    ] = None
-    to_offset: Annotated[
-        int | None, Option(help="End before this offset.", flag="--to-offset", metavar="N", ge=1)
-    ] = None
+    from_offset: Annotated[int | None, Option("Begin at this offset.", "--from-offset N", ge=0)] = (
+        None
+    )
+    to_offset: Annotated[int | None, Option("End before this offset.", "--to-offset N", ge=1)] = (
+        None
+    )
     since: Annotated[
         Moment | None,
-        Option(
-            help="Begin at this time: an ISO 8601 time, or milliseconds since 1970.",
-            flag="--since",
-            metavar="TIME",
-        ),
+        Option("Begin at this time: an ISO 8601 time, or milliseconds since 1970.", "--since TIME"),
     ] = None
-    until: Annotated[
-        Moment | None, Option(help="End before this time.", flag="--until", metavar="TIME")
-    ] = None
+    until: Annotated[Moment | None, Option("End before this time.", "--until TIME")] = None
     rate: Annotated[
         float | None,
-        Option(
-            help="Records per second; as fast as possible by default.",
-            flag="--rate",
-            metavar="N",
-            gt=0,
-        ),
+        Option("Records per second; as fast as possible by default.", "--rate N", gt=0),
     ] = None
     name: Annotated[
         str,
         Option(
-            help="Name that makes this another replay than earlier ones with the same options.",
-            flag="--name",
-            metavar="NAME",
+            "Name that makes this another replay than earlier ones with the same options.",
+            "--name NAME",
         ),
     ] = ""
     url: Url = ""
@@ -359,16 +328,12 @@ class ReplayOptions(JobOptions):
 
 @dataclass(frozen=True)
 class ReportOptions(JobOptions):
-    out: Annotated[
-        Directory,
-        Option(help="File of the page.", flag="--out", metavar="FILE", setting="report_out"),
-    ] = "report.html"
+    out: Annotated[Directory, Option("File of the page.", "--out FILE", setting="report_out")] = (
+        "report.html"
+    )
     topics: Topics = ()
     _: KW_ONLY
-    json: Annotated[
-        Directory,
-        Option(help="File for the same numbers as JSON.", flag="--json", metavar="FILE"),
-    ] = ""
+    json: Annotated[Directory, Option("File for the same numbers as JSON.", "--json FILE")] = ""
     pattern: Pattern = ""
     lake: Lake = ""
     url: Url = ""
@@ -388,9 +353,8 @@ class StatesOptions(JobOptions):
     reducer: Annotated[
         str,
         Option(
-            help="How messages become a state: last, count, merge, map, or module:function.",
-            flag="--reducer",
-            metavar="NAME",
+            "How messages become a state: last, count, merge, map, or module:function.",
+            "--reducer NAME",
             setting="reducer",
         ),
     ]
@@ -398,8 +362,8 @@ class StatesOptions(JobOptions):
     publish: Annotated[
         bool,
         Option(
-            help="Send states to the server as snapshots, for channels with the reducer `uploaded`.",
-            flag="--publish",
+            "Send states to the server as snapshots, for channels with the reducer `uploaded`.",
+            "--publish",
         ),
     ] = False
     task_bytes: TaskBytes = TASK_BYTES
@@ -414,9 +378,8 @@ class StatesOptions(JobOptions):
 StatesInto = Annotated[
     Directory,
     Option(
-        help="Directory of the table of states; created if it is missing.",
-        flag="--into",
-        metavar="DIR",
+        "Directory of the table of states; created if it is missing.",
+        "--into DIR",
         setting="aggregate_into",
     ),
 ]
@@ -447,18 +410,16 @@ class AuditOptions(JobOptions):
     data_dir: Annotated[
         Directory,
         Option(
-            help="Read the log in this data directory.",
-            flag="--data-dir",
-            metavar="DIR",
+            "Read the log in this data directory.",
+            "--data-dir DIR",
             otherwise="data_dir, if it exists",
         ),
     ] = ""
     url: Annotated[
         str,
         Option(
-            help="Read the log from this server.",
-            flag="--http",
-            metavar="HOST:PORT",
+            "Read the log from this server.",
+            "--http HOST:PORT",
             otherwise="if there is no data directory",
         ),
     ] = ""

@@ -61,7 +61,7 @@ class Given:
                 value = option.keyword(getattr(self.settings, option.setting))
             if field.is_required and not value:
                 raise UsageError(
-                    f"{option.flag} {option.metavar} is missing: give it, or set {option.setting} in "
+                    f"{option.usage} is missing: give it, or set {option.setting} in "
                     "[pipeline] of --config"
                 )
             if field.key or value is not None:
@@ -98,9 +98,7 @@ def command(
         def run(config_file: Path | None, **values: Any) -> None:
             function(Given(values, config_file, fields))
 
-        parameters = [
-            _parameter(field) for field in fields if field.option.metavar or field.option.flag
-        ]
+        parameters = [_parameter(field) for field in fields if field.option.usage]
         for name, annotation in more.items():
             default = False if get_args(annotation)[0] is bool else None
             parameters.append(_keyword(name, annotation, default))
@@ -150,16 +148,3 @@ def _origin(field: Field) -> str:
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=default, annotation=annotation)
-
-
-def reference(job: str) -> str:
-    """Return the table of a job's options for docs/pipeline.md."""
-    rows = ["| option | setting | in Python | default | |", "|---|---|---|---|---|"]
-    for field in fields_of(*JOBS[job]):
-        option = field.option
-        is_list = not option.flag and not field.is_required and option.metavar
-        flag = f"{option.flag} {option.metavar}".strip() + ("…" if is_list else "")
-        cells = [flag, field.key, field.name, field.shown_default]
-        shown = [f"`{cell}`" if cell else "" for cell in cells]
-        rows.append(f"| {' | '.join([*shown, option.help])} |".replace("|  |", "| |"))
-    return "\n".join(rows) + "\n"
