@@ -83,7 +83,10 @@ def assert_one_line(done, code: int, text: str) -> None:
         ),
         (["pipeline", "replay", "t", "--lake", "x"], "--to"),
         (["pipeline", "replay", "t", "--to", "u"], "--lake DIR is missing"),
-        (["pipeline", "replay", "t", "--to", "$logux/u", "--lake", "x"], "its own protocol only"),
+        (
+            ["pipeline", "replay", "t", "--to", "$logux/u", "--lake", "x"],
+            "only its own protocol publishes",
+        ),
         (["pipeline", "replay", "t", "--to", "u", "--lake", "x", "--since", "2h"], "same moment"),
         (["pipeline", "replay", "t", "--to", "u", "--lake", "x", "--until", "soon"], "ISO 8601"),
         (["pipeline", "report", "t", "--pattern", "t"], "exclude each other"),

@@ -193,8 +193,8 @@ class _Compact:
             noted = commits.get(manifest.number, {}).get(CRC_KEY)
             if noted is not None and noted != str(manifest.crc):
                 raise LakeError(
-                    f"{self._lake}: what is noted of batch {manifest.number} is not what was committed; "
-                    "run `headrace pipeline audit` for the whole picture"
+                    f"{self._lake}: the manifest of batch {manifest.number} differs from its commit; run "
+                    "`headrace pipeline audit` to find all damage"
                 )
 
         self._folded = Manifests(self._lake).fold(last, check)
@@ -284,9 +284,9 @@ def merge(work: CompactWork) -> WrittenFile:
                 work.points.here("merging")
     written = writer.finish()
     if len(written) != 1 or _directory(written[0].path) != work.bin.directory:
-        raise LakeError(f"{lake / work.bin.directory} has rows of another date")
+        raise LakeError(f"{lake / work.bin.directory} has rows of another date than its partition")
     if list(written[0].ranges) != expected:
-        raise LakeError(f"{lake / written[0].path} does not hold what its parts held")
+        raise LakeError(f"{lake / written[0].path} has other records than the files it replaces")
     return written[0]
 
 

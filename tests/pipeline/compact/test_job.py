@@ -229,7 +229,7 @@ def test_notes_that_are_not_those_of_the_commit_are_not_folded(made):
     path = Manifests(made.path).path(2)
     path.write_bytes(path.read_bytes().replace(b'"b"', b'"x"'))
     path.write_bytes(path.read_bytes().replace(b'"a"', b'"x"'))
-    with pytest.raises(LakeError, match="what is noted of batch 2 is not what was committed"):
+    with pytest.raises(LakeError, match="the manifest of batch 2 differs from its commit"):
         run(made.path)
     assert Manifests(made.path).folded().batches == 0
     assert path.exists()
@@ -300,7 +300,7 @@ def test_exports_of_a_real_server_go_on_after_every_compaction(server, tmp_path)
     path.write_bytes(msgspec.structs.replace(folded, ranges=tuple(wrong)).encode())
     found = audit(lake, payloads, **given)
     reasons = {one.reason for one in found.all_findings()}
-    assert reasons == {"the file says another checksum than the batch has noted"}
+    assert reasons == {"the file has another checksum than the manifest of its batch"}
     path.write_bytes(path.read_bytes()[:-9])
     (finding,) = (one for one in audit(lake, **given).all_findings() if one.file)
     assert (finding.kind, finding.file) == ("damaged", f"{HIDDEN}/folded/{path.name}")

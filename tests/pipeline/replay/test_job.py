@@ -192,12 +192,12 @@ def test_bad_input_is_refused_and_nothing_is_written(server, made, target, tmp_p
     assert refused(JobError, topic="nope") == f"there is no topic 'nope' in {made.path}"
     for to in ("$channel/x", "$logux/x"):
         assert refused(BadTopicNameError, to) == (
-            f"replay writes records as they are, and '{to}' is published to by its own protocol only: name "
-            "another topic"
+            f"replay writes records unchanged, but only its own protocol publishes to '{to}': name another "
+            "topic"
         )
     assert "is not all of 0 to 100000" in refused(JobError, to_offset=100_000)
     assert "exclude each other" in refused(OptionError, from_offset=1, since=5)
-    assert "nothing is in it" in refused(OptionError, from_offset=5, to_offset=5)
+    assert "it is empty" in refused(OptionError, from_offset=5, to_offset=5)
     assert "above 0" in refused(OptionError, rate=0.0)
     assert "url must be" in refused(OptionError, url="nowhere")
     monkeypatch.setitem(HttpClient.__init__.__kwdefaults__, "retry_s", 0)

@@ -216,8 +216,8 @@ def _not_compared(topics: Sequence[TopicAudit]) -> Iterator[str]:
     )
     if left > 0:
         yield (
-            f"{left:,} bytes that log and lake both have were not compared with each other: they are in the "
-            "journal still, or were deleted meanwhile"
+            f"{left:,} bytes that log and lake both have were not compared: they are still in the journal, "
+            "or were deleted meanwhile"
         )
 
 
@@ -307,13 +307,13 @@ def _read_manifest(
             raise LakeError("a range is in a file that it does not name")
     except LakeError as error:
         if not path.exists():
-            reason = f"the file is gone, which says what batch {number} holds"
+            reason = f"the file is gone, the manifest of batch {number}"
             findings.append(Finding("missing", reason, file))
         else:
             findings.append(Finding("damaged", _why(error), file))
         return None
     if crc is not None and crc != str(found.crc):
-        reason = f"it is not what was committed with batch {number}"
+        reason = f"it differs from the commit of batch {number}"
         findings.append(Finding("damaged", reason, file))
         return None
     return found
@@ -476,7 +476,7 @@ def _with_lost(name: str, found: Sequence[Finding], lost: Sequence[LostRange]) -
             gap.ordinal <= one.ordinal and one.end_ordinal <= gap.end_ordinal for gap in gaps
         ):
             reason = (
-                f"records with ordinals {one.ordinal} to {one.end_ordinal} were gone before they could be "
+                f"records with ordinals {one.ordinal} to {one.end_ordinal} were deleted before they could be "
                 "exported"
             )
             yield Finding("missing", reason, None, name)

@@ -169,7 +169,7 @@ def compare(
         yield Finding("missing", "no file of the lake has these rows", None, topic, epoch, part)
     for epoch, part in _without(held, noted, places) if all_noted else ():
         yield Finding(
-            "damaged", "no batch has noted that it wrote these rows", None, topic, epoch, part
+            "damaged", "no manifest of a batch names these rows", None, topic, epoch, part
         )
     yield from _differing(topic, noted, held, joined)
 
@@ -268,10 +268,10 @@ def _differing(
                 two, other = _join(two, following, joined), other + 1
         else:
             if one.range != two.range:
-                reason = "the file says other ordinals than the batch has noted"
+                reason = "the file has other ordinals than the manifest of its batch"
                 yield Finding("damaged", reason, file, topic, one.epoch, one.range)
             elif one.crc != two.crc:
-                reason = "the file says another checksum than the batch has noted"
+                reason = "the file has another checksum than the manifest of its batch"
                 yield Finding("damaged", reason, file, topic, one.epoch, one.range)
 
 

@@ -124,7 +124,7 @@ def _layout(root: str) -> Layout:
     layout = Layout(Path(root))
     if not layout.segments.is_dir():
         raise NotSharedError(
-            f"{root} is no data directory for Spark's executors: mount it there at the same place, or give "
+            f"{root} is not a data directory for Spark's executors: mount it at the same path there, or give "
             "the server's address"
         )
     return layout

@@ -23,8 +23,7 @@ from headrace.lake.format import LakeError, Shape
 from headrace.lake.manifests import HIDDEN, Manifests
 from headrace.lake.ownership import Lock
 from headrace.lake.table import Table, open_table
-from headrace.pipeline.dedupe.keys import Key, KeyKind, parse_path
-from headrace.pipeline.dedupe.plan import bucket_count, joined_buckets
+from headrace.pipeline.dedupe.keys import Key, KeyKind, bucket_count, joined_buckets, parse_path
 from headrace.pipeline.dedupe.tasks import (
     DecidedKeys,
     DecideWork,

@@ -22,8 +22,18 @@ from headrace.lake.files.sorted_file import ROW_GROUP_ROWS
 from headrace.lake.files.writing import WrittenFile
 from headrace.lake.format import Shape
 from headrace.lake.manifests import HIDDEN
-from headrace.pipeline.dedupe.keys import Key, Words, hashes, identities, topic_hash
-from headrace.pipeline.dedupe.plan import BUCKETS_MAX, KeyRows, Keys, Numbers, decide
+from headrace.pipeline.dedupe.keys import (
+    BUCKETS_MAX,
+    Key,
+    KeyRows,
+    Keys,
+    Numbers,
+    Words,
+    decide,
+    hashes,
+    identities,
+    topic_hash,
+)
 from headrace.pipeline.job import Points
 from headrace.pipeline.staging import Batches, Places, WorkFile, read_staged
 from headrace.reader.selection import TopicSelection

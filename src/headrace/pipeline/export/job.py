@@ -155,9 +155,9 @@ def _check_cursors(
             if at.offset > known.offset and name in names:
                 has = f"up to {known.offset}" if name in ends else "not at all"
                 raise LakeError(
-                    f"the server was told of a lake that has topic {name!r} up to offset {at.offset}; {lake} "
-                    f"has it {has}: it is another one, or an older copy. Keep one lake for a topic, or let "
-                    "retention wait for this one from now on with --take-over"
+                    f"the server knows a lake that has topic {name!r} up to offset {at.offset}, but {lake} has "
+                    f"it {has}: this is another lake, or an older copy. Use one lake per topic, or make this "
+                    "the lake that retention waits for with --take-over"
                 )
 
 
@@ -215,7 +215,7 @@ class _Export:
 
     def run_on(self, every_s: float) -> None:
         """Export until `stop` returns True. If the server is away, for example to restart, wait for it."""
-        logger.info("keeping %s up to date, a batch every %g s", self._lake, every_s)
+        logger.info("keeping %s up to date, with a batch every %g s", self._lake, every_s)
         is_away, said_s = False, time.monotonic()
         while not self._stop():
             begun_s = time.monotonic()
@@ -374,7 +374,7 @@ class _Export:
         gone = [one for one in kept if one.ordinal < now[one.topic].start.ordinal]
         if gone:
             raise LakeError(export_plan.lost_sentence(gone))
-        raise JobError(f"tasks have not written what was planned: {kept[0]}")
+        raise JobError(f"tasks have not written all planned records: {kept[0]}")
 
     def _verify(self, manifest: Manifest, files: list[WrittenFile]) -> None:
         """Check that the commit is what was written and is on disk: only then may the log delete it."""
@@ -383,15 +383,13 @@ class _Export:
             # A file that is not live was already compacted, and the compaction has checked it.
             if live.get(one.path, one.bytes) != one.bytes:
                 raise LakeError(
-                    f"{self._lake / one.path} has another size in the table than on disk"
+                    f"{self._lake / one.path} has another size on disk than in the table"
                 )
             if one.path in live:
                 _check_size(self._lake / one.path, one.bytes)
         noted = (self._table.notes(manifest.number) or {}).get(CRC_KEY)
         if noted != str(manifest.crc):
-            raise LakeError(
-                f"batch {manifest.number} of {self._lake} was committed by someone else"
-            )
+            raise LakeError(f"another job has committed batch {manifest.number} of {self._lake}")
         if self._manifests.read(manifest.number) != manifest:
             # An export on another machine has overwritten our manifest, but lost the race for the commit.
             self._manifests.write(manifest)
@@ -405,8 +403,8 @@ class _Export:
         noted = (self._table.notes(last) or {}).get(CRC_KEY)
         if noted is not None and noted != str(manifest.crc):
             raise LakeError(
-                f"{self._lake}: what is noted of batch {last} is not what was committed; two exports wrote "
-                "to it at the same time: export to a new directory"
+                f"{self._lake}: the manifest of batch {last} differs from its commit, because two exports "
+                "wrote at the same time: export to a new directory"
             )
         live = self._table.files()
         for one in manifest.files:
@@ -432,8 +430,8 @@ class _Export:
             return
         self._warned_s = now_s
         logger.warning(
-            "%d records so far were gone before they could be exported, such as those of topic %s: "
-            'with retention.wait_for = ["lake"] the log waits for the lake, also with topics that end',
+            "%d records so far were deleted before they could be exported, for example of topic %s: "
+            'with retention.wait_for = ["lake"] the log keeps records until the lake has them',
             self._lost,
             quoted(topic),
         )
@@ -443,7 +441,7 @@ def _check_size(path: Path, size: int) -> None:
     try:
         found = path.stat().st_size
     except FileNotFoundError:
-        raise LakeError(f"{path} is missing, which the table names: restore it") from None
+        raise LakeError(f"{path} is missing, but the table names it: restore it") from None
     if found != size:
         raise LakeError(f"{path} has {found} bytes instead of {size}: restore it")
 

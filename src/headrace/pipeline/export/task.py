@@ -70,8 +70,8 @@ def _records(log: LogView, wanted: LogRange, *, verify: bool) -> Iterator[Decode
         except DamageError as error:
             # The source's advice in this error does not apply to an export.
             raise DamageError(
-                f"{str(error).partition(';')[0]}; run `headrace verify` for the whole picture; --skip-lost "
-                "goes on without these records"
+                f"{str(error).partition(';')[0]}; run `headrace verify` to find all damage, or give "
+                "--skip-lost to continue without these records"
             ) from None
 
 
@@ -102,7 +102,7 @@ def probe(work: Probe) -> None:
     hidden = Path(work.lake) / HIDDEN
     if not (hidden / work.name).exists():
         raise NotSharedError(
-            f"{work.lake} is another directory for Spark's executors than here: name one that all share"
+            f"{work.lake} is another directory for Spark's executors than here: name one on shared storage"
         )
     made = hidden / f"{work.name}-task"
     try:
@@ -126,12 +126,16 @@ def shape_of(decode: str, schema: str, *, by_topic: bool) -> Shape:
     """Return the shape of a lake; raise OptionError if the columns are invalid."""
     if not decode:
         if schema:
-            raise OptionError("a schema names what is in payloads: say what they are with decode")
+            raise OptionError(
+                "a schema names columns in payloads: also give their kind with decode"
+            )
         return Shape(by_topic)
     decoded = _parsed(schema) if schema else _all_of(decode)
     for field in decoded:
         if field.name.lower() in _OWN:
-            raise OptionError(f"every lake has a column {field.name.lower()!r}: name another one")
+            raise OptionError(
+                f"every lake has a column {field.name.lower()!r}: choose another name"
+            )
     renamed = _RENAMED.get(decode, {})
     inner = pa.schema([field.with_name(renamed.get(field.name, field.name)) for field in decoded])
     columns_of(from_arrow_schema(inner), decode=decode)
@@ -142,7 +146,7 @@ def _parsed(schema: str) -> pa.Schema:
     try:
         return parse_columns(schema)
     except ValueError as error:
-        raise OptionError(f"the schema is not understood: {error}") from None
+        raise OptionError(f"the schema is invalid: {error}") from None
 
 
 def _all_of(decode: str) -> pa.Schema:

@@ -151,8 +151,8 @@ def _check(wanted: Wanted) -> None:
     check_topic_name(wanted.topic)
     if is_reserved(wanted.target):
         raise BadTopicNameError(
-            f"replay writes records as they are, and {wanted.target!r} is published to by its own protocol "
-            "only: name another topic"
+            f"replay writes records unchanged, but only its own protocol publishes to {wanted.target!r}: "
+            "name another topic"
         )
     check_publish_topic(wanted.target)
     offsets, times = (wanted.from_offset, wanted.to_offset), (wanted.since_ms, wanted.until_ms)
@@ -370,5 +370,5 @@ def _payloads(piece: StoredRange, offset: int, end: int) -> Iterator[pa.BinaryAr
 def _misplaced(piece: StoredRange) -> LakeError:
     return LakeError(
         f"{piece.path}, topic {piece.range.topic!r}, offsets {piece.range.offset} to {piece.range.end}: rows "
-        "are not in their places; run `headrace pipeline audit` for the whole picture"
+        "are missing or out of order; run `headrace pipeline audit` to find all damage"
     )
