@@ -126,21 +126,16 @@ def _alone(lake: Path) -> Iterator[None]:
 class _Compact:
     def __init__(self, lake: Path, table: Table, given: CompactArguments) -> None:
         self._lake, self._table, self._given, self._points = lake, table, given, given.points
-        self._merged = self._made = self._records = self._bytes = self._left = 0
-        self._folded = self._swept = 0
-
-    @property
-    def summary(self) -> CompactSummary:
-        return CompactSummary(
-            lake=str(self._lake),
-            merged=self._merged,
-            made=self._made,
-            records=self._records,
-            bytes=self._bytes,
-            left=self._left,
-            folded=self._folded,
-            swept=self._swept,
-            dry_run=self._given.dry_run,
+        self.summary = CompactSummary(
+            lake=str(lake),
+            merged=0,
+            made=0,
+            records=0,
+            bytes=0,
+            left=0,
+            folded=0,
+            swept=0,
+            dry_run=given.dry_run,
         )
 
     def merge(self, planned: "Sequence[Bin]", runner: TaskRunner) -> None:
@@ -173,14 +168,17 @@ class _Compact:
             if self._table.commit(APP, number, [written], {}, replaced=one.files):
                 break
             if not self._table.files().keys() >= set(one.files):
-                self._left += len(one.files)
+                self.summary = self.summary._replace(left=self.summary.left + len(one.files))
                 return
             # Another compaction has used the number for other files.
         self._points.here("committed")
-        self._merged += len(one.files)
-        self._made += 1
-        self._records += written.rows
-        self._bytes += one.bytes
+        done = self.summary
+        self.summary = done._replace(
+            merged=done.merged + len(one.files),
+            made=done.made + 1,
+            records=done.records + written.rows,
+            bytes=done.bytes + one.bytes,
+        )
 
     def fold(self) -> None:
         """Merge the manifests of all batches but the last, which an export checks when it starts."""
@@ -197,10 +195,12 @@ class _Compact:
                     "`headrace pipeline audit` to find all damage"
                 )
 
-        self._folded = Manifests(self._lake).fold(last, check)
+        folded = Manifests(self._lake).fold(last, check)
+        self.summary = self.summary._replace(folded=folded)
 
     def sweep(self) -> None:
-        self._swept = self._table.sweep(self._given.sweep_after_s, dry_run=False)
+        swept = self._table.sweep(self._given.sweep_after_s, dry_run=False)
+        self.summary = self.summary._replace(swept=swept)
         self._points.here("swept")
 
 

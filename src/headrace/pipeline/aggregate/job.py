@@ -160,24 +160,18 @@ def plan_of(
 ) -> AggregatePlan:
     files, ends = list_lake(lake) if lake is not None else ({}, {})
     names = {name for name in ends if topics.matches(name)}
-    if source is None:
-        return AggregatePlan(
-            lake=str(lake),
-            files=files,
-            place=LogLocation(),
-            parts=[],
-            topics=names,
-            task_bytes=task_bytes,
-        )
-    with closing(open_log(source.place)) as log:
-        states = find_topics(log, topics)
-        parts = parts_of(log, _behind(log, states, ends), source)
+    place, parts = LogLocation(), list[list[LogRange]]()
+    if source is not None:
+        with closing(open_log(source.place)) as log:
+            states = find_topics(log, topics)
+            place, parts = source.place, parts_of(log, _behind(log, states, ends), source)
+        names |= states.keys()
     return AggregatePlan(
         lake=str(lake),
         files=files,
-        place=source.place,
+        place=place,
         parts=parts,
-        topics=names | states.keys(),
+        topics=names,
         task_bytes=task_bytes,
     )
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from headrace.config.pipeline import AuditOptions
 from headrace.errors import OptionError, UnknownTopicError
 from headrace.lake.files.checksums import joined
@@ -378,16 +380,7 @@ class _Lake:
             self.noted.setdefault(one.topic, []).append(held)
             if path in unreadable:
                 finding = unreadable[path]
-                self._add(
-                    Finding(
-                        kind=finding.kind,
-                        reason=finding.reason,
-                        file=path,
-                        topic=one.topic,
-                        epoch=one.epoch,
-                        range=held.range,
-                    )
-                )
+                self._add(replace(finding, topic=one.topic, epoch=one.epoch, range=held.range))
                 self._unnamed.pop(path, None)
         self.unreadable = frozenset(unreadable)
         self.findings += self._unnamed.values()
@@ -456,15 +449,7 @@ def _told_of_lake(finding: Finding, sound: Sequence[VerifiedRange]) -> Finding:
     """Add to a finding of the log that the lake has the lost records, if it does."""
     if finding.range is None or not covers(sound, finding.range):
         return finding
-    reason = f"{finding.reason}; the lake has these records"
-    return Finding(
-        kind=finding.kind,
-        reason=reason,
-        file=finding.file,
-        topic=finding.topic,
-        epoch=finding.epoch,
-        range=finding.range,
-    )
+    return replace(finding, reason=f"{finding.reason}; the lake has these records")
 
 
 def _with_lost(name: str, found: Sequence[Finding], lost: Sequence[LostRange]) -> Iterator[Finding]:

@@ -155,9 +155,9 @@ def _check_cursors(
             if at.offset > known.offset and name in names:
                 has = f"up to {known.offset}" if name in ends else "not at all"
                 raise LakeError(
-                    f"the server knows a lake that has topic {name!r} up to offset {at.offset}, but {lake} has "
-                    f"it {has}: this is another lake, or an older copy. Use one lake per topic, or make this "
-                    "the lake that retention waits for with --take-over"
+                    f"the server knows a lake that has topic {name!r} up to offset {at.offset}, but {lake} "
+                    f"has it {has}: this is another lake, or an older copy. Use one lake per topic, or make "
+                    "this the lake that retention waits for with --take-over"
                 )
 
 

@@ -160,7 +160,7 @@ def lost_sentence(lost: Sequence[LostRange]) -> str:
     more = f" and {len(names) - 1} other topics" if len(names) > 1 else ""
     return (
         f"retention has deleted {count} records of topic {first.topic!r}{more} before they were exported: "
-        "give --skip-lost to continue without them, and set retention.wait_for to let the log wait for the lake"
+        "give --skip-lost to continue without them, and set retention.wait_for to make the log wait"
     )
 
 
