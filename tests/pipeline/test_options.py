@@ -7,10 +7,12 @@ from typer.main import get_command
 
 from headrace import pipeline
 from headrace.cli.main import app
+from headrace.cli.pipeline.options import Given
 from headrace.config.load import SETTINGS
 from headrace.config.pipeline import (
     JOBS,
     AggregateStreamOptions,
+    AuditOptions,
     CompactOptions,
     DedupeOptions,
     ExportOptions,
@@ -41,6 +43,17 @@ def test_every_option_with_a_flag_is_on_the_command_line(job):
     command = get_command(app).commands["pipeline"].commands[job]
     flags = {flag for parameter in command.params for flag in parameter.opts}
     assert {field.option.flag for field in fields_of(*JOBS[job])} - {""} <= flags
+
+
+def test_topics_on_the_command_line_override_a_pattern_in_the_settings(monkeypatch):
+    monkeypatch.setenv("HEADRACE_PIPELINE_PATTERN", "a.*")
+    monkeypatch.setenv("HEADRACE_PIPELINE_LAKE", "/lake")
+    for options in (ExportOptions, AuditOptions):
+        fields = fields_of(options)
+        given = Given(dict.fromkeys([one.name for one in fields]), None, fields)
+        assert given.keywords(options).get("pattern", "a.*") == "a.*"
+        given.values["topics"] = ["b"]
+        assert given.keywords(options).get("pattern", "") == ""
 
 
 def test_every_setting_is_an_option_of_a_job():

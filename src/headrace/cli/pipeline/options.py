@@ -61,15 +61,13 @@ class Given:
                 value = option.keyword(getattr(self.settings, option.setting))
             if field.is_required and not value:
                 raise UsageError(
-                    f"{option.usage} is missing: give it, or set {option.setting} in "
-                    "[pipeline] of --config"
+                    f"{option.usage} is missing: give it, or set {option.setting} in [pipeline] of --config"
                 )
             if field.key or value is not None:
                 found[field.name] = value
-        if found.get("topics"):
-            found["pattern"] = (
-                self.values["pattern"] or ""
-            )  # topics override a pattern in the settings
+        if found.get("topics") and "pattern" in found:
+            # Topics on the command line override a pattern in the settings.
+            found["pattern"] = self.values["pattern"] or ""
         return found
 
     def server(self, data_dir: str | None = None) -> ServerAddress:

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NamedTuple, Self
 
 import typer
@@ -101,12 +101,7 @@ class Ending:
         self._before = {number: signal.signal(number, self._ask) for number in self._signals}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
