@@ -362,7 +362,7 @@ def test_a_damaged_file_ends_it_and_is_named(made, tmp_path):
         ({"window_s": float("nan")}, OptionError, "seconds, not nan"),
         ({"topics": ["gone"]}, JobError, "there is no topic 'gone' in "),
         ({"topics": ["a"], "pattern": "b"}, OptionError, "exclude each other"),
-        ({"pattern": "["}, OptionError, "no regular expression"),
+        ({"pattern": "["}, OptionError, "not a regular expression"),
         ({"lake": "nowhere"}, LakeError, "is no lake of Headrace"),
         ({"into": "a lake"}, LakeError, "is the lake itself: name another directory"),
         ({"into": "a lake/into"}, LakeError, "one is inside the other"),
