@@ -308,7 +308,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
     refused(JobError, "no topic 'nope' to aggregate", lake, into, "last", topics=["nope"])
     refused(OptionError, "no reducer 'lsat'", lake, into, "lsat")
     refused(OptionError, "folds nothing", lake, into, "uploaded")
-    refused(OptionError, "no regular expression", lake, into, "last", pattern="[")
+    refused(OptionError, "not a regular expression", lake, into, "last", pattern="[")
     refused(OptionError, "exclude each other", lake, into, "last", pattern="a", topics=["b"])
     assert not into.exists()
     assert [path.name for path in other.iterdir()] == ["notes.txt"]

@@ -281,7 +281,7 @@ def test_by_a_decoded_column(server, tmp_path):
     for column, reason in (
         ("name", "has no column 'name' that could identify rows: use one of payload, id, tags"),
         ("offset", "has no column 'offset' that could identify rows"),
-        ("tags", "column 'tags' holds other values: name one with a plain type"),
+        ("tags", "column 'tags' holds nested values: name one of a plain type"),
     ):
         with pytest.raises(LakeError, match=reason):
             run(lake, tmp_path / "other", payload=False, key=column)
