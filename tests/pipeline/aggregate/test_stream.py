@@ -268,7 +268,7 @@ def test_a_server_that_is_away_is_waited_for(own_server, tmp_path, shared_spark,
             fill(own_server, {"a": [b"1"]})
             yield from until(lambda number=number: ordinals(into) == {"a": number})
             own_server.kill()
-            yield from until(lambda: "tried again until it answers" in caplog.text)
+            yield from until(lambda: "retrying until the server answers" in caplog.text)
             own_server.start()
             caplog.clear()
 
