@@ -17,7 +17,7 @@ help:
 	@echo "make test     run every test but the longest (ARGS='-k figg' passes flags on)"
 	@echo "make setup    only make the virtual environment, and install what tests need where it may"
 	@echo "make style    check format and lint        make types    check types"
-	@echo "make format   mend format and lint         make docs     write docs/configuration.md anew"
+	@echo "make format   mend format and lint         make docs     write the options in docs/ anew"
 	@echo "make bench    measure against the peers    make torture  every test, at length: 200 kills under load, and more"
 	@echo "make certain  every test five times, twice beside busy loops (ARGS=tests/client for some)"
 	@echo "make clean    delete the virtual environment and caches (never a data directory)"
@@ -72,6 +72,7 @@ certain: setup
 
 docs: $(VENV)/.dev-installed
 	$(PY) -m headrace config --markdown > docs/configuration.md
+	$(PY) -m headrace.cli.pipeline.reference
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "server": BASE | {"config", "payload", "wire", "session", "broker", "log", ""},
     "reader": BASE | {"log"},
     "spark": BASE | {"reader", "log", "payload"},
-    "pipeline": BASE | {"lake", "reader", "spark", "log", "payload"},
+    "pipeline": BASE | {"config", "lake", "reader", "spark", "log", "payload"},
     "cli": BASE | {"config", "payload", "client", "server", "log", "spark", "pipeline", ""},
     "testing": BASE | {"config", "payload", "client", "server", "log", "broker", "session", "wire"},
     "channels": {"client"},

@@ -99,7 +99,7 @@ def _make_lake(lake: Path, channels: int) -> None:
     from headrace.lake.formats.delta import DeltaLake
     from headrace.lake.manifests import Manifests
     from headrace.model import Position
-    from headrace.pipeline.export.job import APP
+    from headrace.pipeline.job import EXPORT_APP as APP
 
     table = DeltaLake.make(lake, Shape())
     files: list[WrittenFile] = []

@@ -1,4 +1,4 @@
-"""Formatting of outside text for log lines and messages: quoted, without control characters and secrets."""
+"""Formatting for messages: outside text without control characters and secrets, counts and sizes."""
 
 import re
 import socket
@@ -54,6 +54,20 @@ def unreachable(error: BaseException, place: str) -> str:
     if isinstance(error, ConnectionError):
         return f"{place} closed the connection"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun, such as `1,234 records`."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes in the largest unit that is not too large for it."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
 
 
 def masked_secret(value: str) -> str:

@@ -2,12 +2,20 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.cli.config import to_markdown
-from headrace.cli.pipeline import jobs
+from headrace.cli.pipeline.options import Given
 from headrace.config.load import SETTINGS, load
+from headrace.config.pipeline import (
+    CompactOptions,
+    DedupeOptions,
+    ExportOptions,
+    JobOptions,
+    fields_of,
+)
 from headrace.config.protocols import Access, AccessToken
 from headrace.config.settings import Config, PrefixRule, old_names
 from headrace.config.values import UNITS_HELP, Address, Origins, Quantity
@@ -566,12 +574,17 @@ def test_a_wrong_unit_is_told_what_is_accepted(key, value, text):
 
 def test_options_of_jobs_take_units(monkeypatch):
     monkeypatch.delenv("HEADRACE_CONFIG", raising=False)
-    found = jobs.settings(None, every_s="30s", batch_bytes="256MiB", file_bytes="1GB")
-    assert (found.every_s, found.batch_bytes, found.file_bytes) == (30, 256 << 20, 10**9)
-    assert jobs.settings(None, every_s="30", batch_bytes="256").every_s == 30
-    assert jobs.seconds("--window", "12h") == 43_200
-    assert jobs.seconds("--window", "90") == 90
-    assert jobs.seconds("--window", None) is None
+
+    def settings(job: type[JobOptions], **values: str) -> Any:
+        fields = [field for field in fields_of(job) if field.name in values]
+        return Given(values, None, fields).settings
+
+    found = settings(ExportOptions, every_s="30s", batch_bytes="256MiB")
+    assert (found.every_s, found.batch_bytes) == (30, 256 << 20)
+    assert settings(CompactOptions, file_bytes="1GB").file_bytes == 10**9
+    assert settings(ExportOptions, every_s="30", batch_bytes="256").every_s == 30
+    assert settings(DedupeOptions, window_s="12h").dedupe_window_s == 43_200
+    assert settings(DedupeOptions, window_s="90").dedupe_window_s == 90
 
 
 def test_a_setting_under_two_names_is_refused(tmp_path):

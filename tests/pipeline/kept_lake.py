@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from headrace.pipeline.aggregate.job import aggregate
-from headrace.pipeline.compact.job import compact
+from headrace.pipeline.compact import compact
 from headrace.pipeline.dedupe.job import dedupe
 from headrace.pipeline.export.job import export
 from headrace.pipeline.tasks import LocalRunner

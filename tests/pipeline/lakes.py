@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from headrace.lake.format import Manifest
 from headrace.lake.manifests import Manifests
 from headrace.lake.table import open_table
-from headrace.pipeline.export.job import APP
+from headrace.pipeline.job import EXPORT_APP as APP
 from headrace.testing import ServerProcess
 from tests.lake.others import seen_by_others
 from tests.spark.support import ask

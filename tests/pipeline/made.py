@@ -9,7 +9,7 @@ from headrace.lake.format import CRC_KEY, File, Manifest, Shape
 from headrace.lake.manifests import Manifests
 from headrace.lake.table import make_table
 from headrace.model import Position
-from headrace.pipeline.export.job import APP
+from headrace.pipeline.job import EXPORT_APP as APP
 from tests.lake.rows import DAY_MS, NOON_MS, rows, write
 
 EPOCH = 1

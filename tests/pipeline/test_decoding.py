@@ -14,7 +14,7 @@ from headrace.errors import OptionError
 from headrace.lake.format import SCHEMA, LakeError, Shape
 from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.pipeline import audit, compact, export
-from headrace.pipeline.decoding import Decoding, shape_of
+from headrace.pipeline.export.task import Decoding, shape_of
 from headrace.pipeline.tasks import LocalRunner
 from headrace.reader.decode import DecodedRecords
 from tests.pipeline.meddling import tree
@@ -83,11 +83,11 @@ def test_columns_of_a_lake_are_decided_once(server, topic, tmp_path):
 @pytest.mark.parametrize(
     ("decode", "schema", "reason"),
     [
-        ("", "id bigint", "say what they are with decode"),
+        ("", "id bigint", "also give their kind with decode"),
         ("json", "", "decode = json needs a schema, such as"),
         ("json", "id bigint, offset bigint", "every lake has a column 'offset'"),
         ("json", "Date date", "every lake has a column 'date'"),
-        ("json", "id nonsense", "the schema is not understood: unknown type 'nonsense'"),
+        ("json", "id nonsense", "the schema is invalid: there is no type 'nonsense'"),
         ("xml", "id bigint", "decode and encode know channel, json, logux, not 'xml'"),
         ("channel", "number string", "the column 'number' is bigint, the schema says string"),
     ],

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace import connect_blocking
+from headrace.cli.pipeline.reference import updated
 from headrace.config.load import SETTINGS
+from headrace.config.pipeline import JOBS
 from tests.spark.test_docs import examples, run
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text("utf-8")
@@ -28,3 +30,9 @@ def test_the_guide_does_what_it_says(server, shared_spark, tmp_path, capfd):
 def test_the_guide_names_every_setting():
     named = set(re.findall(r"`(pipeline\.\w+)`", GUIDE))
     assert {key for key in SETTINGS if key.startswith("pipeline.")} <= named
+
+
+def test_the_guide_has_the_options_of_every_job():
+    """If this fails, run `make docs`."""
+    assert re.findall(r"<!-- options of (\w+):", GUIDE) == list(JOBS)
+    assert updated(GUIDE) == GUIDE

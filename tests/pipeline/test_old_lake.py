@@ -19,10 +19,11 @@ from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, legacy_name
 from headrace.pipeline.aggregate.fold import bucket_of
 from headrace.pipeline.aggregate.job import aggregate
 from headrace.pipeline.audit.job import audit
-from headrace.pipeline.compact.job import compact
+from headrace.pipeline.compact import compact
 from headrace.pipeline.dedupe.job import dedupe
 from headrace.pipeline.dedupe.keys import topic_hash
-from headrace.pipeline.export.job import APP, export
+from headrace.pipeline.export.job import export
+from headrace.pipeline.job import EXPORT_APP as APP
 from headrace.pipeline.replay.plan import Wanted
 from headrace.pipeline.tasks import LocalRunner
 from headrace.testing import ServerProcess

@@ -9,14 +9,8 @@ import typer
 
 from headrace import __version__
 from headrace.cli.common import options
-from headrace.cli.common.output import (
-    CommandError,
-    counted,
-    moment,
-    note,
-    size,
-    with_progress,
-)
+from headrace.cli.common.output import CommandError, moment, note, with_progress
+from headrace.printing import counted, size
 
 if TYPE_CHECKING:
     from headrace.log.backup import BackupManifest

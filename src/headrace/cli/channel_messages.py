@@ -14,9 +14,9 @@ import typer
 from headrace.cli.channels import Name
 from headrace.cli.common import options
 from headrace.cli.common.http_api import HttpApi, NotFoundError, UnreachableError, request
-from headrace.cli.common.output import CommandError, UsageError, counted, discard_output, note, size
+from headrace.cli.common.output import CommandError, UsageError, discard_output, note
 from headrace.cli.subscribe import text_or_base64
-from headrace.printing import printable
+from headrace.printing import counted, printable, size
 
 T = TypeVar("T")
 

@@ -11,16 +11,8 @@ from rich.table import Table
 from headrace.cli.common import options
 from headrace.cli.common.help import App
 from headrace.cli.common.http_api import HttpApi, request
-from headrace.cli.common.output import (
-    CommandError,
-    UsageError,
-    counted,
-    moment,
-    note,
-    print_table,
-    size,
-)
-from headrace.printing import printable, quoted
+from headrace.cli.common.output import CommandError, UsageError, moment, note, print_table
+from headrace.printing import counted, printable, quoted, size
 
 app = App()
 

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from headrace.cli.common import options
 from headrace.cli.common.http_api import HttpApi, UnreachableError, request
-from headrace.cli.common.output import console, counted, moment, print_table, size
-from headrace.printing import printable
+from headrace.cli.common.output import console, moment, print_table
+from headrace.printing import counted, printable, size
 
 
 def inspect(

@@ -14,12 +14,12 @@ import typer
 from headrace.cli.common import options
 from headrace.cli.common.help import App
 from headrace.cli.common.json_records import LineTooLongError, read_lines
-from headrace.cli.common.output import CommandError, UsageError, counted, note, with_hint
+from headrace.cli.common.output import CommandError, UsageError, note, with_hint
 from headrace.cli.subscribe import print_records
 from headrace.config.settings import Listen
 from headrace.errors import BadEventError, ConnectTimeoutError, PayloadTooLargeError, RefusedError
 from headrace.model import LOGUX_PREFIX, PAYLOAD_BYTES_MAX, check_topic_name
-from headrace.printing import quoted
+from headrace.printing import counted, quoted
 
 if TYPE_CHECKING:
     from headrace.client import LoguxClient, Message

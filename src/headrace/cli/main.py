@@ -25,7 +25,7 @@ from headrace.cli import (
 )
 from headrace.cli.common.help import App
 from headrace.cli.common.output import be_quiet, discard_output, open_closed_streams
-from headrace.cli.pipeline import pipeline
+from headrace.cli.pipeline import jobs
 from headrace.errors import BadTopicNameError, ConfigError, HeadraceError
 from headrace.printing import described, masked
 
@@ -51,7 +51,7 @@ app.command("delete")(topics.delete)
 app.command("verify")(verify.verify)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
-app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(jobs.app, name="pipeline")
 app.command("config")(config.config)
 
 

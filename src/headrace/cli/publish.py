@@ -22,9 +22,10 @@ from headrace.cli.common.json_records import (
     read_lines,
     read_records,
 )
-from headrace.cli.common.output import CommandError, ProgressBar, UsageError, counted, note, size
+from headrace.cli.common.output import CommandError, ProgressBar, UsageError, note
 from headrace.errors import WindowFullError
 from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic
+from headrace.printing import counted, size
 
 if TYPE_CHECKING:
     from headrace.client import Client

@@ -8,10 +8,10 @@ from rich.table import Table
 
 from headrace.cli.common import options
 from headrace.cli.common.http_api import HttpApi, request
-from headrace.cli.common.output import counted, print_table, size
+from headrace.cli.common.output import print_table
 from headrace.cli.topics import all_topics
 from headrace.model import LAKE_START_READER
-from headrace.printing import printable
+from headrace.printing import counted, printable, size
 
 
 def status(

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from headrace.cli.common import options
 from headrace.cli.common.http_api import HttpApi, request
-from headrace.cli.common.output import UsageError, counted, moment, note, print_table, size
+from headrace.cli.common.output import UsageError, moment, note, print_table
 from headrace.model import LAKE_READER, LAKE_START_READER, Durability
-from headrace.printing import printable, quoted
+from headrace.printing import counted, printable, quoted, size
 
 _PAGE = 1000
 _OF_LAKE = ("log", "lake", "lag")

@@ -7,8 +7,8 @@ import msgspec
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.output import counted, size, with_progress
-from headrace.printing import printable
+from headrace.cli.common.output import with_progress
+from headrace.printing import counted, printable, size
 
 if TYPE_CHECKING:
     from headrace.log.verify.verify import Report

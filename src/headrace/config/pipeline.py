@@ -1,9 +1,22 @@
-"""Section of the configuration for `headrace pipeline`: jobs between the log and a lake."""
+"""Options of the pipeline's jobs: each is described once, as an annotated field of its job's class.
 
+The command line, the section `[pipeline]`, the keywords of the Python functions, their checks and the tables
+in docs/pipeline.md follow from these classes. Elsewhere: arguments that only Python has, such as callbacks
+(`pipeline/job.py`).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
 
-from headrace.config.values import NUMBER_MAX, Section, setting
+import msgspec
+
+from headrace.config.values import BYTES, NUMBER_MAX, SECONDS, Quantity, Section, setting
+from headrace.errors import OptionError
 
 
 class LakeFormat(StrEnum):
@@ -19,118 +32,499 @@ class LakePartition(StrEnum):
     TOPIC = "topic"
 
 
-class Pipeline(Section, frozen=True):
+@dataclass(frozen=True)
+class Option:
+    """Description of an option."""
+
+    help: str
+    usage: str = ""
+    """Flag with its value, such as `--lake DIR`, or a positional argument; empty if it has neither."""
+    _: KW_ONLY
+    setting: str = ""
+    """Name in `[pipeline]`; several jobs may share one."""
+    otherwise: str = ""
+    """Origin of the value if the flag is not given, for options without a setting."""
+    unit: str = ""
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    values: type[StrEnum] | None = None
+    """Allowed values of the setting; the first is the default."""
+    keyword: Callable[[Any], Any] = lambda value: value
+    """Turns the value of the setting into the keyword of the Python function."""
+
+    @property
+    def flag(self) -> str:
+        return self.usage.split(" ")[0] if self.usage.startswith("--") else ""
+
+    @property
+    def metavar(self) -> str:
+        return self.usage.removeprefix(self.flag).strip()
+
+
+Directory = str | Path
+Moment = datetime | int
+"""Time with a zone or in UTC, or milliseconds since 1970."""
+
+
+def _size(help_: str, usage: str = "", *, setting: str) -> Option:
+    return Option(help_, usage, setting=setting, unit=BYTES, ge=1, le=NUMBER_MAX)
+
+
+def _data_dir(help_: str) -> Option:
+    return Option(help_, "--data-dir DIR")
+
+
+# Options of several jobs.
+
+Topics = Annotated[Iterable[str], Option("Only these topics.", "TOPIC")]
+Pattern = Annotated[
+    str,
+    Option(
+        "Only topics whose whole name matches this regular expression; all topics if it is empty.",
+        "--pattern RE",
+        setting="pattern",
+    ),
+]
+Lake = Annotated[Directory, Option("Directory of the lake.", "--lake DIR", setting="lake")]
+Url = Annotated[
+    str,
+    Option(
+        "The server's HTTP address.",
+        "--http HOST:PORT",
+        otherwise="env HEADRACE_HTTP, else 127.0.0.1:8121",
+    ),
+]
+Token = Annotated[
+    str,
+    Option(
+        "The server's access token; other users of this machine can see it here.",
+        "--token TOKEN",
+        otherwise="env HEADRACE_TOKEN",
+    ),
+]
+EveryS = Annotated[
+    float,
+    Option(
+        "Time between batches of an export, and between commits of `aggregate --stream`.",
+        "--every DURATION",
+        setting="every_s",
+        unit=SECONDS,
+        ge=0,
+        le=86_400,
+    ),
+]
+BatchBytes = Annotated[
+    int,
+    _size(
+        "How much of the log one batch reads, up to the end of a record.",
+        "--batch-bytes SIZE",
+        setting="batch_bytes",
+    ),
+]
+TaskBytes = Annotated[
+    int,
+    _size(
+        "About how much one task reads; an exported file has about this size.", setting="part_bytes"
+    ),
+]
+EVERY_S = 5.0
+BATCH_BYTES = 1 << 30
+TASK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """Options of all jobs."""
+
     master: Annotated[
-        str, setting("Where Spark runs: this machine, or a cluster.", flag="--master")
+        str,
+        Option(
+            "Where Spark runs: on this machine, or the address of a cluster.",
+            "--master URL",
+            setting="master",
+        ),
     ] = "local[*]"
-    lake: Annotated[str, setting("Directory of the lake; made when missing.", flag="--lake")] = ""
+
+
+@dataclass(frozen=True)
+class ExportOptions(JobOptions):
+    lake: Lake
+    topics: Topics = ()
+    _: KW_ONLY
+    pattern: Pattern = ""
     format: Annotated[
-        LakeFormat,
-        setting(
-            "What kind of table a new lake is: delta, unless it says otherwise.", flag="--format"
+        str,
+        Option(
+            "Format of a new lake: delta, parquet or iceberg. auto: the lake's format, or delta.",
+            "--format NAME",
+            setting="format",
+            values=LakeFormat,
+            keyword=str,
         ),
-    ] = LakeFormat.AUTO
-    partition: Annotated[
-        LakePartition,
-        setting(
-            "Whether files of a new lake are kept apart by date alone, or by topic and date.",
-            flag="--by-topic",
+    ] = LakeFormat.AUTO.value
+    by_topic: Annotated[
+        bool | None,
+        Option(
+            "Partitions of a new lake: by date, or with --by-topic by topic and date.",
+            "--by-topic",
+            setting="partition",
+            values=LakePartition,
+            keyword={
+                LakePartition.AUTO: None,
+                LakePartition.DATE: False,
+                LakePartition.TOPIC: True,
+            }.__getitem__,
         ),
-    ] = LakePartition.AUTO
+    ] = None
     decode: Annotated[
         str,
-        setting(
-            "What payloads are, if the lake is to have columns of them: json, logux or channel.",
-            flag="--decode",
+        Option(
+            "Kind of payloads, to add columns that are decoded from them: json, logux or channel.",
+            "--decode NAME",
+            setting="decode",
         ),
     ] = ""
     schema: Annotated[
         str,
-        setting(
-            "These columns, such as 'id bigint, tags array<string>'; empty for all that are known.",
-            flag="--schema",
+        Option(
+            "Decoded columns, such as 'id bigint, name string'; all known ones if it is empty.",
+            "--schema COLUMNS",
+            setting="schema",
         ),
     ] = ""
-    pattern: Annotated[
+    once: Annotated[
+        bool, Option("Stop when the lake has all records that the log has now.", "--once")
+    ] = True
+    every_s: EveryS = EVERY_S
+    batch_bytes: BatchBytes = BATCH_BYTES
+    part_bytes: TaskBytes = TASK_BYTES
+    skip_lost: Annotated[
+        bool, Option("Continue without records that are deleted or damaged.", "--skip-lost")
+    ] = False
+    take_over: Annotated[
+        bool,
+        Option(
+            "Make this the lake that the server's retention waits for, in place of another one.",
+            "--take-over",
+        ),
+    ] = False
+    url: Url = ""
+    token: Token = ""
+    data_dir: Annotated[
         str,
-        setting(
-            "A regular expression that the whole names of topics match; empty for all topics.",
-            flag="--pattern",
+        _data_dir(
+            "Read the files of this data directory. The server learns how far the lake is only with --http."
         ),
     ] = ""
-    every_s: Annotated[
-        float,
-        setting(
-            "How often a lake or a table of states that is kept up to date gets a batch.",
-            "seconds",
-            flag="--every",
-            ge=0,
-            le=86_400,
-        ),
-    ] = 5.0
-    batch_bytes: Annotated[
-        int,
-        setting(
-            "How much of the log one batch takes, to the next record.",
-            "bytes",
-            flag="--batch-bytes",
-            ge=1,
-            le=NUMBER_MAX,
-        ),
-    ] = 1024 * 1024 * 1024
-    part_bytes: Annotated[
-        int,
-        setting(
-            "About how much of the log one task takes, and so a file has.",
-            "bytes",
-            ge=1,
-            le=NUMBER_MAX,
-        ),
-    ] = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class CompactOptions(JobOptions):
+    lake: Lake
+    _: KW_ONLY
     file_bytes: Annotated[
         int,
-        setting(
-            "How large compaction makes files; those of half of it are left alone.",
-            "bytes",
-            flag="--file-bytes",
-            ge=1,
-            le=NUMBER_MAX,
+        _size(
+            "Size of merged files. Files of half this size or more stay as they are.",
+            "--file-bytes SIZE",
+            setting="file_bytes",
         ),
-    ] = 128 * 1024 * 1024
+    ] = 128 << 20
     sweep_after_s: Annotated[
         float,
-        setting(
-            "How long compaction keeps files that the table does not name any more.",
-            "seconds",
-            flag="--sweep-after",
+        Option(
+            # Files that an export has not committed yet are not in the table either.
+            "Age at which files are deleted that the table no longer names; an hour at least.",
+            "--sweep-after DURATION",
+            setting="sweep_after_s",
+            unit=SECONDS,
             ge=3600,
             le=NUMBER_MAX,
         ),
     ] = 604_800.0
-    reducer: Annotated[
-        str, setting("How an aggregate folds records into states.", flag="--reducer")
-    ] = ""
-    aggregate_into: Annotated[
-        str, setting("Directory of the states of an aggregate; made when missing.", flag="--into")
-    ] = ""
-    report_out: Annotated[str, setting("The page of a report.", flag="--out")] = "report.html"
-    dedupe_into: Annotated[
-        str, setting("Directory of the rows that dedupe leaves; made when missing.", flag="--into")
-    ] = ""
-    dedupe_key: Annotated[
-        str, setting("The column that dedupe knows rows by; `payload` is one.", flag="--key")
-    ] = ""
-    dedupe_json_path: Annotated[
+    dry_run: Annotated[
+        bool, Option("Print what there is to do, and change nothing.", "--dry-run")
+    ] = False
+
+
+@dataclass(frozen=True)
+class DedupeOptions(JobOptions):
+    lake: Lake
+    into: Annotated[
+        Directory,
+        Option(
+            "Directory of the table without duplicates; created if it is missing.",
+            "--into DIR",
+            setting="dedupe_into",
+        ),
+    ]
+    topics: Topics = ()
+    _: KW_ONLY
+    key: Annotated[
         str,
-        setting("What dedupe knows rows by instead, such as $.order.id.", flag="--json-path"),
+        Option(
+            "Column of the lake that identifies a row; `payload` is one.",
+            "--key COLUMN",
+            setting="dedupe_key",
+        ),
     ] = ""
-    dedupe_window_s: Annotated[
-        float,
-        setting(
-            "How long a key counts after the row that stays; 0 for ever.",
-            "seconds",
-            flag="--window",
+    json_path: Annotated[
+        str,
+        Option(
+            "Place in JSON payloads of the value that identifies a row, such as $.order.id.",
+            "--json-path PATH",
+            setting="dedupe_json_path",
+        ),
+    ] = ""
+    payload: Annotated[bool, Option("Identify rows by their whole payload.", "--payload")] = False
+    window_s: Annotated[
+        float | None,
+        Option(
+            "How long a key counts after a row that is kept; for ever with `--window all`, or 0.",
+            "--window DURATION",
+            setting="dedupe_window_s",
+            unit=SECONDS,
             ge=0,
             le=10_000_000_000,
+            keyword=lambda seconds: seconds or None,
         ),
     ] = 86_400.0
+    pattern: Pattern = ""
+    task_bytes: TaskBytes = TASK_BYTES
+
+
+@dataclass(frozen=True)
+class ReplayOptions(JobOptions):
+    lake: Lake
+    topic: Annotated[str, Option("Topic in the lake.", "TOPIC")]
+    to: Annotated[str, Option("Topic to publish to.", "--to TOPIC")]
+    _: KW_ONLY
+    from_offset: Annotated[int | None, Option("Begin at this offset.", "--from-offset N", ge=0)] = (
+        None
+    )
+    to_offset: Annotated[int | None, Option("End before this offset.", "--to-offset N", ge=1)] = (
+        None
+    )
+    since: Annotated[
+        Moment | None,
+        Option("Begin at this time: an ISO 8601 time, or milliseconds since 1970.", "--since TIME"),
+    ] = None
+    until: Annotated[Moment | None, Option("End before this time.", "--until TIME")] = None
+    rate: Annotated[
+        float | None,
+        Option("Records per second; as fast as possible by default.", "--rate N", gt=0),
+    ] = None
+    name: Annotated[
+        str,
+        Option(
+            "Name that makes this another replay than earlier ones with the same options.",
+            "--name NAME",
+        ),
+    ] = ""
+    url: Url = ""
+    token: Token = ""
+
+
+@dataclass(frozen=True)
+class ReportOptions(JobOptions):
+    out: Annotated[Directory, Option("File of the page.", "--out FILE", setting="report_out")] = (
+        "report.html"
+    )
+    topics: Topics = ()
+    _: KW_ONLY
+    json: Annotated[Directory, Option("File for the same numbers as JSON.", "--json FILE")] = ""
+    pattern: Pattern = ""
+    lake: Lake = ""
+    url: Url = ""
+    token: Token = ""
+    data_dir: Annotated[
+        str,
+        _data_dir(
+            "Read the files of this data directory. Only with --http, a server is asked about its readers."
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatesOptions(JobOptions):
+    """Options of an aggregation, whether it runs once or as a stream."""
+
+    reducer: Annotated[
+        str,
+        Option(
+            "How messages become a state: last, count, merge, map, or module:function.",
+            "--reducer NAME",
+            setting="reducer",
+        ),
+    ]
+    pattern: Pattern = ""
+    publish: Annotated[
+        bool,
+        Option(
+            "Send states to the server as snapshots, for channels with the reducer `uploaded`.",
+            "--publish",
+        ),
+    ] = False
+    task_bytes: TaskBytes = TASK_BYTES
+    url: Url = ""
+    token: Token = ""
+    data_dir: Annotated[
+        str,
+        _data_dir("Read records that are not in the lake from the files of this data directory."),
+    ] = ""
+
+
+StatesInto = Annotated[
+    Directory,
+    Option(
+        "Directory of the table of states; created if it is missing.",
+        "--into DIR",
+        setting="aggregate_into",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class AggregateOptions(StatesOptions):
+    lake: Lake
+    into: StatesInto
+    topics: Topics = ()
+
+
+@dataclass(frozen=True)
+class AggregateStreamOptions(StatesOptions):
+    into: StatesInto
+    topics: Topics = ()
+    _: KW_ONLY
+    lake: Lake = ""
+    every_s: EveryS = EVERY_S
+    batch_bytes: BatchBytes = BATCH_BYTES
+
+
+@dataclass(frozen=True)
+class AuditOptions(JobOptions):
+    lake: Lake = ""
+    topics: Topics = ()
+    _: KW_ONLY
+    data_dir: Annotated[
+        Directory,
+        Option(
+            "Read the log in this data directory.",
+            "--data-dir DIR",
+            otherwise="data_dir, if it exists",
+        ),
+    ] = ""
+    url: Annotated[
+        str,
+        Option(
+            "Read the log from this server.",
+            "--http HOST:PORT",
+            otherwise="if there is no data directory",
+        ),
+    ] = ""
+    token: Token = ""
+
+
+JOBS: dict[str, tuple[type[JobOptions], ...]] = {
+    "export": (ExportOptions,),
+    "compact": (CompactOptions,),
+    "dedupe": (DedupeOptions,),
+    "replay": (ReplayOptions,),
+    "report": (ReportOptions,),
+    "aggregate": (AggregateOptions, AggregateStreamOptions),
+    "audit": (AuditOptions,),
+}
+"""Options of each command `headrace pipeline JOB`."""
+
+
+class Field(NamedTuple):
+    """An option with the field that it describes."""
+
+    name: str
+    """Keyword of the Python function."""
+    type: Any
+    default: Any
+    """Default of the Python function; None if it has none."""
+    is_required: bool
+    option: Option
+
+    @property
+    def key(self) -> str:
+        """Key of the setting; empty without one."""
+        return self.option.setting and f"pipeline.{self.option.setting}"
+
+    @property
+    def shown_default(self) -> str:
+        """Default as users write it; empty if there is none to mention."""
+        if isinstance(self.default, bool) or self.default in (None, "", ()):
+            return ""
+        unit = self.option.unit
+        return str(Quantity(self.default, unit)) if unit else str(self.default)
+
+
+def fields_of(*classes: type[JobOptions]) -> list[Field]:
+    """Return the options of some jobs: their own first, then those that they share with others."""
+    found: dict[str, Field] = {}
+    for options in classes:
+        hints = get_type_hints(options, include_extras=True)
+        for one in dataclasses.fields(options):
+            description = _description(hints[one.name])
+            if description is not None and one.name not in found:
+                is_required = one.default is dataclasses.MISSING
+                found[one.name] = Field(
+                    name=one.name,
+                    type=get_args(hints[one.name])[0],
+                    default=None if is_required else one.default,
+                    is_required=is_required,
+                    option=description,
+                )
+    return sorted(found.values(), key=lambda field: _SHARED.get(field.name, 0))
+
+
+_SHARED = {"url": 1, "token": 2, "data_dir": 3, "master": 4}
+"""Order of the options that most jobs have; all others come before."""
+
+
+def _description(hint: Any) -> Option | None:
+    return next((one for one in get_args(hint) if isinstance(one, Option)), None)
+
+
+def check(options: JobOptions) -> None:
+    """Raise OptionError for a number that is out of bounds."""
+    for field in fields_of(type(options)):
+        value, option = getattr(options, field.name), field.option
+        if value is None or (option.ge is None and option.gt is None):
+            continue
+        is_low = not value >= option.ge if option.ge is not None else not value > option.gt
+        if is_low or (option.le is not None and value > option.le):
+            low = f"above {option.gt:g}" if option.ge is None else f"at least {option.ge:g}"
+            high = "" if option.le in (None, NUMBER_MAX) else f" and at most {option.le:g}"
+            unit = f" {option.unit}" if option.unit else ""
+            raise OptionError(f"{field.name} must be {low}{high}{unit}, not {value:g}")
+
+
+def _settings() -> list[tuple[str, Any, Any]]:
+    """Return name, type and default of each setting in `[pipeline]`."""
+    found: dict[str, tuple[str, Any, Any]] = {}
+    for field in (field for some in JOBS.values() for one in some for field in fields_of(one)):
+        option = field.option
+        if not option.setting or option.setting in found:
+            continue
+        kinds = [one for one in (get_args(field.type) or (field.type,)) if one is not type(None)]
+        kind = option.values or kinds[0]
+        default = next(iter(option.values)) if option.values else field.default
+        description = setting(
+            option.help, option.unit, flag=option.flag, ge=option.ge, gt=option.gt, le=option.le
+        )
+        default = "" if default is None else default
+        found[option.setting] = (option.setting, Annotated[kind, description], default)
+    return list(found.values())
+
+
+if TYPE_CHECKING:
+    Pipeline = Section
+else:
+    Pipeline = msgspec.defstruct(
+        "Pipeline", _settings(), bases=(Section,), frozen=True, kw_only=True
+    )

@@ -107,6 +107,13 @@ class Quantity(NamedTuple):
                 return cls(int(size), unit) if size == int(size) else None
         return None
 
+    def __str__(self) -> str:
+        """Return the quantity in its largest unit that needs no fraction, such as `7d` or `64MiB`."""
+        names = ("d", "h", "m", "s") if self.unit == SECONDS else ("GiB", "MiB", "KiB", "B")
+        factors = _UNITS[self.unit]
+        name = next((one for one in names if self.value % factors[one.lower()] == 0), names[-1])
+        return f"{self.value / factors[name.lower()]:g}{name}"
+
 
 def parse_seconds(text: str) -> float:
     """Return the seconds in a text such as `90`, `90s` or `1.5m`. ValueError names the accepted forms."""

@@ -1,20 +1,14 @@
 """Jobs between the log and a lake, on Spark: needs the extra `pipeline`. The same as `headrace pipeline`."""
 
-from headrace.pipeline.aggregate.job import AggregateSummary as AggregateSummary
-from headrace.pipeline.aggregate.job import aggregate
+from headrace.pipeline.aggregate.job import AggregateSummary, aggregate
 from headrace.pipeline.aggregate.stream import aggregate_stream
 from headrace.pipeline.audit.job import audit
 from headrace.pipeline.audit.plan import AuditReport
-from headrace.pipeline.compact.job import CompactSummary as CompactSummary
-from headrace.pipeline.compact.job import compact
-from headrace.pipeline.dedupe.job import DedupeSummary as DedupeSummary
-from headrace.pipeline.dedupe.job import dedupe
-from headrace.pipeline.export.job import ExportSummary as ExportSummary
-from headrace.pipeline.export.job import export
-from headrace.pipeline.replay.job import ReplaySummary as ReplaySummary
-from headrace.pipeline.replay.job import replay
-from headrace.pipeline.report.job import ReportSummary as ReportSummary
-from headrace.pipeline.report.job import report
+from headrace.pipeline.compact import CompactSummary, compact
+from headrace.pipeline.dedupe.job import DedupeSummary, dedupe
+from headrace.pipeline.export.job import ExportSummary, export
+from headrace.pipeline.replay.job import ReplaySummary, replay
+from headrace.pipeline.report.job import ReportSummary, report
 
 __all__ = [
     "AggregateSummary",

@@ -14,7 +14,7 @@ import pyarrow as pa
 from headrace.lake.errors import writing
 from headrace.lake.files.durable import make_directory
 from headrace.lake.manifests import HIDDEN
-from headrace.pipeline.export.task import NotTheSameError
+from headrace.pipeline.tasks import NotSharedError
 
 Batches = dict[int, list[int]]
 """Indexes of a file's batches, by the number of the batch."""
@@ -40,20 +40,6 @@ def _empty(place: Path) -> None:
         path.unlink()
 
 
-def together(sizes: Iterable[tuple[str, int]], bytes_max: int) -> Iterator[list[str]]:
-    """Yield groups of files for one task each, in their order: small files are read together."""
-    some: list[str] = []
-    total = 0
-    for name, size in sizes:
-        if some and total + size > bytes_max:
-            yield some
-            some, total = [], 0
-        some.append(name)
-        total += size
-    if some:
-        yield some
-
-
 class WorkFile:
     """Staged file of one task.
 
@@ -62,8 +48,8 @@ class WorkFile:
 
     def __init__(self, staging: str, name: str, schema: pa.Schema) -> None:
         if not Path(staging).is_dir():
-            raise NotTheSameError(
-                f"{staging} is not there for Spark's executors: name a directory that all share"
+            raise NotSharedError(
+                f"Spark's executors do not see {staging}: name a directory that all machines share"
             )
         self.path = str(Path(staging, f"{name}-{uuid.uuid4().hex[:12]}.arrow"))
         self.batches: Batches = {}

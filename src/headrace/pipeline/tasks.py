@@ -47,6 +47,10 @@ class ServerAwayError(JobError):
     """A task could not reach the server, which may come back later."""
 
 
+class NotSharedError(HeadraceError):
+    """The executors see another directory than the driver: name one on storage that all of them share."""
+
+
 class TaskRunner(Protocol):
     """Runs the works of a job."""
 

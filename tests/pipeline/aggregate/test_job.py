@@ -297,7 +297,9 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
             run(server, *args, **given)
 
     refused(LakeError, r"something else than states of Headrace \(notes.txt\)", lake, other, "last")
-    refused(LakeError, "lie in each other: name another directory", lake, lake / "states", "last")
+    refused(
+        LakeError, "one is inside the other: name another directory", lake, lake / "states", "last"
+    )
     refused(
         LakeError, r"something else than states of Headrace \(a Delta table", lake, lake, "last"
     )
@@ -306,7 +308,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
     refused(JobError, "no topic 'nope' to aggregate", lake, into, "last", topics=["nope"])
     refused(OptionError, "no reducer 'lsat'", lake, into, "lsat")
     refused(OptionError, "folds nothing", lake, into, "uploaded")
-    refused(OptionError, "no regular expression", lake, into, "last", pattern="[")
+    refused(OptionError, "not a regular expression", lake, into, "last", pattern="[")
     refused(OptionError, "exclude each other", lake, into, "last", pattern="a", topics=["b"])
     assert not into.exists()
     assert [path.name for path in other.iterdir()] == ["notes.txt"]
@@ -315,7 +317,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
     file.write_bytes(data[: len(data) // 2])
     refused(LakeError, "cannot be read", lake, into, "last")
     file.unlink()
-    refused(LakeError, "is missing, which the table names", lake, into, "last")
+    refused(LakeError, "is missing, but the table names it", lake, into, "last")
     with Lock(into / HIDDEN, "aggregate"):
         refused(LakeError, "another aggregate writes to .* \\(process", lake, into, "last")
     assert rows_of(into) == {}

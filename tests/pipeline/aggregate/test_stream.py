@@ -268,7 +268,7 @@ def test_a_server_that_is_away_is_waited_for(own_server, tmp_path, shared_spark,
             fill(own_server, {"a": [b"1"]})
             yield from until(lambda number=number: ordinals(into) == {"a": number})
             own_server.kill()
-            yield from until(lambda: "tried again until it answers" in caplog.text)
+            yield from until(lambda: "retrying until the server answers" in caplog.text)
             own_server.start()
             caplog.clear()
 
@@ -358,7 +358,7 @@ def test_a_driver_killed_with_all_its_processes_counts_nothing_twice(server, pre
     topics = [f"{prefix}/{i}" for i in range(5)]
     given = {"url": server.http_url, "pattern": f"{prefix}/.*", "reducer": "count", "every_s": 0}
     script = (
-        "from headrace.pipeline import aggregate_stream; from headrace.pipeline.kill_points import Points\n"
+        "from headrace.pipeline import aggregate_stream; from headrace.pipeline.job import Points\n"
         f"aggregate_stream({str(into)!r}, **{given!r}, master='local[2]', points=Points({str(points)!r}))"
     )
     sent = 0

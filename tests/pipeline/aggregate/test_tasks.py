@@ -18,7 +18,7 @@ from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.pipeline.aggregate import tasks as aggregate_tasks
 from headrace.pipeline.aggregate.fold import NOTHING, load_reducer, reads
 from headrace.pipeline.aggregate.tasks import AggregateStageWork, FoldWork, fold_bucket, stage
-from headrace.pipeline.kill_points import Points
+from headrace.pipeline.job import Points
 from headrace.reader.planning import TopicSelection
 from headrace.reader.view import LogLocation
 

@@ -30,8 +30,8 @@ from headrace.pipeline.audit import log as audit_log
 from headrace.pipeline.audit import tasks as audit_tasks
 from headrace.pipeline.audit.job import audit
 from headrace.pipeline.audit.plan import AuditReport, Finding, TopicAudit
-from headrace.pipeline.export.job import APP
-from headrace.pipeline.tasks import LocalRunner
+from headrace.pipeline.job import EXPORT_APP as APP
+from headrace.pipeline.tasks import LocalRunner, NotSharedError
 from headrace.testing.store import StepStore
 from tests.lake.rows import rows, write
 
@@ -490,7 +490,7 @@ def test_rows_that_no_batch_has_noted_are_found(tmp_path):
     commit(lake, 0, rows("t", [b"a", b"b"]))
     commit(lake, 1, rows("t", [b"c"], offset=10, ordinal=2), noted=False)
     (one,) = found(look(lake))
-    assert one.reason == "no batch has noted that it wrote these rows"
+    assert one.reason == "no manifest of a batch names these rows"
     assert one.range == VerifiedRange(10, 15, 2, 3)
 
 
@@ -568,7 +568,7 @@ def test_executors_that_see_another_directory_are_told_apart_from_damage(data):
             moved = [work._replace(root="/nowhere") for work in works]
             return super().run(moved, function, progress)
 
-    with pytest.raises(audit_tasks.NotThereError, match="mount it there at the same place"):
+    with pytest.raises(NotSharedError, match="mount it at the same path there"):
         look(data_dir=data, runner=Elsewhere())
 
 

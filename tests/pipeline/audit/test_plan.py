@@ -64,7 +64,7 @@ def test_a_wrong_checksum_is_found_however_it_is_cut(noted, files, data):
     bad = theirs[at]
     theirs[at] = bad._replace(crc=bad.crc ^ 1)
     ((reason, where),) = found(ours, theirs)
-    assert reason == "damaged: the file says another checksum than the batch has noted"
+    assert reason == "damaged: the file has another checksum than the manifest of its batch"
     assert where is not None
     assert where.offset <= bad.range.offset < bad.range.end <= where.end
 
@@ -91,7 +91,7 @@ def test_rows_that_are_there_twice_are_found():
 def test_rows_that_nobody_has_noted_are_found_unless_some_notes_are_damaged():
     noted, files = [held(0, 100)], [held(0, 100), held(100, 200)]
     assert found(noted, files) == [
-        ("damaged: no batch has noted that it wrote these rows", part(100, 200))
+        ("damaged: no manifest of a batch names these rows", part(100, 200))
     ]
     assert found(noted, files, all_noted=False) == []
 
@@ -99,7 +99,7 @@ def test_rows_that_nobody_has_noted_are_found_unless_some_notes_are_damaged():
 def test_other_ordinals_are_found():
     wrong = Held("f", 1, VerifiedRange(0, 100, 1, 11), held(0, 100).crc)
     assert found([held(0, 100)], [wrong]) == [
-        ("damaged: the file says other ordinals than the batch has noted", part(0, 100))
+        ("damaged: the file has other ordinals than the manifest of its batch", part(0, 100))
     ]
 
 
@@ -207,7 +207,7 @@ def test_what_is_covered_is_said_of_one_topic():
 
 def test_what_is_covered_is_said_of_each_topic_and_summed_up_for_very_many():
     *each, verdict = report(topic("a"), topic("b\n"))
-    assert each[1] == "  'b\\n': lake offsets 0 to 100, log offsets 60 to 200, ordinals 0 to 20"
+    assert each[1] == '  "b\\n": lake offsets 0 to 100, log offsets 60 to 200, ordinals 0 to 20'
     assert verdict == (
         "nothing lost: 2 topics, 40 records, 2 segments, 3 files of the lake, 80 bytes the same in both"
     )

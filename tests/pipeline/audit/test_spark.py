@@ -83,9 +83,9 @@ def test_where_no_data_directory_is_the_server_is_asked(
 ) -> None:
     asked: list[dict[str, Any]] = []
 
-    def here(lake: str, topics: Any, **given: Any) -> Any:
+    def here(**given: Any) -> Any:
         asked.append(given)
-        return audit(lake, topics, **given, runner=LocalRunner())
+        return audit(**given, runner=LocalRunner())
 
     monkeypatch.setattr(importlib.import_module("headrace.pipeline"), "audit", here)
     publish(own_server.figg_url, "orders", [b"one"])
@@ -97,7 +97,7 @@ def test_where_no_data_directory_is_the_server_is_asked(
     said = capsys.readouterr()
     assert "nothing lost: orders: log offsets 0 to 7" in said.out
     assert said.err == (
-        f"headrace: there is no directory {tmp_path / 'nowhere'} here: asking the server at "
+        f"headrace: there is no directory {tmp_path / 'nowhere'} here: reading the log from "
         f"{own_server.http_url}\n"
     )
     # An existing directory gives more information. A directory that is named on the command line has to

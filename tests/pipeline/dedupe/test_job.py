@@ -17,8 +17,8 @@ from headrace.lake.deduped import APP, DedupedTable
 from headrace.lake.format import LakeError, Shape
 from headrace.lake.manifests import HIDDEN
 from headrace.lake.table import Lock
-from headrace.pipeline.compact.job import compact
-from headrace.pipeline.dedupe import plan as dedupe_plan
+from headrace.pipeline.compact import compact
+from headrace.pipeline.dedupe import keys as dedupe_keys
 from headrace.pipeline.dedupe.job import dedupe
 from headrace.pipeline.export.job import export
 from headrace.pipeline.tasks import JobError, LocalRunner
@@ -144,7 +144,7 @@ def test_many_runs_come_to_the_same_as_one(tmp_path_factory, monkeypatch, some, 
             compact(lake.path, runner=LocalRunner())
         elif then:
             only = [min(payloads)] if then == "one topic" else []
-            monkeypatch.setattr(dedupe_plan, "_BUCKET_ROWS", size // 500)
+            monkeypatch.setattr(dedupe_keys, "_BUCKET_ROWS", size // 500)
             run(lake.path, root / "steps", topics=only, task_bytes=size)
     run(lake.path, root / "steps")
     run(lake.path, root / "once")
@@ -224,7 +224,7 @@ def test_more_buckets_than_before_have_the_same_keys(made, tmp_path, monkeypatch
     run(made.path, into, window_s=None)
     assert len(list((into / HIDDEN / "keys").iterdir())) == 4
     made.add({"a": [b"%d" % n for n in range(100)]}, NOON_MS + 100 * HOUR_MS)
-    monkeypatch.setattr(dedupe_plan, "_BUCKET_ROWS", 20)
+    monkeypatch.setattr(dedupe_keys, "_BUCKET_ROWS", 20)
     run(made.path, into, window_s=None)
     assert len(list((into / HIDDEN / "keys").iterdir())) == 16
     made.add({"a": [b"%d" % n for n in range(110)]}, NOON_MS + 200 * HOUR_MS)
@@ -278,9 +278,9 @@ def test_by_a_decoded_column(server, tmp_path):
     table = DeltaTable(str(into)).to_pyarrow_table().sort_by("offset")
     assert table["id"].to_pylist() == [1, 2, None, None]
     for column, reason in (
-        ("name", "has no column 'name' that rows can be known by: there is payload, id, tags"),
-        ("offset", "has no column 'offset' that rows can be known by"),
-        ("tags", "column 'tags' holds other values: name one with a plain type"),
+        ("name", "has no column 'name' that could identify rows: use one of payload, id, tags"),
+        ("offset", "has no column 'offset' that could identify rows"),
+        ("tags", "column 'tags' holds nested values: name one of a plain type"),
     ):
         with pytest.raises(LakeError, match=reason):
             run(lake, tmp_path / "other", payload=False, key=column)
@@ -352,21 +352,21 @@ def test_a_damaged_file_ends_it_and_is_named(made, tmp_path):
 @pytest.mark.parametrize(
     ("given", "error", "reason"),
     [
-        ({"payload": False}, OptionError, "say what rows are known by"),
-        ({"key": "id"}, OptionError, "say what rows are known by: a column, a JSON path, or"),
-        ({"json_path": "$.id"}, OptionError, "say what rows are known by"),
+        ({"payload": False}, OptionError, "say what identifies a row"),
+        ({"key": "id"}, OptionError, "say what identifies a row: a column, a JSON path, or"),
+        ({"json_path": "$.id"}, OptionError, "say what identifies a row"),
         ({"payload": False, "json_path": "id"}, OptionError, "a path begins with"),
         ({"payload": False, "key": "id"}, LakeError, "has no column 'id'"),
-        ({"window_s": 0}, OptionError, "a window has 0.001 to 10000000000 seconds, or none, not 0"),
-        ({"window_s": float("nan")}, OptionError, "or none, not nan"),
+        ({"window_s": 0}, OptionError, "window_s must be at least 0.001 seconds, not 0"),
+        ({"window_s": float("nan")}, OptionError, "seconds, not nan"),
         ({"topics": ["gone"]}, JobError, "there is no topic 'gone' in "),
         ({"topics": ["a"], "pattern": "b"}, OptionError, "exclude each other"),
-        ({"pattern": "["}, OptionError, "no regular expression"),
-        ({"lake": "nowhere"}, LakeError, "is not a lake of Headrace"),
+        ({"pattern": "["}, OptionError, "not a regular expression"),
+        ({"lake": "nowhere"}, LakeError, "is no lake of Headrace"),
         ({"into": "a lake"}, LakeError, "is the lake itself: name another directory"),
-        ({"into": "a lake/into"}, LakeError, "lie in each other"),
-        ({"into": "."}, LakeError, "lie in each other: name another directory"),
-        ({"into": "a file"}, LakeError, "is not a directory: name a new or an empty one"),
+        ({"into": "a lake/into"}, LakeError, "one is inside the other"),
+        ({"into": "."}, LakeError, "one is inside the other: name another directory"),
+        ({"into": "a file"}, LakeError, "is no directory: name a new or an empty one"),
         ({"into": "things"}, LakeError, "else than deduped rows of Headrace [(]thing[)]"),
         ({"into": "other lake"}, LakeError, "holds something else than deduped rows of Headrace"),
         ({"into": "newer"}, LakeError, "was written by a newer version [(]format 99"),
@@ -396,10 +396,13 @@ def test_what_was_decided_at_the_first_run_stays(made, tmp_path):
     run(made.path, into)
     before = tree(into)
     for options, reason in (
-        ({"window_s": None}, "was made by payload within 86400 seconds, not by payload within all"),
+        (
+            {"window_s": None},
+            "and a window of 86400 seconds, not with payload and no window",
+        ),
         (
             {"payload": False, "json_path": "$"},
-            "not by json [$] within 86400 seconds: name another",
+            "not with json [$] and a window of 86400 seconds: name another",
         ),
     ):
         with pytest.raises(LakeError, match=reason):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.pipeline.json_path import find, parse_path
+from headrace.pipeline.dedupe.keys import find, parse_path
 
 VALUE = {"a": {"b": [10, {"c d": True, "it's": 1, 'say "x"': 2}]}, "ü_1": 0, "n": None, "": 5}
 
@@ -35,22 +35,22 @@ def test_a_path_finds_one_place(text, found):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "a path begins with [$], such as [$].id, and not as ''"),
+        ("", "a path begins with [$], such as [$].id; '' does not"),
         ("id", "a path begins with"),
-        ("$.", "'.' in a path is not understood: it takes .name, "),
-        ("$..id", "'..id' in a path is not understood"),
-        ("$.a b", "' b' in a path is not understood"),
-        ("$.a-b", "'-b' in a path is not understood"),
-        ("$.1", "'.1' in a path is not understood"),
-        ("$[*]", "one place and no choice of many"),
-        ("$[-1]", "is not understood"),
-        ("$[01]", "is not understood"),
-        ("$[0:2]", "is not understood"),
-        ("$['a','b']", "is not understood"),
-        ("$['a]", "is not understood"),
-        (r"$['\x']", r"'.x' in a path is no string: "),
-        (r"$['\ud800']", "in a path is no string: "),
-        ("$ ", "' ' in a path is not understood"),
+        ("$.", "'.' is not a step of a path: use .name, "),
+        ("$..id", "'..id' is not a step of a path"),
+        ("$.a b", "' b' is not a step of a path"),
+        ("$.a-b", "'-b' is not a step of a path"),
+        ("$.1", "'.1' is not a step of a path"),
+        ("$[*]", "a path names one place, not several"),
+        ("$[-1]", "is not a step of a path"),
+        ("$[01]", "is not a step of a path"),
+        ("$[0:2]", "is not a step of a path"),
+        ("$['a','b']", "is not a step of a path"),
+        ("$['a]", "is not a step of a path"),
+        (r"$['\x']", r"'.x' in a path is not a string: "),
+        (r"$['\ud800']", "in a path is not a string: "),
+        ("$ ", "' ' is not a step of a path"),
     ],
 )
 def test_anything_else_is_refused_in_a_sentence(text, reason):

@@ -96,7 +96,7 @@ def exporters(root: Path) -> Iterator[Exporters]:
 def main() -> None:
     # The imports are here because only the exporter process needs them; tests import the other side.
     from headrace import pipeline
-    from headrace.pipeline.kill_points import Points
+    from headrace.pipeline.job import Points
     from headrace.pipeline.tasks import LocalRunner
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children

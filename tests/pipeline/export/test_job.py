@@ -29,8 +29,8 @@ from headrace.lake.formats.delta import DeltaLake
 from headrace.lake.manifests import HIDDEN
 from headrace.lake.table import Lock
 from headrace.pipeline import export
-from headrace.pipeline.export.job import APP
-from headrace.pipeline.kill_points import Points
+from headrace.pipeline.job import EXPORT_APP as APP
+from headrace.pipeline.job import Points
 from headrace.pipeline.tasks import JobError, LocalRunner, SparkRunner
 from headrace.reader.decode import DamageError
 from headrace.reader.http_client import HttpClient
@@ -290,7 +290,7 @@ def test_a_manifest_that_another_export_has_written_over_is_put_back(published, 
     assert path.read_bytes() == written[0]
     # An export that was killed before the repair gets an error that says what has happened.
     path.write_bytes(written[0].replace(b"/a", b"/x"))
-    with pytest.raises(LakeError, match="what is noted of batch 0 is not what was committed"):
+    with pytest.raises(LakeError, match="the manifest of batch 0 differs from its commit"):
         published.export(lake)
 
 
@@ -304,7 +304,7 @@ def test_what_a_deleted_topic_took_with_it_is_counted(published, tmp_path, caplo
     done = published.export(lake)
     assert (done.lost, done.records) == (2, 4)
     assert (
-        f'2 records so far were gone before they could be exported, such as those of topic "{name}"'
+        f'2 records so far were deleted before they could be exported, for example of topic "{name}"'
         in (caplog.text)
     )
     assert "retention.wait_for" in caplog.text
@@ -514,7 +514,7 @@ def test_a_second_lake_takes_nothing_from_the_first_by_mistake(published, tmp_pa
     first, second = tmp_path / "first", tmp_path / "second"
     published.export(first)
     before = published.cursors()
-    with pytest.raises(LakeError, match="the server was told of a lake that has topic"):
+    with pytest.raises(LakeError, match="the server knows a lake that has topic"):
         published.export(second)
     assert published.cursors() == before
     assert not second.exists()
@@ -565,7 +565,7 @@ def test_an_export_that_goes_on_waits_for_a_server_that_is_away(
     wait_until(lambda: len(rows_of(lake)) == published.records, 120, "the first batch")
     for _ in range(2):
         own_server.kill()
-        wait_until(lambda: "is tried again until it answers" in caplog.text, 120, "a warning")
+        wait_until(lambda: "retrying until it answers" in caplog.text, 120, "a warning")
         own_server.start()
         published.more(5)
         wait_until(lambda: len(rows_of(lake)) == published.records, 120, "another batch")
@@ -586,7 +586,7 @@ def test_a_driver_killed_with_all_its_processes_while_tasks_write(published, tmp
     (points / "stop-writing").touch()
     given = {"url": published.server.http_url, "pattern": published.pattern, "part_bytes": 4000}
     script = (
-        "from headrace.pipeline import export; from headrace.pipeline.kill_points import Points\n"
+        "from headrace.pipeline import export; from headrace.pipeline.job import Points\n"
         f"export({str(lake)!r}, **{given!r}, master='local[2]', points=Points({str(points)!r}))"
     )
     driver = subprocess.Popen(

@@ -88,11 +88,11 @@ def test_what_retention_has_taken_is_lost():
     made = plan([topic("a", 4, 9)], {"a": at(1)})
     assert made.lost == [LostRange("a", 1, 4)]
     assert (made.start["a"], made.ranges[0].start, made.end["a"]) == (at(1), at(4), at(9))
-    assert lost_sentence(made.lost).startswith(
-        "3 records of topic 'a' are gone that the lake has not"
-    )
+    assert lost_sentence(made.lost).startswith("retention has deleted 3 records of topic 'a'")
     several = lost_sentence([*made.lost, LostRange("b", 0, 2)])
-    assert several.startswith("5 records of topic 'a' and 1 other topics are gone")
+    assert several.startswith(
+        "retention has deleted 5 records of topic 'a' and 1 other topics before"
+    )
 
 
 def test_a_topic_made_anew_goes_on_where_the_old_one_ended():

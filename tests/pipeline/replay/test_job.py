@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import BadTopicNameError, OptionError
 from headrace.lake.format import LakeError
-from headrace.pipeline.compact.job import compact
+from headrace.pipeline.compact import compact
 from headrace.pipeline.replay.job import replay
 from headrace.pipeline.tasks import JobError, LocalRunner
 from headrace.reader.http_client import HttpClient, ServerError
@@ -192,12 +192,12 @@ def test_bad_input_is_refused_and_nothing_is_written(server, made, target, tmp_p
     assert refused(JobError, topic="nope") == f"there is no topic 'nope' in {made.path}"
     for to in ("$channel/x", "$logux/x"):
         assert refused(BadTopicNameError, to) == (
-            f"replay writes records as they are, and '{to}' is published to by its own protocol only: name "
-            "another topic"
+            f"replay writes records unchanged, but only its own protocol publishes to '{to}': name another "
+            "topic"
         )
     assert "is not all of 0 to 100000" in refused(JobError, to_offset=100_000)
     assert "exclude each other" in refused(OptionError, from_offset=1, since=5)
-    assert "nothing is in it" in refused(OptionError, from_offset=5, to_offset=5)
+    assert "it is empty" in refused(OptionError, from_offset=5, to_offset=5)
     assert "above 0" in refused(OptionError, rate=0.0)
     assert "url must be" in refused(OptionError, url="nowhere")
     monkeypatch.setitem(HttpClient.__init__.__kwdefaults__, "retry_s", 0)
@@ -217,7 +217,7 @@ def test_a_damaged_note_is_named(server, made, target):
 
 KILLED = """
 import sys
-from headrace.pipeline import replay_plan
+from headrace.pipeline.replay import plan as replay_plan
 from headrace.pipeline.replay.job import replay
 from headrace.pipeline.tasks import LocalRunner
 replay_plan.CUT_BYTES = int(sys.argv[4])

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.errors import HeadraceError
-from headrace.pipeline.compact.job import compact
+from headrace.pipeline.compact import compact
 from headrace.pipeline.export.job import export
 from headrace.pipeline.report.data import ReportData
 from headrace.pipeline.report.job import report
@@ -190,7 +190,7 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "a directory": (lambda path: {"out": path}, " is a directory: name a file"),
     "the same file": (
         lambda path: {"out": path / "x", "json": path / "x"},
-        "the page and the JSON would be the same file: name two",
+        "the page and the JSON cannot be the same file: name two files",
     ),
     "no topic": (
         lambda path: {"out": path / "x", "topics": ["gone"]},

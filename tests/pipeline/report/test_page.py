@@ -11,8 +11,8 @@ from headrace.pipeline.report import data as data
 from headrace.pipeline.report import svg as svg
 from headrace.pipeline.report import words as words
 from headrace.pipeline.report.data import ReportData, Runs, ServerSeen
+from headrace.pipeline.report.job import channels_of, readers_of
 from headrace.pipeline.report.page import page
-from headrace.pipeline.report.server import channels_of, readers_of
 
 START_MS = 1_763_000_000_000
 EVIL = "</title><script>alert(1)</script>\"' onload=x &amp; \u202e\x00"

@@ -23,6 +23,7 @@ from rich.text import Text
 from typer.exceptions import TyperException
 
 from headrace.errors import HeadraceError
+from headrace.printing import size
 
 T = TypeVar("T")
 
@@ -139,19 +140,6 @@ def discard_unwritable() -> None:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def size(count: int) -> str:
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
 
 
 def moment(ms: int | None) -> str:

@@ -1,191 +1,357 @@
-"""Shared parts of the commands `headrace pipeline …`: options, settings, and running and ending a job."""
+"""`headrace pipeline`: the commands of the jobs between the log and a lake.
 
-import importlib
-import json
-import logging
-import os
-import signal
+Elsewhere: the options of each job (`config/pipeline.py`), and the jobs (`pipeline/`).
+"""
+
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.output import CommandError, ProgressBar, UsageError, note
-from headrace.config.load import load
-from headrace.config.pipeline import Pipeline
+from headrace.cli.common.help import App
+from headrace.cli.common.output import UsageError, moment
+from headrace.cli.pipeline.options import Given, ServerAddress, command
+from headrace.cli.pipeline.run import Ending, print_summary, running
+from headrace.config.pipeline import (
+    AggregateOptions,
+    AggregateStreamOptions,
+    AuditOptions,
+    CompactOptions,
+    DedupeOptions,
+    ExportOptions,
+    ReplayOptions,
+    ReportOptions,
+)
+from headrace.config.values import Quantity
+from headrace.printing import counted, quoted, size
 
-_EVERYWHERE = ("0.0.0.0", "::")
-"""Hosts that mean: the server listens on all addresses."""
-
-Topics = Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.")]
-Pattern = Annotated[
-    str | None,
-    typer.Option(
-        "--pattern",
-        metavar="RE",
-        help="Only topics whose whole name matches.  [pipeline.pattern]",
-    ),
-]
-Lake = Annotated[
-    str | None,
-    typer.Option("--lake", metavar="DIR", help="The lake's directory.  [pipeline.lake]"),
-]
-Master = Annotated[
-    str | None,
-    typer.Option(
-        "--master",
-        metavar="URL",
-        help="Where Spark runs.  [pipeline.master, else local[*]]",
-    ),
-]
+app = App()
 
 
-def settings(config_file: Path | None, **flags: object) -> Pipeline:
-    """Return the settings of `[pipeline]`: flags override the environment, which overrides the file."""
-    given = {f"pipeline.{name}": value for name, value in flags.items()}
-    return load(given, os.environ, config_file).config.pipeline
+@app.callback(invoke_without_command=True)
+def _jobs(context: typer.Context) -> None:
+    """Run a job between the log and a lake, on Spark.
 
+    Needs `pip install 'headrace[pipeline]'` and Java 17 or newer.
 
-def lake_of(found: Pipeline) -> str:
-    if not found.lake:
-        raise UsageError("say where the lake is: --lake DIR, or lake in [pipeline] of --config")
-    return found.lake
-
-
-def seconds(option: str, text: str | None) -> float | None:
-    """Return a duration in seconds; None if the option is not given. Without a unit it is in seconds."""
-    return None if text is None else options.seconds(option, text)
-
-
-class ServerAddress(NamedTuple):
-    url: str = ""
-    token: str = ""
-
-
-def server_of(
-    http: str | None,
-    token: str | None,
-    data_dir: str | None = None,
-    *,
-    config_file: Path | None = None,
-) -> ServerAddress:
-    """Return the server given by option, environment, file or default; empty if only `data_dir` is given."""
-    if data_dir and not http:
-        return ServerAddress()
-    if not http and not os.environ.get("HEADRACE_HTTP") and config_file:
-        listen = load({}, os.environ, config_file).config.listen.http
-        http = str(listen._replace(host="127.0.0.1") if listen.host in _EVERYWHERE else listen)
-    api = options.http_api(http, token)
-    return ServerAddress(api.base, api.token or "")
-
-
-def pattern_of(found: Pipeline, topics: list[str] | None, pattern: str | None) -> str:
-    """Return the pattern to use. Topics on the command line override a pattern in the settings."""
-    return (pattern or "") if topics else found.pattern
-
-
-class Job(NamedTuple):
-    run: Callable[..., Any]
-    progress: Callable[[int, int], None]
-    """Called with the bytes that are done, and the total."""
-
-
-@contextmanager
-def running(name: str) -> Iterator[Job]:
-    """Yield the function of a job and a progress bar; raise CommandError if a package is missing."""
-    run = _function(name)
-    from headrace.errors import OptionError
-
-    with ExitStack() as stack:
-        bars: list[ProgressBar] = []
-        stack.enter_context(_told_on_standard_error())
-
-        def progress(done: int, total: int) -> None:
-            if not bars and total:
-                bars.append(stack.enter_context(ProgressBar(total)))
-            for bar in bars:
-                bar.advance_to(done, total)
-
-        try:
-            yield Job(run, progress)
-        except OptionError as error:
-            raise UsageError(str(error)) from None
-        except KeyboardInterrupt:
-            note("interrupted: the same command does the rest")
-            raise
-
-
-@contextmanager
-def _told_on_standard_error() -> Iterator[None]:
-    """Print log messages of jobs to standard error, on a terminal also debug messages.
-
-    Other loggers print warnings and errors only.
+    \b
+    headrace pipeline export --lake /lake --once     the records of the log, into a table
+    headrace pipeline compact --lake /lake           its small files into large ones
+    headrace pipeline dedupe --lake /lake --into /rows --json-path '$.id'     every key once
+    headrace pipeline replay orders --to test --lake /lake     records of the lake, into a topic
+    headrace pipeline report --out report.html       a page with plots of log and lake
+    headrace pipeline aggregate --lake /lake --reducer last --into /states     a state for each topic
+    headrace pipeline audit --lake /lake             a check whether anything was lost
     """
-    jobs = logging.getLogger("headrace.pipeline")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("headrace: %(message)s"))
-    before, jobs.propagate = jobs.level, False
-    jobs.setLevel(logging.DEBUG if sys.stderr.isatty() else logging.INFO)
-    jobs.addHandler(handler)
-    others = logging.StreamHandler()
-    others.setLevel(logging.WARNING)
-    # py4j logs a traceback if the JVM has died; the job itself reports that in one sentence.
-    others.addFilter(lambda record: "py4j" not in record.pathname)
-    logging.root.addHandler(others)
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@command(app, "export")
+def _export(given: Given) -> None:
+    """Write topics to a lake table, every record exactly once.
+
+    The job runs until Ctrl-C or SIGTERM and finishes its batch first; with --once it ends by itself. You can
+    kill it at any moment: the next run continues where the table ends. Without topics or a pattern, it
+    exports all topics.
+
+    \b
+    headrace pipeline export --lake /lake --once
+    headrace pipeline export orders returns --lake /lake --every 60s
+    headrace pipeline export events --lake /lake --decode json --schema 'id bigint, name string'
+    headrace pipeline export --config headrace.toml --master spark://host:7077
+    """
+    keywords = given.keywords(ExportOptions)
+    keywords |= given.server(given.values["data_dir"])._asdict()
+    with Ending(goes_on=not keywords["once"]) as ending, running("export") as job:
+        summary = job.run(**keywords, progress=job.progress, stop=ending.asked)
+    print_summary(summary, _export_words, as_json=given.as_json)
+
+
+def _export_words(summary: Any) -> str:
+    if summary.batches:
+        said = (
+            f"exported {counted(summary.records, 'record')} ({size(summary.bytes)}) of "
+            f"{counted(summary.topics, 'topic')} to {summary.lake} in "
+            f"{counted(summary.batches, 'batch', 'batches')} and {counted(summary.files, 'file')}"
+        )
+    else:
+        said = f"nothing new for {summary.lake}"
+    if summary.lost:
+        said += f"; {counted(summary.lost, 'record')} lost: see retention.wait_for"
+    return said if summary.told else f"{said}; the server was not told, so retention does not know"
+
+
+@command(
+    app,
+    "aggregate",
+    short_help="Fold all records of each topic into one state.",
+    also={
+        "stream": Annotated[
+            bool,
+            typer.Option("--stream", help="Keep the states up to date until Ctrl-C or SIGTERM."),
+        ]
+    },
+)
+def _aggregate(given: Given) -> None:
+    """Fold all records of each topic in lake and log into one state, as the server folds channels.
+
+    The states become a Delta table, which is replaced as a whole, in one step. With --stream the job keeps
+    running and replaces the states that have changed; it needs no lake. Without topics or a pattern, the job
+    takes all topics.
+
+    \b
+    headrace pipeline aggregate --lake /lake --reducer last --into /states
+    headrace pipeline aggregate --lake /lake --reducer count --into /counts --pattern '\\$channel/.*'
+    headrace pipeline aggregate --lake /lake --reducer app:apply --into /documents --publish
+    headrace pipeline aggregate --stream --reducer last --into /states
+    """
+    values = given.values
+    for name, flag in (("every_s", "--every"), ("batch_bytes", "--batch-bytes")):
+        if values[name] is not None and not values["stream"]:
+            raise UsageError(f"{flag} needs --stream: without it the job runs once")
+    server = given.server(None if values["publish"] else values["data_dir"])._asdict()
+    if values["stream"]:
+        keywords = given.keywords(AggregateStreamOptions) | server
+        with Ending(goes_on=True) as ending, running("aggregate_stream") as job:
+            summary = job.run(**keywords, stop=ending.asked)
+    else:
+        keywords = given.keywords(AggregateOptions) | server
+        with running("aggregate") as job:
+            summary = job.run(**keywords, progress=job.progress)
+    words = partial(_aggregate_words, publish=values["publish"])
+    print_summary(summary, words, as_json=given.as_json)
+
+
+def _aggregate_words(summary: Any, *, publish: bool) -> str:
+    said = (
+        f"{summary.reducer} of {counted(summary.messages, 'message')} of "
+        f"{counted(summary.topics, 'topic')} in {summary.into}"
+    )
+    if summary.incomplete:
+        said += f"; {counted(summary.incomplete, 'state')} without records that no longer exist"
+    if summary.failed:
+        said += f"; {summary.failed:,} failed, the first: {summary.first_failure}"
+    if publish:
+        said += f"; published {counted(summary.published, 'snapshot')}"
+    if summary.refused:
+        said += f"; {summary.refused:,} not published, the first: {summary.first_refusal}"
+    return said
+
+
+@command(app, "compact", short_help="Merge many small files into a few large ones.")
+def _compact(given: Given) -> None:
+    """Merge the small files that an export leaves into a few large ones, with the same rows.
+
+    Exports and readers may run meanwhile, and the job may be killed at any moment. Files that are no longer
+    in the table, and files left by killed jobs, are deleted when they are older than --sweep-after: a reader
+    may use an old state of the table for that long.
+
+    \b
+    headrace pipeline compact --lake /lake
+    headrace pipeline compact --lake /lake --dry-run
+    headrace pipeline compact --lake /lake --file-bytes 256MiB --sweep-after 30d
+    """
+    keywords = given.keywords(CompactOptions)
+    with running("compact") as job:
+        summary = job.run(**keywords, progress=job.progress)
+    print_summary(summary, _compact_words, as_json=given.as_json)
+
+
+def _compact_words(summary: Any) -> str:
+    would = "would have " if summary.dry_run else ""
+    if summary.merged:
+        records = f" with {counted(summary.records, 'record')}" if summary.records else ""
+        said = (
+            f"{would}merged {counted(summary.merged, 'file')} ({size(summary.bytes)}){records} of "
+            f"{summary.lake} into {summary.made:,}"
+        )
+    else:
+        said = f"nothing to merge in {summary.lake}"
+    if summary.left:
+        said += f"; another job has merged {counted(summary.left, 'file')} meanwhile"
+    if summary.folded:
+        said += f"; merged the notes of {counted(summary.folded, 'batch', 'batches')}"
+    if summary.swept:
+        said += f"; {would}deleted {counted(summary.swept, 'old file')}"
+    return said
+
+
+@command(app, "dedupe", short_help="Copy rows without duplicates.")
+def _dedupe(given: Given) -> None:
+    """Copy the rows of a lake to another table, without rows whose key occurred before in their topic.
+
+    Messages that publishers have sent again become one row. Each run takes the rows that the lake has
+    received since the last one, and may be killed at any moment. Without topics and a pattern, it takes all
+    topics.
+
+    \b
+    headrace pipeline dedupe --lake /lake --into /rows --json-path '$.id'
+    headrace pipeline dedupe --lake /lake --into /rows --payload --window 10m
+    headrace pipeline dedupe orders --lake /lake --into /rows --key order_id --window all
+    """
+    values = given.values
+    values["window_s"] = _window(values["window_s"])
+    if values["payload"] or values["key"] or values["json_path"]:
+        # These override a key in the settings.
+        values |= {name: values[name] or "" for name in ("key", "json_path")}
+    keywords = given.keywords(DedupeOptions)
+    if sum(bool(keywords[name]) for name in ("key", "json_path", "payload")) != 1:
+        raise UsageError("say what identifies a row: one of --key, --json-path and --payload")
+    with running("dedupe") as job:
+        summary = job.run(**keywords, progress=job.progress)
+    print_summary(summary, _dedupe_words, as_json=given.as_json)
+
+
+def _window(text: str | None) -> str | None:
+    """Return the window as the setting has it, where 0 means for ever."""
+    if text == "all":
+        return "0"
+    if text is not None and not options.seconds("--window", text):
+        raise UsageError("--window takes a duration above 0, or all")
+    return text
+
+
+def _dedupe_words(summary: Any) -> str:
+    if not summary.rows:
+        return f"nothing new for {summary.into}"
+    said = (
+        f"kept {summary.kept:,} of {counted(summary.rows, 'row')} of "
+        f"{counted(summary.topics, 'topic')} in {summary.into}"
+    )
+    if summary.without_key:
+        said += f"; {summary.without_key:,} without a key"
+    return said
+
+
+@command(app, "replay", short_help="Publish a lake's records to a topic.")
+def _replay(given: Given) -> None:
+    """Publish the records that a lake has of a topic to another topic, in their order.
+
+    Publishes all records, or those between two offsets or times. Repeat the same command until it succeeds:
+    it continues where it was killed, and does nothing once it is done.
+
+    \b
+    headrace pipeline replay orders --to orders-again --lake /lake
+    headrace pipeline replay orders --to test --lake /lake --since 2026-01-31T08:00Z --until 2026-01-31T09:00Z
+    headrace pipeline replay orders --to test --lake /lake --from-offset 0 --rate 500 --name second
+    """
+    now = datetime.now().astimezone()
+    keywords = given.keywords(ReplayOptions) | given.server()._asdict()
+    for name in ("since", "until"):
+        if name in keywords:
+            keywords[name] = _moment(f"--{name}", keywords[name], now)
+    with running("replay") as job:
+        summary = job.run(**keywords, progress=job.progress)
+    print_summary(summary, _replay_words, as_json=given.as_json)
+
+
+def _moment(option: str, text: str, now: datetime) -> int:
+    takes = f"{option} takes an ISO 8601 time, or milliseconds since 1970, not {quoted(text)}"
+    if Quantity.parse(text) is not None:
+        raise UsageError(f"{takes}: a repeat has to mean the same moment")
     try:
-        yield
-    finally:
-        logging.root.removeHandler(others)
-        jobs.removeHandler(handler)
-        jobs.setLevel(before)
-        jobs.propagate = True
+        return options.parse_moment(text, now)
+    except ValueError:
+        raise UsageError(takes) from None
 
 
-def _function(name: str) -> Callable[..., Any]:
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module("headrace.pipeline"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("headrace"):
-            raise
-        raise CommandError(
-            f"this needs: pip install 'headrace[pipeline]' ({error.name} is missing)"
-        ) from None
-    return found
+def _replay_words(summary: Any) -> str:
+    where = f"{summary.topic} (offsets {summary.start} to {summary.end})"
+    if summary.batches:
+        said = (
+            f"replayed {counted(summary.records, 'record')} ({size(summary.bytes)}) of {where} to "
+            f"{summary.to} in {counted(summary.batches, 'batch', 'batches')}"
+        )
+    else:
+        said = f"nothing to replay of {where} to {summary.to}"
+    if summary.resumed > summary.start:
+        said += f"; offsets {summary.start} to {summary.resumed} were replayed before"
+    return said
 
 
-def print_summary(summary: Any, words: Callable[[Any], str], *, as_json: bool) -> None:
-    typer.echo(json.dumps(summary._asdict()) if as_json else words(summary))
+@command(app, "report", short_help="Write a page with plots of log and lake.")
+def _report(given: Given) -> None:
+    """Write one self-contained HTML page with plots of what log and lake hold.
+
+    Messages and bytes over time, busiest topics, sizes, silences, and how far readers are behind. Reads no
+    payload. With a lake, the page also covers records that the log has deleted since.
+
+    \b
+    headrace pipeline report
+    headrace pipeline report --lake /lake --out week.html --json week.json
+    headrace pipeline report orders returns --data-dir /var/lib/headrace
+    """
+    keywords = given.keywords(ReportOptions)
+    keywords |= given.server(given.values["data_dir"])._asdict()
+    with running("report") as job:
+        summary = job.run(**keywords, progress=job.progress)
+    print_summary(summary, _report_words, as_json=False)
 
 
-class Ending:
-    """End a continuous job on Ctrl-C or SIGTERM, after its current work; a second signal ends it at once."""
+def _report_words(summary: Any) -> str:
+    where = f"{summary.page} and {summary.json}" if summary.json else summary.page
+    said = (
+        f"{where}: {counted(summary.messages, 'message')} ({size(summary.bytes)}) of "
+        f"{counted(summary.topics, 'topic')}"
+    )
+    if summary.messages:
+        said += f", {moment(summary.first_ms)} to {moment(summary.last_ms)}"
+    if summary.damaged:
+        said += f"; {counted(summary.damaged, 'part')} of the log could not be counted"
+    return said
 
-    def __init__(self, *, goes_on: bool) -> None:
-        self._signals = (signal.SIGINT, signal.SIGTERM) if goes_on else ()
-        self._asked = False
 
-    def asked(self) -> bool:
-        return self._asked
+@command(
+    app,
+    "audit",
+    also={
+        "no_log": Annotated[
+            bool, typer.Option("--no-log", help="Read only the lake, even if there is a log.")
+        ]
+    },
+)
+def _audit(given: Given) -> None:
+    """Check that nothing was lost, or report exactly what.
 
-    def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._ask) for number in self._signals}
-        return self
+    Reads every byte of the log and of the lake: checksums, ordinals without a gap, and both against each
+    other, byte for byte. Exit code 1 if anything is missing or damaged. Changes nothing, and may run beside a
+    server.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
+    \b
+    headrace pipeline audit
+    headrace pipeline audit --lake /lake --data-dir /var/lib/headrace
+    headrace pipeline audit --lake /lake --no-log
+    headrace pipeline audit orders --lake /lake --http 127.0.0.1:8121 --json
+    """
+    http, data_dir, no_log = (given.values[name] for name in ("url", "data_dir", "no_log"))
+    options.only_one(http=bool(http), data_dir=bool(data_dir), no_log=no_log)
+    keywords = given.keywords(AuditOptions)
+    if no_log and not keywords["lake"]:
+        raise UsageError(
+            "--no-log needs a lake: give --lake DIR, or set lake in [pipeline] of --config"
+        )
+    loaded = options.load_settings(config_file=given.config_file, data_dir=data_dir)
+    directory = loaded.config.data_dir
+    server = ServerAddress()
+    # A data directory is preferred: it shows more than a server, which does not expose its journal. A
+    # directory that the user names must exist.
+    if http or not (no_log or data_dir or Path(directory).exists()):
+        server = given.server()
+        if not http:
+            text = f"there is no directory {directory} here: reading the log from {server.url}"
+            typer.echo(f"headrace: {text}", err=True)
+    keywords |= {"data_dir": "" if server.url or no_log else directory, **server._asdict()}
+    with running("audit") as job:
+        report = job.run(**keywords, progress=job.progress)
+    if given.as_json:
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    else:
+        for line in report.lines():
+            typer.echo(line)
+    raise typer.Exit(1 if report.lost else 0)

@@ -6,18 +6,22 @@ Nothing changes before the commit. The next run removes the files that a killed 
 equal to the server's own states, byte for byte.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.config.pipeline import AggregateOptions, StatesOptions
 from headrace.errors import OptionError
 from headrace.lake.format import LakeError, Positions
-from headrace.lake.manifests import HIDDEN, Manifests
-from headrace.lake.states import StatesFile, StatesTable
-from headrace.lake.table import Lock, open_table
+from headrace.lake.manifests import HIDDEN
+from headrace.lake.states import StatesFile, StatesTable, read_states
+from headrace.lake.table import Lock
+from headrace.model import CHANNEL_PREFIX
+from headrace.pipeline import tasks
 from headrace.pipeline.aggregate.fold import here, load_reducer
-from headrace.pipeline.aggregate.publish import Published, PublishWork, publish
 from headrace.pipeline.aggregate.tasks import (
     AggregateStaged,
     AggregateStageWork,
@@ -27,23 +31,29 @@ from headrace.pipeline.aggregate.tasks import (
     stage,
 )
 from headrace.pipeline.export import plan as export_plan
-from headrace.pipeline.export.job import APP as EXPORT
-from headrace.pipeline.job_input import check_apart, make_writable, topics_of
-from headrace.pipeline.kill_points import Points
-from headrace.pipeline.staging import by_number, staging, together
-from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
+from headrace.pipeline.job import (
+    JobArguments,
+    Points,
+    Progress,
+    check_apart,
+    groups,
+    job,
+    list_lake,
+    make_writable,
+    part_of,
+    source_of,
+    topics_of,
+)
+from headrace.pipeline.staging import by_number, staging
+from headrace.pipeline.tasks import JobError, TaskRunner
+from headrace.reader.http_client import HttpClient, ServerError
 from headrace.reader.planning import SourceOptions, TopicSelection, find_topics, parts_of
 from headrace.reader.view import LogLocation, LogRange, LogView, TopicState, open_log, parse_place
-from headrace.spark.options import parse_source
 
 APP = "headrace-aggregate"
 """Application ID in the table's commits, which number the runs."""
 
-_TASK_BYTES = 64 << 20
 BUCKETS_MIN, BUCKETS_MAX = 16, 256
-
-Progress = Callable[[int, int], None]
-"""Called with the number of bytes of log and lake that are done, and with their total."""
 
 
 class AggregateSummary(NamedTuple):
@@ -64,72 +74,66 @@ class AggregateSummary(NamedTuple):
     first_refusal: str
 
 
-def aggregate(
-    lake: str | Path,
-    into: str | Path,
-    topics: Iterable[str] = (),
-    *,
-    reducer: str,
-    pattern: str = "",
-    url: str = "",
-    token: str = "",
-    data_dir: str = "",
-    publish: bool = False,
-    master: str = "local[*]",
-    task_bytes: int = _TASK_BYTES,
-    progress: Progress | None = None,
-    runner: TaskRunner | None = None,
-    points: Points = Points(),  # noqa: B008 - it never changes
-) -> AggregateSummary:
+@dataclass(frozen=True)
+class AggregateArguments(AggregateOptions, JobArguments):
+    pass
+
+
+@job(AggregateArguments)
+def aggregate(given: AggregateArguments) -> AggregateSummary:
     """Replace the table in `into` by the states that a reducer makes of the given topics, or of all topics.
 
     Records after the lake's end are read from the server at `url` or from the log in `data_dir`. Without
     either, only the lake is read. With `publish`, states of channels are sent to the server at `url` as
     snapshots.
     """
-    load_reducer(reducer, here())
-    wanted = topics_of(topics, pattern)
-    if publish and not url:
-        raise OptionError("say where states are published: give a server's address")
-    log = (
-        source_of(topics=wanted, url=url, token=token, data_dir=data_dir, task_bytes=task_bytes)
-        if url or data_dir
-        else None
-    )
-    told = parse_place(url, token) if publish else None
-    directory = Path(into).absolute()
+    load_reducer(given.reducer, here())
+    wanted = topics_of(given.topics, given.pattern)
+    told = publish_to(given)
+    log = log_of(given, wanted) if given.url or given.data_dir else None
+    lake, directory = Path(given.lake).absolute(), Path(given.into).absolute()
     StatesTable.open(directory)
-    check_apart(Path(lake), directory)
-    plan = plan_of(Path(lake).absolute(), wanted, log, task_bytes)
+    check_apart(lake, directory)
+    plan = plan_of(lake, wanted, log, given.task_bytes)
     check_named(wanted, plan.topics)
-    with closing(runner or SparkRunner("headrace aggregate", master)) as by:
-        by.start()  # a failure here happens before anything is written
+    with closing(given.task_runner("aggregate")) as runner:
+        runner.start()  # a failure here happens before anything is written
         make_writable(directory)
         with Lock(directory / HIDDEN, "aggregate"):
-            job = Aggregate(
+            run = Aggregate(
                 into=directory,
                 plan=plan,
                 topics=wanted,
-                reducer=reducer,
-                points=points,
-                progress=progress,
+                reducer=given.reducer,
+                points=given.points,
+                progress=given.progress,
             )
-            return job.run(by, told)
+            return run.run(runner, told)
+
+
+def log_of(given: StatesOptions, topics: TopicSelection) -> SourceOptions:
+    return source_of(
+        topics,
+        url=given.url,
+        token=given.token,
+        data_dir=given.data_dir,
+        task_bytes=given.task_bytes,
+    )
+
+
+def publish_to(given: StatesOptions) -> LogLocation | None:
+    """Return the server that gets the states, or None if they are not published."""
+    if not given.publish:
+        return None
+    if not given.url:
+        raise OptionError("say where states are published: give a server's address")
+    return parse_place(given.url, given.token)
 
 
 def check_named(topics: TopicSelection, known: Collection[str]) -> None:
     for name in topics.names or ():
         if name not in known:
             raise JobError(f"there is no topic {name!r} to aggregate")
-
-
-def source_of(
-    topics: TopicSelection, url: str, token: str, data_dir: str, task_bytes: int
-) -> SourceOptions:
-    place = {"path": str(Path(data_dir).absolute())} if data_dir else {"url": url, "token": token}
-    given = {"maxBytesPerPartition": str(task_bytes), "failOnDataLoss": "false"}
-    options = parse_source({**place, **given, "subscribePattern": ".*"}, streaming=False)
-    return options._replace(topics=topics)
 
 
 # Input
@@ -154,33 +158,20 @@ def plan_of(
 ) -> AggregatePlan:
     files, ends = list_lake(lake) if lake is not None else ({}, {})
     names = {name for name in ends if topics.matches(name)}
-    if source is None:
-        return AggregatePlan(
-            lake=str(lake),
-            files=files,
-            place=LogLocation(),
-            parts=[],
-            topics=names,
-            task_bytes=task_bytes,
-        )
-    with closing(open_log(source.place)) as log:
-        states = find_topics(log, topics)
-        parts = parts_of(log, _behind(log, states, ends), source)
+    place, parts = LogLocation(), list[list[LogRange]]()
+    if source is not None:
+        with closing(open_log(source.place)) as log:
+            states = find_topics(log, topics)
+            place, parts = source.place, parts_of(log, _behind(log, states, ends), source)
+        names |= states.keys()
     return AggregatePlan(
         lake=str(lake),
         files=files,
-        place=source.place,
+        place=place,
         parts=parts,
-        topics=names | states.keys(),
+        topics=names,
         task_bytes=task_bytes,
     )
-
-
-def list_lake(lake: Path) -> tuple[dict[str, int], Positions]:
-    """Return the lake's files and the end of each topic. Files may have more than that, never less."""
-    table = open_table(lake)
-    ends = Manifests(lake).reach(table.last(EXPORT)).ends
-    return table.files(), ends
 
 
 def _behind(log: LogView, states: dict[str, TopicState], ends: Positions) -> list[LogRange]:
@@ -231,7 +222,7 @@ class Aggregate:
     def _stage(self, runner: TaskRunner, place: Path) -> list[AggregateStaged]:
         plan, size = self._plan, self._plan.task_bytes
         inputs: list[tuple[list[str], list[LogRange]]] = [
-            *((files, []) for files in together(sorted(plan.files.items()), size)),
+            *((some, []) for some in groups(sorted(plan.files), plan.files.__getitem__, size)),
             *(([], part) for part in plan.parts),
         ]
         works = [
@@ -269,13 +260,14 @@ class Aggregate:
         ]
         return runner.run(works, fold_bucket, self._part(0.5, 1.0))
 
-    def _part(self, first: float, last: float) -> Callable[[float], None] | None:
-        progress, total = self._progress, self._plan.bytes
-        if progress is None:
-            return None
-        return lambda part: progress(int(total * (first + (last - first) * part)), total)
+    def _part(self, first: float, last: float) -> tasks.Progress | None:
+        total = self._plan.bytes
+        done, size = int(total * first), int(total * (last - first))
+        return part_of(self._progress, done=done, size=size, total=total)
 
-    def _summary(self, folded: list[FoldedTopics], published: list[Published]) -> AggregateSummary:
+    def _summary(
+        self, folded: list[FoldedTopics], published: "list[Published]"
+    ) -> AggregateSummary:
         return AggregateSummary(
             into=str(self._into),
             reducer=self._reducer,
@@ -288,6 +280,68 @@ class Aggregate:
             refused=sum(one.refused for one in published),
             first_refusal=next((one.first_refusal for one in published if one.first_refusal), ""),
         )
+
+
+# Snapshots of channels, with the offset that they cover
+
+_COLUMNS = ("topic", "offset", "state", "is_json", "complete", "error")
+_OF_A_CHANNEL = frozenset({400, 404, 409, 413})
+"""Statuses that refuse one channel; the server may accept the others."""
+
+
+class PublishWork(NamedTuple):
+    place: LogLocation
+    into: str
+    file: str
+    rows: int
+    """Number of states to publish, from the start of the file."""
+
+
+class Published(NamedTuple):
+    published: int
+    refused: int
+    first_refusal: str
+
+
+def publish(work: PublishWork) -> Published:
+    """Publish states. Repeating it does no harm: a snapshot never replaces one with a later offset."""
+    published = refused = 0
+    first = ""
+    with closing(HttpClient(work.place)) as http:
+        for row in islice(read_states(Path(work.into, work.file), _COLUMNS), work.rows):
+            if not row["topic"].startswith(CHANNEL_PREFIX):
+                continue
+            name = row["topic"].removeprefix(CHANNEL_PREFIX)
+            reason = _unfit(row["complete"], row["error"])
+            if not reason:
+                reason = _upload(http, name, row["offset"], row["state"], row["is_json"])
+            if reason:
+                refused += 1
+                first = first or f"channel {name!r}: {reason}"
+            else:
+                published += 1
+    return Published(published, refused, first)
+
+
+def _unfit(complete: bool, error: str | None) -> str:
+    """Return the reason why a state must not be published, or an empty string.
+
+    The server deletes messages that a snapshot covers, so the snapshot must include all of them.
+    """
+    if error is not None:
+        return error
+    return "" if complete else "its first records are in neither lake nor log"
+
+
+def _upload(http: HttpClient, name: str, offset: int, state: bytes, is_json: bool) -> str:
+    kind = "application/json" if is_json else "application/octet-stream"
+    try:
+        http.send("PUT", "/v1/channel/snapshot", {"name": name, "offset": offset}, state, kind)
+    except ServerError as error:
+        if error.status not in _OF_A_CHANNEL:
+            raise
+        return str(error)
+    return ""
 
 
 def publish_all(

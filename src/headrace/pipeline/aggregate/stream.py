@@ -15,13 +15,14 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.errors import OptionError
+from headrace.config.pipeline import AggregateStreamOptions
 from headrace.lake.format import LakeError, Positions
 from headrace.lake.manifests import HIDDEN
 from headrace.lake.states import Covered, StatesFile, StatesTable, Totals
@@ -32,13 +33,13 @@ from headrace.pipeline.aggregate.job import (
     BUCKETS_MIN,
     Aggregate,
     AggregateSummary,
+    Published,
     check_named,
-    list_lake,
+    log_of,
     plan_of,
     publish_all,
-    source_of,
+    publish_to,
 )
-from headrace.pipeline.aggregate.publish import Published
 from headrace.pipeline.aggregate.stream_tasks import (
     MERGED_COLUMNS,
     PIECE_COLUMNS,
@@ -50,13 +51,19 @@ from headrace.pipeline.aggregate.stream_tasks import (
     states_of,
 )
 from headrace.pipeline.export import plan as export_plan
-from headrace.pipeline.export.task import NotTheSameError
-from headrace.pipeline.job_input import check_apart, make_writable, topics_of
-from headrace.pipeline.kill_points import Points
-from headrace.pipeline.tasks import ServerAwayError, SparkRunner
+from headrace.pipeline.job import (
+    NO_POINTS,
+    Points,
+    check_apart,
+    job,
+    list_lake,
+    make_writable,
+    topics_of,
+)
+from headrace.pipeline.tasks import NotSharedError, ServerAwayError, SparkRunner
 from headrace.reader.http_client import ServerError
-from headrace.reader.planning import EARLIEST, SourceOptions, TopicSelection, find_topics
-from headrace.reader.view import LogLocation, LogView, open_log, parse_place
+from headrace.reader.planning import EARLIEST, SourceOptions, find_topics
+from headrace.reader.view import LogLocation, LogView, open_log
 from headrace.spark.session import register
 
 if TYPE_CHECKING:
@@ -87,74 +94,34 @@ _SETTINGS = {
 }
 
 
-def aggregate_stream(
-    into: str | Path,
-    topics: Iterable[str] = (),
-    *,
-    reducer: str,
-    lake: str | Path = "",
-    pattern: str = "",
-    url: str = "",
-    token: str = "",
-    data_dir: str = "",
-    publish: bool = False,
-    every_s: float = 5.0,
-    batch_bytes: int = 1 << 30,
-    task_bytes: int = 64 << 20,
-    master: str = "local[*]",
-    stop: Callable[[], bool] = lambda: False,
-    points: Points = Points(),  # noqa: B008 - it never changes
-) -> AggregateSummary:
+@dataclass(frozen=True)
+class AggregateStreamArguments(AggregateStreamOptions):
+    stop: Callable[[], bool] = field(default=lambda: False, kw_only=True)
+    points: Points = field(default=NO_POINTS, kw_only=True)
+
+
+@job(AggregateStreamArguments)
+def aggregate_stream(given: AggregateStreamArguments) -> AggregateSummary:
     """Keep the table in `into` up to date with the states of topics, until `stop` returns True.
 
     The log is read from the server at `url` or in `data_dir`. Records that the log no longer has are read
     from `lake`, if it is given. With `publish`, states of channels are sent to the server at `url` as
     snapshots each time they change.
     """
-    load_reducer(reducer, here())
-    wanted = topics_of(topics, pattern)
-    if not url and not data_dir:
-        raise OptionError("say where the log is: give a server's address or a data directory")
-    if publish and not url:
-        raise OptionError("say where states are published: give a server's address")
-    source = source_of(
-        topics=wanted, url=url, token=token, data_dir=data_dir, task_bytes=task_bytes
-    )
-    told = parse_place(url, token) if publish else None
-    directory = Path(into).absolute()
-    given = _Given(
-        into=directory,
-        lake=Path(lake).absolute() if lake else None,
-        topics=wanted,
-        reducer=reducer,
-        source=source,
-        told=told,
-        every_s=every_s,
-        batch_bytes=batch_bytes,
-        points=points,
-    )
-    if given.lake is not None:
-        check_apart(given.lake, directory)
+    load_reducer(given.reducer, here())
+    topics = topics_of(given.topics, given.pattern)
+    source = log_of(given, topics)
+    told = publish_to(given)
     with closing(open_log(source.place)) as log:
-        job = _Stream(given, log)
-        job.look()
-        with closing(SparkRunner("headrace aggregate", master)) as runner:
+        stream = _Stream(given, log, source, told)
+        if stream.lake is not None:
+            check_apart(stream.lake, stream.into)
+        stream.look()
+        with closing(SparkRunner("headrace aggregate", given.master)) as runner:
             runner.start()  # a failure here happens before anything is written
-            make_writable(directory)
-            with Lock(directory / HIDDEN, "aggregate"):
-                return job.run(runner, stop)
-
-
-class _Given(NamedTuple):
-    into: Path
-    lake: Path | None
-    topics: TopicSelection
-    reducer: str
-    source: SourceOptions
-    told: LogLocation | None
-    every_s: float
-    batch_bytes: int
-    points: Points
+            make_writable(stream.into)
+            with Lock(stream.into / HIDDEN, "aggregate"):
+                return stream.run(runner)
 
 
 class _Found(NamedTuple):
@@ -168,8 +135,17 @@ class _Found(NamedTuple):
 
 
 class _Stream:
-    def __init__(self, given: _Given, log: LogView) -> None:
-        self._given, self._log = given, log
+    def __init__(
+        self,
+        given: AggregateStreamArguments,
+        log: LogView,
+        source: SourceOptions,
+        told: LogLocation | None,
+    ) -> None:
+        self._given, self._log, self._source, self._told = given, log, source, told
+        self._topics, self._stop = source.topics, given.stop
+        self.into = Path(given.into).absolute()
+        self.lake = Path(given.lake).absolute() if given.lake else None
         self._number = 0
         self._buckets, self._files = 0, dict[int, list[str]]()
         self._over: deque[tuple[float, list[str]]] = deque()
@@ -179,25 +155,25 @@ class _Stream:
         self._ended = False
         self._failure: BaseException | None = None
 
-    def run(self, runner: SparkRunner, stop: Callable[[], bool]) -> AggregateSummary:
+    def run(self, runner: SparkRunner) -> AggregateSummary:
         """Run until `stop` returns True. If the server is away, wait for it and start a new query."""
-        while not stop():
+        while not self._stop():
             try:
-                self._round(runner, stop)
+                self._round(runner)
                 break
             except (ServerError, ServerAwayError) as error:
                 if isinstance(error, ServerError) and not error.is_away:
                     raise
-                logger.warning("%s; it is tried again until it answers", error)
-                self._wait(stop)
-        table = StatesTable.open(self._given.into)
+                logger.warning("%s; retrying until the server answers", error)
+                self._wait()
+        table = StatesTable.open(self.into)
         totals = (
             table.totals()
             if table is not None
             else Totals(topics=0, messages=0, incomplete=0, failed=0, first_failure="")
         )
         return AggregateSummary(
-            str(self._given.into),
+            str(self.into),
             self._given.reducer,
             *totals,
             sum(one.published for one in self._published),
@@ -205,30 +181,30 @@ class _Stream:
             next((one.first_refusal for one in self._published if one.first_refusal), ""),
         )
 
-    def _wait(self, stop: Callable[[], bool]) -> None:
-        while not stop():
+    def _wait(self) -> None:
+        while not self._stop():
             time.sleep(_POLL_S)
             try:
-                find_topics(self._log, self._given.topics)
+                find_topics(self._log, self._topics)
                 return
             except ServerError as error:
                 if not error.is_away:
                     raise
 
-    def _round(self, runner: SparkRunner, stop: Callable[[], bool]) -> None:
+    def _round(self, runner: SparkRunner) -> None:
         """Run one query, starting from the table."""
         table, starts = self._begin(runner)
         self._buckets, self._files = table.buckets()
         self._buckets = self._buckets or BUCKETS_MIN
         self._number = (table.last(APP) or 0) + 1
         self._ended, self._failure = False, None
-        checkpoint = self._given.into / HIDDEN / _CHECKPOINT
+        checkpoint = self.into / HIDDEN / _CHECKPOINT
         shutil.rmtree(checkpoint, ignore_errors=True)
         with runner.sentences():
             query = self._start(runner, table, starts, checkpoint)
         try:
             with runner.sentences():
-                while not stop() and query.isActive and self._failure is None:
+                while not self._stop() and query.isActive and self._failure is None:
                     time.sleep(_POLL_S)
                 if failure := query.exception():
                     raise failure
@@ -247,10 +223,10 @@ class _Stream:
 
     def look(self) -> _Found:
         """Return the situation; raise if this job cannot continue from it. Changes nothing."""
-        into, topics = self._given.into, self._given.topics
+        into, topics = self.into, self._topics
         table = StatesTable.open(into)
         covered = table.covered() if table is not None else Covered(set(), {})
-        ends = list_lake(self._given.lake)[1] if self._given.lake is not None else {}
+        ends = list_lake(self.lake)[1] if self.lake is not None else {}
         states = find_topics(self._log, topics)
         check_named(topics, states.keys() | ends.keys() | covered.ends.keys())
         anew = "name another directory, or run it without --stream first, which replaces them"
@@ -276,16 +252,15 @@ class _Stream:
         """Return the table and the positions where the log continues after it."""
         given, found = self._given, self.look()
         if found.table is None or found.is_behind:
-            plan = plan_of(given.lake, given.topics, given.source, given.source.partition_bytes)
-            job = Aggregate(
-                into=given.into,
-                plan=plan,
-                topics=given.topics,
+            whole = Aggregate(
+                into=self.into,
+                plan=plan_of(self.lake, self._topics, self._source, given.task_bytes),
+                topics=self._topics,
                 reducer=given.reducer,
                 points=given.points,
                 progress=None,
             )
-            done = job.run(runner, given.told)
+            done = whole.run(runner, self._told)
             self._published.append(Published(done.published, done.refused, done.first_refusal))
             found = self.look()
             assert found.table is not None
@@ -326,8 +301,7 @@ class _Stream:
         )
 
     def _records(self, session: "SparkSession", starts: Positions, parallel: int) -> "DataFrame":
-        source, topics = self._given.source, self._given.topics
-        place = source.place
+        topics, place = self._topics, self._source.place
         offsets = {"": EARLIEST} | {name: at.offset for name, at in starts.items()}
         options = {
             **({"path": place.path} if place.path else {"url": ",".join(place.urls)}),
@@ -335,7 +309,7 @@ class _Stream:
             "startingOffsets": json.dumps(offsets),
             "maxRowsPerTrigger": str(_ROWS_MAX),
             "maxBytesPerTrigger": str(self._given.batch_bytes),
-            "maxBytesPerPartition": str(source.partition_bytes),
+            "maxBytesPerPartition": str(self._given.task_bytes),
             "minPartitions": str(parallel),  # many topics take time, even with few records
             # The server folds in the same way: it skips lost or damaged records, and the ordinals show the
             # gap.
@@ -352,7 +326,7 @@ class _Stream:
 
     def _states(self, session: "SparkSession", files: list[str]) -> "DataFrame":
         numbers = session.range(0, len(files), 1, max(1, len(files)))
-        return numbers.mapInArrow(states_of(str(self._given.into), files), STATE_COLUMNS)
+        return numbers.mapInArrow(states_of(str(self.into), files), STATE_COLUMNS)
 
     # One micro-batch
 
@@ -370,7 +344,7 @@ class _Stream:
                 self._ended = True
 
     def _commit(self, runner: SparkRunner, table: StatesTable, changed: "DataFrame") -> None:
-        into, points = self._given.into, self._given.points
+        into, points = self.into, self._given.points
         merge = merging(str(into), self._number, self._buckets, self._files)
         with runner.sentences():
             made = changed.groupBy("bucket").applyInArrow(merge, MERGED_COLUMNS).collect()
@@ -393,7 +367,7 @@ class _Stream:
         points.here("done")
 
     def _publish(self, runner: SparkRunner, files: list[StatesFile]) -> None:
-        self._published += publish_all(runner, self._given.told, self._given.into, files)
+        self._published += publish_all(runner, self._told, self.into, files)
 
     def _forget(self, paths: list[str]) -> None:
         """Delete replaced files after a delay.
@@ -404,11 +378,11 @@ class _Stream:
         self._over.append((now, paths))
         while self._over[0][0] < now - _READABLE_S:
             for path in self._over.popleft()[1]:
-                (self._given.into / path).unlink(missing_ok=True)
+                (self.into / path).unlink(missing_ok=True)
 
 
 def _check_is_here(path: Path, size: int) -> None:
     if not path.exists() or path.stat().st_size != size:
-        raise NotTheSameError(
-            f"{path.parent} is another directory for Spark's executors than here: name one that all share"
+        raise NotSharedError(
+            f"{path.parent} is another directory for Spark's executors: name one that all machines share"
         )

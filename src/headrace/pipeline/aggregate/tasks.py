@@ -31,7 +31,7 @@ from headrace.pipeline.aggregate.fold import (
     needs_of,
     reads,
 )
-from headrace.pipeline.kill_points import Points
+from headrace.pipeline.job import Points
 from headrace.pipeline.staging import Batches, Places, WorkFile, read_staged
 from headrace.reader.decode import DecodedRecords, decode
 from headrace.reader.planning import TopicSelection
@@ -185,10 +185,10 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise LakeError(f"{path} is missing, which the table names: restore it") from None
+        raise LakeError(f"{path} is missing, but the table names it: restore it") from None
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise LakeError(
-            f"{path} cannot be read: {error}; run `headrace pipeline audit` for the whole picture"
+            f"{path} cannot be read: {error}; run `headrace pipeline audit` to find all damage"
         ) from None
 
 
@@ -309,7 +309,7 @@ def _of_log(log: LogView, part: LogRange, needs: Needs) -> Iterator[_Found]:
                 )
             return
         except DataLossError as loss:
-            logger.warning("%s; these records are left out", loss)
+            logger.warning("%s; the job continues without these records", loss)
             rest = loss.rest
 
 

@@ -104,7 +104,9 @@ def _check_shown(work: FileWork) -> Iterator[Finding]:
         if crc_of_file(shown) != crc_in_name(work.shown):
             yield Finding("damaged", _WRONG_BYTES, work.shown)
     except FileNotFoundError:
-        reason = "others do not see these rows; the next export or compaction puts the file there"
+        reason = (
+            "readers without the table miss these rows; the next export or compaction restores it"
+        )
         yield Finding("missing", reason, work.shown)
     except OSError as error:
         yield Finding("damaged", f"it cannot be read: {error.strerror}", work.shown)
@@ -156,7 +158,7 @@ UNREADABLE = (OSError, ValueError, TypeError, KeyError, pa.ArrowException)
 
 def _ranges(footer: pq.FileMetaData) -> list[LakeRange]:
     if RANGES_KEY.encode() not in (footer.metadata or {}):
-        raise ValueError("its footer does not say what it holds")
+        raise ValueError("its footer does not name its ranges")
     return ranges_in(footer)
 
 

@@ -7,21 +7,41 @@ deleted. When something seems to be missing, the lake is listed again, as an exp
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from headrace.config.pipeline import AuditOptions
 from headrace.errors import OptionError, UnknownTopicError
-from headrace.lake.format import DamagedTableError, LostRange
-from headrace.lake.manifests import joined
+from headrace.lake.files.writing import Bounds
+from headrace.lake.format import (
+    CRC_KEY,
+    DamagedTableError,
+    LakeError,
+    LostRange,
+    Manifest,
+    MergedManifest,
+)
+from headrace.lake.format import RecordRange as LakeRange
+from headrace.lake.manifests import HIDDEN, Manifests, joined
 from headrace.lake.table import Table, open_table
 from headrace.log.verify.checks import VerifiedRange
 from headrace.model import check_topic_name
 from headrace.pipeline import tasks
-from headrace.pipeline.audit.files import FileCheck, check_files, range_of
-from headrace.pipeline.audit.lake import Listing, file_works, list_lake
-from headrace.pipeline.audit.log import LogAccount, audit_directory, audit_server, groups
+from headrace.pipeline.audit.files import (
+    UNREADABLE,
+    FileCheck,
+    FileWork,
+    Kept,
+    check_files,
+    range_of,
+    read_ranges,
+)
+from headrace.pipeline.audit.log import LogAccount, audit_directory, audit_server, task_groups
 from headrace.pipeline.audit.plan import (
     AuditReport,
     AuditSpan,
@@ -35,44 +55,37 @@ from headrace.pipeline.audit.plan import (
     joined_ranges,
     overlaps,
 )
-from headrace.pipeline.tasks import SparkRunner, TaskRunner
+from headrace.pipeline.job import EXPORT_APP, JobArguments, Progress, job, part_of
+from headrace.pipeline.tasks import TaskRunner
 from headrace.reader.view import LogLocation, parse_place
 
 _AGAIN_S = 1.0
 """Delay before the lake is listed again; by then, a running job has linked its file to the visible name."""
 
-Progress = Callable[[int, int], None]
-"""Called with the number of bytes of log and lake that are read, and with their total."""
+
+@dataclass(frozen=True)
+class AuditArguments(AuditOptions, JobArguments):
+    pass
 
 
-def audit(
-    lake: str | Path = "",
-    topics: Iterable[str] = (),
-    *,
-    data_dir: str | Path = "",
-    url: str = "",
-    token: str = "",
-    master: str = "local[*]",
-    progress: Progress | None = None,
-    runner: TaskRunner | None = None,
-) -> AuditReport:
+@job(AuditArguments)
+def audit(given: AuditArguments) -> AuditReport:
     """Check a log in `data_dir` or behind `url`, a lake, or both against each other; all topics or some."""
-    wanted = tuple(dict.fromkeys(topics))
+    wanted = tuple(dict.fromkeys(given.topics))
     for name in wanted:
         check_topic_name(name)
-    if data_dir and url:
+    if given.data_dir and given.url:
         raise OptionError("the log is in a data directory or behind an address: give one of them")
-    if not data_dir and not url and not lake:
+    if not given.data_dir and not given.url and not given.lake:
         raise OptionError("say what to audit: give a data directory, a server's address, or a lake")
-    place = parse_place(url, token) if url else LogLocation(str(data_dir))
-    runner = runner or SparkRunner("headrace audit", master)
-    with closing(runner):
+    place = parse_place(given.url, given.token) if given.url else LogLocation(str(given.data_dir))
+    with closing(given.task_runner("audit")) as runner:
         return _Audit(
-            lake=Path(lake).absolute() if lake else None,
+            lake=Path(given.lake).absolute() if given.lake else None,
             place=place,
             topics=wanted,
             runner=runner,
-            progress=progress,
+            progress=given.progress,
         ).run()
 
 
@@ -119,20 +132,20 @@ class _Audit:
             report = self._report(again, log, is_later=again.files != listing.files)
         return report
 
-    def _list(self) -> Listing:
+    def _list(self) -> "Listing":
         if self._lake is None or self._table is None:
             broken = [self._broken] if self._broken is not None else []
             return Listing(
                 files={}, noted=[], lost=[], findings=broken, all_noted=not broken, shown={}
             )
         try:
-            return list_lake(self._lake, self._table)
+            return _list_lake(self._lake, self._table)
         except DamagedTableError as error:
             self._table = None
             self._broken = _broken(error)
             return self._list()
 
-    def _check_log(self, listing: Listing) -> LogAccount | None:
+    def _check_log(self, listing: "Listing") -> LogAccount | None:
         self._expected = sum(listing.files.values())
         asked = (self._topics, listing.topics, self._runner, self._phase)
         if self._place.urls:
@@ -141,12 +154,12 @@ class _Audit:
             return audit_directory(Path(self._place.path).absolute(), *asked)
         return None
 
-    def _check_files(self, listing: Listing, log: LogAccount | None) -> None:
+    def _check_files(self, listing: "Listing", log: LogAccount | None) -> None:
         if self._lake is None:
             return
         paths = [path for path in sorted(listing.files) if path not in self._checks]
         place, kept = (log.place, log.kept) if log is not None else (LogLocation(), {})
-        works = file_works(
+        works = _file_works(
             lake=self._lake,
             listing=listing,
             paths=paths,
@@ -155,19 +168,18 @@ class _Audit:
             kept=kept,
         )
         total = sum(work.bytes for work in works)
-        works_of_tasks = list(groups(works, lambda work: work.bytes, total))
+        works_of_tasks = list(task_groups(works, lambda work: work.bytes, total))
         self._expected = 0
         for found in self._runner.run(works_of_tasks, check_files, self._phase(total)):
             self._checks |= {check.path: check for check in found}
 
     def _phase(self, size: int) -> tasks.Progress | None:
-        if self._progress is None:
-            return None
         begin, self._done = self._done, self._done + size
-        return partial(_tell, self._progress, begin, size, self._done + self._expected)
+        total = self._done + self._expected
+        return part_of(self._progress, done=begin, size=size, total=total)
 
     def _report(
-        self, listing: Listing, log: LogAccount | None, *, is_later: bool = False
+        self, listing: "Listing", log: LogAccount | None, *, is_later: bool = False
     ) -> AuditReport:
         checks = [self._checks[path] for path in listing.files if path in self._checks]
         lake = _Lake(listing, checks)
@@ -197,10 +209,6 @@ def _broken(error: DamagedTableError) -> Finding:
     return Finding("damaged", f"it cannot be read: {error.reason}", error.file)
 
 
-def _tell(progress: Progress, begin: int, size: int, total: int, part: float) -> None:
-    progress(begin + int(size * part), total)
-
-
 def _not_compared(topics: Sequence[TopicAudit]) -> Iterator[str]:
     left = sum(
         common_bytes(topic.lake, topic.log) - topic.compared_bytes
@@ -209,9 +217,146 @@ def _not_compared(topics: Sequence[TopicAudit]) -> Iterator[str]:
     )
     if left > 0:
         yield (
-            f"{left:,} bytes that log and lake both have were not compared with each other: they are in the "
-            "journal still, or were deleted meanwhile"
+            f"{left:,} bytes that log and lake both have were not compared: they are still in the journal, "
+            "or were deleted meanwhile"
         )
+
+
+# The lake's side: manifests of its batches and a list of its files. Tasks read the files.
+
+
+class LakeNotes(NamedTuple):
+    file: str
+    range: LakeRange
+
+
+class Listing(NamedTuple):
+    """State of a lake at one moment."""
+
+    files: dict[str, int]
+    noted: list[LakeNotes]
+    lost: list[LostRange]
+    """Ranges that batches noted as lost, because they could not write them."""
+    findings: list[Finding]
+    """Damaged or missing manifests."""
+    all_noted: bool
+    """True if all manifests could be read."""
+    shown: dict[str, str]
+    """Visible names of files, by path, where they differ from the path."""
+    bounds: Mapping[str, Bounds] = {}
+    """Bounds of the table's files, by path."""
+    odd: Sequence[Finding] = ()
+    """Damage of the table itself."""
+    notes: Sequence[str] = ()
+    """Oddities of the table that are not losses."""
+
+    @property
+    def topics(self) -> frozenset[str]:
+        return frozenset(one.range.topic for one in self.noted)
+
+
+def _list_lake(lake: Path, table: Table) -> Listing:
+    while True:
+        last = table.last(EXPORT_APP)
+        files, bounds = table.files(), table.bounds()
+        if table.last(EXPORT_APP) == last:
+            break  # otherwise a batch was committed in between, and files and manifests would not match
+    findings: list[Finding] = []
+    manifests = Manifests(lake)
+    folded = _folded(lake, manifests, findings)
+    # A merged manifest does not say which files hold its ranges.
+    noted = [LakeNotes("", one) for one in folded.ranges]
+    lost = list(folded.lost)
+    commits = {number: notes[CRC_KEY] for number, notes in table.all_notes() if CRC_KEY in notes}
+    for number in range(folded.batches, 0 if last is None else last + 1):
+        manifest = _read_manifest(lake, manifests, number, commits.get(number), findings)
+        if manifest is not None:
+            noted += [LakeNotes(manifest.files[one.file].path, one) for one in manifest.ranges]
+            lost += manifest.lost
+    if findings and _folded(lake, manifests, []).batches != folded.batches:
+        return _list_lake(lake, table)  # a compaction has merged these manifests meanwhile
+    shown = {path: name for path in files if (name := table.shown(path)) != path}
+    oddities = list(table.oddities())
+    odd = [Finding(one.kind, one.reason, one.file) for one in oddities if one.kind != "note"]
+    notes = [f"{one.file}: {one.reason}" for one in oddities if one.kind == "note"]
+    return Listing(files, noted, lost, findings, not findings, shown, bounds, odd, notes)
+
+
+def _folded(lake: Path, manifests: Manifests, findings: list[Finding]) -> MergedManifest:
+    try:
+        return manifests.folded()
+    except LakeError as error:
+        path = max((lake / HIDDEN / "folded").glob("*.json"))
+        findings.append(Finding("damaged", _why(error), str(path.relative_to(lake))))
+        return MergedManifest(batches=int(path.stem))
+
+
+def _why(error: LakeError) -> str:
+    """Return the reason without the file and the advice: the finding names the file."""
+    return f"it cannot be read: {str(error).partition('(')[2].rpartition('): ')[0] or error}"
+
+
+def _read_manifest(
+    lake: Path, manifests: Manifests, number: int, crc: str | None, findings: list[Finding]
+) -> Manifest | None:
+    path = manifests.path(number)
+    file = str(path.relative_to(lake))
+    try:
+        found = manifests.read(number)
+        files = {one.file for one in found.ranges}
+        if files and not 0 <= min(files) <= max(files) < len(found.files):
+            raise LakeError("a range is in a file that it does not name")
+    except LakeError as error:
+        if not path.exists():
+            reason = f"the file is gone, the manifest of batch {number}"
+            findings.append(Finding("missing", reason, file))
+        else:
+            findings.append(Finding("damaged", _why(error), file))
+        return None
+    if crc is not None and crc != str(found.crc):
+        reason = f"it differs from the commit of batch {number}"
+        findings.append(Finding("damaged", reason, file))
+        return None
+    return found
+
+
+def _file_works(
+    lake: Path,
+    listing: Listing,
+    paths: Iterable[str],
+    topics: Sequence[str],
+    place: LogLocation,
+    kept: Mapping[str, Sequence[Kept]],
+) -> list[FileWork]:
+    """Describe the checks of these files, each with the ranges where the log has the file's records."""
+    noted: dict[str, list[LakeRange]] = {}
+    for one in listing.noted:
+        noted.setdefault(one.file, []).append(one.range)
+    works = []
+    for path in paths:
+        ranges = noted.get(path) or _footer(lake / path)
+        if topics and ranges and not any(one.topic in topics for one in ranges):
+            continue
+        wanted = {
+            place: None
+            for one in ranges
+            for place in kept.get(one.topic, ())
+            if place.offset < one.end and one.offset < place.end
+        }
+        shown = listing.shown.get(path, "")
+        size, bounds = listing.files[path], listing.bounds.get(path, {})
+        works.append(FileWork(str(lake), path, shown, size, bounds, place, tuple(wanted)))
+    return works
+
+
+def _footer(path: Path) -> list[LakeRange]:
+    try:
+        return read_ranges(path)
+    except UNREADABLE:
+        return []  # the task that reads the file reports the reason
+
+
+# Results by topic
 
 
 class _Lake:
@@ -234,16 +379,7 @@ class _Lake:
             self.noted.setdefault(one.topic, []).append(held)
             if path in unreadable:
                 finding = unreadable[path]
-                self._add(
-                    Finding(
-                        kind=finding.kind,
-                        reason=finding.reason,
-                        file=path,
-                        topic=one.topic,
-                        epoch=one.epoch,
-                        range=held.range,
-                    )
-                )
+                self._add(replace(finding, topic=one.topic, epoch=one.epoch, range=held.range))
                 self._unnamed.pop(path, None)
         self.unreadable = frozenset(unreadable)
         self.findings += self._unnamed.values()
@@ -312,15 +448,7 @@ def _told_of_lake(finding: Finding, sound: Sequence[VerifiedRange]) -> Finding:
     """Add to a finding of the log that the lake has the lost records, if it does."""
     if finding.range is None or not covers(sound, finding.range):
         return finding
-    reason = f"{finding.reason}; the lake has these records"
-    return Finding(
-        kind=finding.kind,
-        reason=reason,
-        file=finding.file,
-        topic=finding.topic,
-        epoch=finding.epoch,
-        range=finding.range,
-    )
+    return replace(finding, reason=f"{finding.reason}; the lake has these records")
 
 
 def _with_lost(name: str, found: Sequence[Finding], lost: Sequence[LostRange]) -> Iterator[Finding]:
@@ -332,7 +460,7 @@ def _with_lost(name: str, found: Sequence[Finding], lost: Sequence[LostRange]) -
             gap.ordinal <= one.ordinal and one.end_ordinal <= gap.end_ordinal for gap in gaps
         ):
             reason = (
-                f"records with ordinals {one.ordinal} to {one.end_ordinal} were gone before they could be "
+                f"records with ordinals {one.ordinal} to {one.end_ordinal} were deleted before they could be "
                 "exported"
             )
             yield Finding("missing", reason, None, name)

@@ -23,6 +23,7 @@ from headrace.pipeline.audit.tasks import (
     check_served,
     sound_segment,
 )
+from headrace.pipeline.job import groups
 from headrace.pipeline.tasks import Progress, TaskRunner
 from headrace.reader.server import ServerLog
 from headrace.reader.view import DataLossError, LogLocation
@@ -61,19 +62,12 @@ class LogAccount(NamedTuple):
     """Ranges of each topic in the log, for comparing their bytes with the lake."""
 
 
-def groups(works: Iterable[T], size: Callable[[T], int], total: int) -> Iterator[tuple[T, ...]]:
+def task_groups(
+    works: Iterable[T], size: Callable[[T], int], total: int
+) -> Iterator[tuple[T, ...]]:
     """Yield groups of works, in order; one task does each group."""
     most = min(TASK_BYTES_MAX, max(TASK_BYTES_MIN, total // _TASKS))
-    gathered: list[T] = []
-    filled = 0
-    for work in works:
-        if gathered and (filled + size(work) > most or len(gathered) == TASK_WORKS_MAX):
-            yield tuple(gathered)
-            gathered, filled = [], 0
-        gathered.append(work)
-        filled += size(work)
-    if gathered:
-        yield tuple(gathered)
+    return map(tuple, groups(works, size, most, TASK_WORKS_MAX))
 
 
 # A data directory
@@ -158,7 +152,7 @@ class _Segments:
         total = sum(map(_bytes, works))
         root = str(layout.root)
         pieces = [piece for work in works for piece in _pieces(work)]
-        tasks = [PiecesWork(root, some) for some in groups(pieces, _piece_bytes, total)]
+        tasks = [PiecesWork(root, some) for some in task_groups(pieces, _piece_bytes, total)]
         results = iter(self._runner.run(tasks, check_pieces, self._phase(total)))
         chains = (chain for some in results for chain in some)
         unsound = []
@@ -173,7 +167,7 @@ class _Segments:
                 unsound.append(work)
             else:
                 yield check
-        again = [SegmentsWork(root, some) for some in groups(unsound, _bytes, total)]
+        again = [SegmentsWork(root, some) for some in task_groups(unsound, _bytes, total)]
         for found in self._runner.run(again, check_segments):
             yield from found
 
@@ -222,7 +216,7 @@ def audit_server(
             if state.start.offset < state.end.offset:
                 parts += _split(log, Part(name, state.start, state.end))
     total = sum(part.bytes for part in parts)
-    tasks = [ServedWork(place, some) for some in groups(parts, _part_bytes, total)]
+    tasks = [ServedWork(place, some) for some in task_groups(parts, _part_bytes, total)]
     results = iter(runner.run(tasks, check_served, phase(total)))
     found = {name: LogTopic(state.end.epoch, [], [], []) for name, state in sorted(states.items())}
     for part, one in zip(parts, (one for some in results for one in some), strict=True):

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from headrace.log.verify.checks import VerifiedRange
 from headrace.model import JUMP
-from headrace.pipeline.report.words import counted
+from headrace.printing import counted, printable
 
 LINES_MAX = 100
 """Number of topics that are listed by name; of the others, only the number is shown."""
@@ -145,11 +145,6 @@ class AuditReport(Struct):
         return ", ".join(parts)
 
 
-def printable(name: str) -> str:
-    """Return a name that is safe to show: control characters must not reach a terminal."""
-    return name if name.isprintable() else repr(name)
-
-
 # Manifests of batches, and contents of files
 
 
@@ -174,7 +169,7 @@ def compare(
         yield Finding("missing", "no file of the lake has these rows", None, topic, epoch, part)
     for epoch, part in _without(held, noted, places) if all_noted else ():
         yield Finding(
-            "damaged", "no batch has noted that it wrote these rows", None, topic, epoch, part
+            "damaged", "no manifest of a batch names these rows", None, topic, epoch, part
         )
     yield from _differing(topic, noted, held, joined)
 
@@ -273,10 +268,10 @@ def _differing(
                 two, other = _join(two, following, joined), other + 1
         else:
             if one.range != two.range:
-                reason = "the file says other ordinals than the batch has noted"
+                reason = "the file has other ordinals than the manifest of its batch"
                 yield Finding("damaged", reason, file, topic, one.epoch, one.range)
             elif one.crc != two.crc:
-                reason = "the file says another checksum than the batch has noted"
+                reason = "the file has another checksum than the manifest of its batch"
                 yield Finding("damaged", reason, file, topic, one.epoch, one.range)
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from headrace.errors import HeadraceError
 from headrace.log.catalogue.rows import SegmentRow, TopicRow
 from headrace.log.layout import Layout
 from headrace.log.read.index import (
@@ -28,6 +27,7 @@ from headrace.log.read.index import (
 from headrace.log.records import holds
 from headrace.log.verify.checks import Findings, SegmentCheck, SegmentWork, VerifiedRange
 from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES
+from headrace.pipeline.tasks import NotSharedError
 from headrace.reader.decode import boundaries, is_gap, parse
 from headrace.reader.server import ServerLog
 from headrace.reader.view import DamagedRange, DataLossError, LogBlock, LogLocation, Rows
@@ -77,10 +77,6 @@ class SegmentsWork(NamedTuple):
     works: tuple[SegmentWork, ...]
 
 
-class NotThereError(HeadraceError):
-    """The executors see another directory than the driver: name one on storage that all of them share."""
-
-
 def check_pieces(work: PiecesWork) -> list[Chain | None]:
     """Check pieces of segments; the result is None for each piece that may be damaged."""
     layout = _layout(work.root)
@@ -124,8 +120,8 @@ def sound_segment(
 def _layout(root: str) -> Layout:
     layout = Layout(Path(root))
     if not layout.segments.is_dir():
-        raise NotThereError(
-            f"{root} is no data directory for Spark's executors: mount it there at the same place, or give "
+        raise NotSharedError(
+            f"{root} is not a data directory for Spark's executors: mount it at the same path there, or give "
             "the server's address"
         )
     return layout

@@ -7,25 +7,22 @@ do not matter, and many small runs have the same result as a large one. Nothing 
 next run removes the files that a killed run has left.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+
+from headrace.config.pipeline import DedupeOptions
+from headrace.errors import OptionError
 from headrace.lake.deduped import Bucket, DedupedTable, RunNote, note_path
 from headrace.lake.files.writing import WrittenFile
 from headrace.lake.format import LakeError, Shape
-from headrace.lake.manifests import HIDDEN
-from headrace.lake.table import Lock, open_table
-from headrace.pipeline.dedupe.input import (
-    Settings,
-    check_column,
-    check_topics,
-    key_of,
-    window_of,
-)
-from headrace.pipeline.dedupe.plan import bucket_count, joined_buckets
+from headrace.lake.manifests import HIDDEN, Manifests
+from headrace.lake.table import Lock, Table, open_table
+from headrace.pipeline.dedupe.keys import Key, KeyKind, bucket_count, joined_buckets, parse_path
 from headrace.pipeline.dedupe.tasks import (
     DecidedKeys,
     DecideWork,
@@ -37,18 +34,19 @@ from headrace.pipeline.dedupe.tasks import (
     stage,
     write_part,
 )
-from headrace.pipeline.job_input import check_apart, make_writable, topics_of
-from headrace.pipeline.kill_points import Points
-from headrace.pipeline.staging import by_number, staging, together
-from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
+from headrace.pipeline.job import (
+    EXPORT_APP,
+    JobArguments,
+    check_apart,
+    groups,
+    job,
+    make_writable,
+    part_of,
+    topics_of,
+)
+from headrace.pipeline.staging import by_number, staging
+from headrace.pipeline.tasks import JobError, Progress, TaskRunner
 from headrace.reader.planning import TopicSelection
-
-WINDOW_S = 86_400.0
-_TASK_BYTES = 64 << 20
-
-Progress = Callable[[int, int], None]
-"""Called with the number of bytes of the lake that are done, and with their total."""
-Told = Callable[[float], None]
 
 
 class DedupeSummary(NamedTuple):
@@ -65,109 +63,170 @@ class DedupeSummary(NamedTuple):
     files: int
 
 
-def dedupe(
-    lake: str | Path,
-    into: str | Path,
-    topics: Iterable[str] = (),
-    *,
-    key: str = "",
-    json_path: str = "",
-    payload: bool = False,
-    window_s: float | None = WINDOW_S,
-    pattern: str = "",
-    master: str = "local[*]",
-    task_bytes: int = _TASK_BYTES,
-    progress: Progress | None = None,
-    runner: TaskRunner | None = None,
-    points: Points = Points(),  # noqa: B008 - it never changes
-) -> DedupeSummary:
+@dataclass(frozen=True)
+class DedupeArguments(DedupeOptions, JobArguments):
+    pass
+
+
+@job(DedupeArguments)
+def dedupe(given: DedupeArguments) -> DedupeSummary:
     """Update the table in `into` from a lake, without rows whose key occurred before in their topic.
 
     The key is the column `key`, the value at `json_path` in payloads, or the whole `payload`. After a row
     that is kept, its key counts for `window_s` seconds, or for ever with None. Without topics and a pattern,
     all topics are read.
     """
-    wanted = topics_of(topics, pattern)
-    known_by = key_of(key, json_path, payload=payload)
-    window_ms = window_of(window_s)
-    source, directory = Path(lake).absolute(), Path(into).absolute()
+    wanted = topics_of(given.topics, given.pattern)
+    key = key_of(given.key, given.json_path, payload=given.payload)
+    window_ms = window_of(given.window_s)
+    source, directory = Path(given.lake).absolute(), Path(given.into).absolute()
     check_apart(source, directory)
     table = open_table(source)
-    check_column(known_by, table.shape, source)
+    check_column(key, table.shape, source)
     check_topics(wanted, source, table)
-    settings = Settings(table.id, known_by, window_ms)
+    settings = Settings(table.id, key, window_ms)
     # Rows are the same as in the lake, but the table is always partitioned by date only.
     shape = table.shape._replace(by_topic=False)
     found = DedupedTable.open(directory, shape)
     settings.check(directory, found.last() if found else None)
-    with closing(runner or SparkRunner("headrace dedupe", master)) as by:
+    with closing(given.task_runner("dedupe")) as runner:
         if found is None:
-            by.start()  # a failure here happens before anything is written
+            runner.start()  # a failure here happens before anything is written
         make_writable(directory)
         with Lock(directory / HIDDEN, "dedupe"):
             made = DedupedTable.open(directory, shape) or DedupedTable.make(directory, shape)
             # The previous holder of the lock may have committed another run.
             last = made.last()
             settings.check(directory, last)
-            job = _Dedupe(
-                lake=source,
-                into=directory,
+            run = _Dedupe(
+                given=given,
+                topics=wanted,
                 shape=shape,
                 table=made,
                 last=last,
                 settings=settings,
-                topics=wanted,
-                task_bytes=task_bytes,
-                points=points,
+                runner=runner,
             )
-            return job.run(by, table.files(), progress)
+            return run.run(table.files())
+
+
+# Arguments
+
+
+def key_of(column: str, json_path: str, *, payload: bool) -> Key:
+    given = [
+        *([Key(KeyKind.COLUMN, column)] if column else []),
+        *([Key(KeyKind.JSON, json_path)] if json_path else []),
+        *([Key(KeyKind.PAYLOAD)] if payload else []),
+    ]
+    if len(given) != 1:
+        raise OptionError("say what identifies a row: a column, a JSON path, or the payload")
+    if json_path:
+        try:
+            parse_path(json_path)
+        except ValueError as error:
+            raise OptionError(str(error)) from None
+    return given[0]
+
+
+def window_of(window_s: float | None) -> int | None:
+    if window_s is None:
+        return None
+    if window_s < 0.001:
+        raise OptionError(f"window_s must be at least 0.001 seconds, not {window_s:g}")
+    return int(window_s * 1000)
+
+
+def check_column(key: Key, shape: Shape, lake: Path) -> None:
+    if key.kind is not KeyKind.COLUMN or key.name == "payload":
+        return
+    if key.name not in shape.decoded.names:
+        names = ", ".join(["payload", *shape.decoded.names])
+        raise LakeError(
+            f"{lake} has no column {key.name!r} that could identify rows: use one of {names}"
+        )
+    kind = shape.decoded.field(key.name).type
+    if pa.types.is_nested(kind):
+        raise LakeError(f"column {key.name!r} holds nested values: name one of a plain type")
+
+
+def check_topics(topics: TopicSelection, lake: Path, table: Table) -> None:
+    if not topics.names:
+        return
+    known = Manifests(lake).reach(table.last(EXPORT_APP)).ends
+    for name in topics.names:
+        if name not in known:
+            raise JobError(f"there is no topic {name!r} in {lake}")
+
+
+class Settings(NamedTuple):
+    """Settings that stay the same from run to run."""
+
+    lake: str
+    key: Key
+    window_ms: int | None
+
+    def check(self, directory: Path, last: RunNote | None) -> None:
+        if last is None:
+            return
+        if last.lake != self.lake:
+            raise LakeError(f"{directory} has the rows of another lake: name another directory")
+        if (last.key, last.window_ms) != (self.key.text, self.window_ms):
+            raise LakeError(
+                f"{directory} was made with the key {last.key} and {_window_text(last.window_ms)}, not with "
+                f"{self.key.text} and {_window_text(self.window_ms)}: name another directory"
+            )
+
+
+def _window_text(window_ms: int | None) -> str:
+    return "no window" if window_ms is None else f"a window of {window_ms / 1000:g} seconds"
+
+
+# A run
 
 
 class _Dedupe:
     def __init__(
         self,
-        lake: Path,
-        into: Path,
+        given: DedupeArguments,
+        topics: TopicSelection,
         shape: Shape,
         table: DedupedTable,
         last: RunNote | None,
         settings: Settings,
-        topics: TopicSelection,
-        task_bytes: int,
-        points: Points,
+        runner: TaskRunner,
     ) -> None:
-        self._into, self._shape, self._table = into, shape, table
-        self._settings, self._task_bytes, self._points = settings, task_bytes, points
+        self._into, self._shape, self._table = Path(given.into).absolute(), shape, table
+        self._settings, self._task_bytes, self._points = settings, given.task_bytes, given.points
+        self._runner, self._progress = runner, given.progress
         self._last = last
         self._number = last.number + 1 if last else 0
-        note = str(note_path(into, last)) if last else ""
-        self._input = Input(str(lake), topics, note)
+        note = str(note_path(self._into, last)) if last else ""
+        self._input = Input(str(Path(given.lake).absolute()), topics, note)
         self._staging = ""
+        self._total = 0
+        """Size of the lake's files that this run reads."""
 
-    def run(
-        self, runner: TaskRunner, files: dict[str, int], progress: Progress | None
-    ) -> DedupeSummary:
+    def run(self, files: dict[str, int]) -> DedupeSummary:
         done = set(self._last.done if self._last else ())
         # File names begin with the date and contain the number of the batch that wrote the file.
         new = {name: files[name] for name in sorted(files.keys() - done)}
         with staging(self._into) as place:
             self._staging = str(place)
-            return self._run(runner, new, done & files.keys(), progress)
+            self._total = sum(new.values())
+            return self._run(new, done & files.keys())
 
-    def _run(
-        self, runner: TaskRunner, new: dict[str, int], done: set[str], progress: Progress | None
-    ) -> DedupeSummary:
-        told = partial(_part, progress, sum(new.values()))
-        staged = self._stage(runner, new, told(0.0, 0.5))
+    def _run(self, new: dict[str, int], done: set[str]) -> DedupeSummary:
+        staged = self._stage(new)
         self._points.here("staged")
         if not any(one.ends for one in staged):
             return self._summary([], {}, [])
         before = self._last.buckets if self._last else ()
         rows = sum(one.rows for one in staged) + sum(one.keys for one in before)
         count = bucket_count(rows, len(before))
-        decided = self._decide(runner, staged, before, count, told(0.5, 0.6))
+        decided = self._decide(staged, before, count)
         self._points.here("decided")
-        written = self._write(runner, list(new), staged, decided, told(0.6, 1.0))
+        written = self._write(list(new), staged, decided)
         self._points.here("written")
         summary = self._summary(staged, decided, written)
         buckets = [
@@ -183,9 +242,11 @@ class _Dedupe:
         self._points.here("swept")
         return summary
 
-    def _stage(
-        self, runner: TaskRunner, new: dict[str, int], told: Told | None
-    ) -> list[DedupeStaged]:
+    def _part(self, first: float, last: float) -> Progress | None:
+        done, size = int(self._total * first), int(self._total * (last - first))
+        return part_of(self._progress, done=done, size=size, total=self._total)
+
+    def _stage(self, new: dict[str, int]) -> list[DedupeStaged]:
         numbers = {name: number for number, name in enumerate(new)}
         works = [
             DedupeStageWork(
@@ -196,17 +257,12 @@ class _Dedupe:
                 key=self._settings.key,
                 points=self._points,
             )
-            for task, some in enumerate(together(new.items(), self._task_bytes))
+            for task, some in enumerate(groups(new, new.__getitem__, self._task_bytes))
         ]
-        return runner.run(works, stage, told)
+        return self._runner.run(works, stage, self._part(0.0, 0.5))
 
     def _decide(
-        self,
-        runner: TaskRunner,
-        staged: list[DedupeStaged],
-        before: Sequence[Bucket],
-        count: int,
-        told: Told | None,
+        self, staged: list[DedupeStaged], before: Sequence[Bucket], count: int
     ) -> dict[int, DecidedKeys]:
         """Return the decisions by bucket, without buckets that do not change."""
         found = by_number((one.path, joined_buckets(one.batches, count)) for one in staged)
@@ -226,15 +282,11 @@ class _Dedupe:
             )
             for bucket in touched
         ]
-        return dict(zip(touched, runner.run(works, decide_bucket, told), strict=True))
+        decided = self._runner.run(works, decide_bucket, self._part(0.5, 0.6))
+        return dict(zip(touched, decided, strict=True))
 
     def _write(
-        self,
-        runner: TaskRunner,
-        names: list[str],
-        staged: list[DedupeStaged],
-        decided: dict[int, DecidedKeys],
-        told: Told | None,
+        self, names: list[str], staged: list[DedupeStaged], decided: dict[int, DecidedKeys]
     ) -> list[WrittenFile]:
         dropped = by_number((one.path, one.batches) for one in decided.values())
         numbers = {names[number]: number for one in staged for number in one.bytes}
@@ -249,9 +301,9 @@ class _Dedupe:
                 shape=self._shape,
                 points=self._points,
             )
-            for task, some in enumerate(together(sorted(sizes.items()), self._task_bytes))
+            for task, some in enumerate(groups(sorted(sizes), sizes.__getitem__, self._task_bytes))
         ]
-        results = runner.run(works, write_part, told)
+        results = self._runner.run(works, write_part, self._part(0.6, 1.0))
         return [one for some in results for one in some]
 
     def _note(self, staged: list[DedupeStaged], done: set[str], buckets: list[Bucket]) -> RunNote:
@@ -278,7 +330,9 @@ class _Dedupe:
         kept = sum(one.rows for one in written)
         dropped = sum(one.dropped for one in decided.values())
         if rows != kept + dropped:
-            raise JobError(f"of {rows} rows {kept} were written and {dropped} dropped")
+            raise JobError(
+                f"of {rows} rows, {kept} were written and {dropped} dropped: this is an internal error"
+            )
         return DedupeSummary(
             into=str(self._into),
             rows=rows,
@@ -288,9 +342,3 @@ class _Dedupe:
             topics=len({topic for one in staged for topic in one.ends}),
             files=len(written),
         )
-
-
-def _part(progress: Progress | None, total: int, first: float, last: float) -> Told | None:
-    if progress is None:
-        return None
-    return lambda part: progress(int(total * (first + (last - first) * part)), total)

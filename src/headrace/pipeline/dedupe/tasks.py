@@ -20,9 +20,19 @@ from headrace.lake.files.reading import Chosen, read_chosen, read_groups, read_r
 from headrace.lake.files.writing import ROW_GROUP_ROWS, WrittenFile
 from headrace.lake.format import Shape
 from headrace.lake.manifests import HIDDEN
-from headrace.pipeline.dedupe.keys import Key, Words, hashes, identities, topic_hash
-from headrace.pipeline.dedupe.plan import BUCKETS_MAX, KeyRows, Keys, Numbers, decide
-from headrace.pipeline.kill_points import Points
+from headrace.pipeline.dedupe.keys import (
+    BUCKETS_MAX,
+    Key,
+    KeyRows,
+    Keys,
+    Numbers,
+    Words,
+    decide,
+    hashes,
+    identities,
+    topic_hash,
+)
+from headrace.pipeline.job import Points
 from headrace.pipeline.staging import Batches, Places, WorkFile, read_staged
 from headrace.reader.planning import TopicSelection
 

@@ -10,34 +10,36 @@ again, and continues after it. The table never names files of attempts that were
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.config.pipeline import ExportOptions
 from headrace.lake.files.writing import WrittenFile
 from headrace.lake.format import CRC_KEY, File, LakeError, LostRange, Manifest, Positions
 from headrace.lake.manifests import HIDDEN, Manifests, Reach
-from headrace.lake.table import AUTO, Lock, Table, find_table, make_table
-from headrace.model import Span
-from headrace.pipeline import tasks
-from headrace.pipeline.cursors import LAKE, LAKE_START, JobCursors
-from headrace.pipeline.decoding import shape_of
+from headrace.lake.table import Lock, Table, find_table, make_table
+from headrace.model import LAKE_READER, LAKE_START_READER, Position, Span
 from headrace.pipeline.export import plan as export_plan
-from headrace.pipeline.export.input import source_options
 from headrace.pipeline.export.plan import Begin, ExportPlan
-from headrace.pipeline.export.task import ExportWork, Probe, probe, write_part
-from headrace.pipeline.job_input import make_writable
-from headrace.pipeline.kill_points import Points
-from headrace.pipeline.tasks import JobError, ServerAwayError, SparkRunner, TaskRunner
+from headrace.pipeline.export.task import ExportWork, Probe, probe, shape_of, write_part
+from headrace.pipeline.job import (
+    EXPORT_APP,
+    JobArguments,
+    job,
+    make_writable,
+    part_of,
+    source_of,
+    topics_of,
+)
+from headrace.pipeline.tasks import JobError, ServerAwayError, TaskRunner
 from headrace.printing import quoted
-from headrace.reader.http_client import ServerError
+from headrace.reader.http_client import HttpClient, ServerError
 from headrace.reader.planning import SourceOptions, TopicSelection, find_topics
 from headrace.reader.view import LogLocation, LogView, TopicState, open_log, parse_place
-
-APP = "headrace-export"
-"""Application ID in the table's commits, which number the batches."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,34 +63,13 @@ class ExportSummary(NamedTuple):
     """True if the server knows how far the lake is."""
 
 
-Progress = Callable[[int, int], None]
-"""Called with the number of bytes of the log that are done, and with their total."""
+@dataclass(frozen=True)
+class ExportArguments(ExportOptions, JobArguments):
+    stop: Callable[[], bool] = field(default=lambda: False, kw_only=True)
 
 
-def export(
-    lake: str | Path,
-    topics: Iterable[str] = (),
-    *,
-    pattern: str = "",
-    url: str = "",
-    token: str = "",
-    data_dir: str = "",
-    by_topic: bool | None = None,
-    decode: str = "",
-    schema: str = "",
-    format: str = AUTO,  # noqa: A002 - what users call it
-    once: bool = True,
-    every_s: float = 5.0,
-    batch_bytes: int = 1 << 30,
-    part_bytes: int = 64 << 20,
-    skip_lost: bool = False,
-    take_over: bool = False,
-    master: str = "local[*]",
-    progress: Progress | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    runner: TaskRunner | None = None,
-    points: Points = Points(),  # noqa: B008 - it never changes
-) -> ExportSummary:
+@job(ExportArguments)
+def export(given: ExportArguments) -> ExportSummary:
     """Bring a lake up to date with topics; without `once`, keep it up to date until `stop` returns True.
 
     The log is read from the server at `url` or in `data_dir`. With both, it is read in `data_dir`, and the
@@ -97,64 +78,62 @@ def export(
     them. An existing lake keeps its decoded columns, its `format` and its partitions. The server knows one
     lake for each topic: `take_over` makes it this one.
     """
-    wanted = tuple(topics)
-    source = source_options(
+    wanted = topics_of(given.topics, given.pattern)
+    source = source_of(
         wanted,
-        pattern,
-        {"path": data_dir} if data_dir else {"url": url, "token": token},
-        batch_bytes=batch_bytes,
-        part_bytes=part_bytes,
-        skip_lost=skip_lost,
-    )
-    shape = shape_of(decode, schema, by_topic=bool(by_topic))
-    told = parse_place(url, token) if url else None
-    directory = Path(lake).absolute()
-    find = partial(find_table, directory, format, shape, any_partition=by_topic is None)
+        url=given.url,
+        token=given.token,
+        data_dir=given.data_dir,
+        task_bytes=given.part_bytes,
+        batch_bytes=given.batch_bytes,
+    )._replace(verify=not given.skip_lost)
+    shape = shape_of(given.decode, given.schema, by_topic=bool(given.by_topic))
+    told = parse_place(given.url, given.token) if given.url else None
+    directory = Path(given.lake).absolute()
+    find = partial(find_table, directory, given.format, shape, any_partition=given.by_topic is None)
     table = find()
     manifests = Manifests(directory)
     with closing(open_log(source.place)) as log:
-        states = export_plan.find_kept(log, source.topics)
-        last = table.last(APP) if table is not None else None
+        states = export_plan.find_kept(log, wanted)
+        last = table.last(EXPORT_APP) if table is not None else None
         reach = manifests.reach(last)
-        for name in wanted:
+        for name in wanted.names or ():
             if name not in states and name not in reach.ends:
                 raise JobError(f"there is no topic {name!r} to export")
-        if once and pattern and not states and not any(map(source.topics.matches, reach.ends)):
-            raise JobError(f"no topic matches {pattern!r}")
-        check = partial(_check_cursors, None if take_over else told, directory, states.keys())
-        runner = runner or SparkRunner("headrace export", master)
-        with closing(runner):
+        if given.once and given.pattern and not (states or any(map(wanted.matches, reach.ends))):
+            raise JobError(f"no topic matches {given.pattern!r}")
+        check = partial(_check_cursors, None if given.take_over else told, directory, states.keys())
+        with closing(given.task_runner("export")) as runner:
             if table is None:
                 check(reach.ends)  # before anything is written
                 runner.start()
                 # Starting Spark takes time, and short-lived topics may have come and gone meanwhile.
-                states |= export_plan.find_kept(log, source.topics)
+                states |= export_plan.find_kept(log, wanted)
             make_writable(directory)
             with Lock(directory / HIDDEN, "export"):
                 # The previous holder of the lock may have committed more batches.
-                table = find() or make_table(directory, format, shape)
-                if (now := table.last(APP)) != last:
+                table = find() or make_table(directory, given.format, shape)
+                if (now := table.last(EXPORT_APP)) != last:
                     last, reach = now, manifests.reach(now)
-                job = _Export(
-                    lake=directory,
-                    source=source,
-                    log=log,
-                    table=table,
-                    manifests=manifests,
-                    reach=reach,
-                    told=told,
-                    runner=runner,
-                    progress=progress,
-                    points=points,
-                )
-                with closing(job):
-                    job.check_last(last)
+                cursors = JobCursors(told) if told is not None else None
+                with closing(cursors) if cursors is not None else nullcontext():
+                    batches = _Export(
+                        given=given,
+                        source=source,
+                        log=log,
+                        table=table,
+                        manifests=manifests,
+                        reach=reach,
+                        cursors=cursors,
+                        runner=runner,
+                    )
+                    batches.check_last(last)
                     check(reach.ends)
-                    if once:
-                        job.run_once(states, stop)
+                    if given.once:
+                        batches.run_once(states)
                     else:
-                        job.run_on(every_s, stop)
-                    return job.summary
+                        batches.run_on(given.every_s)
+                    return batches.summary
 
 
 def _check_cursors(
@@ -167,38 +146,35 @@ def _check_cursors(
     if told is None:
         return
     with closing(JobCursors(told)) as cursors:
-        starts = cursors.read(LAKE_START)
-        for name, at in cursors.read(LAKE).items():
+        starts = cursors.read(LAKE_START_READER)
+        for name, at in cursors.read(LAKE_READER).items():
             known = ends.get(name, starts.get(name, at))
             if at.offset > known.offset and name in names:
                 has = f"up to {known.offset}" if name in ends else "not at all"
                 raise LakeError(
-                    f"the server was told of a lake that has topic {name!r} up to offset {at.offset}; {lake} "
-                    f"has it {has}: it is another one, or an older copy. Keep one lake for a topic, or let "
-                    "retention wait for this one from now on with --take-over"
+                    f"the server knows a lake that has topic {name!r} up to offset {at.offset}, but {lake} "
+                    f"has it {has}: this is another lake, or an older copy. Use one lake per topic, or make "
+                    "this the lake that retention waits for with --take-over"
                 )
 
 
 class _Export:
     def __init__(
         self,
-        lake: Path,
+        given: ExportArguments,
         source: SourceOptions,
         log: LogView,
         table: Table,
         manifests: Manifests,
         reach: Reach,
-        told: LogLocation | None,
+        cursors: "JobCursors | None",
         runner: TaskRunner,
-        progress: Progress | None,
-        points: Points,
     ) -> None:
-        self._lake, self._source, self._log = lake, source, log
-        self._table, self._manifests = table, manifests
-        self._runner, self._progress, self._points = runner, progress, points
+        self._lake, self._source, self._log = Path(given.lake).absolute(), source, log
+        self._table, self._manifests, self._cursors = table, manifests, cursors
+        self._runner, self._progress, self._points = runner, given.progress, given.points
+        self._stop, self._skip_lost = given.stop, given.skip_lost
         self._starts, self._ends = reach
-        self._skip_lost = not source.verify
-        self._cursors = JobCursors(told) if told is not None else None
         self._over: set[str] = set()
         """Topics that are gone and need nothing more."""
         self._gone: set[str] = set()
@@ -227,22 +203,18 @@ class _Export:
             told=self._cursors is not None,
         )
 
-    def close(self) -> None:
-        if self._cursors is not None:
-            self._cursors.close()
-
     # The loop
 
-    def run_once(self, until: dict[str, TopicState], stop: Callable[[], bool]) -> None:
+    def run_once(self, until: dict[str, TopicState]) -> None:
         """Export up to the ends in `until`, in as many batches as needed."""
-        while not stop() and self._round(until):
+        while not self._stop() and self._round(until):
             pass
 
-    def run_on(self, every_s: float, stop: Callable[[], bool]) -> None:
+    def run_on(self, every_s: float) -> None:
         """Export until `stop` returns True. If the server is away, for example to restart, wait for it."""
-        logger.info("keeping %s up to date, a batch every %g s", self._lake, every_s)
+        logger.info("keeping %s up to date, with a batch every %g s", self._lake, every_s)
         is_away, said_s = False, time.monotonic()
-        while not stop():
+        while not self._stop():
             begun_s = time.monotonic()
             try:
                 has_more = self._round()
@@ -259,9 +231,11 @@ class _Export:
                 if isinstance(error, ServerError) and not error.is_away:
                     raise
                 if not is_away:
-                    logger.warning("the server is tried again until it answers: %s", error)
+                    logger.warning(
+                        "the server does not answer, retrying until it answers: %s", error
+                    )
                 is_away = True
-            while time.monotonic() < begun_s + every_s and not stop():
+            while time.monotonic() < begun_s + every_s and not self._stop():
                 time.sleep(_POLL_S)
 
     def _round(self, until: dict[str, TopicState] | None = None) -> bool:
@@ -312,8 +286,8 @@ class _Export:
 
     def _tell(self, ends: Positions) -> None:
         if self._cursors is not None:
-            self._cursors.tell(LAKE_START, {name: self._starts[name] for name in ends})
-            self._cursors.tell(LAKE, ends)
+            self._cursors.tell(LAKE_START_READER, {name: self._starts[name] for name in ends})
+            self._cursors.tell(LAKE_READER, ends)
 
     # One batch
 
@@ -335,13 +309,14 @@ class _Export:
             )
             for task, part in enumerate(plan.parts)
         ]
-        results = self._runner.run(works, write_part, self._told(plan))
+        progress = part_of(self._progress, done=self._bytes, size=plan.bytes, total=self._total)
+        results = self._runner.run(works, write_part, progress)
         files = [one for some in results for one in some]
         self._points.here("written")
         manifest = self._manifest(number, plan, files)
         self._manifests.write(manifest)
         self._points.here("noted")
-        if not self._table.commit(APP, number, files, {CRC_KEY: str(manifest.crc)}):
+        if not self._table.commit(EXPORT_APP, number, files, {CRC_KEY: str(manifest.crc)}):
             raise LakeError(
                 f"another export writes to {self._lake}: it has committed batch {number}"
             )
@@ -355,11 +330,6 @@ class _Export:
         gone = self._over | self._gone | self._ended_meanwhile
         self._tell({name: at for name, at in plan.end.items() if name not in gone})
         self._points.here("moved")
-
-    def _told(self, plan: ExportPlan) -> tasks.Progress | None:
-        if self._progress is None:
-            return None
-        return partial(_tell, self._progress, self._bytes, plan.bytes, self._total)
 
     def _probe(self) -> None:
         """Check that executors see the lake before anything is written: they may be on other machines."""
@@ -401,7 +371,7 @@ class _Export:
         gone = [one for one in kept if one.ordinal < now[one.topic].start.ordinal]
         if gone:
             raise LakeError(export_plan.lost_sentence(gone))
-        raise JobError(f"tasks have not written what was planned: {kept[0]}")
+        raise JobError(f"tasks have not written all planned records: {kept[0]}")
 
     def _verify(self, manifest: Manifest, files: list[WrittenFile]) -> None:
         """Check that the commit is what was written and is on disk: only then may the log delete it."""
@@ -410,15 +380,13 @@ class _Export:
             # A file that is not live was already compacted, and the compaction has checked it.
             if live.get(one.path, one.bytes) != one.bytes:
                 raise LakeError(
-                    f"{self._lake / one.path} has another size in the table than on disk"
+                    f"{self._lake / one.path} has another size on disk than in the table"
                 )
             if one.path in live:
                 _check_size(self._lake / one.path, one.bytes)
         noted = (self._table.notes(manifest.number) or {}).get(CRC_KEY)
         if noted != str(manifest.crc):
-            raise LakeError(
-                f"batch {manifest.number} of {self._lake} was committed by someone else"
-            )
+            raise LakeError(f"another job has committed batch {manifest.number} of {self._lake}")
         if self._manifests.read(manifest.number) != manifest:
             # An export on another machine has overwritten our manifest, but lost the race for the commit.
             self._manifests.write(manifest)
@@ -432,8 +400,8 @@ class _Export:
         noted = (self._table.notes(last) or {}).get(CRC_KEY)
         if noted is not None and noted != str(manifest.crc):
             raise LakeError(
-                f"{self._lake}: what is noted of batch {last} is not what was committed; two exports wrote "
-                "to it at the same time: export to a new directory"
+                f"{self._lake}: the manifest of batch {last} differs from its commit, because two exports "
+                "wrote at the same time: export to a new directory"
             )
         live = self._table.files()
         for one in manifest.files:
@@ -459,8 +427,8 @@ class _Export:
             return
         self._warned_s = now_s
         logger.warning(
-            "%d records so far were gone before they could be exported, such as those of topic %s: "
-            'with retention.wait_for = ["lake"] the log waits for the lake, also with topics that end',
+            "%d records so far were deleted before they could be exported, for example of topic %s: "
+            'with retention.wait_for = ["lake"] the log keeps records until the lake has them',
             self._lost,
             quoted(topic),
         )
@@ -470,10 +438,46 @@ def _check_size(path: Path, size: int) -> None:
     try:
         found = path.stat().st_size
     except FileNotFoundError:
-        raise LakeError(f"{path} is missing, which the table names: restore it") from None
+        raise LakeError(f"{path} is missing, but the table names it: restore it") from None
     if found != size:
         raise LakeError(f"{path} has {found} bytes instead of {size}: restore it")
 
 
-def _tell(progress: Progress, done: int, batch: int, total: int, part: float) -> None:
-    progress(min(total, done + int(batch * part)), total)
+_POSITIONS_AT_ONCE = 1000
+
+
+class JobCursors:
+    """Cursors of the lake on the server, which tell its retention how far the lake has come.
+
+    Sends only positions that have changed since it sent them last.
+    """
+
+    def __init__(self, place: LogLocation) -> None:
+        self._http = HttpClient(place)
+        self._told: dict[str, Positions] = {}
+
+    def tell(self, reader: str, positions: Positions) -> None:
+        """Move a reader's cursors. They are durable on the server when this returns."""
+        told = self._told.setdefault(reader, {})
+        new = [(name, at) for name, at in positions.items() if told.get(name) != at]
+        for first in range(0, len(new), _POSITIONS_AT_ONCE):
+            some = new[first : first + _POSITIONS_AT_ONCE]
+            places = [{"topic": name, **at._asdict()} for name, at in some]
+            self._http.json("POST", "/v1/cursors", {}, {"reader": reader, "positions": places})
+            told.update(some)
+
+    def read(self, reader: str) -> Positions:
+        """Return a reader's cursors on the server, whoever moved them."""
+        found: Positions = {}
+        after = ""
+        while True:
+            asked = {"reader": reader, "after": after, "limit": _POSITIONS_AT_ONCE}
+            page = self._http.json("GET", "/v1/cursors", asked)
+            for one in page["cursors"]:
+                found[one["topic"]] = Position(one["epoch"], one["offset"], one["ordinal"])
+                after = one["topic"]
+            if not page["more"]:
+                return found
+
+    def close(self) -> None:
+        self._http.close()

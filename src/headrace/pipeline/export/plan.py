@@ -57,8 +57,8 @@ def find_kept(log: LogView, topics: TopicSelection) -> dict[str, TopicState]:
     for name in topics.names or ():
         if name in found and not found[name].is_kept:
             raise JobError(
-                f"topic {name!r} is kept in memory only, and begins anew with the server: no table can go on "
-                "with it"
+                f"topic {name!r} is kept in memory only, and starts again with the server: it cannot be "
+                "exported"
             )
     return {name: state for name, state in found.items() if state.is_kept}
 
@@ -166,8 +166,8 @@ def lost_sentence(lost: Sequence[LostRange]) -> str:
     names = {one.topic for one in lost}
     more = f" and {len(names) - 1} other topics" if len(names) > 1 else ""
     return (
-        f"{count} records of topic {first.topic!r}{more} are gone that the lake has not: retention was "
-        "faster; --skip-lost goes on without them, and retention.wait_for lets the log wait for the lake"
+        f"retention has deleted {count} records of topic {first.topic!r}{more} before they were exported: "
+        "give --skip-lost to continue without them, and set retention.wait_for to make the log wait"
     )
 
 

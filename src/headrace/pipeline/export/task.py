@@ -1,19 +1,29 @@
-"""The task of an export: writes a part of the log to files of the lake, fsyncs them and reads them back."""
+"""The task of an export: writes a part of the log to files of the lake, fsyncs them and reads them back.
+
+A lake may have columns that are decoded from payloads, by the envelopes of the Spark source. For a payload of
+another kind, the decoded columns are null. Its row still has the payload itself.
+"""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.errors import HeadraceError
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from headrace.errors import OptionError
+from headrace.lake.columns import parse_columns
 from headrace.lake.files.writing import FileLayout, RecordRows, Writer, WrittenFile
-from headrace.lake.format import Shape
+from headrace.lake.format import DATE, SCHEMA, Shape
 from headrace.lake.manifests import HIDDEN
-from headrace.pipeline.decoding import Decoding
-from headrace.pipeline.kill_points import Points
+from headrace.pipeline.job import Points
+from headrace.pipeline.tasks import NotSharedError
 from headrace.reader.decode import DamageError, DecodedRecords, decode, to_batch
 from headrace.reader.view import DataLossError, LogLocation, LogRange, LogView, open_log
+from headrace.spark.columns import columns_of, envelope_of
 
 
 class ExportWork(NamedTuple):
@@ -57,12 +67,12 @@ def _records(log: LogView, wanted: LogRange, *, verify: bool) -> Iterator[Decode
         except DamageError as error:
             # The source's advice in this error does not apply to an export.
             raise DamageError(
-                f"{str(error).partition(';')[0]}; run `headrace verify` for the whole picture; --skip-lost "
-                "goes on without these records"
+                f"{str(error).partition(';')[0]}; run `headrace verify` to find all damage, or give "
+                "--skip-lost to continue without these records"
             ) from None
 
 
-def _rows(records: DecodedRecords, shape: Shape, decoding: Decoding) -> RecordRows:
+def _rows(records: DecodedRecords, shape: Shape, decoding: "Decoding") -> RecordRows:
     first, last = int(records.boundaries[0]), int(records.boundaries[-1])
     data = memoryview(records.data)[first - records.data_offset : last - records.data_offset]
     schema = shape.columns
@@ -84,22 +94,80 @@ class Probe(NamedTuple):
     """Name of a file that the driver has made in the lake's hidden directory."""
 
 
-class NotTheSameError(HeadraceError):
-    """The executors see another directory than the driver: name one on storage that all of them share."""
-
-
 def probe(work: Probe) -> None:
-    """Raise NotTheSameError unless a task can write to the same directory as the driver."""
+    """Raise NotSharedError unless a task can write to the same directory as the driver."""
     hidden = Path(work.lake) / HIDDEN
     if not (hidden / work.name).exists():
-        raise NotTheSameError(
-            f"{work.lake} is another directory for Spark's executors than here: name one that all share"
+        raise NotSharedError(
+            f"{work.lake} is another directory for Spark's executors than here: name one on shared storage"
         )
     made = hidden / f"{work.name}-task"
     try:
         made.touch()
         made.unlink()
     except OSError as error:
-        raise NotTheSameError(
+        raise NotSharedError(
             f"{work.lake} cannot be written to by Spark's executors: {error.strerror}"
         ) from None
+
+
+# Decoded columns
+
+_RENAMED = {"channel": {"content": "payload"}}
+"""Columns with another name in a lake, by kind of payload: a lake's `payload` is the whole record."""
+
+_OWN = (*SCHEMA.names, DATE.name)
+
+
+def shape_of(decode: str, schema: str, *, by_topic: bool) -> Shape:
+    """Return the shape of a lake; raise OptionError if the columns are invalid."""
+    if not decode:
+        if schema:
+            raise OptionError(
+                "a schema names columns in payloads: also give their kind with decode"
+            )
+        return Shape(by_topic)
+    decoded = _parsed(schema) if schema else _all_of(decode)
+    for field in decoded:
+        if field.name.lower() in _OWN:
+            raise OptionError(
+                f"every lake has a column {field.name.lower()!r}: choose another name"
+            )
+    renamed = _RENAMED.get(decode, {})
+    inner = pa.schema([field.with_name(renamed.get(field.name, field.name)) for field in decoded])
+    columns_of(from_arrow_schema(inner), decode=decode)
+    return Shape(by_topic, decode, decoded)
+
+
+def _parsed(schema: str) -> pa.Schema:
+    try:
+        return parse_columns(schema)
+    except ValueError as error:
+        raise OptionError(f"the schema is invalid: {error}") from None
+
+
+def _all_of(decode: str) -> pa.Schema:
+    own = envelope_of(decode).own
+    if not own:
+        raise OptionError(f"decode = {decode} needs a schema, such as 'id bigint, name string'")
+    names = {inner: name for name, inner in _RENAMED.get(decode, {}).items()}
+    fields = [StructField(names.get(name, name), kinds[0]) for name, kinds in own.items()]
+    return to_arrow_schema(StructType(fields), timezone="UTC")
+
+
+class Decoding:
+    """Decoder of payloads, for one task."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._envelope = envelope_of(shape.decode) if shape.decode else None
+        renamed = _RENAMED.get(shape.decode, {})
+        self._fields = {
+            field.name: field.with_name(renamed.get(field.name, field.name))
+            for field in shape.decoded
+        }
+
+    def columns(self, records: DecodedRecords) -> Mapping[str, pa.Array]:
+        if self._envelope is None:
+            return {}
+        arrays = self._envelope.decode(records.payloads(), list(self._fields.values()))
+        return dict(zip(self._fields, arrays, strict=True))

@@ -10,19 +10,30 @@ and the server deletes these uploads.
 
 import datetime
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.config.pipeline import Moment, ReplayOptions
 from headrace.errors import BadTopicNameError, OptionError
-from headrace.lake.files.reading import files_of
-from headrace.lake.format import RecordRange
+from headrace.lake.files.reading import StoredRange, files_of, pieces_of, read_piece
+from headrace.lake.format import LakeError, RecordRange
 from headrace.lake.table import open_table
-from headrace.model import check_publish_topic, check_topic_name, is_reserved
-from headrace.pipeline.kill_points import Points
+from headrace.model import (
+    RECORD_HEADER_BYTES,
+    check_publish_topic,
+    check_topic_name,
+    is_reserved,
+)
+from headrace.pipeline.job import JobArguments, job, part_of
 from headrace.pipeline.replay.plan import (
     Course,
     Cut,
@@ -33,10 +44,9 @@ from headrace.pipeline.replay.plan import (
     first_open,
     producer_of,
 )
-from headrace.pipeline.replay.task import Look, ReplayWork, TopicFiles, look, upload_part
-from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
+from headrace.pipeline.tasks import JobError, Progress, TaskRunner
 from headrace.reader.http_client import HttpClient, ServerError
-from headrace.reader.upload import decide
+from headrace.reader.upload import EncodedBlock, decide, encode_batch, upload
 from headrace.reader.view import LogLocation, parse_place
 
 _FILES_AT_ONCE = 16
@@ -65,30 +75,13 @@ class ReplaySummary(NamedTuple):
     bytes: int
 
 
-Progress = Callable[[int, int], None]
-"""Called with the number of bytes that are replayed, and with their total."""
-Time = datetime.datetime | int
-"""Time with a zone or in UTC, or milliseconds since 1970."""
+@dataclass(frozen=True)
+class ReplayArguments(ReplayOptions, JobArguments):
+    pass
 
 
-def replay(
-    lake: str | Path,
-    topic: str,
-    to: str,
-    *,
-    url: str,
-    token: str = "",
-    from_offset: int | None = None,
-    to_offset: int | None = None,
-    since: Time | None = None,
-    until: Time | None = None,
-    rate: float | None = None,
-    name: str = "",
-    master: str = "local[*]",
-    progress: Progress | None = None,
-    runner: TaskRunner | None = None,
-    points: Points = Points(),  # noqa: B008 - it never changes
-) -> ReplaySummary:
+@job(ReplayArguments)
+def replay(given: ReplayArguments) -> ReplaySummary:
     """Publish a lake's records of a topic to another topic, at `rate` records per second or at full speed.
 
     A repeat with the same arguments does the same replay, so it does nothing if the replay is complete.
@@ -96,65 +89,69 @@ def replay(
     `from_offset` to before `to_offset`, or from `since` to before `until`.
     """
     wanted = Wanted(
-        topic=topic,
-        target=to,
-        name=name,
-        from_offset=from_offset,
-        to_offset=to_offset,
-        since_ms=_ms(since),
-        until_ms=_ms(until),
+        topic=given.topic,
+        target=given.to,
+        name=given.name,
+        from_offset=given.from_offset,
+        to_offset=given.to_offset,
+        since_ms=_ms(given.since),
+        until_ms=_ms(given.until),
     )
-    _check(wanted, rate)
-    place = parse_place(url, token)
-    directory = Path(lake).absolute()
+    _check(wanted)
+    place = parse_place(given.url, given.token)
+    directory = Path(given.lake).absolute()
     table = open_table(directory)
-    runner = runner or SparkRunner("headrace replay", master)
-    with closing(runner), closing(HttpClient(place)) as http:
-        files = tuple(files_of(table, topic, 0))
+    with closing(given.task_runner("replay")) as runner, closing(HttpClient(place)) as http:
+        files = tuple(files_of(table, given.topic, 0))
         works = [
-            Look(str(directory), files[first : first + _FILES_AT_ONCE], topic, *wanted[-2:])
+            Look(
+                lake=str(directory),
+                files=files[first : first + _FILES_AT_ONCE],
+                topic=given.topic,
+                since_ms=wanted.since_ms,
+                until_ms=wanted.until_ms,
+            )
             for first in range(0, len(files), _FILES_AT_ONCE)
         ]
         seen = _together(runner.run(works, look))
         if not seen.ranges:
-            raise JobError(f"there is no topic {topic!r} in {directory}")
+            raise JobError(f"there is no topic {given.topic!r} in {directory}")
         notes = ReplayNotes(directory)
         found = notes.find(wanted)
         if found is None:
             ranges = [one for some in seen.ranges.values() for one in some]
             found = course(
-                wanted=wanted, ranges=ranges, since=seen.since, until=seen.until, rate=rate
+                wanted=wanted, ranges=ranges, since=seen.since, until=seen.until, rate=given.rate
             )
             if found.start < found.end:
                 # First check that the server answers: a replay that could not begin leaves nothing behind.
                 _is_decided(http, producer_of(table.id, wanted, found), 0)
                 found = notes.begin(wanted, found)
-        job = _Replay(
-            lake=str(directory),
+        batches = _Replay(
+            given=given,
             wanted=wanted,
             found=found,
             lake_id=table.id,
             place=place,
             http=http,
             runner=runner,
-            points=points,
         )
-        return job.run(seen.ranges, rate, progress)
+        return batches.run(seen.ranges)
 
 
-def _ms(moment: Time | None) -> int | None:
+def _ms(moment: Moment | None) -> int | None:
     if moment is None or isinstance(moment, int):
         return moment
     zoned = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
     return int(zoned.timestamp() * 1000)
 
 
-def _check(wanted: Wanted, rate: float | None) -> None:
+def _check(wanted: Wanted) -> None:
     check_topic_name(wanted.topic)
     if is_reserved(wanted.target):
         raise BadTopicNameError(
-            f"replay writes records as they are, and {wanted.target!r} is published to by its own protocol "
-            "only: name another topic"
+            f"replay writes records unchanged, but only its own protocol publishes to {wanted.target!r}: "
+            "name another topic"
         )
     check_publish_topic(wanted.target)
     offsets, times = (wanted.from_offset, wanted.to_offset), (wanted.since_ms, wanted.until_ms)
@@ -164,16 +161,12 @@ def _check(wanted: Wanted, rate: float | None) -> None:
         if begin is not None and begin < 0:
             raise OptionError(f"offsets and times begin at 0, not at {begin}")
         if end is not None and end <= (begin or 0):
-            raise OptionError(
-                f"the range ends at {end}, where it begins or before: nothing is in it"
-            )
-    if rate is not None and not rate > 0:
-        raise OptionError(f"the rate must be above 0, not {rate:g}")
+            raise OptionError(f"the range ends at {end}, where it begins or before: it is empty")
     if len(wanted.name.encode()) > 255:
         raise OptionError("the name must have 255 bytes at most")
 
 
-def _together(found: list[TopicFiles]) -> TopicFiles:
+def _together(found: "list[TopicFiles]") -> "TopicFiles":
     ranges: dict[str, list[RecordRange]] = {}
     for one in found:
         ranges |= one.ranges
@@ -199,26 +192,25 @@ def _is_decided(http: HttpClient, producer: str, number: int) -> bool:
 class _Replay:
     def __init__(
         self,
-        lake: str,
+        given: ReplayArguments,
         wanted: Wanted,
         found: Course,
         lake_id: str,
         place: LogLocation,
         http: HttpClient,
         runner: TaskRunner,
-        points: Points,
     ) -> None:
-        self._lake, self._wanted, self._course = lake, wanted, found
-        self._place, self._runner, self._points = place, runner, points
+        self._given, self._wanted, self._course = given, wanted, found
+        self._place, self._runner, self._points = place, runner, given.points
+        self._lake = str(Path(given.lake).absolute())
         self._producer = producer_of(lake_id, wanted, found)
         self._is_decided = partial(_is_decided, http, self._producer)
         self._batches = self._records = self._bytes = 0
         self._passed = 0
         """Number of records that count for the rate."""
 
-    def run(
-        self, files: dict[str, list[RecordRange]], rate: float | None, progress: Progress | None
-    ) -> ReplaySummary:
+    def run(self, files: dict[str, list[RecordRange]]) -> ReplaySummary:
+        rate = self._given.rate
         found = self._course
         first = first_open(found, self._is_decided)
         resumed = min(found.end, found.start + first * found.cut_bytes)
@@ -229,11 +221,11 @@ class _Replay:
                 # Wait before the upload and not after it: the server deletes uploads that are not decided in
                 # time.
                 time.sleep(max(0.0, begun_s + self._passed / rate - time.monotonic()))
-            told = None
-            if progress is not None:
-                done = some[0].offset - found.start
-                told = partial(_tell, progress, done, some[-1].end - found.start, found)
-            self._replay(some, told)
+            done, end = some[0].offset - found.start, some[-1].end - found.start
+            total = found.end - found.start
+            self._replay(
+                some, part_of(self._given.progress, done=done, size=end - done, total=total)
+            )
         return ReplaySummary(
             lake=self._lake,
             topic=self._wanted.topic,
@@ -246,7 +238,7 @@ class _Replay:
             bytes=self._bytes,
         )
 
-    def _replay(self, some: list[Cut], progress: Callable[[float], None] | None) -> None:
+    def _replay(self, some: list[Cut], progress: Progress | None) -> None:
         works = [
             ReplayWork(
                 place=self._place,
@@ -277,5 +269,105 @@ def _chunks(found: Iterator[Cut], count: int) -> Iterator[list[Cut]]:
         yield some
 
 
-def _tell(progress: Progress, done: int, end: int, course: Course, part: float) -> None:
-    progress(done + int((end - done) * part), course.end - course.start)
+# Tasks: find a topic in files, and upload its records between two offsets
+
+
+class Look(NamedTuple):
+    lake: str
+    files: tuple[str, ...]
+    topic: str
+    since_ms: int | None
+    until_ms: int | None
+
+
+class TopicFiles(NamedTuple):
+    """Ranges of a topic in files."""
+
+    ranges: dict[str, list[RecordRange]]
+    since: int | None
+    """Smallest offset of a record at or after the time; None without such a record or without a time."""
+    until: int | None
+
+
+def look(work: Look) -> TopicFiles:
+    ranges: dict[str, list[RecordRange]] = {}
+    since: list[int] = []
+    until: list[int] = []
+    for name in work.files:
+        pieces = pieces_of([Path(work.lake, name)], work.topic)
+        if pieces:
+            ranges[name] = [piece.range for piece in pieces]
+        if work.since_ms is not None:
+            since += _from_time(pieces, work.since_ms)
+        if work.until_ms is not None:
+            until += _from_time(pieces, work.until_ms)
+    return TopicFiles(ranges, min(since, default=None), min(until, default=None))
+
+
+def _from_time(pieces: list[StoredRange], ms: int) -> Iterator[int]:
+    """Yield the first offset at or after a time, if there is one. Times never decrease."""
+    moment = pa.scalar(ms * 1000, pa.timestamp("us", tz="UTC"))
+    for piece in pieces:
+        for rows in read_piece(piece, column="timestamp"):
+            late = rows["offset"].filter(pc.greater_equal(rows["timestamp"], moment))
+            if len(late):
+                yield late[0].as_py()
+                return
+
+
+class ReplayWork(NamedTuple):
+    place: LogLocation
+    lake: str
+    files: tuple[str, ...]
+    topic: str
+    target: str
+    offset: int
+    end: int
+
+
+class UploadedCut(NamedTuple):
+    ids: list[str]
+    records: int
+    bytes: int
+
+
+def upload_part(work: ReplayWork) -> UploadedCut:
+    """Upload the records that begin between two offsets, as staged files that no reader sees yet."""
+    counting = _Counting()
+    ids = upload(work.place, counting.blocks(work))
+    return UploadedCut(ids, counting.records, counting.bytes)
+
+
+class _Counting:
+    records = bytes = 0
+
+    def blocks(self, work: ReplayWork) -> Iterator[EncodedBlock]:
+        paths = [Path(work.lake, name) for name in work.files]
+        for piece in pieces_of(paths, work.topic, work.offset, work.end):
+            for payloads in _payloads(piece, work.offset, work.end):
+                for block in encode_batch(work.target, payloads):
+                    self.bytes += len(block.records)
+                    yield block
+                self.records += len(payloads)
+
+
+def _payloads(piece: StoredRange, offset: int, end: int) -> Iterator[pa.BinaryArray]:
+    """Yield the payloads; raise LakeError unless they are all that the piece should contain."""
+    at: int | None = piece.range.offset if piece.range.offset >= offset else None
+    for rows in read_piece(piece, offset, end):
+        payloads, offsets = rows["payload"], rows["offset"].to_numpy()
+        lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False).astype(np.int64)
+        ends = offsets + lengths + RECORD_HEADER_BYTES
+        if (at is not None and offsets[0] != at) or not np.array_equal(offsets[1:], ends[:-1]):
+            raise _misplaced(piece)
+        at = int(ends[-1])
+        yield payloads
+    if at is not None and at < min(end, piece.range.end):
+        raise _misplaced(piece)
+
+
+def _misplaced(piece: StoredRange) -> LakeError:
+    return LakeError(
+        f"{piece.path}, topic {piece.range.topic!r}, offsets {piece.range.offset} to {piece.range.end}: rows "
+        "are missing or out of order; run `headrace pipeline audit` to find all damage"
+    )

@@ -155,7 +155,7 @@ class ReplayNotes:
             return None
         except ValueError as error:
             raise LakeError(
-                f"{path} is damaged ({error}), which says what the replay does: restore it, or replay under "
+                f"{path} is damaged ({error}): it is the note of this replay. Restore it, or replay under "
                 "another name"
             ) from None
 

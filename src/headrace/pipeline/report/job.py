@@ -4,30 +4,66 @@ Tasks read twice: first to find the topics and their times, then, with the bucke
 over time. Both files replace existing ones when they are complete. Nothing else is changed.
 """
 
+import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from headrace.config.pipeline import ReportOptions
 from headrace.errors import OptionError
-from headrace.lake.format import Positions
-from headrace.lake.manifests import Manifests
-from headrace.lake.table import open_table
-from headrace.pipeline.export.job import APP
+from headrace.lake.format import Positions, ranges_in
+from headrace.model import LAKE_START_READER, RECORD_HEADER_BYTES
+from headrace.pipeline.job import (
+    JobArguments,
+    groups,
+    job,
+    list_lake,
+    part_of,
+    source_of,
+    topics_of,
+)
 from headrace.pipeline.report import data as report_data
+from headrace.pipeline.report.data import (
+    ChannelMember,
+    ChannelsSeen,
+    Counts,
+    Numbers,
+    ReaderLag,
+    ReportPlan,
+    Runs,
+    ServerSeen,
+    TaskCounts,
+    count,
+    look,
+    runs_of,
+)
 from headrace.pipeline.report.page import page
-from headrace.pipeline.report.server import ask_server
-from headrace.pipeline.report.tasks import CountWork, LakeWork, LogWork, Work, count_in, look_at
-from headrace.pipeline.staging import together
-from headrace.pipeline.tasks import JobError, SparkRunner, TaskRunner
+from headrace.pipeline.tasks import JobError
+from headrace.reader.http_client import HttpClient
 from headrace.reader.planning import SourceOptions, TopicSelection, find_topics, parts_of
-from headrace.reader.view import LogRange, LogView, open_log, parse_place
-from headrace.spark.options import parse_source
+from headrace.reader.view import (
+    DamagedRange,
+    DataLossError,
+    LogLocation,
+    LogRange,
+    LogView,
+    open_log,
+    parse_place,
+)
+
+logger = logging.getLogger(__name__)
 
 _TASK_BYTES = 256 << 20
 """Bytes of the log or of lake files per task. A task reads only a thousandth of its part of the log."""
@@ -38,8 +74,14 @@ _TASK_RANGES = 1000
 By their bytes, ten thousand small topics would be one task, but they take ten times as long as a thousand.
 """
 
-Progress = Callable[[int, int], None]
-"""Called with the number of bytes of log and lake that are covered, and with their total."""
+
+CHANNELS_MAX = 10_000
+"""Maximum number of channels that are examined: the server reads the notes of each."""
+
+SHOWN_MAX = 20
+"""Maximum number of readers, and of members of channels, that are named: the slowest ones."""
+
+_PAGE = 1000
 
 
 class ReportSummary(NamedTuple):
@@ -55,51 +97,54 @@ class ReportSummary(NamedTuple):
     damaged: int
 
 
-def report(
-    out: str | Path = "report.html",
-    topics: Iterable[str] = (),
-    *,
-    json: str | Path = "",
-    pattern: str = "",
-    url: str = "",
-    token: str = "",
-    data_dir: str = "",
-    lake: str | Path = "",
-    master: str = "local[*]",
-    progress: Progress | None = None,
-    runner: TaskRunner | None = None,
-) -> ReportSummary:
+@dataclass(frozen=True)
+class ReportArguments(ReportOptions, JobArguments):
+    pass
+
+
+@job(ReportArguments)
+def report(given: ReportArguments) -> ReportSummary:
     """Write a report on the given topics, or on all topics.
 
     The log is read from the server at `url` or in `data_dir`. With both, it is read in `data_dir`, and the
     server at `url` is asked for the data that only a server has. With `lake`, records in the lake are counted
     there, and the others in the log.
     """
-    source = _source(topics=tuple(topics), pattern=pattern, url=url, token=token, data_dir=data_dir)
-    with _targets(Path(out), Path(json) if json else None) as targets:
-        works, total = _works(source, str(lake))
-        server = ask_server(parse_place(url, token), source.topics) if url else None
-        runner = runner or SparkRunner("headrace report", master)
-        with closing(runner):
-            told = _Halves(progress, total)
-            seen = report_data.overview(runner.run(works, look_at, told.first))
+    source = source_of(
+        topics_of(given.topics, given.pattern),
+        url=given.url,
+        token=given.token,
+        data_dir=given.data_dir,
+        task_bytes=_TASK_BYTES,
+    )
+    out, lake = Path(given.out), str(given.lake)
+    with _targets(out, Path(given.json) if given.json else None) as targets:
+        works, total = _works(source, lake)
+        server = (
+            ask_server(parse_place(given.url, given.token), source.topics) if given.url else None
+        )
+        with closing(given.task_runner("report")) as runner:
+            half = total // 2
+            first = part_of(given.progress, done=0, size=half, total=total)
+            seen = report_data.overview(runner.run(works, look_at, first))
             plan = report_data.plan(seen)
             again = [CountWork(work, plan) for work in works]
-            counts = report_data.added(plan, runner.run(again, count_in, told.second))
+            second = part_of(given.progress, done=half, size=total - half, total=total)
+            counts = report_data.added(plan, runner.run(again, count_in, second))
         made = report_data.report(
             seen,
             plan,
             counts,
             made_ms=int(time.time() * 1000),
-            log=data_dir or url,
-            lake=str(lake) or None,
+            log=given.data_dir or given.url,
+            lake=lake or None,
             sizes_are_means=any(isinstance(work, LogWork) for work in works),
             server=server,
         )
         targets.write(page(made).encode(), msgspec.json.format(msgspec.json.encode(made)) + b"\n")
     return ReportSummary(
         page=str(out),
-        json=str(json),
+        json=str(given.json),
         messages=made.messages,
         bytes=made.bytes,
         topics=made.topics_in_all,
@@ -109,39 +154,26 @@ def report(
     )
 
 
-class _Halves:
-    """Progress over both passes."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.first = self.second = None
-        if progress is not None and total:
-            self.first = lambda part: progress(int(total * part / 2), total)
-            self.second = lambda part: progress(int(total * (1 + part) / 2), total)
+# Works
 
 
-# Input
+class LogWork(NamedTuple):
+    place: LogLocation
+    ranges: list[LogRange]
 
 
-def _source(
-    topics: tuple[str, ...], pattern: str, url: str, token: str, data_dir: str
-) -> SourceOptions:
-    if topics and pattern:
-        raise OptionError("topics and a pattern exclude each other: give one of them")
-    if not url and not data_dir:
-        raise OptionError("say where the log is: give a server's address or a data directory")
-    place = {"path": str(Path(data_dir).absolute())} if data_dir else {"url": url, "token": token}
-    options = parse_source(
-        {
-            **place,
-            "subscribePattern": pattern or ".*",
-            "maxBytesPerPartition": str(_TASK_BYTES),
-            "failOnDataLoss": "false",
-        },
-        streaming=False,
-    )
-    if topics:
-        options = options._replace(topics=TopicSelection(tuple(sorted(set(topics)))))
-    return options
+class LakeWork(NamedTuple):
+    lake: str
+    files: list[str]
+    topics: TopicSelection
+
+
+Work = LogWork | LakeWork
+
+
+class CountWork(NamedTuple):
+    work: Work
+    plan: ReportPlan
 
 
 def _works(source: SourceOptions, lake: str) -> tuple[list[Work], int]:
@@ -151,10 +183,10 @@ def _works(source: SourceOptions, lake: str) -> tuple[list[Work], int]:
     ends: Positions = {}
     if lake:
         root = Path(lake).absolute()
-        files, ends = _lake_files(root)
+        files, ends = list_lake(root)
         works += [
             LakeWork(str(root), some, source.topics)
-            for some in together(sorted(files.items()), _TASK_BYTES)
+            for some in groups(sorted(files), files.__getitem__, _TASK_BYTES)
         ]
         total += sum(files.values())
     with closing(open_log(source.place)) as log:
@@ -182,16 +214,106 @@ def _ranges(log: LogView, topics: TopicSelection, ends: Positions) -> list[LogRa
     return ranges
 
 
-def _lake_files(lake: Path) -> tuple[dict[str, int], Positions]:
-    """Return the files of a lake with their sizes, and the end of each topic in the lake."""
-    table = open_table(lake)
-    last = table.last(APP)
+# A running server: readers and their lag, channels and their members, counters
+
+
+def ask_server(place: LogLocation, topics: TopicSelection) -> ServerSeen:
+    with closing(HttpClient(place)) as http:
+        counters = _counters(http.send("GET", "/metrics", {}).decode("utf-8", "replace"))
+        readers = readers_of(cursor for cursor in _cursors(http) if topics.matches(cursor["topic"]))
+        channels = _channels(http)
+        some = list(islice(channels, CHANNELS_MAX))
+        more = next(channels, None) is not None
+    return ServerSeen(
+        counters.get("headrace_duplicates_refused_total", 0),
+        counters.get("headrace_channels_trimmed_total", 0),
+        counters.get("headrace_channels_destroyed_total", 0),
+        readers[:SHOWN_MAX],
+        len(readers),
+        channels_of(some, more=more),
+    )
+
+
+def readers_of(cursors: Iterator[dict[str, Any]]) -> list[ReaderLag]:
+    """Sum up the cursors of each reader; the reader that is furthest behind comes first."""
+    found: dict[str, ReaderLag] = {}
+    slowest: dict[str, int] = {}
+    for one in cursors:
+        name, lag = one["reader"], one["lag_records"]
+        if name == LAKE_START_READER:
+            continue  # this cursor is the lake's start, and never moves
+        known = found.get(name) or ReaderLag(name, 0, 0, 0, 0, 0, one["topic"])
+        is_slowest = lag > slowest.get(name, -1)
+        slowest[name] = max(lag, slowest.get(name, -1))
+        found[name] = ReaderLag(
+            name,
+            known.topics + 1,
+            known.lag_records + lag,
+            known.lag_bytes + one["lag_bytes"],
+            known.gone_records + one["gone_records"],
+            max(known.moved_ms, one["ms"]),
+            one["topic"] if is_slowest else known.slowest_topic,
+        )
+    return sorted(found.values(), key=lambda reader: (-reader.lag_records, reader.name))
+
+
+def channels_of(found: list[dict[str, Any]], *, more: bool) -> ChannelsSeen:
+    alive = [one for one in found if one["exists"]]
+    members = [
+        ChannelMember(
+            member["processor"],
+            one["name"],
+            member["present"],
+            member["lag_messages"],
+            member["missed_messages"],
+        )
+        for one in found
+        for member in one["members"]
+    ]
+    members.sort(key=lambda member: (-member.lag_messages, member.processor, member.channel))
+    return ChannelsSeen(
+        len(found),
+        more,
+        len(alive),
+        sum(one["messages"] for one in alive),
+        sum(one["bytes"] for one in alive),
+        sum(1 for one in alive if one["start"] > 0),
+        len(found) - len(alive),
+        sum(1 for one in found if one["destroyed_ms"]),
+        members[:SHOWN_MAX],
+        len(members),
+    )
+
+
+def _counters(text: str) -> dict[str, int]:
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if value.isdigit():
+            found[name] = int(value)
+    return found
+
+
+def _cursors(http: HttpClient) -> Iterator[dict[str, Any]]:
+    after, after_reader = "", ""
     while True:
-        files = table.files()
-        before, last = last, table.last(APP)
-        if last == before:
-            return files, Manifests(lake).reach(last).ends
-        # An export has committed a batch meanwhile, so `files` lacks some or all of its files.
+        asked = {"after": after, "after_reader": after_reader, "limit": _PAGE}
+        page = http.json("GET", "/v1/cursors", asked)
+        yield from page["cursors"]
+        if not page["more"]:
+            return
+        last = page["cursors"][-1]
+        after, after_reader = last["topic"], last["reader"]
+
+
+def _channels(http: HttpClient) -> Iterator[dict[str, Any]]:
+    after = ""
+    while True:
+        page = http.json("GET", "/v1/channels", {"after": after} if after else {})
+        yield from page["channels"]
+        if not page["more"]:
+            return
+        after = page["channels"][-1]["name"]
 
 
 # Output
@@ -233,10 +355,76 @@ class _Targets:
 @contextmanager
 def _targets(out: Path, json: Path | None) -> Iterator[_Targets]:
     if json is not None and json.absolute() == out.absolute():
-        raise OptionError("the page and the JSON would be the same file: name two")
+        raise OptionError("the page and the JSON cannot be the same file: name two files")
     targets = _Targets([out, json] if json is not None else [out])
     try:
         targets.prepare()
         yield targets
     finally:
         targets.clear()
+
+
+# Tasks: count index rows of the log, or offsets and times in lake files
+
+
+def look_at(work: Work) -> TaskCounts:
+    found = _Found(work)
+    return look(found.runs())._replace(damaged=found.damaged)
+
+
+def count_in(work: CountWork) -> Counts:
+    return count(_Found(work.work).runs(), work.plan)
+
+
+class _Found:
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.damaged = 0
+
+    def runs(self) -> Iterator[Runs]:
+        work = self._work
+        if isinstance(work, LakeWork):
+            for name in work.files:
+                yield from _runs_of_file(Path(work.lake, name), work.topics)
+            return
+        with closing(open_log(work.place)) as log:
+            log.expect(work.ranges)
+            for one in work.ranges:
+                yield from self._runs_of_range(log, one)
+
+    def _runs_of_range(self, log: LogView, wanted: LogRange) -> Iterator[Runs]:
+        rest: LogRange | None = wanted
+        while rest is not None:
+            try:
+                for rows in log.rows(rest):
+                    if isinstance(rows, DamagedRange):
+                        self.damaged += 1
+                    else:
+                        yield runs_of(rest.topic, rest.start, rest.end, rows)
+                return
+            except DataLossError as loss:
+                # A report shows the records that are there: retention may delete some while it is made.
+                logger.warning("%s; the report continues without these records", loss)
+                rest = loss.rest
+
+
+def _runs_of_file(path: Path, topics: TopicSelection) -> Iterator[Runs]:
+    """Yield the runs of every range of a file. Its rows are in order; the last ends with the range."""
+    with pq.ParquetFile(path) as file:
+        ranges = ranges_in(file.metadata)
+        table = file.read(["offset", "timestamp"], use_threads=False)
+    offsets = _numbers(table["offset"])
+    ms = _numbers(table["timestamp"].cast(pa.timestamp("us", "UTC"))) // 1000
+    row = 0
+    for one in ranges:
+        first, row = row, row + one.rows
+        if topics.matches(one.topic):
+            lengths = np.diff(offsets[first:row], append=one.end)
+            ones = np.ones(one.rows, np.int64)
+            payloads = lengths - RECORD_HEADER_BYTES
+            yield Runs(one.topic, one.offset, one.end, ones, payloads, ms[first:row])
+
+
+def _numbers(column: pa.ChunkedArray) -> Numbers:
+    found: Numbers = pc.cast(column, pa.int64()).to_numpy()
+    return found

@@ -4,13 +4,15 @@ Everything that a user has chosen, such as the name of a topic, is escaped where
 contains no scripts, and its policy forbids browsers to fetch anything.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from headrace.pipeline.report import svg as svg
-from headrace.pipeline.report import words as words
+from headrace.pipeline.report import svg, words
 from headrace.pipeline.report.data import Bar, ChannelsSeen, Line, ReportData, ServerSeen
-from headrace.pipeline.report.style import COLOURS, STYLE
 from headrace.pipeline.report.svg import Over, Silence, Strip
+from headrace.printing import counted, size
+
+COLOURS = 6
+"""Number of lines in a plot with their own colour; all others are one grey area."""
 
 _LABEL = 24
 """Maximum number of characters of a name beside a plot; tables show the whole name."""
@@ -25,7 +27,7 @@ def page(report: ReportData) -> str:
         sections += [_over_time(report), _busiest(report), _sizes(report), _gaps(report)]
     sections.append(_server(report.server))
     sections.append(_footer(report))
-    return _PAGE.format(style=STYLE, body="\n".join(sections))
+    return _PAGE.format(style=_STYLE, body="\n".join(sections))
 
 
 def _heading(report: ReportData) -> str:
@@ -39,7 +41,7 @@ def _heading(report: ReportData) -> str:
     lake = f" and the lake <b>{words.name(report.lake)}</b>" if report.lake else ""
     if report.damaged:
         when += (
-            f" {words.counted(report.damaged, 'part')} of the log could not be counted: "
+            f" {counted(report.damaged, 'part')} of the log could not be counted: "
             "<code>headrace verify</code> says what is damaged."
         )
     return (
@@ -54,7 +56,7 @@ def _heading(report: ReportData) -> str:
 def _tiles(report: ReportData) -> str:
     tiles = [
         ("messages", words.short(report.messages), words.number(report.messages)),
-        ("bytes", words.size(report.bytes), f"{words.number(report.bytes)} bytes of payload"),
+        ("bytes", size(report.bytes), f"{words.number(report.bytes)} bytes of payload"),
         ("topics", words.short(report.topics_in_all), words.number(report.topics_in_all)),
     ]
     if report.messages:
@@ -63,7 +65,7 @@ def _tiles(report: ReportData) -> str:
         per = f"{words.number(peak)} messages in {words.bucket(report.bucket_ms)}"
         tiles.append(("at the busiest", f"{words.short(rate)}/s", per))
         mean = report.bytes / report.messages
-        tiles.append(("mean size", words.size(mean), f"{mean:,.1f} bytes"))
+        tiles.append(("mean size", size(mean), f"{mean:,.1f} bytes"))
     if report.server is not None:
         server = report.server
         lag = sum(reader.lag_records for reader in server.readers)
@@ -89,23 +91,23 @@ def _over_time(report: ReportData) -> str:
     ]
     if len(report.topics) > COLOURS or report.others is not None:
         left = report.topics_in_all - len(top)
-        legend.append(f'<span><i class="brest"></i>{words.counted(left, "other topic")}</span>')
+        legend.append(f'<span><i class="brest"></i>{counted(left, "other topic")}</span>')
     messages, sizes = _totals(report, "messages_over_time"), _totals(report, "bytes_over_time")
     starts = [over.start_ms + point * over.width_ms for point in range(over.points)]
     moments = [words.moment(ms, over.width_ms) for ms in starts]
     titles = [
-        f"{when}: {words.counted(count, 'message')}, {words.size(held)}"
+        f"{when}: {counted(count, 'message')}, {size(held)}"
         for when, count, held in zip(moments, messages, sizes, strict=True)
     ]
     busiest = max(range(over.points), key=messages.__getitem__)
     bucket = words.bucket(over.width_ms)
     sentence = (
         f"Each step is {bucket}. The busiest began at {moments[busiest]}, with "
-        f"{words.counted(messages[busiest], 'message')} "
-        f"({words.size(sizes[busiest])})."
+        f"{counted(messages[busiest], 'message')} "
+        f"({size(sizes[busiest])})."
     )
     rows = [
-        [when, words.number(count), words.size(held)]
+        [when, words.number(count), size(held)]
         for when, count, held in zip(moments, messages, sizes, strict=True)
         if count
     ]
@@ -170,15 +172,15 @@ def _busiest(report: ReportData) -> str:
     if report.others is not None:
         sentence += (
             f" Beside the busiest {len(report.topics)} there are "
-            f"{words.counted(report.others_in_all, 'other topic')}, "
+            f"{counted(report.others_in_all, 'other topic')}, "
             f"with {_share(report.others.messages, report.messages)} of the messages."
         )
     rows = [
         [
             _topic_cell(line, report),
             f"{words.number(line.messages)}{svg.bar(line.messages, most)}",
-            words.size(line.bytes),
-            words.size(line.bytes / max(line.messages, 1)),
+            size(line.bytes),
+            size(line.bytes / max(line.messages, 1)),
             svg.spark(line.messages_over_time, "messages over time"),
             svg.spark(line.bytes_over_time, "bytes over time"),
             words.moment(line.last_ms),
@@ -192,7 +194,7 @@ def _busiest(report: ReportData) -> str:
 
 
 def _topic_cell(line: Line, report: ReportData) -> str:
-    return words.name(line.name) or f"<em>{words.counted(report.others_in_all, 'other topic')}</em>"
+    return words.name(line.name) or f"<em>{counted(report.others_in_all, 'other topic')}</em>"
 
 
 def _share(part: int, whole: int) -> str:
@@ -220,7 +222,7 @@ def _sizes(report: ReportData) -> str:
         (
             words.bound(bar.least).replace(" ", "\u00a0"),
             bar.count,
-            f"{_size_range(bar)}: {words.counted(bar.count, 'message')}",
+            f"{_size_range(bar)}: {counted(bar.count, 'message')}",
         )
         for bar in report.sizes
     ]
@@ -264,7 +266,7 @@ def _gaps(report: ReportData) -> str:
     else:
         sentence = "No topic was ever silent: all of its messages came at once."
     pauses = [
-        (_pause(bar), bar.count, f"{_pause(bar)}: {words.counted(bar.count, 'pause')}")
+        (_pause(bar), bar.count, f"{_pause(bar)}: {counted(bar.count, 'pause')}")
         for bar in report.pauses_ms
     ]
     silences = [
@@ -326,20 +328,20 @@ def _readers(server: ServerSeen) -> str:
     if behind:
         sentence = (
             f"<b>{words.name(behind[0].name)}</b> is furthest behind: "
-            f"{words.counted(behind[0].lag_records, 'record')}, most of all in "
+            f"{counted(behind[0].lag_records, 'record')}, most of all in "
             f"{words.name(behind[0].slowest_topic)}."
         )
     else:
         sentence = "All readers have read everything."
     if gone := sum(reader.gone_records for reader in server.readers):
         sentence += (
-            f" {words.counted(gone, 'record')} were gone before those who wanted them came to them."
+            f" {counted(gone, 'record')} were gone before those who wanted them came to them."
         )
     rows = [
         [
             words.name(reader.name),
             f"{words.number(reader.lag_records)}{svg.bar(reader.lag_records, most)}",
-            words.size(reader.lag_bytes),
+            size(reader.lag_bytes),
             words.number(reader.topics),
             words.name(reader.slowest_topic) if reader.lag_records else "",
             words.number(reader.gone_records),
@@ -370,15 +372,15 @@ def _channels(seen: ChannelsSeen, server: ServerSeen) -> str:
     if not seen.channels:
         return _section("Channels", f"<p>There are no channels now.</p>{body}")
     sentence = (
-        f"{words.counted(seen.channels, 'channel')} {'is' if seen.channels == 1 else 'are'} known"
+        f"{counted(seen.channels, 'channel')} {'is' if seen.channels == 1 else 'are'} known"
         f"{', and others that were not looked at' if seen.more else ''}: "
         f"{words.number(seen.trimmed)} with a log of which the beginning is trimmed, as everyone has it, "
         f"{words.number(seen.destroyed)} whose log is destroyed. What is left are "
-        f"{words.counted(seen.messages, 'message')} ({words.size(seen.bytes)})."
+        f"{counted(seen.messages, 'message')} ({size(seen.bytes)})."
     )
     slow = [member for member in seen.members if member.lag_messages or member.missed_messages]
     if seen.members and not slow:
-        sentence += f" {words.counted(seen.members_in_all, 'processor')} have everything."
+        sentence += f" {counted(seen.members_in_all, 'processor')} have everything."
     if slow:
         most = max(member.lag_messages for member in slow)
         rows = [
@@ -402,7 +404,7 @@ def _duplicates(server: ServerSeen) -> str:
         text = "Nothing has come twice since the server's start."
     else:
         text = (
-            f"Since the server's start {words.counted(server.duplicates_refused, 'duplicate')} came and "
+            f"Since the server's start {counted(server.duplicates_refused, 'duplicate')} came and "
             f"{'was' if server.duplicates_refused == 1 else 'were'} not stored again: publishes, events, "
             "messages and batches that were sent again because their sender could not know that they had "
             "arrived."
@@ -446,7 +448,7 @@ def _numbers(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _more(left: int, noun: str) -> str:
-    return f"<p>And {words.counted(left, f'other {noun}')}.</p>" if left > 0 else ""
+    return f"<p>And {counted(left, f'other {noun}')}.</p>" if left > 0 else ""
 
 
 def _label(name: str) -> str:
@@ -465,3 +467,74 @@ _PAGE = """<!doctype html>
 {body}
 </main></body></html>
 """
+
+
+# Style sheet: colours for light and dark mode, and the layout
+
+
+def _rules(prefix: str, what: str) -> Iterator[str]:
+    for number in range(COLOURS):
+        yield f".{prefix}{number}{{{what}:var(--c{number})}}"
+    yield f".{prefix}rest{{{what}:var(--rest)}}"
+
+
+_SHEET = """
+:root{color-scheme:light dark;--page:#f4f4f1;--card:#fff;--ink:#1b1b19;--soft:#5f5e58;--line:#e4e3dd;
+--hover:#0000000f;--track:#f0efea;--mark:#c2352f;--c0:#2a78d6;--c1:#eb6834;--c2:#1baf7a;--c3:#eda100;
+--c4:#e87ba4;--c5:#4a3aa7;--rest:#b9b8b0}
+@media(prefers-color-scheme:dark){:root{--page:#121211;--card:#1c1c1a;--ink:#f2f1ec;--soft:#a9a79e;
+--line:#32312d;--hover:#ffffff14;--track:#262522;--mark:#ff8a80;--c0:#3987e5;--c1:#d95926;--c2:#199e70;
+--c3:#c98500;--c4:#d55181;--c5:#9085e9;--rest:#65645d}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);
+font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
+main{max-width:1120px;margin:0 auto;padding:28px 20px 40px}
+h1{font-size:30px;line-height:1.2;margin:0 0 4px;letter-spacing:-.02em}
+h2{font-size:19px;margin:0 0 4px}
+h3{font-size:13px;margin:16px 0 6px;color:var(--soft);font-weight:600}
+p{margin:0 0 12px;max-width:100ch;overflow-wrap:anywhere}
+header p,footer,small{color:var(--soft)}
+header b{color:var(--ink);font-weight:600}
+section{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:18px 20px;
+margin-top:16px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(136px,1fr));gap:10px;margin-top:16px}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:12px 16px}
+.tile b{display:block;font-size:25px;line-height:1.25;font-weight:650;letter-spacing:-.02em}
+.tile span,.tile small{display:block;font-size:13px;color:var(--soft)}
+.legend{display:flex;flex-wrap:wrap;gap:4px 16px;font-size:13px;overflow-wrap:anywhere}
+.legend i{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:6px}
+.two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));gap:8px 32px;
+align-items:start}
+.plot{display:block;width:100%;height:auto;overflow:visible}
+.over{min-width:560px}
+.grid{stroke:var(--line);stroke-width:1;fill:none}
+.axis,.name,.value{font-size:12px;fill:var(--soft);font-variant-numeric:tabular-nums}
+.name,.value{fill:var(--ink)}
+.end{text-anchor:end}.mid{text-anchor:middle}
+.hit{fill:transparent}.hit:hover{fill:var(--hover)}
+.track{fill:var(--track)}.silence{fill:var(--mark)}
+.bar{display:block;width:100%;min-width:90px;height:5px;margin-top:3px}
+.spark{display:block;width:150px;height:30px}
+.wide{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
+th{font-weight:600;color:var(--soft);text-align:left}
+th,td{padding:6px 14px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
+th:last-child,td:last-child{padding-right:0}
+td{overflow-wrap:anywhere}
+td:first-child{min-width:110px}
+.n{text-align:right;overflow-wrap:normal}
+td.n{white-space:nowrap}
+tr:last-child td{border-bottom:0}
+@media(max-width:760px){table,tbody,tr,td{display:block}thead{display:none}
+tr{padding:8px 0;border-bottom:1px solid var(--line)}tr:last-child{border-bottom:0}
+td,td.n{padding:1px 0;border:0;text-align:left;white-space:normal}
+td::before{content:attr(data-head);display:inline-block;min-width:9em;margin-right:8px;color:var(--soft)}
+td:first-child{font-weight:600}td:first-child::before{font-weight:400}}
+details{margin-top:10px}summary{cursor:pointer;color:var(--soft);font-size:13px}
+details .wide{max-height:320px;overflow:auto}
+footer{margin-top:20px;font-size:13px}
+code{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+@media print{body{background:#fff}section,.tile{break-inside:avoid}}
+"""
+
+_STYLE = _SHEET + "".join([*_rules("c", "fill"), *_rules("b", "background")])

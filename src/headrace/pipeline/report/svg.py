@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from headrace.pipeline.report import words as words
+from headrace.pipeline.report import words
 
 WIDTH = 1000
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 10, 26

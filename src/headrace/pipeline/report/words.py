@@ -3,6 +3,8 @@
 import html
 from datetime import UTC, datetime
 
+from headrace.printing import size
+
 _SPANS_MS = (*(("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000)),)
 _SHORT = {"day": "d", "hour": "h", "minute": "min", "second": "s"}
 
@@ -31,21 +33,9 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
 
 
-def size(value: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:,.1f} TiB"
-
-
 def bound(value: float) -> str:
     """Format a size that is mostly a round number of its unit."""
     return size(value).replace(".0", "")
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def span(ms: float) -> str:

@@ -6,8 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.pipeline.dedupe.keys import Key, KeyKind, hashes, identities, topic_hash
-from headrace.pipeline.dedupe.plan import KeyRows, Keys, bucket_count, decide, joined_buckets
+from headrace.pipeline.dedupe.keys import (
+    Key,
+    KeyKind,
+    KeyRows,
+    Keys,
+    bucket_count,
+    decide,
+    hashes,
+    identities,
+    joined_buckets,
+    topic_hash,
+)
 
 NOTHING = Keys(*(np.array([], np.uint64) for _ in range(3)), np.array([], np.int64))
 

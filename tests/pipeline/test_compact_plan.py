@@ -1,10 +1,11 @@
 """Selection of files to merge: small files of one partition, in the order of batches, none of them twice."""
 
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.pipeline.compact import plan as compact_plan
-from headrace.pipeline.compact.plan import bins, name_after
+from headrace.pipeline.compact import bins, name_after
 
 names = st.builds(
     "{}date=2026-01-{:02}/{}{:08}-0123456789ab-{:04}.parquet".format,
@@ -64,6 +65,6 @@ def test_files_are_taken_in_the_order_of_batches_and_tasks():
 
 
 def test_a_task_has_no_more_files_than_it_may_have_open(monkeypatch):
-    monkeypatch.setattr(compact_plan, "FILES_MAX", 3)
+    monkeypatch.setattr(sys.modules["headrace.pipeline.compact"], "FILES_MAX", 3)
     found = bins({f"date=2026-01-01/{number}": 1 for number in range(8)}, 1000)
     assert [len(one.files) for one in found] == [3, 3, 2]

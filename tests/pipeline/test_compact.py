@@ -22,7 +22,7 @@ from headrace.lake.manifests import HIDDEN, Manifests
 from headrace.lake.table import Lock
 from headrace.log.records import pack_record
 from headrace.pipeline.audit.job import audit
-from headrace.pipeline.compact.job import compact
+from headrace.pipeline.compact import compact
 from headrace.pipeline.export.job import export
 from headrace.pipeline.tasks import LocalRunner
 from tests.lake.others import KINDS
@@ -229,14 +229,14 @@ def test_notes_that_are_not_those_of_the_commit_are_not_folded(made):
     path = Manifests(made.path).path(2)
     path.write_bytes(path.read_bytes().replace(b'"b"', b'"x"'))
     path.write_bytes(path.read_bytes().replace(b'"a"', b'"x"'))
-    with pytest.raises(LakeError, match="what is noted of batch 2 is not what was committed"):
+    with pytest.raises(LakeError, match="the manifest of batch 2 differs from its commit"):
         run(made.path)
     assert Manifests(made.path).folded().batches == 0
     assert path.exists()
 
 
 def test_old_files_are_swept_and_no_others(made, monkeypatch):
-    monkeypatch.setattr(sys.modules["headrace.pipeline.compact.job"], "SWEEP_AFTER_S_MIN", 0)
+    monkeypatch.setattr("headrace.pipeline.job.check", lambda given: None)  # of `sweep_after_s`
     before = rows_of(made.path)
     with pytest.raises(Killed):
         run(made.path, points=Meddling(merged=kill))
@@ -263,10 +263,10 @@ def test_bad_input_is_refused_and_nothing_is_written(made, tmp_path):
     (tmp_path / "notes.txt").touch()
     assert refused(LakeError, tmp_path / "notes.txt").endswith("it is not a directory")
     assert "holds something else than a lake of Headrace (a lake)" in refused(LakeError, tmp_path)
-    assert "files are kept for 3600 seconds at least, not 60" in refused(
+    assert "sweep_after_s must be at least 3600 seconds, not 60" in refused(
         OptionError, made.path, sweep_after_s=60
     )
-    assert "at least 1 byte" in refused(OptionError, made.path, file_bytes=0)
+    assert "file_bytes must be at least 1 bytes" in refused(OptionError, made.path, file_bytes=0)
     (commit, *_) = sorted((made.path / "_delta_log").glob("*.json"))
     commit.write_text(commit.read_text().replace('"headrace.format":"2"', '"headrace.format":"3"'))
     assert "newer version (format 3, this one writes 2)" in refused(LakeError, made.path)
@@ -300,7 +300,7 @@ def test_exports_of_a_real_server_go_on_after_every_compaction(server, tmp_path)
     path.write_bytes(msgspec.structs.replace(folded, ranges=tuple(wrong)).encode())
     found = audit(lake, payloads, **given)
     reasons = {one.reason for one in found.all_findings()}
-    assert reasons == {"the file says another checksum than the batch has noted"}
+    assert reasons == {"the file has another checksum than the manifest of its batch"}
     path.write_bytes(path.read_bytes()[:-9])
     (finding,) = (one for one in audit(lake, **given).all_findings() if one.file)
     assert (finding.kind, finding.file) == ("damaged", f"{HIDDEN}/folded/{path.name}")
@@ -309,7 +309,7 @@ def test_exports_of_a_real_server_go_on_after_every_compaction(server, tmp_path)
 KILLED = """
 import sys
 import headrace.lake.formats.delta, headrace.lake.formats.iceberg, headrace.lake.formats.parquet
-from headrace.pipeline.compact.job import compact
+from headrace.pipeline.compact import compact
 from headrace.pipeline.tasks import LocalRunner
 print("ready", flush=True)
 compact(sys.argv[1], runner=LocalRunner())

@@ -1,0 +1,148 @@
+"""The command line of a job, made from its options (`config/pipeline.py`); keywords of the job's function."""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args
+
+import typer
+
+from headrace.cli.common import options
+from headrace.cli.common.help import App
+from headrace.cli.common.output import UsageError
+from headrace.config.load import load
+from headrace.config.pipeline import JOBS, Field, JobOptions, LakePartition, fields_of
+from headrace.config.values import Section
+
+_EVERYWHERE = ("0.0.0.0", "::")
+"""Hosts that mean: the server listens on all addresses."""
+
+
+class ServerAddress(NamedTuple):
+    url: str = ""
+    token: str = ""
+
+
+class Given:
+    """A command line: the options that the user gave, and the settings behind them."""
+
+    def __init__(
+        self, values: dict[str, Any], config_file: Path | None, fields: list[Field]
+    ) -> None:
+        self.values = values
+        """Values of all options by name; None if an option is not given, False for a flag."""
+        self.config_file = config_file
+        self._fields = fields
+
+    @property
+    def as_json(self) -> bool:
+        return bool(self.values["as_json"])
+
+    @cached_property
+    def settings(self) -> Section:
+        """Settings of `[pipeline]`: flags override the environment, which overrides the file."""
+        flags: dict[str, object] = {}
+        for field in self._fields:
+            if field.key and field.option.flag:
+                value = self.values[field.name]
+                if field.option.values is LakePartition:
+                    value = LakePartition.TOPIC.value if value else None
+                flags[field.key] = value
+        return load(flags, os.environ, self.config_file).config.pipeline
+
+    def keywords(self, job: type[JobOptions]) -> dict[str, Any]:
+        """Return the keywords of the job's Python function; raise UsageError if an option is missing."""
+        found: dict[str, Any] = {}
+        for field in fields_of(job):
+            option, value = field.option, self.values.get(field.name)
+            if field.key:
+                value = option.keyword(getattr(self.settings, option.setting))
+            if field.is_required and not value:
+                raise UsageError(
+                    f"{option.usage} is missing: give it, or set {option.setting} in [pipeline] of --config"
+                )
+            if field.key or value is not None:
+                found[field.name] = value
+        if found.get("topics") and "pattern" in found:
+            # Topics on the command line override a pattern in the settings.
+            found["pattern"] = self.values["pattern"] or ""
+        return found
+
+    def server(self, data_dir: str | None = None) -> ServerAddress:
+        """Return the server of option, environment, file or default; empty if only `data_dir` is given."""
+        http = self.values["url"]
+        if data_dir and not http:
+            return ServerAddress()
+        if not http and not os.environ.get("HEADRACE_HTTP") and self.config_file:
+            listen = load({}, os.environ, self.config_file).config.listen.http
+            http = str(listen._replace(host="127.0.0.1") if listen.host in _EVERYWHERE else listen)
+        api = options.http_api(http, self.values["token"])
+        return ServerAddress(api.base, api.token or "")
+
+
+def command(
+    app: App, job: str, *, also: Mapping[str, Any] | None = None, short_help: str | None = None
+) -> Callable[[Callable[[Given], None]], None]:
+    """Add the command of a job; `also` are options that only the command line has."""
+    fields = fields_of(*JOBS[job])
+    more: dict[str, Any] = {"config_file": options.ConfigFile, "as_json": options.Json}
+    if any(field.option.flag == "--json" for field in fields):
+        del more["as_json"]
+    more = {**(also or {}), **more}
+
+    def add(function: Callable[[Given], None]) -> None:
+        def run(config_file: Path | None, **values: Any) -> None:
+            function(Given(values, config_file, fields))
+
+        parameters = [_parameter(field) for field in fields if field.option.usage]
+        for name, annotation in more.items():
+            default = False if get_args(annotation)[0] is bool else None
+            parameters.append(_keyword(name, annotation, default))
+        run.__doc__ = function.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        app.command(job, short_help=short_help)(run)
+
+    return add
+
+
+def _parameter(field: Field) -> inspect.Parameter:
+    option = field.option
+    kinds = get_args(field.type) or (field.type,)
+    if not option.flag and field.is_required:
+        completed = typer.Argument(
+            metavar=option.metavar, help=option.help, autocompletion=options.complete_topic
+        )
+        return _keyword(field.name, Annotated[str, completed], inspect.Parameter.empty)
+    if not option.flag:
+        several = typer.Argument(metavar=option.metavar, help=option.help)
+        return _keyword(field.name, Annotated[list[str] | None, several], None)
+    if bool in kinds:
+        switch = typer.Option(option.flag, help=option.help)
+        return _keyword(field.name, Annotated[bool, switch], False)
+    # The settings parse their values themselves.
+    kind: Any = next((one for one in (int, float) if one in kinds and str not in kinds), str)
+    kind = str if field.key or field.option.metavar == "TIME" else kind
+    info = typer.Option(
+        option.flag,
+        metavar=option.metavar,
+        help=f"{option.help}{_origin(field)}",
+        min=None if kind is str else option.ge,
+    )
+    if field.is_required and not field.key:
+        return _keyword(field.name, Annotated[kind, info], inspect.Parameter.empty)
+    return _keyword(field.name, Annotated[kind | None, info], None)
+
+
+def _origin(field: Field) -> str:
+    """Return the end of a help text: where the value comes from if the flag is not given."""
+    default = f"else {field.shown_default}" if field.shown_default else ""
+    found = ", ".join(filter(None, [field.key, field.option.otherwise, default]))
+    return f"  [{found}]" if found else ""
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)

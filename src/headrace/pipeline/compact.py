@@ -1,0 +1,332 @@
+"""The job `compact`: merges small files of a lake and the manifests of batches, and deletes old files.
+
+    bins ─▶ tasks merge ─▶ commit each bin ─▶ merge manifests ─▶ delete old files
+
+A commit replaces the small files of a bin in the table by the new file in one step, and only if all of them
+are still in the table. So every reader sees every row once at every moment, even if other jobs write. A run
+that was killed before its commit leaves a file that the table does not name. Old files stay for a while,
+because they may still be read. A task checks every checksum while it merges.
+"""
+
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.config.pipeline import CompactOptions
+from headrace.lake.files.reading import Checked, are_names_old, read_checked, read_ranges
+from headrace.lake.files.writing import NAME, FileLayout, RecordRows, Writer, WrittenFile
+from headrace.lake.format import CRC_KEY, LakeError, Manifest, RecordRange, Shape
+from headrace.lake.manifests import HIDDEN, Manifests, joined_ranges
+from headrace.lake.table import Lock, Table, open_table
+from headrace.pipeline.job import EXPORT_APP, JobArguments, Points, groups, job, part_of
+from headrace.pipeline.tasks import TaskRunner
+
+APP = "headrace-compact"
+"""Application ID in the table's commits, which number the merges."""
+
+_BINS_AT_ONCE = 64
+"""Number of bins that are merged before they are committed; limits what is repeated after a kill."""
+
+
+FILES_MAX = 500
+"""Maximum number of files that one task reads: all of them are open at the same time."""
+
+_NAME = re.compile(NAME)
+
+
+class CompactSummary(NamedTuple):
+    """Result of a compaction, or of a dry run."""
+
+    lake: str
+    merged: int
+    """Number of files that were removed from the table."""
+    made: int
+    """Number of files that replaced them."""
+    records: int
+    bytes: int
+    """Size of the files that were merged."""
+    left: int
+    """Number of files that another job has merged meanwhile."""
+    folded: int
+    """Number of batches whose manifests were merged with others."""
+    swept: int
+    """Number of deleted files, which the table did not name."""
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class CompactArguments(CompactOptions, JobArguments):
+    pass
+
+
+@job(CompactArguments)
+def compact(given: CompactArguments) -> CompactSummary:
+    """Merge files smaller than half of `file_bytes`, and delete old files.
+
+    Old files are those that the table has not named for `sweep_after_s` seconds. Exports may run meanwhile.
+    With `dry_run`, nothing is changed.
+    """
+    directory = Path(given.lake).absolute()
+    table = open_table(directory)
+    merging = _Compact(directory, table, given)
+    if given.dry_run:
+        planned = _plan(directory, table, given.file_bytes)
+        return merging.summary._replace(
+            merged=sum(len(one.files) for one in planned),
+            made=len(planned),
+            bytes=sum(one.bytes for one in planned),
+            swept=table.sweep(given.sweep_after_s, dry_run=True),
+        )
+    with _alone(directory):
+        table.sync()  # completes what a killed run has left
+        with closing(given.task_runner("compact")) as runner:
+            merging.merge(_plan(directory, table, given.file_bytes), runner)
+        merging.fold()
+        merging.sweep()
+        return merging.summary
+
+
+def _plan(lake: Path, table: Table, file_bytes: int) -> "list[Bin]":
+    """Return the bins to merge.
+
+    Files with old topic names are never merged with others: the same name could stand for two topics.
+    """
+    files = table.files()
+    if not Manifests(lake).have_old_names(table.last(EXPORT_APP)):
+        return bins(files, file_bytes)
+    small = [path for path, size in files.items() if 2 * size < file_bytes]
+    old = {path for path in small if are_names_old(lake / path)}
+    return [
+        *bins({path: size for path, size in files.items() if path in old}, file_bytes),
+        *bins({path: size for path, size in files.items() if path not in old}, file_bytes),
+    ]
+
+
+@contextmanager
+def _alone(lake: Path) -> Iterator[None]:
+    try:
+        lock = Lock(lake / HIDDEN, "compact")
+    except OSError as error:
+        raise LakeError(f"{lake} cannot be written to: {error.strerror}") from None
+    with lock:
+        yield
+
+
+class _Compact:
+    def __init__(self, lake: Path, table: Table, given: CompactArguments) -> None:
+        self._lake, self._table, self._given, self._points = lake, table, given, given.points
+        self.summary = CompactSummary(
+            lake=str(lake),
+            merged=0,
+            made=0,
+            records=0,
+            bytes=0,
+            left=0,
+            folded=0,
+            swept=0,
+            dry_run=given.dry_run,
+        )
+
+    def merge(self, planned: "Sequence[Bin]", runner: TaskRunner) -> None:
+        total = sum(one.bytes for one in planned)
+        done = 0
+        for first in range(0, len(planned), _BINS_AT_ONCE):
+            some = planned[first : first + _BINS_AT_ONCE]
+            size = sum(one.bytes for one in some)
+            told = part_of(self._given.progress, done=done, size=size, total=total)
+            works = [
+                CompactWork(
+                    lake=str(self._lake),
+                    bin=one,
+                    shape=self._table.shape,
+                    layout=self._table.layout,
+                    points=self._points,
+                )
+                for one in some
+            ]
+            results = runner.run(works, merge, told)
+            self._points.here("merged")
+            for one, written in zip(some, results, strict=True):
+                self._commit(one, written)
+            done += size
+
+    def _commit(self, one: "Bin", written: WrittenFile) -> None:
+        while True:
+            last = self._table.last(APP)
+            number = 0 if last is None else last + 1
+            if self._table.commit(APP, number, [written], {}, replaced=one.files):
+                break
+            if not self._table.files().keys() >= set(one.files):
+                self.summary = self.summary._replace(left=self.summary.left + len(one.files))
+                return
+            # Another compaction has used the number for other files.
+        self._points.here("committed")
+        done = self.summary
+        self.summary = done._replace(
+            merged=done.merged + len(one.files),
+            made=done.made + 1,
+            records=done.records + written.rows,
+            bytes=done.bytes + one.bytes,
+        )
+
+    def fold(self) -> None:
+        """Merge the manifests of all batches but the last, which an export checks when it starts."""
+        last = self._table.last(EXPORT_APP)
+        if last is None:
+            return
+        commits = dict(self._table.all_notes())
+
+        def check(manifest: Manifest) -> None:
+            noted = commits.get(manifest.number, {}).get(CRC_KEY)
+            if noted is not None and noted != str(manifest.crc):
+                raise LakeError(
+                    f"{self._lake}: the manifest of batch {manifest.number} differs from its commit; run "
+                    "`headrace pipeline audit` to find all damage"
+                )
+
+        folded = Manifests(self._lake).fold(last, check)
+        self.summary = self.summary._replace(folded=folded)
+
+    def sweep(self) -> None:
+        swept = self._table.sweep(self._given.sweep_after_s, dry_run=False)
+        self.summary = self.summary._replace(swept=swept)
+        self._points.here("swept")
+
+
+# Plan: which files become one
+
+
+class Bin(NamedTuple):
+    """Files of one partition that become one, in the order in which they were exported."""
+
+    files: tuple[str, ...]
+    bytes: int
+
+    @property
+    def directory(self) -> str:
+        return _directory(self.files[0])
+
+
+def bins(files: Mapping[str, int], file_bytes: int) -> list[Bin]:
+    """Return the bins for `files`, which maps paths to sizes.
+
+    Files of half the size or more are left out, and so is a single small file. Files are taken in order, so
+    that neighbours in the log are in the same file.
+    """
+    small = sorted((path for path, size in files.items() if 2 * size < file_bytes), key=_place)
+    return [
+        Bin(tuple(some), sum(files[path] for path in some))
+        for _, paths in groupby(small, key=_directory)
+        for some in groups(paths, files.__getitem__, file_bytes, FILES_MAX)
+        if len(some) > 1
+    ]
+
+
+def _directory(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def name_after(path: str, unique: str) -> str:
+    """Return the name of a merged file with `path` as its first part: it takes that place in the order."""
+    _, number, task, _ = _place(path)
+    return f"c{number:08}-{unique}-{task:04}"
+
+
+def _place(path: str) -> tuple[str, int, int, str]:
+    """Return the sort key of a file: partition, batch and task."""
+    directory, _, name = path.rpartition("/")
+    found = _NAME.fullmatch(name)
+    number, task = (int(found[1]), int(found[2])) if found else (0, 0)
+    return directory, number, task, name
+
+
+# The task: merge the files of a bin
+
+
+class CompactWork(NamedTuple):
+    lake: str
+    bin: Bin
+    shape: Shape
+    layout: FileLayout
+    points: Points
+
+
+def merge(work: CompactWork) -> WrittenFile:
+    """Write a file with the rows of the bin's files, each as in the log. The table does not name it yet."""
+    lake = Path(work.lake)
+    # A task that Spark repeats writes its own file: only the file that the driver learns of counts.
+    name = name_after(work.bin.files[0], uuid.uuid4().hex[:12])
+    # All files of a bin are alike, so rows and footers keep the topic names that they were written with.
+    old_names = are_names_old(lake / work.bin.files[0])
+    writer = Writer(lake, name, work.shape, work.layout, old_names=old_names)
+    with ExitStack() as stack:
+        inputs = [
+            stack.enter_context(closing(_Input(lake / path, work.shape.columns)))
+            for path in work.bin.files
+        ]
+        # Each range is contiguous in one file, so the rows have the order of the ranges.
+        order = sorted((one, place) for place, file in enumerate(inputs) for one in file.ranges)
+        expected = _together(lake, [one for one, _ in order])
+        for one, place in order:
+            for some in inputs[place].take(one):
+                writer.add(_rows(some, work.shape.columns))
+                work.points.here("merging")
+    written = writer.finish()
+    if len(written) != 1 or _directory(written[0].path) != work.bin.directory:
+        raise LakeError(f"{lake / work.bin.directory} has rows of another date than its partition")
+    if list(written[0].ranges) != expected:
+        raise LakeError(f"{lake / written[0].path} has other records than the files it replaces")
+    return written[0]
+
+
+def _together(lake: Path, ranges: list[RecordRange]) -> list[RecordRange]:
+    try:
+        return joined_ranges(ranges)
+    except ValueError as error:
+        raise LakeError(f"{lake}: {error}") from None
+
+
+class _Input:
+    """File whose ranges are taken one after the other."""
+
+    def __init__(self, path: Path, columns: pa.Schema) -> None:
+        self.ranges = read_ranges(path, as_stored=True)
+        if self.ranges != sorted(self.ranges):
+            raise LakeError(f"{path} is not sorted by topic and offset")
+        self._rows = read_checked(path, self.ranges, columns.names)
+        self._ranges_left = len(self.ranges)
+
+    def take(self, wanted: RecordRange) -> Iterator[Checked]:
+        left = wanted.rows
+        while left:
+            found = next(self._rows)
+            assert found.range == wanted
+            left -= found.rows.num_rows
+            yield found
+        self._ranges_left -= 1
+        if not self._ranges_left:
+            self.close()  # frees the rows that were read last
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+def _rows(found: Checked, schema: pa.Schema) -> RecordRows:
+    one, columns = found.range, found.rows
+    offsets = columns["offset"].to_numpy()
+    boundaries = np.append(offsets, offsets[0] + len(found.records))
+    ms = columns["timestamp"].cast(pa.int64()).to_numpy() // 1000
+    names = columns.schema.names
+    typed = pa.RecordBatch.from_arrays(
+        [columns[name] for name in names], schema=pa.schema([schema.field(name) for name in names])
+    )
+    ordinal = columns["ordinal"][0].as_py()
+    return RecordRows(one.topic, one.epoch, ordinal, boundaries, ms, found.records, typed)

@@ -1,1 +1,0 @@
-"""The job `compact`: merges small files of a lake."""

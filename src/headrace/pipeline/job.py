@@ -1,0 +1,196 @@
+"""Parts that several jobs share: arguments and their checks, progress, groups of work, points for tests."""
+
+import functools
+import inspect
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, ParamSpec, TypeVar, get_type_hints
+
+from headrace.config.pipeline import JobOptions, check
+from headrace.errors import OptionError
+from headrace.lake.files.durable import make_directory
+from headrace.lake.format import LakeError, Positions
+from headrace.lake.manifests import HIDDEN, Manifests
+from headrace.lake.table import open_table
+from headrace.model import check_topic_name
+from headrace.pipeline import tasks
+from headrace.pipeline.tasks import SparkRunner, TaskRunner
+from headrace.reader.planning import SourceOptions, TopicSelection
+from headrace.spark.options import parse_source
+
+EXPORT_APP = "headrace-export"
+"""Application ID of exports in a lake's commits, which number the batches."""
+
+_POLL_S = 0.01
+
+P = ParamSpec("P")
+Given = TypeVar("Given", bound=JobOptions)
+Result = TypeVar("Result")
+T = TypeVar("T")
+
+Progress = Callable[[int, int], None]
+"""Called with the number of bytes that are done, and with their total."""
+
+
+class Points(NamedTuple):
+    """Named points of a job where a test can make it wait, to kill something.
+
+    To make a job wait, a test creates the file `stop-NAME` in a directory. At the point, the job creates
+    `reached-NAME` and waits until `stop-NAME` is removed.
+    """
+
+    directory: str = ""
+    """Directory for these files; empty outside of tests."""
+
+    def here(self, name: str) -> None:
+        if not self.directory:
+            return
+        stop = Path(self.directory, f"stop-{name}")
+        if stop.exists():
+            Path(self.directory, f"reached-{name}").touch()
+            while stop.exists():
+                time.sleep(_POLL_S)
+
+
+NO_POINTS = Points()
+
+
+# Arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobArguments(JobOptions):
+    """Arguments of a job that only Python has."""
+
+    progress: Progress | None = None
+    runner: TaskRunner | None = None
+    """Runner of tasks; None for Spark."""
+    points: Points = NO_POINTS
+
+    def task_runner(self, name: str) -> TaskRunner:
+        return self.runner or SparkRunner(f"headrace {name}", self.master)
+
+
+def job(
+    arguments: Callable[P, Given],
+) -> Callable[[Callable[[Given], Result]], Callable[P, Result]]:
+    """Return a decorator: the function then takes the fields of `arguments` as its own arguments."""
+
+    def decorate(function: Callable[[Given], Result]) -> Callable[P, Result]:
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> Result:
+            given = arguments(*args, **kwargs)
+            check(given)
+            return function(given)
+
+        hints = get_type_hints(arguments)
+        signature = inspect.signature(arguments)
+        parameters = [
+            one.replace(annotation=hints[name]) for name, one in signature.parameters.items()
+        ]
+        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=parameters, return_annotation=get_type_hints(function)["return"]
+        )
+        return run
+
+    return decorate
+
+
+def topics_of(topics: Iterable[str], pattern: str) -> TopicSelection:
+    """Return a selection of the named topics, of the topics that match the pattern, or of all topics."""
+    names = tuple(sorted(set(topics)))
+    if names and pattern:
+        raise OptionError("topics and a pattern exclude each other: give one of them")
+    for name in names:
+        check_topic_name(name)
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise OptionError(f"the pattern is not a regular expression: {error}") from None
+    return TopicSelection(names) if names else TopicSelection(pattern=pattern or "(?s:.*)")
+
+
+def source_of(
+    topics: TopicSelection,
+    *,
+    url: str,
+    token: str,
+    data_dir: str,
+    task_bytes: int,
+    batch_bytes: int | None = None,
+) -> SourceOptions:
+    """Return how the log is read: from files if there is a `data_dir`, otherwise from a server."""
+    if not url and not data_dir:
+        raise OptionError("say where the log is: give a server's address or a data directory")
+    path = data_dir if "://" in data_dir else str(Path(data_dir).absolute())
+    place = {"path": path} if data_dir else {"url": url, "token": token}
+    # Tasks skip lost records. The driver then finds them missing and decides if that is an error.
+    given = {"maxBytesPerPartition": str(task_bytes), "failOnDataLoss": "false"}
+    found = parse_source({**place, **given, "subscribePattern": ".*"}, streaming=False)
+    return found._replace(topics=topics, bytes_max=batch_bytes)
+
+
+def make_writable(directory: Path) -> None:
+    """Make the directory, and check that files can be written to it."""
+    try:
+        make_directory(directory / HIDDEN)
+        made = directory / HIDDEN / f"probe-{uuid.uuid4().hex}"
+        made.touch()
+        made.unlink()
+    except OSError as error:
+        raise LakeError(f"{directory} cannot be written to: {error.strerror}") from None
+
+
+def check_apart(lake: Path, into: Path) -> None:
+    """Raise LakeError if one directory is in the other: readers of all its files would get both tables."""
+    one, other = lake.resolve(), into.resolve()
+    if one == other:
+        raise LakeError(f"{into} is the lake itself: name another directory")
+    if one in other.parents or other in one.parents:
+        raise LakeError(
+            f"of {into} and the lake {lake}, one is inside the other: name another directory"
+        )
+
+
+def list_lake(lake: Path) -> tuple[dict[str, int], Positions]:
+    """Return the lake's files with their sizes, and the end of each topic in them."""
+    table = open_table(lake)
+    last = table.last(EXPORT_APP)
+    while True:
+        files = table.files()
+        before, last = last, table.last(EXPORT_APP)
+        if last == before:
+            return files, Manifests(lake).reach(last).ends
+        # An export has committed a batch meanwhile, so `files` lacks some or all of its files.
+
+
+# Work and progress
+
+
+def groups(
+    items: Iterable[T], size: Callable[[T], int], bytes_max: int, count_max: int | None = None
+) -> Iterator[list[T]]:
+    """Yield groups of items in their order, of at most `bytes_max` unless a single item is larger."""
+    gathered: list[T] = []
+    total = 0
+    for item in items:
+        if gathered and (total + size(item) > bytes_max or len(gathered) == count_max):
+            yield gathered
+            gathered, total = [], 0
+        gathered.append(item)
+        total += size(item)
+    if gathered:
+        yield gathered
+
+
+def part_of(
+    progress: Progress | None, *, done: int, size: int, total: int
+) -> tasks.Progress | None:
+    """Return the progress of works that cover `size` of `total` bytes, after `done` bytes."""
+    if progress is None:
+        return None
+    return lambda part: progress(min(total, done + int(size * part)), total)
