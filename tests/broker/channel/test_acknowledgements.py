@@ -6,12 +6,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.joining import Joined
 from headrace.broker.channel.member import Batch, Receive
 from headrace.broker.channel.notes import StoredSnapshot, read_members, read_snapshot
 from headrace.broker.channel.sending import Accepted
 from headrace.broker.channel.uploads import upload
+from headrace.errors import ChannelError
 from headrace.payload.channel import Content, decode_message
 from tests.broker.channel.world import NAME, Id, ModelStore, World, rule
 from tests.tools import EXAMPLES

@@ -11,14 +11,13 @@ import pytest
 
 from headrace.broker.channel import batch_messages
 from headrace.broker.channel.batch_messages import BatchMessages
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.hub import ChannelRule, Channels
 from headrace.broker.channel.joining import Joined
 from headrace.broker.channel.member import Batch, Receive, Standing
 from headrace.broker.channel.sending import Accepted
 from headrace.broker.channel.snapshots import NotedSnapshots
 from headrace.config.settings import Config, Journal, Segment
-from headrace.errors import BadBlockError
+from headrace.errors import BadBlockError, ChannelError
 from headrace.log import layout
 from headrace.log.batch.batches import BatchAnswer, BatchRefusedError
 from headrace.log.store import Appended

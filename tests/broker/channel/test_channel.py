@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.joining import Joined, MissedByMember
 from headrace.broker.channel.member import Batch, Origin, Receive
 from headrace.broker.channel.notes import read_members
 from headrace.broker.channel.sending import Accepted
 from headrace.broker.channel.uploads import upload
+from headrace.errors import ChannelError
 from headrace.log.records import split_records
 from headrace.log.store import Chunk, Run
 from headrace.model import Position

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.joining import Joined
 from headrace.broker.channel.member import Batch, Receive
 from headrace.broker.channel.notes import read_members
 from headrace.broker.channel.state import RecentStates
 from headrace.broker.channel.uploads import upload
+from headrace.errors import ChannelError
 from headrace.payload.channel import Content
 from tests.broker.channel.test_channel import Client, texts
 from tests.broker.channel.world import GRACE_MS, LEASE_MS, NAME, ModelStore, World

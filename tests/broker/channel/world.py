@@ -8,13 +8,13 @@ from typing import Any
 
 from headrace.broker.channel import trimming as jobs
 from headrace.broker.channel.channel import Channel
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.hub import ChannelRule, Channels
 from headrace.broker.channel.joining import Joined
 from headrace.broker.channel.member import Batch, Origin, Receive
 from headrace.broker.channel.notes import StoredSnapshot, no_snapshot, read_members, read_snapshot
 from headrace.broker.channel.sending import Accepted
 from headrace.broker.channel.snapshots import NotedSnapshots, Older
+from headrace.errors import ChannelError
 from headrace.log.runner import StepRunner
 from headrace.log.store import Appended, Chunk, Cursor, Note, Run, Topic
 from headrace.model import Durability, Position

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.hub import Channels
-from headrace.errors import StoreFailedError
+from headrace.errors import ChannelError, StoreFailedError
 from headrace.log.batch.batches import BatchPart, BatchRefusedError
 from headrace.log.batch.blocks import Block
 from headrace.log.runner import Runner

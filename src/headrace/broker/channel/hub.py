@@ -13,13 +13,12 @@ from headrace.broker.channel import notes as notes
 from headrace.broker.channel import trimming as jobs
 from headrace.broker.channel.channel import Channel
 from headrace.broker.channel.core import ChannelState
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.joining import Joining
 from headrace.broker.channel.member import Member, MemberConnection
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.broker.channel.snapshots import Older, Snapshots
 from headrace.broker.channel.state import NOTHING, RecentStates, load_state
-from headrace.errors import BadTopicNameError
+from headrace.errors import BadTopicNameError, ChannelError
 from headrace.log.runner import Runner
 from headrace.log.store import Appended, ColdError, Note, Store
 from headrace.model import CHANNEL_PREFIX, RESERVED_TOPIC_BYTES_MAX, check_topic_name

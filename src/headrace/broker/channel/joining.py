@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from headrace.broker.channel import notes as notes
 from headrace.broker.channel.core import Done, nothing
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.member import (
     Member,
     MemberConnection,
@@ -17,6 +16,7 @@ from headrace.broker.channel.member import (
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.broker.channel.receiving import Receiving
 from headrace.broker.channel.state import load_state
+from headrace.errors import ChannelError
 from headrace.log.store import ColdError
 from headrace.model import JUMP, Position
 

@@ -5,7 +5,6 @@ from functools import partial
 from typing import NamedTuple
 
 from headrace.broker.channel.core import ChannelState, Done
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.member import (
     Batch,
     Member,
@@ -15,6 +14,7 @@ from headrace.broker.channel.member import (
     Standing,
     Transmitted,
 )
+from headrace.errors import ChannelError
 from headrace.log.records import split_records
 from headrace.log.store import Appended, ColdError
 from headrace.model import JUMP, RECORD_HEADER_BYTES, Position

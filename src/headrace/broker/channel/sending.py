@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from headrace.broker.channel import notes as notes
 from headrace.broker.channel.core import ChannelState, Done
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.member import (
     Member,
     Standing,
 )
+from headrace.errors import ChannelError
 from headrace.log.records import pack_record, split_records
 from headrace.log.store import ColdError, Note
 from headrace.model import RECORD_HEADER_BYTES

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from headrace.broker.channel import notes as notes
 from headrace.broker.channel.core import ChannelState
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.notes import StoredSnapshot
+from headrace.errors import ChannelError
 from headrace.log.store import ColdError
 from headrace.payload.channel import Content
 from headrace.payload.reducers import STATE_BYTES_MAX

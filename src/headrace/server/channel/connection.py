@@ -11,7 +11,6 @@ from typing import Any
 from msgspec import UNSET
 
 from headrace.broker.channel.channel import Channel
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.hub import Channels, check_channel_name
 from headrace.broker.channel.joining import Joined
 from headrace.broker.channel.member import Batch, Member, Receive
@@ -19,6 +18,7 @@ from headrace.broker.channel.notes import StoredSnapshot
 from headrace.broker.channel.sending import Accepted
 from headrace.broker.channel.uploads import upload
 from headrace.config.protocols import ChannelSettings
+from headrace.errors import ChannelError
 from headrace.model import CHANNEL_PREFIX
 from headrace.server.channel.subscriber import ChannelSubscriber
 from headrace.server.connection import Connections, Pause

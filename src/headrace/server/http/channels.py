@@ -15,14 +15,13 @@ from starlette.routing import Route
 from headrace.broker.channel import report as report
 from headrace.broker.channel import trimming as jobs
 from headrace.broker.channel.channel import Channel
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.hub import Channels, check_channel_name
 from headrace.broker.channel.joining import Joined
 from headrace.broker.channel.member import Batch, Origin, Receive
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.broker.channel.sending import Accepted
 from headrace.broker.channel.uploads import upload
-from headrace.errors import StoreFailedError
+from headrace.errors import ChannelError, StoreFailedError
 from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX
 from headrace.payload.channel import (
     NUMBER_MAX,
