@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.broker.channel import trimming as jobs
-from headrace.broker.channel.channel import Channel
-from headrace.broker.channel.hub import ChannelRule, Channels
-from headrace.broker.channel.joining import Joined
+from headrace.broker.channel.channel import Accepted, Channel, ChannelRule, Joined
+from headrace.broker.channel.hub import Channels
 from headrace.broker.channel.member import Batch, Origin, Receive
 from headrace.broker.channel.notes import StoredSnapshot, no_snapshot, read_members, read_snapshot
-from headrace.broker.channel.sending import Accepted
 from headrace.broker.channel.snapshots import NotedSnapshots, Older
 from headrace.errors import ChannelError
 from headrace.log.runner import StepRunner
@@ -229,6 +226,15 @@ class Processor:
             self.connection.close()
         self.connection = None
 
+    def leave(self) -> None:
+        """End the membership. When the processor comes back, it may get its messages again."""
+        assert self.connection is not None
+        channel = self.connection.channel
+        self.connection.abandon()
+        self.connection = None
+        self.confirmed = set()
+        channel.leave(self.name, self.kept.clear)  # it keeps what it has until the answer
+
     def poll(self) -> None:
         """Receive what is pending without a connection, and acknowledge it."""
         self.world.someone_comes()
@@ -276,7 +282,7 @@ class Processor:
 
 
 class Connection:
-    """Connection of a processor; implements `Subscriber`."""
+    """Connection of a processor; implements `MemberConnection`."""
 
     def __init__(self, processor: Processor) -> None:
         self.processor = processor
@@ -531,6 +537,8 @@ class World:
         self.is_kept = False
         """True if an operator was told that the log is kept, and nobody has come since they asked."""
         self._came = 0
+        self.counted: list[str] = []
+        """Names of the counters that were incremented."""
         self._start()
 
     def _start(self) -> None:
@@ -549,6 +557,7 @@ class World:
             look_ms=0,
             remember_ms=REMEMBER_MS,
             snapshot_age_ms=self._snapshot_age_ms,
+            count=self.counted.append,
         )
         self.store.committed = self.channels.committed
 
@@ -627,7 +636,7 @@ class World:
         def answered() -> None:
             assert not self.store.note(NO_SNAPSHOT.key), "destroyed, and its state is there"
 
-        jobs.destroy(self.channel, answered, self.refused)  # type: ignore[arg-type]
+        self.channel.destroy(answered, self.refused)  # type: ignore[arg-type]
 
     def commit(self) -> None:
         self.store.commit()
