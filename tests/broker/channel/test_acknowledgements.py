@@ -11,7 +11,8 @@ from headrace.broker.channel.member import Batch, Receive
 from headrace.broker.channel.notes import StoredSnapshot, read_members, read_snapshot
 from headrace.errors import ChannelError
 from headrace.payload.channel import Content, decode_message
-from tests.broker.channel.world import NAME, Id, ModelStore, World, rule
+from tests.broker.channel.model_store import NAME, Id, ModelStore
+from tests.broker.channel.world import World, rule
 from tests.tools import EXAMPLES
 
 

@@ -231,7 +231,7 @@ def test_a_number_is_stored_once_whoever_brings_it(bench: Bench) -> None:
         ([row("x", 3)], "the next number of 'x' in channel 'a' is 2, not 3"),
         (
             [row("x", 2), row("x", 4)],
-            "message 4 of 'x' to channel 'a' comes behind its message 2",
+            "message 4 of 'x' to channel 'a' comes after its message 2",
         ),
         (
             [row("x", 2), row("x")],

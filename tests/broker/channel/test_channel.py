@@ -13,16 +13,8 @@ from headrace.log.records import split_records
 from headrace.log.store import Chunk, Run
 from headrace.model import Position
 from headrace.payload.channel import Content, decode_message
-from tests.broker.channel.world import (
-    GRACE_MS,
-    LEASE_MS,
-    NAME,
-    PRESENCE_MS,
-    REMEMBER_MS,
-    ModelStore,
-    World,
-    rule,
-)
+from tests.broker.channel.model_store import NAME, ModelStore
+from tests.broker.channel.world import GRACE_MS, LEASE_MS, PRESENCE_MS, REMEMBER_MS, World, rule
 
 
 class Client:

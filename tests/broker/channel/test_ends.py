@@ -8,8 +8,9 @@ import pytest
 from headrace.broker.channel.member import Standing
 from headrace.broker.channel.notes import read_members, read_snapshot
 from headrace.payload.channel import Content
+from tests.broker.channel.model_store import NAME, ModelStore
 from tests.broker.channel.test_channel import Client
-from tests.broker.channel.world import GRACE_MS, NAME, ModelStore, World
+from tests.broker.channel.world import GRACE_MS, World
 
 AGE_MS = 1_000_000
 

@@ -15,15 +15,8 @@ import pytest
 
 from headrace.broker.channel.channel import Channel
 from headrace.broker.channel.notes import MEMBER, read_members
-from tests.broker.channel.world import (
-    GRACE_MS,
-    LEASE_MS,
-    NAME,
-    ModelStore,
-    PageConnection,
-    Processor,
-    World,
-)
+from tests.broker.channel.model_store import NAME, ModelStore
+from tests.broker.channel.world import GRACE_MS, LEASE_MS, PageConnection, Processor, World
 
 DEEPER = int(os.environ.get("HEADRACE_TORTURE", "0")) // 20
 

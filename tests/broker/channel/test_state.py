@@ -11,8 +11,9 @@ from headrace.broker.channel.notes import read_members
 from headrace.broker.channel.snapshots import RecentStates
 from headrace.errors import ChannelError
 from headrace.payload.channel import Content
+from tests.broker.channel.model_store import NAME, ModelStore
 from tests.broker.channel.test_channel import Client, texts
-from tests.broker.channel.world import GRACE_MS, LEASE_MS, NAME, ModelStore, World
+from tests.broker.channel.world import GRACE_MS, LEASE_MS, World
 
 TAB_MS = 60_000
 

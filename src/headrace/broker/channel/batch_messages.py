@@ -105,12 +105,12 @@ class BatchMessages:
                 if (number == UNNUMBERED) != (before == UNNUMBERED):
                     raise BatchRefusedError(
                         f"some messages of {processor!r} to channel {channel!r} have a number and some "
-                        "have none: give all of them one, or none"
+                        "have none: number all of them, or none"
                     )
                 if number > before + 1:
                     raise BatchRefusedError(
-                        f"message {number} of {processor!r} to channel {channel!r} comes behind its message "
-                        f"{before}: numbers have no gaps, and come in their order"
+                        f"message {number} of {processor!r} to channel {channel!r} comes after its message "
+                        f"{before}: send messages in the order of their numbers, without gaps"
                     )
                 last[sender] = max(number, before)
         return {sender: number for sender, number in first.items() if number != UNNUMBERED}

@@ -205,7 +205,7 @@ class States:
         note, limit = notes.snapshot_note(channel.name, snapshot), self._store.note_bytes_max
         size = len(note.key) + len(note.value or b"")
         if size > limit:
-            failed(f"the state takes {size} bytes with its place, and may take {limit}")
+            failed(f"the state takes {size} bytes as a note, and a note may take {limit}")
         else:
             done([note])
 
