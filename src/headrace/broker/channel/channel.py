@@ -2,7 +2,7 @@
 
 Requests come in here, and each is handled by one part. A message goes through the parts in one direction:
 
-    Sending ──commit──▶ Receiving ──acknowledgement──▶ Trimming ──▶ States ──commit──▶ the log is shorter
+    Sending ──commit──▶ Receiving ──acknowledgement──▶ LogTrimming ──▶ States ──commit──▶ the log is shorter
 
 A server has very many channels. So a channel is one small object, and the parts exist once for all channels:
 they get the channel as an argument, and everything else that they need in their constructors.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.broker.channel.receiving import Receiving
     from headrace.broker.channel.sending import Sending
     from headrace.broker.channel.snapshots import States
-    from headrace.broker.channel.trimming import Trimming
+    from headrace.broker.channel.trimming import LogTrimming
 
 Done = Callable[[], None]
 Loaded = Callable[[StoredSnapshot | None], None]
@@ -111,7 +111,7 @@ class ChannelParts(NamedTuple):
     receiving: "Receiving"
     membership: "Membership"
     states: "States"
-    trimming: "Trimming"
+    trimming: "LogTrimming"
     rest: "Callable[[Channel], None]"
     """Drops a channel from memory if it is idle."""
 

@@ -21,10 +21,10 @@ from headrace.broker.channel.channel import (
 from headrace.broker.channel.member import MemberConnection
 from headrace.broker.channel.membership import Leases, Membership
 from headrace.broker.channel.receiving import Receiving
-from headrace.broker.channel.report import Report
+from headrace.broker.channel.report import ChannelReport
 from headrace.broker.channel.sending import Sending
 from headrace.broker.channel.snapshots import Older, Snapshots, States
-from headrace.broker.channel.trimming import Trimming
+from headrace.broker.channel.trimming import LogTrimming
 from headrace.errors import BadTopicNameError, ChannelError
 from headrace.log.runner import Runner
 from headrace.log.store import Appended, Note, Store
@@ -78,7 +78,7 @@ class Channels:
         leases = Leases(clock, remember_ms)
         states = States(store, runner, snapshots, clock, agenda)
         receiving = Receiving(store, runner, clock, leases, agenda)
-        trimming = Trimming(
+        trimming = LogTrimming(
             store,
             clock,
             leases,
@@ -106,7 +106,7 @@ class Channels:
             trimming=trimming,
             rest=self.rest,
         )
-        self.report = Report(store, leases, trimming)
+        self.report = ChannelReport(store, leases, trimming)
         self._expiry = _Expiry(self, snapshots, snapshot_age_ms) if snapshot_age_ms else None
         self._known: dict[str, Channel] = {}
         self._is_trimming = False

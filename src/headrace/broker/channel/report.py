@@ -10,7 +10,7 @@ from headrace.broker.channel.channel import Channel
 from headrace.broker.channel.member import Member, Standing
 from headrace.broker.channel.membership import Leases
 from headrace.broker.channel.notes import StoredSnapshot
-from headrace.broker.channel.trimming import Trimming
+from headrace.broker.channel.trimming import LogTrimming
 from headrace.log.retention import waited_for
 from headrace.log.store import Store
 from headrace.model import CHANNEL_PREFIX, Position, Span
@@ -18,8 +18,8 @@ from headrace.model import CHANNEL_PREFIX, Position, Span
 _PAGE = 200
 
 
-class Report:
-    def __init__(self, store: Store, leases: Leases, trimming: Trimming) -> None:
+class ChannelReport:
+    def __init__(self, store: Store, leases: Leases, trimming: LogTrimming) -> None:
         self._store = store
         self._leases = leases
         self._trimming = trimming

@@ -37,7 +37,7 @@ class _Goal(NamedTuple):
     """True if the log is destroyed there."""
 
 
-class Trimming:
+class LogTrimming:
     def __init__(
         self,
         store: Store,
